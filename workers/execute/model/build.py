@@ -1,4 +1,4 @@
-"""From configs to a runner that is proven to work and a card that says what it is."""
+"""Builds a proven runner, and the model card that describes it, from configs."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def build_runner(
     run_dir: Path,
     progress: Progress,
 ) -> tuple[StepRunner, ModelCard]:
-    """The runner of the checkpoint in ``model_dir`` (a directory or a hub id), and its card.
+    """Build the runner of the checkpoint in ``model_dir`` (a directory or a hub id), and its model card.
 
-    In ``draft_folder`` is the checkpoint of the model that guesses for it, if any.
+    ``draft_folder`` holds the checkpoint of the draft model, if any.
 
     The tokenizer is written to ``run_dir``; ``progress`` is called with (done, total) tensors while weights load.
 
     Raises:
-        ConfigError: the model cannot be found, read, trusted or held in memory.
+        ConfigError: the model cannot be found, read or trusted, or does not fit in memory.
     """
     start = time.monotonic()
     device = take_device(model_config.device)
@@ -88,7 +88,7 @@ def build_runner(
 
 
 def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path, draft_folder: Path | None = None) -> None:
-    """Try what can be tried beside an execute that runs, and keep the proof. The tokenizer is written to ``run_dir``.
+    """Try what can be tried alongside a running execute, and store the proof. The tokenizer is written to ``run_dir``.
 
     Raises:
         ConfigError: a start with this config would fail.
@@ -101,15 +101,15 @@ def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path, draft_folde
 
 
 def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> TorchRunner:
-    """The runner of a rank of ``group`` other than 0, made as rank 0 makes its own: all that they compute together
-    must come in the same order.
+    """Build the runner of a rank of ``group`` other than 0, the same way rank 0 builds its own: the collective
+    operations must be issued in the same order on all ranks.
     """
     configs = config.model, config.cache, config.scheduler
     adapters = load_adapters(config.model.adapters)
     ways = Ways(*configs, group.device, folder, _no_progress, adapters=adapters, group=group).with_tokenizer(None)
     loaded = ways.load_transformers()
     runner = loaded.make_runner(ways.size_pages(loaded, None))
-    return cast("TorchRunner", runner)  # the transformers path was asked for
+    return cast("TorchRunner", runner)  # in a group, load_transformers chooses a kernel for it
 
 
 def _no_progress(done: int, total: int) -> None: ...

@@ -1,4 +1,4 @@
-"""Finding a checkpoint and reading its config, with one clear error for each way in which that fails."""
+"""Finding a checkpoint and reading its config, with one clear error for each way this can fail."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
 
-# Layers whose memory of the past is pages of keys and values, or a state for each sequence, or both, or nothing. Others
-# have a mask of their own that a paged kernel does not get to see, and would be silently wrong.
+# Layers that remember the past in pages of keys and values, in a per-sequence state, in both, or not at all. Any other
+# type applies a mask of its own that a paged kernel never sees, so its results would be silently wrong.
 _PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "hybrid"}
-NO_MIXING = {"mlp", "moe"}  # in which no token sees another
+NO_MIXING = {"mlp", "moe"}  # no token sees another
 
 
 def find_checkpoint(model: str | Path) -> Path:
-    """The local directory of a checkpoint: ``model`` itself, that of the demo, or where the hub's copy of it is.
+    """Return the local directory of a checkpoint: ``model`` itself, the demo's, or the local copy of the hub's.
 
     Raises:
-        ConfigError: there is no such directory, or the hub does not give it.
+        ConfigError: there is no such directory, or the hub does not provide it.
     """
     if model == DEMO_MODEL:
         return DEMO_CHECKPOINT
@@ -47,7 +47,7 @@ def find_checkpoint(model: str | Path) -> Path:
 
 @contextmanager
 def told_of_draft() -> Iterator[None]:
-    """What is wrong with the draft model is not taken for a fault of the one it guesses for."""
+    """Attribute config errors in this block to the draft model rather than to the target model."""
     try:
         yield
     except ConfigError as error:
@@ -55,10 +55,10 @@ def told_of_draft() -> Iterator[None]:
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The model's config. Code that comes with a checkpoint is never run.
+    """Read the model's config. Code that comes with a checkpoint is never run.
 
     Raises:
-        ConfigError: it is missing or damaged, or transformers does not know the architecture.
+        ConfigError: the config is missing or damaged, or transformers does not know the architecture.
     """
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json", param="model")
@@ -72,10 +72,10 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def check_weights(folder: Path) -> None:
-    """Read the header of every weight file, so that a damaged one is named before anything is loaded.
+    """Read the header of every weight file, so that a damaged file is reported before anything is loaded.
 
     Raises:
-        ConfigError: a file is missing, cut short or not safetensors.
+        ConfigError: a file is missing, truncated or not safetensors.
     """
     for file in weight_files(folder):
         if not file.is_file():
@@ -88,7 +88,7 @@ def check_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint directory; they may still be missing."""
+    """List the safetensors files of a checkpoint directory; those that an index names may not exist."""
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
     index = folder / _WEIGHTS_INDEX
@@ -103,10 +103,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def context_limit(config: PretrainedConfig) -> int | None:
-    """Tokens of one sequence at most, or None where the config does not say.
+    """Return the maximum number of tokens in a sequence, or None if the config does not say.
 
     With longrope the frequencies depend on the longest sequence of the whole batch: past the original length one
-    request would change another's result. So the limit is that length (Ding et al. 2024, "LongRoPE").
+    request would change another's result. So the limit is the original length (Ding et al. 2024, "LongRoPE").
     """
     text = config.get_text_config()
     limits = [limit for limit in (getattr(text, "max_position_embeddings", None), *_original_lengths(text)) if limit]
@@ -124,10 +124,10 @@ def _original_lengths(text: PretrainedConfig) -> list[int | None]:
 
 
 def check_layer_types(config: PretrainedConfig) -> None:
-    """Refuse what the config alone gives away, before weights are read; what it hides, the self-test finds.
+    """Reject what the config alone reveals, before weights are read; the self-test finds the rest.
 
     Raises:
-        ConfigError: the config names layers that remember in a way that is not known here.
+        ConfigError: the config names layer types whose memory of the past is not supported here.
     """
     text = config.get_text_config()
     known = _PAGED_LAYER_TYPES | _RECURRENT_LAYER_TYPES | NO_MIXING
@@ -141,5 +141,5 @@ def check_layer_types(config: PretrainedConfig) -> None:
 
 
 def has_recurrent_layers(config: PretrainedConfig) -> bool:
-    """Whether some layer keeps a state for each sequence, as far as the config says."""
+    """Whether any layer keeps a per-sequence state, as far as the config says."""
     return bool(_RECURRENT_LAYER_TYPES & set(getattr(config.get_text_config(), "layer_types", None) or ()))

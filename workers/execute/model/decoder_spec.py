@@ -1,6 +1,6 @@
-"""What a Llama-shaped decoder is made of: sizes, layers, and the names and shapes of its tensors.
+"""Description of a Llama-shaped decoder: sizes, layers, and the names and shapes of its tensors.
 
-It says nothing about where or how the decoder runs, so that every fast path shares it.
+It says nothing about where or how the decoder runs, so all fast paths share it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _GEMMA = {"gemma", "gemma2", "gemma3_text"}
-_OFFSET_NORMS = {*_GEMMA, *delta_spec.FAMILIES}  # whose weights are what is added to 1
+_OFFSET_NORMS = {*_GEMMA, *delta_spec.FAMILIES}  # norm weights are stored as offsets from 1
 _FAMILIES = {
     "exaone4", "granite", "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3",
     "seed_oss", "smollm3", *EXPERTS, *_GEMMA, *delta_spec.FAMILIES,
 }  # fmt: skip
-# Families ...
-_MERGED = {"phi3"}  # that store queries, keys and values as one tensor, and so gate and up
-_SANDWICHED = {"gemma2", "gemma3_text"}  # that norm what attention and MLP add to x, too
-_NORMED_AFTER = {"exaone4", "olmo2", "olmo3"}  # that norm only this
-_WHOLE_QUERIES = {"olmo2", "olmo3", "olmoe"}  # that norm queries and keys of all heads together
-_GROWING = {"ministral3"}  # whose queries grow with their position
-_WITH_SINKS = {"gpt_oss"}  # whose heads attend to a sink, too
-_WITH_LIMITS = {"gpt_oss"}  # whose gates and ups have limits
-_GATED = delta_spec.FAMILIES  # whose attention has a gate for each output
-_TURN_IN_PART = delta_spec.FAMILIES  # of whose heads only the first channels turn
-_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
+# Families that ...
+_MERGED = {"phi3"}  # store queries, keys and values as one tensor, and likewise gate and up
+_SANDWICHED = {"gemma2", "gemma3_text"}  # norm both the inputs and the outputs of attention and MLP
+_NORMED_AFTER = {"exaone4", "olmo2", "olmo3"}  # norm only the outputs
+_WHOLE_QUERIES = {"olmo2", "olmo3", "olmoe"}  # norm queries and keys across all heads together
+_GROWING = {"ministral3"}  # scale queries up with their position
+_WITH_SINKS = {"gpt_oss"}  # have an attention sink in each head
+_WITH_LIMITS = {"gpt_oss"}  # clamp gates and ups
+_GATED = delta_spec.FAMILIES  # gate each output of attention
+_TURN_IN_PART = delta_spec.FAMILIES  # rotate only the first channels of each head
+_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the sequence length
 _NEVER_ZERO = (
     "attention_multiplier",
     "logits_scaling",
@@ -50,17 +50,19 @@ _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # transformer
 class DecoderSpec:
     """Layers of ``x += attention(norm(x)); x += down(activation(gate(norm(x))) * up(norm(x)))``.
 
-    Positions are rotary, or a layer has none. In some families the first x and what is added to it have a factor, what
-    is added is normed first, or instead, and scores or logits y become ``cap * tanh(y / cap)``.
+    Positions are rotary, or a layer uses none. In some families the embedding and what is added to x are scaled; what
+    is added to x is normed as well, or instead of the inputs; and scores or logits y become ``cap * tanh(y / cap)``.
 
-    A layer may have experts in place of its MLP: those that the router's softmax finds likeliest for a token, whose
-    outputs it weights by that. All tokens may share one more, of a size of its own, with a sigmoid for its weight.
+    A layer may have experts in place of its MLP: each token uses those with the highest router softmax, and their
+    outputs are weighted by it. There may also be a shared expert, with a size of its own, which every token uses and
+    which is weighted by a sigmoid.
 
-    Or it has a gated delta rule in place of attention, see ``delta_spec.py``. Outputs of attention may be multiplied by
-    the sigmoids of gates, of which each head has its rows behind those of its query.
+    A layer may have a gated delta rule in place of attention, see ``delta_spec.py``. Outputs of attention may be
+    multiplied by the sigmoids of gates; each head's gate rows follow its query rows.
 
     Clamped SwiGLU is ``gate * sigmoid(gate_slope * gate) * (up + 1)``, with gate at most ``gate_limit`` and up between
-    this and its negative. A sink is a score of each head that counts in the softmax over keys, and has no value.
+    ``-gate_limit`` and ``gate_limit``. A sink is a per-head score that takes part in the softmax over keys but has no
+    value.
     """
 
     model_type: str
@@ -70,10 +72,10 @@ class DecoderSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rotary_dim: int  # channels of a head that turn, the first ones
-    gates_outputs: bool  # those of attention
-    delta: DeltaSpec | None  # of layers that have a delta rule
-    recalls: tuple[bool, ...]  # of each layer: whether it has one, and does not attend
+    rotary_dim: int  # the first channels of a head, which are rotated
+    gates_outputs: bool  # of attention
+    delta: DeltaSpec | None  # of layers with a delta rule
+    recalls: tuple[bool, ...]  # of each layer: whether it has a delta rule instead of attention
     activation: str  # "silu" or "gelu_tanh", or "clamped_swiglu": see gate_limit
     gate_slope: float
     gate_limit: float
@@ -82,28 +84,28 @@ class DecoderSpec:
     attention_multiplier: float  # of scores
     score_cap: float | None
     logit_cap: float | None
-    query_growth: float  # a query at position p times ``1 + query_growth * log(1 + p // query_growth_span)``
+    query_growth: float  # a query at position p is scaled by ``1 + query_growth * log(1 + p // query_growth_span)``
     query_growth_span: int
     embedding_multiplier: float
-    rounds_embedding_multiplier: bool  # to the type that the model computes in
+    rounds_embedding_multiplier: bool  # to the dtype that the model computes in
     residual_multiplier: float  # of what is added to x
     logits_scaling: float  # what logits are divided by
     windows: tuple[int | None, ...]  # of each layer: keys a token attends to, itself included; None: all before it
-    ropes: tuple[int | None, ...]  # of each layer: which of the model's ropes turns queries and keys; None: none does
+    ropes: tuple[int | None, ...]  # of each layer: the number of the rope that rotates queries and keys; None: no rope
     has_experts: tuple[bool, ...]  # of each layer
-    num_experts: int  # of a layer that has some
+    num_experts: int  # of a layer with experts
     experts_per_token: int
-    expert_size: int  # of an expert, what intermediate_size is of an MLP
-    shared_size: int  # of the one that all tokens share; 0: there is none
-    norms_expert_weights: bool  # those of a token's experts add up to 1
-    is_merged: bool  # queries, keys and values are stored as one tensor, and so are gate and up
-    has_qk_norm: bool  # queries and keys are normed before they turn
-    norms_whole_queries: bool  # all heads together, not head by head
-    has_pre_norms: bool  # of what attention and MLP read
+    expert_size: int  # intermediate size of an expert
+    shared_size: int  # intermediate size of the shared expert; 0: there is none
+    norms_expert_weights: bool  # the weights of a token's experts add up to 1
+    is_merged: bool  # queries, keys and values are stored as one tensor, and likewise gate and up
+    has_qk_norm: bool  # queries and keys are normed before they are rotated
+    norms_whole_queries: bool  # across all heads together, not per head
+    has_pre_norms: bool  # of the inputs of attention and MLP
     has_post_norms: bool  # of what is added to x
     has_qkv_bias: bool
     has_output_bias: bool
-    has_mlp_bias: bool  # of experts too, and of their router
+    has_mlp_bias: bool  # also of experts and their router
     has_sinks: bool
     is_tied: bool  # the head is the embedding
 
@@ -120,12 +122,12 @@ class DecoderSpec:
 
     @property
     def num_attending(self) -> int:
-        """Layers."""
+        """Number of layers with attention."""
         return self.num_layers - sum(self.recalls)
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
-        """Outputs of what makes queries, keys and values of a layer that attends; gates count as queries."""
+        """Output sizes of the query, key and value projections of an attention layer; gates count as queries."""
         keys = self.num_kv_heads * self.head_dim
         return (1 + self.gates_outputs) * self.num_heads * self.head_dim, keys, keys
 
@@ -174,7 +176,7 @@ class DecoderSpec:
         return EXPERT_NAMES.get(self.model_type, COMMON_EXPERT_NAMES)
 
     def mlps(self, layer: LayerTensors) -> Iterator[tuple[LayerTensors | ExpertTensors, int]]:
-        """The MLP of a layer or its experts, with their sizes; the one that all tokens share is the last."""
+        """Yield the MLP of a layer, or its experts, with their sizes; the shared expert comes last."""
         yield from ((expert, self.expert_size) for expert in layer.experts)
         if not layer.experts:
             yield layer, self.intermediate_size
@@ -182,7 +184,7 @@ class DecoderSpec:
             yield layer, self.shared_size
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor a checkpoint must have, and no other, with its shape."""
+        """Return exactly the tensors a checkpoint must have, with their shapes."""
         shapes: dict[str, tuple[int, ...]] = {
             self.embedding: (self.vocab_size, self.hidden_size),
             self.final_norm: (self.hidden_size,),
@@ -193,7 +195,7 @@ class DecoderSpec:
         return shapes
 
     def matrices(self) -> list[str]:
-        """The names of all matrices of the layers. Routers and the gates of a delta rule are none: they are never
+        """List the names of all matrices of the layers, without routers and the gates of a delta rule, which are never
         quantised.
         """
         layers = map(self.layer, range(self.num_layers))
@@ -230,7 +232,7 @@ class DecoderSpec:
             yield names.sinks, (self.num_heads,)
 
     def _mixer_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, int], bool]]:
-        """Matrices of attention, and whether they have a bias."""
+        """Yield the matrices of attention with their shapes, and whether they have a bias."""
         sizes = [sum(self.qkv_sizes)] if self.is_merged else self.qkv_sizes
         yield from (
             (name, (rows, self.hidden_size), self.has_qkv_bias) for name, rows in zip(names.qkv, sizes, strict=True)
@@ -256,14 +258,14 @@ class DecoderSpec:
 
 
 def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
-    """The description of a checkpoint with that config and those tensors.
+    """Describe a checkpoint with this config and tensors of these shapes.
 
     Raises:
-        Unsupported: it has something that the description has no word for.
+        Unsupported: it has a feature that ``DecoderSpec`` cannot express.
     """
     _check_family(config)
     recalls = layer_kinds.recalls(config)
-    # Of the first layer that attends, if any does: they all have the same.
+    # The first attention layer, if there is one: all of them have the same tensors.
     layer = f"model.layers.{recalls.index(False) if False in recalls else 0}."
     size = head_dim(config)
     is_gemma = config.model_type in _GEMMA
@@ -326,7 +328,10 @@ def _expert_size(config: PretrainedConfig) -> int:
 
 
 def _query_growth(config: PretrainedConfig) -> tuple[float, int]:
-    """Factor, and positions in which it stays the same (Llama 4 blog post, Meta 2025, "inference time temperature")."""
+    """Return the factor, and the span of positions over which queries are scaled alike.
+
+    Source: Llama 4 blog post, Meta 2025, "inference time temperature".
+    """
     if config.model_type not in _GROWING:
         return 0.0, 1
     return config.rope_parameters["llama_4_scaling_beta"], config.rope_parameters["original_max_position_embeddings"]
@@ -360,10 +365,10 @@ def _check_family(config: PretrainedConfig) -> None:
 
 def _check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
     expected = spec.tensors()
-    # Old checkpoints store what is computed, and some store a tied head twice.
+    # Old checkpoints store rotary frequencies, which are computed here, and some store a tied head twice.
     ignored = {name for name in shapes if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"}
     if spec.model_type in delta_spec.FAMILIES:
-        ignored |= {name for name in shapes if name.startswith("mtp.")}  # which guesses the token after the next one
+        ignored |= {name for name in shapes if name.startswith("mtp.")}  # multi-token prediction
     differing = sorted(
         (expected.keys() - shapes.keys())
         | (shapes.keys() - expected.keys() - ignored)

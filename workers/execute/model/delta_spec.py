@@ -1,6 +1,6 @@
 """Layers with a gated delta rule in place of attention: their sizes, and the names and shapes of their tensors.
 
-Source: "Gated Delta Networks", Yang et al. 2024, arXiv 2412.06464; names as in transformers' qwen3_5.
+Source: "Gated Delta Networks", Yang et al. 2024, arXiv 2412.06464; names follow transformers' qwen3_5.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 LAYER_TYPE = "linear_attention"  # transformers' name
 FAMILIES = {"qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"}
-_BY_HEADS = {"qwen3_next"}  # of these, those whose matrices have the rows of one key head after the other
+_BY_HEADS = {"qwen3_next"}  # the subset whose matrices are ordered by key head: all rows of one head, then the next
 
 
 class DeltaTensors(NamedTuple):
-    """The names of one layer's tensors, without those that it has in common with one that attends."""
+    """The names of one layer's tensors, except those it shares with attention layers."""
 
-    gates: tuple[str, ...]  # betas and rates of decay, a row for each value head; or one that has both
+    gates: tuple[str, ...]  # betas and decay rates, a row per value head; or one matrix that holds both
     convolution: str
-    rates: str  # logarithms of what rates are multiplied by; a vector, and no weight
-    rate_biases: str  # likewise
-    norm: str  # of outputs
+    rates: str  # logarithms of the factors of the decay rates; a vector, not named ``.weight``
+    rate_biases: str  # a vector as well
+    norm: str  # of the outputs
 
 
 class Part(NamedTuple):
-    """Rows of a matrix that lie side by side, and where the first of them belongs."""
+    """Consecutive rows of a matrix, and where the first of them belongs."""
 
     num_rows: int
     first: int
@@ -36,15 +36,15 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSpec:
-    """Sizes that all such layers of a model have."""
+    """Sizes shared by all such layers of a model."""
 
-    num_key_heads: int  # and as many of queries
-    num_value_heads: int  # a multiple of these
+    num_key_heads: int  # also the number of query heads
+    num_value_heads: int  # a multiple of num_key_heads
     key_dim: int
     value_dim: int
     conv_size: int  # tokens that the convolution sees
-    # Queries, keys, values and what gates the outputs are one matrix, which has all of one key head before those of the
-    # next one; and so are betas and rates.
+    # Queries, keys, values and output gates are one matrix, ordered by key head: all rows of one head, then those of
+    # the next. So are betas and decay rates.
     is_by_heads: bool
 
     @property
@@ -53,17 +53,19 @@ class DeltaSpec:
 
     @property
     def num_channels(self) -> int:
-        """Of the convolution: queries, keys and values of all heads."""
+        """Channels of the convolution: queries, keys and values of all heads."""
         return 2 * self.num_key_heads * self.key_dim + self.num_outputs
 
     @property
     def state_sizes(self) -> tuple[int, int]:
-        """Numbers that one layer keeps of a sequence: what maps keys to values, and inputs of the convolution."""
+        """Number of elements of a sequence's state in one layer: the map from keys to values, and the inputs of the
+        convolution.
+        """
         return self.num_outputs * self.key_dim, (self.conv_size - 1) * self.num_channels
 
     @property
     def inputs(self) -> list[Part]:
-        """What the rows of the matrices before the convolution are among its channels and, behind them, the gates."""
+        """How the rows of the matrices before the convolution map to its channels, followed by the output gates."""
         key, keys, values = self.key_dim, self.num_key_heads * self.key_dim, self.num_outputs // self.num_key_heads
         if not self.is_by_heads:
             return [Part(self.num_channels, 0), Part(self.num_outputs, self.num_channels)]
@@ -79,7 +81,7 @@ class DeltaSpec:
         ]
 
     def gates(self, behind: int) -> list[Part]:
-        """What the rows of betas and rates are, where the rates begin with ``behind``."""
+        """How the rows of betas and decay rates map to their places, with the rates starting at ``behind``."""
         group = self.num_value_heads // self.num_key_heads
         if not self.is_by_heads:
             return [Part(self.num_value_heads, 0), Part(self.num_value_heads, behind)]

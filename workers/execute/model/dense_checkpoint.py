@@ -1,4 +1,4 @@
-"""What the compiled decoder and the fused one read of a checkpoint before they take its weights."""
+"""What the compiled decoder and the fused decoder read from a checkpoint before loading its weights."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class DenseCheckpoint(NamedTuple):
 
 
 def open_checkpoint(folder: Path) -> DenseCheckpoint:
-    """The dense decoder in a local checkpoint directory.
+    """Open the dense decoder in a local checkpoint directory.
 
     Raises:
-        Unsupported: it has something that the description of a decoder has no word for.
-        ConfigError: the checkpoint is missing something, or damaged.
+        Unsupported: it has a feature that ``DecoderSpec`` cannot express.
+        ConfigError: the checkpoint is incomplete or damaged.
     """
     config = text_config(read_config(folder))
     check_weights(folder)
@@ -42,8 +42,10 @@ def open_checkpoint(folder: Path) -> DenseCheckpoint:
 
 
 def _has_head(tensors: Checkpoint) -> bool:
-    """Whether there is a head that differs from the embedding. Then the two are not tied, as for transformers, whatever
-    the config says: that of some models has the default of a family where nothing was said.
+    """Whether the checkpoint has a head that differs from the embedding.
+
+    If so, the two are not tied, whatever the config says; transformers decides likewise. In some models' configs the
+    setting is only the family's default.
     """
     if tensors.has_four_bits(_HEAD):
         return True
@@ -54,10 +56,10 @@ def _has_head(tensors: Checkpoint) -> bool:
 
 
 def choose_dtype(config: PretrainedConfig, name: str, known: Collection[torch.dtype]) -> torch.dtype:
-    """The dtype of that name; "auto" is the checkpoint's, or float32 where it names none.
+    """Return the named dtype; "auto" is the checkpoint's, or float32 if the checkpoint names none.
 
     Raises:
-        Unsupported: it is none of ``known``.
+        Unsupported: the dtype is not in ``known``.
     """
     dtype: Any = (config.dtype if name == "auto" else getattr(torch, name)) or torch.float32
     if dtype not in known:
@@ -72,7 +74,7 @@ def read_facts(
 ) -> ModelFacts:
     try:
         generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except OSError:  # there is no such file, and the model's config has to do
+    except OSError:  # no such file: fall back to the model's config
         generation = GenerationConfig.from_model_config(config)
     eos = generation.eos_token_id
     eos_ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}

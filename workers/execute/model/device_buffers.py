@@ -1,4 +1,4 @@
-"""Where a step's inputs lie on the device, and how they get there: one copy, out of memory the device reads by itself.
+"""Device buffers for a step's inputs, filled by one copy from pinned memory.
 
 Axes: B rows of a decode graph, P pages of a block table.
 """
@@ -15,14 +15,14 @@ from ..attention.device_step import DeviceStep, as_step, columns_of
 from ..sampling.device import NUM_COLUMNS
 from ..step import StepInputs
 
-_NUM_ALTERNATING = 2  # steps in flight: the host fills one while the device may still read the other
-_COLUMNS = 6  # of a row: token id, position, slot, carried row, context, adapter
+_NUM_ALTERNATING = 2  # steps in flight: the host fills one stage while the device may still read the other
+_COLUMNS = 6  # of a row: token id, position, slot, carried row, context length, adapter
 
 
 class HostStage:
-    """Arrays of a step laid side by side in pinned memory, and copied to the device without waiting.
+    """Lays out the arrays of a step contiguously in pinned memory, and copies them to the device asynchronously.
 
-    A stage is written again two steps later; by then its step was collected.
+    A stage is reused two steps later; by then its step has been collected.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -32,7 +32,7 @@ class HostStage:
         self._turn = 0
 
     def copy(self, arrays: Rows[npt.NDArray[np.generic]], target: torch.Tensor | None = None) -> torch.Tensor:
-        """The arrays one after another, on the device: in ``target`` or in fresh memory."""
+        """Copy the arrays, concatenated, to the device: into ``target`` or into fresh memory."""
         count = sum(array.size for array in arrays)
         self._turn = (self._turn + 1) % _NUM_ALTERNATING
         if len(self._stages[self._turn]) < count:
@@ -48,13 +48,13 @@ class HostStage:
 
 
 def upload_ragged(inputs: StepInputs, stage: HostStage) -> DeviceStep:
-    """A step of any shape, in fresh memory of the device."""
+    """Upload a step of any shape into fresh device memory."""
     columns = columns_of(inputs)
     return as_step(torch.split(stage.copy(columns), [column.size for column in columns]), inputs)
 
 
 class DecodeBuffers:
-    """What decode graphs read, always at the same place: inputs of up to ``max_rows`` rows, and what samples them.
+    """The static buffers that decode graphs read: inputs of up to ``max_rows`` rows, and their sampling parameters.
 
     Rows beyond the step's own are padding: they attend to nothing and write to the trash page.
     """
@@ -63,8 +63,8 @@ class DecodeBuffers:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
-        # The columns of a bucket, see ``_COLUMNS``, lie side by side, block tables behind them: one copy brings all.
-        # Tables are then spread to their fixed width by the device.
+        # The columns of a bucket, see ``_COLUMNS``, are contiguous and followed by the block tables, so that one copy
+        # transfers everything. The device then spreads the tables to their fixed width.
         self._inputs = ints(_COLUMNS * max_rows + max_rows * max_pages)
         self._tables = ints(max_rows, max_pages)
         self._indices = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
@@ -73,7 +73,7 @@ class DecodeBuffers:
         self._sampling_stage = HostStage(device, torch.float64)
 
     def step(self, num_rows: int, *, is_adapted: bool = False) -> DeviceStep:
-        """The buffers as the step of so many rows."""
+        """Return the buffers as a step of ``num_rows`` rows."""
         columns = self._inputs[: _COLUMNS * num_rows].view(_COLUMNS, num_rows)
         token_ids, positions, slots, carried, contexts, adapters = columns
         return DeviceStep(
@@ -84,11 +84,11 @@ class DecodeBuffers:
         )  # fmt: skip
 
     def sampling_table(self, num_rows: int) -> torch.Tensor:
-        """``sampling.device.columns`` of so many rows, [5, B]."""
+        """Return the buffer of ``sampling.device.columns`` for ``num_rows`` rows, [5, B]."""
         return self._table[: NUM_COLUMNS * num_rows].view(NUM_COLUMNS, num_rows)
 
     def fill(self, inputs: StepInputs, num_rows: int) -> None:
-        """Put a step of decodes into the buffers of ``num_rows`` rows."""
+        """Write a step of decodes to the buffers of ``num_rows`` rows."""
         token_ids, positions, slots, carried, _, contexts, _, tables, adapters = columns_of(inputs)
         rows = np.zeros((_COLUMNS, num_rows), np.int32)
         rows[3] = -1
@@ -99,12 +99,12 @@ class DecodeBuffers:
         self._tables[:num_seqs, :width] = self._inputs[rows.size :][: tables.size].view(num_seqs, width)
 
     def clear(self) -> None:
-        """Make every row padding, whatever the number of rows a graph takes them for."""
+        """Make every row padding, for graphs of any number of rows."""
         self._inputs.zero_()
         self._tables.zero_()
 
     def fill_sampling(self, table: npt.NDArray[np.float64], num_rows: int) -> None:
-        """Put ``sampling.device.columns`` of a step into the buffers of ``num_rows`` rows."""
+        """Write ``sampling.device.columns`` of a step to the buffers of ``num_rows`` rows."""
         padded = np.zeros((NUM_COLUMNS, num_rows))
         padded[:, : table.shape[1]] = table
         self._sampling_stage.copy([padded], self._table)

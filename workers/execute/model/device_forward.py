@@ -1,4 +1,4 @@
-"""A model as a function of a step that lies on the device."""
+"""A model as a function of a step in device memory."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .torch_lora import TorchAdapters
 
 
 class DeviceAttention(PagedAttention, Protocol):
-    """A kernel that takes its step from the device."""
+    """A kernel that reads its step from device memory."""
 
     def use(self, step: DeviceStep) -> None: ...
 
 
 class DeviceForward(Protocol):
-    """Keys and values into the pages, and logits of the rows that are sampled. It reads nothing back to the host."""
+    """Writes keys and values to the pages, and returns logits of the sampled rows. Reads nothing back to the host."""
 
     vocab_size: int
 
     def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [R, V]; ``token_ids`` int [T] stand for the step's own, with carried ones put in."""
+        """Compute logits float32 [R, V]. ``token_ids`` int [T] replace the step's own: carried tokens are filled in."""
         ...
 
 
 class TransformersForward:
-    """A transformers model whose attention was switched to pages."""
+    """A transformers model whose attention has been switched to pages."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TransformersForward:
         adapters: TorchAdapters | None = None,
         states: SequenceStates | None = None,
     ) -> None:
-        """``adapters`` are those that are hooked into the model, ``states`` those of its recurrent layers."""
+        """``adapters`` are hooked into the model; ``states`` are those of its recurrent layers."""
         self._model = model
         self._layers = layers
         self._kernel = kernel

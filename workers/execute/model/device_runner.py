@@ -1,7 +1,7 @@
-"""The runner of models on a GPU: steps are launched and not waited for, decodes as graphs where they can.
+"""The runner of models on a GPU: steps are launched asynchronously, decodes as graphs where possible.
 
-What a step samples stays on the device as well, where the next step may take it as its input before the host has seen
-it (``StepInputs.carried``).
+Sampled tokens also stay on the device, where the next step can take them as input before the host has seen them
+(``StepInputs.carried``).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .step_runner import StepRunner, trash_decodes, trash_prefill, trash_scores,
 
 logger = logging.getLogger(__name__)
 
-_SMALLER = 4  # times is the next prefill to warm up with: no kernel's tile is chosen for a narrower range of sizes
+_SMALLER = 4  # factor between the prefill sizes of warm-up: no kernel chooses a tile for a narrower range of sizes
 
 
 class _Pending(NamedTuple):
-    """A launched step: what the device writes for the host, and when it is there."""
+    """A launched step: what the device writes for the host, and the event that marks its completion."""
 
     token_ids: torch.Tensor  # int64 [R], pinned
     greatest: torch.Tensor  # float32 [R], pinned
@@ -43,7 +43,7 @@ class _Pending(NamedTuple):
 
 
 class DeviceRunner(StepRunner):
-    """Owns the forward function and with it the pages. Up to two steps may be in flight."""
+    """Owns the forward function, and through it the pages. Up to two steps may be in flight."""
 
     def __init__(
         self,
@@ -60,19 +60,19 @@ class DeviceRunner(StepRunner):
     ) -> None:
         """At most ``max_sampled`` rows are sampled in a step; no sequence has more than ``max_pages`` pages.
 
-        Without ``capture`` there are no graphs. ``is_adapted``: there are adapters that a step may ask for. ``sizes``
-        are those of ``StepRunner``.
+        Without ``capture`` there are no graphs. ``is_adapted``: steps may use adapters. ``sizes`` are those of
+        ``StepRunner``.
         """
         super().__init__(pools, **sizes)
         self.overlaps = device.type == "cuda"
         self._device = device
         self._forward = forward
         self._sampler = sampler
-        self._adapted = (False, True) if is_adapted else (False,)  # steps that there may be
+        self._adapted = (False, True) if is_adapted else (False,)  # whether a step uses adapters: the possible values
         self._stage = HostStage(device, torch.int32)
         self._sampling_stage = HostStage(device, torch.float64)
         self._pending: deque[_Pending | StepResult] = deque()
-        # The tokens of the last step, and what graphs leave beside them: where graphs find and put them.
+        # The tokens of the last step and their greatest logits: static buffers that graphs read and write.
         num_rows = max(max_sampled, self._decode_rows)
         self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._greatest = torch.zeros(num_rows, dtype=torch.float32, device=device)
@@ -89,10 +89,10 @@ class DeviceRunner(StepRunner):
         return 0 if self._graphs is None else self._graphs.num_replays
 
     def warm_up(self) -> float:
-        """As ``StepRunner.warm_up``; besides, what sampling and scoring take at most is taken once.
+        """Do what ``StepRunner.warm_up`` does, and also allocate the most that sampling and scoring need.
 
-        And what steps outside of graphs need: decodes of short contexts have a kernel of their own, smaller prefills
-        other tiles of a product. Each is compiled or loaded when it is first met.
+        Also run what steps outside of graphs need, since each kernel is compiled or loaded at its first use: decodes of
+        short contexts have a kernel of their own, and smaller prefills use other tiles of a product.
         """
         seconds = super().warm_up()
         decodes = trash_decodes(self._decode_rows)
@@ -111,8 +111,8 @@ class DeviceRunner(StepRunner):
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
-        """Records the graphs of greedy steps, and the largest of other kinds; smaller ones of these are recorded when
-        they are of use. They find their memory there then: by rising size, each would take more beside the last.
+        """Record the graphs of greedy steps, and the largest graphs of other kinds. Smaller ones of those are recorded
+        on demand, and then reuse the memory of the largest; recorded by rising size, each would allocate more.
 
         A model that cannot be recorded runs without graphs.
         """
@@ -168,14 +168,14 @@ class DeviceRunner(StepRunner):
         self._buffers.fill(inputs, bucket)
         if kind is SamplingKind.DRAWN:
             self._buffers.fill_sampling(columns(inputs.sampled, self._forward.vocab_size), bucket)
-        # With what a graph cannot hold, it ends with the logits.
+        # If the sampling cannot be part of a graph, the graph ends with the logits.
         self._graphs.run(GraphKey(bucket, min(kind, SamplingKind.CUT), inputs.adapters is not None))
         if kind < SamplingKind.CUT:
             return self._fetch(len(inputs.sampled))
         return self._sample(self._logits[: len(inputs.sampled)], inputs, kind, masks)
 
     def _graph_run(self, key: GraphKey) -> Replay:
-        """What a graph of that key does: everything on static buffers."""
+        """Return the function that a graph of this key records; it works on static buffers only."""
         step = self._buffers.step(key.num_rows, is_adapted=key.is_adapted)
         table = self._buffers.sampling_table(key.num_rows)
 
@@ -191,22 +191,22 @@ class DeviceRunner(StepRunner):
         return run
 
     def _resolved(self, step: DeviceStep) -> torch.Tensor:
-        """The step's token ids, those put in that only the device knows."""
+        """Return the step's token ids, with those that only the device knows filled in."""
         carried = self._tokens[step.carried.clamp_min(0).long()]
         return torch.where(step.carried >= 0, carried, step.token_ids.long())
 
     def _sample(
         self, logits: torch.Tensor, inputs: StepInputs, kind: SamplingKind, masks: PendingMasks | None
     ) -> _Pending | StepResult:
-        """Choose from logits [R + C, V] what no graph has chosen."""
+        """Sample from logits [R + C, V] what no graph has sampled."""
         count = len(inputs.sampled)
-        if kind is SamplingKind.HOST:  # the one case in which the host waits for a step it has just launched
+        if kind is SamplingKind.HOST:  # the only case in which the host waits for a step it has just launched
             result = self._sampler.finish(logits, inputs, masks)
             self._tokens[:count].copy_(torch.from_numpy(result.token_ids))
             return result
         if not count:
             return self._fetch(0)
-        table = self._tokens  # of GREEDY, which reads none
+        table = self._tokens  # a placeholder for GREEDY, which reads no table
         if kind is not SamplingKind.GREEDY:
             flat = self._sampling_stage.copy([columns(inputs.sampled, logits.shape[1])])
             table = flat.view(-1, count)
@@ -216,7 +216,7 @@ class DeviceRunner(StepRunner):
         return self._fetch(count)
 
     def _fetch(self, count: int) -> _Pending:
-        """Send the first ``count`` tokens to the host, without waiting for them."""
+        """Start copying the first ``count`` tokens to the host, without waiting."""
         if self._device.type != "cuda":
             return _Pending(self._tokens[:count].clone(), self._greatest[:count].clone(), None)
         pinned = [

@@ -1,4 +1,4 @@
-"""A draft model out of its checkpoint: loaded as any other, and of the same tokens as the one it guesses for."""
+"""Loading a draft model from its checkpoint: like any other model, and with the same vocabulary as its target model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class DraftBuild:
     ways: Ways
 
     def make_model(self, size: PoolSize, *, vocab_size: int) -> DraftModel:
-        """With as many pages as the greater model has, and guesses of tokens that it knows."""
+        """Build the draft model with as many pages as the target model has; it proposes only ids below ``vocab_size``,
+        which the target model knows.
+        """
         page_size = self.ways.cache.page_size
         num_pages = size.num_pages + DraftModel.scratch_pages(page_size)
         return DraftModel(
@@ -41,10 +43,10 @@ class DraftBuild:
 
 
 def load_draft(ways: Ways, folder: Path, run_dir: Path) -> DraftBuild:
-    """The draft model in ``folder`` for the one that was loaded by ``ways``, whose tokenizer is in ``run_dir``.
+    """Load the draft model in ``folder`` for the target model loaded by ``ways``, whose tokenizer is in ``run_dir``.
 
     Raises:
-        ConfigError: it cannot be read, or run by the compiled kernels, or has other tokens.
+        ConfigError: it cannot be read, cannot be run by the compiled kernels, or has another vocabulary.
     """
     own = _ways_of_draft(ways, folder)
     proofs = ProofStore(own.folder, own.config, own.cache.kv_dtype)
@@ -60,7 +62,7 @@ def load_draft(ways: Ways, folder: Path, run_dir: Path) -> DraftBuild:
 
 
 def prove_draft(ways: Ways, folder: Path, run_dir: Path) -> None:
-    """As ``Ways.prove``.
+    """Do what ``Ways.prove`` does, for the draft model in ``folder``.
 
     Raises:
         ConfigError: a start with this draft model would fail.
@@ -83,15 +85,16 @@ def _ways_of_draft(ways: Ways, folder: Path) -> Ways:
 
 @contextmanager
 def _scratch(run_dir: Path) -> Iterator[Path]:
-    """A folder for its tokenizer, which nobody serves."""
+    """Create a temporary folder for the draft model's tokenizer, which is not served."""
     with tempfile.TemporaryDirectory(prefix="draft-tokenizer-", dir=run_dir) as folder:
         yield Path(folder)
 
 
 def _check_vocabulary(own: Path, served: Path) -> None:
-    """
+    """Check that two tokenizer.json files give the same ids to the same tokens.
+
     Raises:
-        ConfigError: a token has another id in one of these tokenizer.json than in the other.
+        ConfigError: a token's ids differ.
     """
     texts = [path.read_text(encoding="utf-8") for path in (own, served)]
     if texts[0] == texts[1]:
@@ -108,9 +111,9 @@ def _check_vocabulary(own: Path, served: Path) -> None:
 
 
 def _vocabulary(content: dict[str, Any]) -> dict[str, int]:
-    """Ids of a tokenizer.json by their tokens, without those that were added, of which each model may have its own."""
+    """Return the ids of a tokenizer.json by token, without added tokens, since each model may have its own."""
     vocabulary = content["model"]["vocab"]
     added = {token["content"] for token in content["added_tokens"]}
     if isinstance(vocabulary, dict):
         return {token: token_id for token, token_id in vocabulary.items() if token not in added}
-    return {token: token_id for token_id, (token, _) in enumerate(vocabulary) if token not in added}  # of Unigram
+    return {token: token_id for token_id, (token, _) in enumerate(vocabulary) if token not in added}  # Unigram

@@ -1,9 +1,10 @@
-"""A smaller model of the same tokens that guesses what a greater one will say.
+"""Speculative decoding with a draft model: a smaller model of the same vocabulary guesses the target model's tokens.
 
-It has pages of its own, one for each of the greater one's, and of the same numbers: what a sequence holds there, it
-holds here. It reads a prompt once its answer is decoded, and no faster than others can bear.
+The draft model has pages of its own, one for each of the target model's and with the same ids, so a sequence's block
+table is valid for both. It reads a prompt only once the answer is being decoded, and in pieces, so that other sequences
+are not held up.
 
-What it gets wrong costs time and nothing else, so whatever it is unsure of it computes again.
+A mistake costs only time, so whatever may be out of date is recomputed.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding".
 """
@@ -25,32 +26,32 @@ from .step_runner import StepRunner, trash_decodes
 
 logger = logging.getLogger(__name__)
 
-MAX_BEHIND = 256  # tokens that it reads in one step of those that it does not know yet: beyond, others wait for it
-_FEW = 32  # tokens of one sequence that are not counted as such: what was said since it was asked last
-_READ_WITH_A_GUESS = 16  # tokens of a prompt that are read in the time of one guess, or more
+MAX_BEHIND = 256  # unread tokens that are read in one step, at most: with more, other sequences would wait too long
+_FEW = 32  # unread tokens of a sequence that do not count towards MAX_BEHIND: those decoded since the last call
+_READ_WITH_A_GUESS = 16  # tokens of a prompt that are read in the time of one guess, at least
 MAX_STEP_TOKENS = MAX_BEHIND + MAX_CHECKED_TOKENS * _FEW
 _TRIALS = 3
 
 
 @dataclass(slots=True)
 class _Known:
-    """What the last call has left of a sequence. Since then nobody has written to its pages.
+    """What the last call left of a sequence. Its pages have not been written since.
 
-    Identities are those of its full pages: of all tokens up to their ends.
+    Each full page has an identity: a hash of all tokens up to the end of the page.
     """
 
     sequence: Sequence
     identities: list[int] = field(default_factory=list)
-    table: list[int] = field(default_factory=list)  # pages of what is computed
+    table: list[int] = field(default_factory=list)  # pages of the computed tokens
     num_computed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     sequence: Sequence
-    start: int  # of what it computes first
+    start: int  # of the tokens computed in the first run
     end: int
-    num_wanted: int  # tokens that follow; 0 where not all before them are known
+    num_wanted: int  # tokens to propose; 0 if the sequence is not read to its end yet
 
     @property
     def tokens(self) -> Int32:
@@ -58,29 +59,29 @@ class _Row:
 
 
 class DraftModel(Proposer):
-    """Proposes what a smaller model says, drawn with the random numbers that the greater one will draw with."""
+    """Proposes a smaller model's tokens, sampled with the random numbers that the target model will use."""
 
     def __init__(self, runner: StepRunner, *, num_pages: int, page_size: int, vocab_size: int, known_ids: int) -> None:
-        """``runner`` has ``scratch_pages`` more pages than ``num_pages``. ``vocab_size`` ids can be proposed, and
-        sequences with ids from ``known_ids`` on are beyond it.
+        """``runner`` has ``scratch_pages`` more pages than ``num_pages``. Only ids below ``vocab_size`` are proposed;
+        sequences with ids of ``known_ids`` or above cannot be read.
         """
         self._runner = runner
         self._num_pages = num_pages
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._known_ids = known_ids
-        self._filled: npt.NDArray[np.int64] = np.zeros(num_pages + 1, np.int64)  # the identity of a page; 0: none
+        self._filled: npt.NDArray[np.int64] = np.zeros(num_pages + 1, np.int64)  # identity by page; 0: none
         self._known: dict[Key, _Known] = {}
         self._proposals: dict[Key, list[int]] = {}
         self._is_sound = True
 
     @staticmethod
     def scratch_pages(page_size: int) -> int:
-        """Pages for what is guessed of those that may be asked for at once, behind the last page of each."""
+        """Return how many pages the guesses of one step may need beyond the sequences' own pages."""
         return MAX_CHECKED_TOKENS * -(-MAX_CHECKED_TOKENS // page_size)
 
     def measure(self, other: StepRunner) -> None:
-        """Finds out what a guess costs beside a step of the greater model."""
+        """Measure the cost of a guess relative to a step of the target model."""
         self._runner.warm_up()
         decode = trash_decodes(1)
         own_s = min(self._runner.seconds_of(decode) for _ in range(_TRIALS))
@@ -93,7 +94,7 @@ class DraftModel(Proposer):
             return
         try:
             self._guess(wanted)
-        except Exception:  # nobody has asked for guesses
+        except Exception:  # guesses are optional: requests go on without them
             self._is_sound = False
             logger.exception("the draft model failed; until the next restart nothing is guessed")
 
@@ -106,7 +107,7 @@ class DraftModel(Proposer):
     def _guess(self, wanted: list[tuple[Sequence, int]]) -> None:
         rows = self._rows(wanted)
         known = {row.sequence.key: self._known[row.sequence.key] for row in rows}
-        self._known = known  # of others it is found out again
+        self._known = known  # for other sequences it is determined anew
         if not rows:
             return
         tables = self._tables(rows)
@@ -124,7 +125,7 @@ class DraftModel(Proposer):
             tokens = self._run(chosen, tables[asked], said, [row.end + depth for row in chosen], range(len(chosen)))
 
     def _rows(self, wanted: list[tuple[Sequence, int]]) -> list[_Row]:
-        """What is computed first: what it does not know of each, as far as that is not too much at a time."""
+        """Choose what the first run computes: the unread tokens of each sequence, up to the limit of one step."""
         rows, num_left = [], MAX_BEHIND
         for sequence, num_wanted in wanted[:MAX_CHECKED_TOKENS]:
             start, end = min(self._num_known(sequence), sequence.num_tokens - 1), sequence.num_tokens
@@ -142,11 +143,11 @@ class DraftModel(Proposer):
         return rows
 
     def _is_worth_reading(self, num_tokens: int, num_following: int) -> bool:
-        """Whether so many tokens may still follow that it pays, if the guesses save half a step for each of them."""
+        """Whether enough tokens may still follow for reading to pay off, if guesses save half a step for each."""
         return num_tokens * self.cost / _READ_WITH_A_GUESS <= num_following / 2
 
     def _num_known(self, sequence: Sequence) -> int:
-        """Tokens whose keys and values are in the pages that the sequence has now."""
+        """Return the number of tokens whose keys and values are in the sequence's current pages."""
         known, table, size = self._known.get(sequence.key), sequence.block_table, self._page_size
         if known is None or known.sequence is not sequence:
             known = self._known[sequence.key] = _Known(sequence)
@@ -159,12 +160,12 @@ class DraftModel(Proposer):
         return known.num_computed
 
     def _num_filled(self, identities: list[int], table: list[int]) -> int:
-        """Leading pages that hold what they should, whoever has computed it."""
+        """Count the leading pages that hold what they should, whichever sequence computed it."""
         is_filled = self._filled[table[: len(identities)]] == identities[: len(table)]
         return len(is_filled) if is_filled.all() else int(is_filled.argmin())
 
     def _note(self, row: _Row) -> None:
-        """What the pages will hold once the row is computed."""
+        """Record what the pages will hold once the row is computed."""
         known, size = self._known[row.sequence.key], self._page_size
         known.num_computed = row.end
         known.table = row.sequence.block_table[: -(-row.end // size)]
@@ -173,7 +174,7 @@ class DraftModel(Proposer):
         self._filled[known.table[first:num_full]] = known.identities[first:num_full]
 
     def _tables(self, rows: Seq[_Row]) -> Int32:
-        """Block tables [rows, pages]: those of the sequences up to their last token, and scratch pages behind."""
+        """Build block tables [rows, pages]: each sequence's pages up to its last token, then scratch pages."""
         size = self._page_size
         num_scratch = -(-MAX_CHECKED_TOKENS // size)
         widths = [-(-row.end // size) for row in rows]
@@ -187,7 +188,9 @@ class DraftModel(Proposer):
     def _run(
         self, rows: Seq[_Row], tables: Int32, tokens: list[Int32], starts: list[int], asked: Seq[int]
     ) -> list[int]:
-        """Computes these tokens of each row, [rows]; what follows the last one of those that are asked."""
+        """Compute these tokens of each row, [rows]; returns the token that follows the last one of each row in
+        ``asked``.
+        """
         lengths = np.array([len(ids) for ids in tokens], np.int32)
         owners = np.repeat(np.arange(len(rows)), lengths)
         ends = np.cumsum(lengths, dtype=np.int32)
@@ -210,7 +213,7 @@ class DraftModel(Proposer):
         return said
 
     def _take(self, row: _Row, token_id: int) -> bool:
-        """Whether one more is wanted of it."""
+        """Add a proposal to the row's sequence; returns whether another is wanted."""
         proposals = self._proposals.setdefault(row.sequence.key, [])
         if token_id >= self._vocab_size:
             return False

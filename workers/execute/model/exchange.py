@@ -1,4 +1,4 @@
-"""Modules of transformers' that have other weights for a while."""
+"""Transformers modules whose weights are replaced temporarily."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def exchanged(model: PreTrainedModel, weights: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> Iterator[None]:
-    """In this block modules of these names have other weights, made of their own for as long as they are used."""
+    """Replace the weights of the named modules in this block: each is derived from the module's own weight just before
+    the module runs, and dropped afterwards.
+    """
     modules = dict(model.named_modules())
     handles = []
 

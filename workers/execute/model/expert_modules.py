@@ -1,4 +1,4 @@
-"""Experts of transformers' modules whose weights stay where they are, and who follow the choices of others."""
+"""Experts in transformers modules that read their weights in place, and that can follow given routing choices."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Join = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 class ExpertStack:
-    """Stands for a tensor [experts, ...], of which an expert's part is read whenever it is asked for."""
+    """Stands in for a tensor [experts, ...]: an expert's part is read whenever it is indexed."""
 
     def __init__(self, read: Read, names: Sequence[Sequence[str]], join: Join) -> None:
-        """``names`` are those of each expert's tensors, which ``join`` makes one."""
+        """``names`` are the names of each expert's tensors, which ``join`` combines into one."""
         self._read = read
         self._names = names
         self._join = join
@@ -31,10 +31,10 @@ class ExpertStack:
 
 
 def attach_experts(model: PreTrainedModel, spec: DecoderSpec, read: Read) -> None:
-    """Gives routers and experts of the model, which are on no device yet, the weights that ``read`` finds.
+    """Give the model's routers and experts, which are on no device yet, the weights that ``read`` returns.
 
-    transformers has all experts of a layer as one tensor, which would be a second copy of nearly the whole model. Its
-    plain implementation goes through the experts that were chosen one after the other, so it gets each for that time.
+    transformers keeps all experts of a layer in one tensor, which would be a second copy of nearly the whole model. Its
+    eager implementation visits the chosen experts one by one, so each expert's weights are read only while it is used.
     """
     layers: Any = model.model.layers
     if any(spec.has_experts):
@@ -57,7 +57,7 @@ def _attach_experts(experts: Any, names: Sequence[ExpertTensors], read: Read) ->
         "gate_up_proj": [expert.gate_up for expert in names],
         "down_proj": [(expert.down,) for expert in names],
     }
-    # Those with biases, gpt-oss', have gates and ups in turns, and inputs by outputs.
+    # Experts with biases, those of gpt-oss, interleave gates and ups, and store matrices as [inputs, outputs].
     has_biases = hasattr(experts, "gate_up_proj_bias")
     join: Join = _in_turns if has_biases else torch.cat
     for stack, tensors in stacks.items():
@@ -68,7 +68,7 @@ def _attach_experts(experts: Any, names: Sequence[ExpertTensors], read: Read) ->
 
 
 def _replace(experts: Any, name: str, stack: ExpertStack) -> None:
-    delattr(experts, name)  # a parameter, in whose place only another one could be put
+    delattr(experts, name)  # it is a parameter, and only another parameter could be assigned to it
     setattr(experts, name, stack)
 
 
@@ -77,7 +77,7 @@ def _transposed(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _in_turns(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Row by row: the first of each part, then the second of each."""
+    """Interleave rows: the first of each part, then the second of each, and so on."""
     return torch.stack(parts, dim=1).flatten(0, 1)
 
 
@@ -86,18 +86,19 @@ def _router_of(layer: Any) -> Any:
 
 
 class FollowedChoices:
-    """Which experts the tokens of a run chose, and how unlikely transformers' routers find them."""
+    """The experts that the tokens of a run chose, and how far transformers' routers disagree with the choices."""
 
     def __init__(self, choices: torch.Tensor, *, norms_weights: bool) -> None:
-        """``choices`` [tokens, layers, experts of a token] of all tokens, in the order in which they will come."""
+        """``choices`` [tokens, layers, experts per token] of all tokens, in the order in which the model sees them."""
         self.choices = choices.long()
         self.norms_weights = norms_weights
-        # Greatest, of the routers' logits of what was chosen from the greatest that there are, relative to those.
+        # Greatest difference between the routers' top logits and their logits of the chosen experts, relative to the
+        # greatest absolute logit.
         self.difference = 0.0
 
     @contextmanager
     def by(self, model: PreTrainedModel, spec: DecoderSpec) -> Iterator[None]:
-        """In this block the model takes these experts, each by the weight that its own routers give it."""
+        """Make the model use these experts in this block, each with the weight that the model's own routers give it."""
         layers: Any = model.model.layers
         routers = [(index, _router_of(layer)) for index, layer in enumerate(layers) if spec.has_experts[index]]
         handles = [router.register_forward_hook(self._hook(index)) for index, router in routers]

@@ -1,4 +1,4 @@
-"""What the rest of the pipeline must know about a model, whichever way it was loaded."""
+"""What the rest of the pipeline must know about a model, however it was loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....protocol.errors import ConfigError
 
 Progress = Callable[[int, int], None]  # (done, total), in tensors
 
-_UNKNOWN_CONTEXT = 1 << 20  # tokens; of a model that names no limit. The pool cuts it to what there is.
+_UNKNOWN_CONTEXT = 1 << 20  # tokens; for a model that states no limit. The pool reduces it to what fits.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +20,12 @@ class ModelFacts:
     model_type: str
     num_parameters: int
     vocab_size: int  # of the model: the width of its logits
-    eos_token_ids: tuple[int, ...]  # sorted; of tokenizer and generation config together
+    eos_token_ids: tuple[int, ...]  # sorted; from tokenizer and generation config together
     context_limit: int | None  # tokens; None: the model does not say
 
 
 def take_device(name: str) -> torch.device:
-    """``resolve_device``, made this thread's own: Triton, events and graphs know no other than the current one."""
+    """Resolve the device and make it this thread's current one, the only one that Triton, events and graphs use."""
     device = resolve_device(name)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -33,10 +33,10 @@ def take_device(name: str) -> torch.device:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of that name; "auto" is CUDA where there is one.
+    """Return the named device; "auto" is CUDA if available, else the CPU.
 
     Raises:
-        ConfigError: there is no such device here.
+        ConfigError: this machine has no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -49,10 +49,10 @@ def resolve_device(name: str) -> torch.device:
 
 
 def wanted_len(config: ModelConfig, facts: ModelFacts) -> int:
-    """Tokens of the longest sequence: what was asked for, or what the model can.
+    """Return the maximum sequence length in tokens: the configured one, or else the model's limit.
 
     Raises:
-        ConfigError: more was asked for than the model can.
+        ConfigError: the configured length exceeds the model's limit.
     """
     limit = facts.context_limit or _UNKNOWN_CONTEXT
     if config.max_model_len is not None and config.max_model_len > limit:

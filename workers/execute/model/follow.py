@@ -1,4 +1,4 @@
-"""The other ranks' side of tensor parallelism: the same model, built the same way, computing what it is told."""
+"""Tensor parallelism on ranks other than 0: the same model, built the same way, computing what rank 0 orders."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .build import build_follower
 from .group import join_group
 from .orders import decode_order
 
-_MAX_ORDER_BYTES = 1 << 30  # of a step: 2^20 tokens at most, and their block tables
+_MAX_ORDER_BYTES = 1 << 30  # a step has at most 2^20 tokens, and their block tables
 
 
 def follow(orders: RawIOBase, *, rank: int, rendezvous: Path) -> None:
-    """Loads this rank's shard and computes until ``orders`` end. The first of them says which model."""
+    """Load this rank's shard and compute until ``orders`` ends. The first order specifies the model."""
     unpacker = msgpack.Unpacker(orders, max_buffer_size=_MAX_ORDER_BYTES)
     setup = next(unpacker)
     config = PipelineConfig.from_json(setup["config"])

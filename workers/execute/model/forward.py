@@ -13,7 +13,7 @@ Int32 = npt.NDArray[np.int32]
 
 
 class RaggedForward:
-    """Runs T tokens of several sequences as one row [1, T]. Who may see whom is the attention's business."""
+    """Runs T tokens of several sequences as one row [1, T]. Masking is left to the attention kernel."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -21,9 +21,9 @@ class RaggedForward:
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def __call__(self, token_ids: Int32, positions: Int32, rows: Int32) -> torch.Tensor:
-        """Logits float32 [R, V] of the tokens at ``rows`` [R], for ``token_ids`` [T] at ``positions`` [T]."""
+        """Compute logits float32 [R, V] of the tokens at ``rows`` [R], for ``token_ids`` [T] at ``positions`` [T]."""
         kept = self._upload(rows)
-        # use_cache: by default a cache is made and filled that nobody reads. A mask is not passed: it would be dropped.
+        # use_cache: the default creates and fills a cache that is never read. No mask is passed: it would be ignored.
         output = self.model(
             input_ids=self._upload(token_ids)[None],
             position_ids=self._upload(positions)[None],

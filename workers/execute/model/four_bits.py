@@ -1,4 +1,4 @@
-"""Checkpoints whose weights have four bits already: GPTQ, AWQ, and those of compressed-tensors.
+"""Checkpoints whose weights are already quantised to four bits: GPTQ, AWQ and compressed-tensors.
 
 In all of them a weight is ``scale * (number - zero)``, with a scale and a zero for each group of inputs of an output.
 Sources: the packing of AutoGPTQ, of AutoAWQ's GEMM kernels, and "pack-quantized" of compressed-tensors.
@@ -22,22 +22,22 @@ from .native_weights import Checkpoint
 
 Array = npt.NDArray[Any]
 
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in its word of each of eight outputs
-_GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what is stored is so much less
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the position in its word of each of eight outputs
+_GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # stored zeros are smaller by this
 _BITS = 4
 
 
 class Weights(NamedTuple):
-    """Of one linear layer."""
+    """The unpacked weights of one linear layer."""
 
     numbers: npt.NDArray[np.uint8]  # [outputs, inputs]
     scales: Array  # [outputs, groups]
-    zeros: Array  # likewise
-    group_of: Array | None  # each input, where that is stored
+    zeros: Array  # [outputs, groups]
+    group_of: Array | None  # [inputs], the group of each input; None if not stored
 
 
 class QuantisedCheckpoint(Checkpoint):
-    """As a mapping it has what is not quantised; ``shapes`` and ``four_bits`` know the rest by its name as a weight."""
+    """As a mapping, contains what is not quantised; ``shapes`` and ``four_bits`` have the rest, by names of weights."""
 
     quantised_format = Format.INT4
 
@@ -80,18 +80,18 @@ class QuantisedCheckpoint(Checkpoint):
         return self._in_groups(module, weights)
 
     def _array(self, name: str) -> Array | None:
-        """A tensor, floats as float32."""
+        """Read a tensor, floats as float32; None if it is not stored."""
         if name not in self._files:
             return None
         tensor = super().__getitem__(name)
         return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
     def _in_groups(self, module: str, weights: Weights) -> FourBits:
-        """With a scale and a least value for each 64 inputs.
+        """Convert to a scale and a least value for each group of 64 inputs.
 
         Raises:
-            Unsupported: inputs are grouped by another order than their own.
-            ConfigError: there are other groups than the config says.
+            Unsupported: inputs are not grouped in their own order.
+            ConfigError: the groups are not those that the config states.
         """
         num_outputs, num_inputs = weights.numbers.shape
         size = num_inputs if self._group_size == -1 else min(self._group_size, num_inputs)
@@ -112,29 +112,30 @@ class QuantisedCheckpoint(Checkpoint):
             if self._layout.is_reordered:
                 text = f"the inputs of {module} are not in their order, says the config, and it has no g_idx"
                 raise ConfigError(text, param="model")
-        elif not np.array_equal(group_of, expected) and len(np.unique(group_of)) > 1:  # all alike: not filled in
+        elif not np.array_equal(group_of, expected) and len(np.unique(group_of)) > 1:  # all equal: never filled in
             raise Unsupported(f"the inputs of {module} are grouped by their activations (desc_act), not in their order")
 
 
 class Layout:
     """How one of these tools stores a linear layer."""
 
-    parts: tuple[str, ...]  # tensors it has in any case, its numbers first
+    parts: tuple[str, ...]  # required tensors, numbers first
     optional: ClassVar[tuple[str, ...]] = ()
-    is_reordered = False  # says the config: which group an input has must be stored
+    is_reordered = False  # according to the config; then the group of each input must be stored
 
     @property
     def all_parts(self) -> tuple[str, ...]:
         return self.parts + self.optional
 
     def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
-        """[outputs, inputs] of numbers that are stored in this shape."""
+        """Return [outputs, inputs] of numbers that are packed in this shape."""
         raise NotImplementedError
 
     def read(self, parts: Mapping[str, Array]) -> Weights:
-        """
+        """Unpack a layer's tensors.
+
         Raises:
-            ConfigError: its numbers are not stored as such.
+            ConfigError: the numbers are not packed into int32.
         """
         raise NotImplementedError
 
@@ -184,16 +185,16 @@ class _PackQuantized(Layout):
         zeros = np.full_like(scales, 8)
         if "weight_zero_point" in parts:
             unpacked = _unpacked(parts["weight_zero_point"].T).T
-            num_lacking = -len(numbers) % 8  # outputs in the last word
+            num_lacking = -len(numbers) % 8  # outputs missing from the last word
             zeros = unpacked[: len(unpacked) - num_lacking].astype(np.float32)
         return Weights(numbers, scales, zeros, parts.get("weight_g_idx"))
 
 
 def find_layout(settings: Mapping[str, Any]) -> tuple[Layout, int]:
-    """What the quantization_config says about the weights: their layout, and inputs of a group or -1: all.
+    """Return what the quantization_config says about the weights: their layout, and the inputs per group (-1: all).
 
     Raises:
-        Unsupported: they are quantised in a way that is not known here.
+        Unsupported: they are quantised in a way that is not supported here.
     """
     method = settings.get("quant_method")
     layout: Layout
@@ -216,7 +217,7 @@ def find_layout(settings: Mapping[str, Any]) -> tuple[Layout, int]:
 
 
 def _of_scheme(settings: Mapping[str, Any]) -> tuple[Layout, Any, Any]:
-    """Layout, bits and group size of the one scheme of all layers."""
+    """Return layout, bits and group size of the scheme, which must be the same for all layers."""
     schemes = list((settings.get("config_groups") or {}).values())
     if (
         len(schemes) != 1
@@ -234,7 +235,7 @@ def _of_scheme(settings: Mapping[str, Any]) -> tuple[Layout, Any, Any]:
 
 
 def _unpacked(words: Array, places: tuple[int, ...] = tuple(range(8))) -> npt.NDArray[np.uint8]:
-    """[..., 8 n] numbers of [..., n] words, by their places in the word."""
+    """Unpack [..., n] words to [..., 8 n] numbers; ``places`` are their positions in a word."""
     if words.dtype != np.int32:
         raise ConfigError(f"its numbers in four bits are packed into {words.dtype}, not int32", param="model")
     bits = np.ascontiguousarray(words).view(np.uint32)

@@ -1,6 +1,6 @@
 """Matrices in eight-bit floating point: a scale for each output of the weights, and for each token of the input.
 
-Axes: T tokens, K inputs, N outputs. Weights are 4 exponent and 3 mantissa bits (e4m3), up to 448.
+Axes: T tokens, K inputs, N outputs. Numbers have 4 exponent and 3 mantissa bits (e4m3), up to 448.
 
 Source: "FP8 Formats for Deep Learning", Micikevicius et al., 2022.
 """
@@ -15,8 +15,8 @@ from ..kernels.triton_fp8 import quantize_rows
 
 FP8 = torch.float8_e4m3fn
 _GREATEST = torch.finfo(FP8).max
-_LEAST_SCALE = 1e-12  # of a row of zeros
-MULTIPLE = 16  # of inputs and outputs, for the hardware's product
+_LEAST_SCALE = 1e-12  # used for a row of zeros
+MULTIPLE = 16  # the hardware's product needs multiples of it as numbers of inputs and outputs
 
 
 class Scaled(NamedTuple):
@@ -25,21 +25,27 @@ class Scaled(NamedTuple):
 
 
 def scaled(x: torch.Tensor) -> Scaled:
-    """Rows of x in fp8, each by its own greatest value. On a GPU in one launch, elsewhere by the definition."""
+    """Quantize the rows of x to fp8, each scaled by its own greatest value.
+
+    On a GPU this is one kernel launch, elsewhere ``defined_scaled``.
+    """
     if x.is_cuda:
         return Scaled(*quantize_rows(x, FP8, greatest=_GREATEST, least_scale=_LEAST_SCALE))
     return defined_scaled(x)
 
 
 def defined_scaled(x: torch.Tensor) -> Scaled:
-    """The same bits on every device: divided by a number of the host, a GPU would multiply by its reciprocal."""
+    """Quantize with the same bits on every device.
+
+    The divisor is a tensor, since a GPU would replace division by a host scalar with multiplication by its reciprocal.
+    """
     greatest = torch.full((), _GREATEST, dtype=torch.float, device=x.device)
     scales = (x.abs().amax(dim=-1, keepdim=True).float() / greatest).clamp_min(_LEAST_SCALE)
     return Scaled((x.float() / scales).clamp(-_GREATEST, _GREATEST).to(FP8), scales)
 
 
 class Fp8Projection(NamedTuple):
-    """A matrix product by the device's scaled one; elsewhere by its definition."""
+    """A matrix product with scales: by the hardware on a GPU, elsewhere by its definition."""
 
     weight: Scaled
     bias: torch.Tensor | None
@@ -51,15 +57,15 @@ class Fp8Projection(NamedTuple):
 
     @classmethod
     def merge(cls, parts: list[Scaled], bias: torch.Tensor | None, dtype: torch.dtype) -> Fp8Projection:
-        """Matrices one below the other."""
-        values = torch.cat([part.values.view(torch.uint8) for part in parts]).view(FP8)  # cat knows no fp8
+        """Stack matrices along their outputs."""
+        values = torch.cat([part.values.view(torch.uint8) for part in parts]).view(FP8)  # cat does not support fp8
         return cls(Scaled(values, torch.cat([part.scales for part in parts])), bias, dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         inputs = scaled(x)
         if x.is_cuda:
-            # Fast: sums stay in the matrix units. Moved out of them in between, which weighs little beside what eight
-            # bits have lost, long prompts would take up to twice as long.
+            # Fast accumulation keeps the sums in the matrix units. Moving them out in between would gain little
+            # precision compared with what eight bits have lost, and long prompts would take up to twice as long.
             return torch._scaled_mm(
                 inputs.values, self.weight.values.t(), inputs.scales, self.weight.scales.t(), bias=self.bias,
                 out_dtype=self.dtype, use_fast_accum=True,

@@ -1,9 +1,9 @@
 """Checkpoints whose weights are published in FP8: a number in 8 bits (e4m3) times the scale of its block.
 
-Only weights are stored so; what the scales of activations and of keys and values are for, products and pages in FP8,
-does not happen here, and they are left where they are. Sources: "FP8 Formats for Deep Learning", Micikevicius et al.,
-2022; "DeepSeek-V3 Technical Report", 2024, section 3.3, for blocks; "OCP Microscaling Formats (MX) Specification",
-version 1.0, 2023, for scales that are powers of two; "float-quantized" of compressed-tensors.
+Only the weights are read. Scales of activations, keys and values serve products and pages in FP8, which do not happen
+here, so they are ignored. Sources: "FP8 Formats for Deep Learning", Micikevicius et al., 2022; "DeepSeek-V3 Technical
+Report", 2024, section 3.3, for blocks; "OCP Microscaling Formats (MX) Specification", version 1.0, 2023, for scales
+that are powers of two; "float-quantized" of compressed-tensors.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from .decoder_spec import Unsupported
 from .native_weights import Checkpoint, Names
 from .text_part import text_names
 
-_FP8 = "F8_E4M3"  # as safetensors calls it
-_SCALES = ("_scale_inv", "_scale")  # behind the name of a weight; both are what its numbers are multiplied by
-_SCALE_TYPES = ("F32", "BF16", "F16", "F8_E8M0", "U8")  # the last one holds exponents too, as MXFP8 is published
-_NOT_NEEDED = {  # of activations, keys and values
+_FP8 = "F8_E4M3"  # safetensors' name
+_SCALES = ("_scale_inv", "_scale")  # suffixes to the name of a weight; its numbers are multiplied by either
+_SCALE_TYPES = ("F32", "BF16", "F16", "F8_E8M0", "U8")  # U8 holds exponents too, as MXFP8 is published
+_NOT_NEEDED = {  # scales of activations, keys and values
     "activation_scale", "input_scale", "input_scale_ub", "output_scale", "q_scale", "k_scale", "v_scale", "kv_scale",
 }  # fmt: skip
 _OF_WEIGHTS = re.compile(r"(.*_)?(weight_(global_)?scale(_\w+)?|scale_inv|weight_zero_point|qscale_\w+)")
 _COMPRESSED = {"float-quantized", "naive-quantized"}
-_RUN = 1 << 15  # numbers that are looked up at once: numpy makes indices of eight bytes of them
-_USUAL_BLOCKS = {"fp8": (128, 128), "mxfp8": (1, 32)}  # where the config has no number
+_RUN = 1 << 15  # numbers looked up at a time, since numpy converts them to indices of eight bytes each
+_USUAL_BLOCKS = {"fp8": (128, 128), "mxfp8": (1, 32)}  # used if the config states no block size
 
 
 class Block(NamedTuple):
-    """Neighbours that share a scale."""
+    """The size of a block of weights that share a scale."""
 
     outputs: int | None  # None: all
     inputs: int | None
 
     def grid(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the scales of weights [..., outputs, inputs]."""
+        """Return the shape of the scales of weights [..., outputs, inputs]."""
         *stacked, outputs, inputs = shape
         return *stacked, -(-outputs // (self.outputs or outputs)), -(-inputs // (self.inputs or inputs))
 
     def fits(self, shape: Sequence[int], scales: Sequence[int]) -> bool:
-        """Whether scales of this shape, in which last axes of one may be left out, are those of such weights."""
+        """Whether weights of ``shape`` have scales of shape ``scales``, which may lack trailing axes of size 1."""
         grid = self.grid(shape)
         return tuple(scales) == grid[: len(scales)] and all(size == 1 for size in grid[len(scales) :])
 
@@ -56,13 +56,13 @@ _TENSOR, _CHANNEL = Block(None, None), Block(1, None)
 
 
 class Fp8Checkpoint(Checkpoint):
-    """Has what the weights stand for, in float32: exactly the product with a scale, made whenever it is read."""
+    """Contains the dequantised weights in float32: exactly number times scale, computed at every read."""
 
     def __init__(self, folder: Path, blocks: Sequence[Block], names: Names = text_names) -> None:
         """
         Raises:
-            Unsupported: weights or scales are of another kind than the config says.
-            ConfigError: a scale is missing, or has another shape than its weight needs.
+            Unsupported: weights or scales are not of the kind that the config states.
+            ConfigError: a scale is missing, or does not have the shape that its weight needs.
         """
         super().__init__(folder, names)
         shapes, types = super().shapes(), self.types()
@@ -95,9 +95,10 @@ class Fp8Checkpoint(Checkpoint):
         return found[0]
 
     def _check_rest(self) -> None:
-        """
+        """Check the tensors other than quantised weights and their scales.
+
         Raises:
-            Unsupported: there is something besides weights and scales that may have to do with what weights are.
+            Unsupported: one of them may affect the values of the quantised weights.
         """
         modules = {name.removesuffix(".weight") for name in self._scales if name.endswith(".weight")}
         for name in self:
@@ -106,7 +107,7 @@ class Fp8Checkpoint(Checkpoint):
                 raise Unsupported(f"nobody knows what {name} does to its weights, which are in FP8")
 
     def __contains__(self, name: object) -> bool:
-        return name in self._wanted  # a mapping would make the weight, to see whether it is there
+        return name in self._wanted  # Mapping's own would compute the weight to find out
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._wanted)
@@ -118,9 +119,10 @@ class Fp8Checkpoint(Checkpoint):
         return {name: self.shape(name) for name in self}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """
+        """Read a tensor, dequantised if it is a weight in FP8.
+
         Raises:
-            ConfigError: a scale is no number.
+            ConfigError: a scale is not a finite number.
         """
         stored = super().__getitem__(name)
         if name not in self._scales:
@@ -133,9 +135,10 @@ class Fp8Checkpoint(Checkpoint):
         return {name: partial(self.__getitem__, name) for name in names if name in self._scales}
 
     def check_scales(self) -> None:
-        """
+        """Read all scales.
+
         Raises:
-            ConfigError: one of them is no number.
+            ConfigError: a scale is not a finite number.
         """
         for name in self._scales:
             self._scale_of(name)
@@ -151,10 +154,10 @@ class Fp8Checkpoint(Checkpoint):
 
 
 def fp8_blocks(settings: Mapping[str, Any]) -> list[Block] | None:
-    """What may share a scale, says the quantization_config; None where that is of no weights in FP8.
+    """Return the block sizes that the quantization_config allows; None if it does not describe weights in FP8.
 
     Raises:
-        Unsupported: it says something of weights in FP8 that is not known here.
+        Unsupported: it describes weights in FP8 in a way that is not supported here.
     """
     method = settings.get("quant_method")
     if method in _USUAL_BLOCKS:
@@ -214,14 +217,15 @@ def _block(size: Sequence[Any]) -> Block:
 
 
 def is_of_quantised(name: str) -> bool:
-    """Whether a tensor of this name says what the numbers of a weight are worth."""
+    """Whether a tensor of this name is needed to dequantise a weight."""
     return _OF_WEIGHTS.fullmatch(name.rpartition(".")[2]) is not None
 
 
 def check_types(folder: Path, types: Mapping[str, str]) -> None:
-    """
+    """Check that no tensor has a type that only makes sense with a scale.
+
     Raises:
-        Unsupported: one of these is a type that numbers have with a scale only.
+        Unsupported: one does.
     """
     for name, type_ in types.items():
         if type_.startswith(("F8", "F6", "F4")):
@@ -231,24 +235,24 @@ def check_types(folder: Path, types: Mapping[str, str]) -> None:
 
 
 def _read(numbers: torch.Tensor) -> torch.Tensor:
-    """Numbers in e4m3 as floats. Looked up they are there several times as fast as by torch's own conversion."""
+    """Convert numbers in e4m3 to floats, by a table that is several times as fast as torch's own conversion."""
     bits = numbers.view(torch.uint8).flatten().numpy()
     floats = np.empty(bits.size, np.float32)
     for begin in range(0, bits.size, _RUN):
         run = slice(begin, begin + _RUN)
-        np.take(_values(), bits[run], out=floats[run], mode="clip")  # which cuts none: the table has all
+        np.take(_values(), bits[run], out=floats[run], mode="clip")  # never clips: the table has all values
     return torch.from_numpy(floats).view(numbers.shape)
 
 
 @cache
 def _values() -> npt.NDArray[np.float32]:
-    """What the 256 numbers of e4m3 are."""
+    """The values of the 256 numbers of e4m3."""
     values: npt.NDArray[np.float32] = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     return values
 
 
 def _scale(weights: torch.Tensor, scales: torch.Tensor, block: Block) -> None:
-    """Multiplies weights [..., outputs, inputs] in their place by scales [..., blocks of outputs, of inputs]."""
+    """Multiply weights [..., outputs, inputs] in place by scales [..., output blocks, input blocks]."""
     if weights.dim() > 2:
         for each, own in zip(weights, scales, strict=True):
             _scale(each, own, block)
@@ -257,7 +261,7 @@ def _scale(weights: torch.Tensor, scales: torch.Tensor, block: Block) -> None:
     size = block.outputs or num_outputs
     if scales.shape[1] > 1:
         scales = scales.repeat_interleave(block.inputs or num_inputs, dim=1)[:, :num_inputs]
-    num_whole = num_outputs // size  # blocks; the last one may lack outputs
+    num_whole = num_outputs // size  # whole blocks; the last block may have fewer outputs
     whole, rest = weights[: num_whole * size], weights[num_whole * size :]
     whole.view(num_whole, size, num_inputs).mul_(scales[:num_whole, None])
     rest.mul_(scales[num_whole:])

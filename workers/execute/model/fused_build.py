@@ -1,4 +1,4 @@
-"""From a checkpoint to a fused decoder that is proven to work, or the reason why there is none."""
+"""Builds a proven fused decoder from a checkpoint, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from .ropes import find_ropes
 # Greatest difference allowed, relative to the greatest logit.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 _FP8_TOLERANCE = 0.5
-_FP8_CAPABILITY = (9, 0)  # of the first CUDA devices whose fp8 products have a scale for each row
+_FP8_CAPABILITY = (9, 0)  # CUDA compute capability from which fp8 products take a scale per row
 
 
 @dataclass(frozen=True, slots=True)
 class FusedModel:
-    """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len)`` gives them their pages."""
+    """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len)`` builds a decoder with pages."""
 
     facts: ModelFacts
     dtype: torch.dtype
@@ -57,11 +57,11 @@ def load_fused(
     adapters: Sequence[Adapter] = (),
     progress: Progress,
 ) -> FusedModel:
-    """The dense decoder in a local checkpoint directory, on ``device``.
+    """Load the dense decoder in a local checkpoint directory to ``device``.
 
     Raises:
-        Unsupported: the kernels do not compute this model, or not here; the text says why.
-        ConfigError: the checkpoint is missing something or damaged, or an adapter does not fit it.
+        Unsupported: the kernels cannot compute this model, or not on this device; the text says why.
+        ConfigError: the checkpoint is incomplete or damaged, or an adapter does not fit it.
     """
     config, checkpoint, spec = open_checkpoint(folder)
     if checkpoint.quantised_format is not None:
@@ -78,7 +78,7 @@ def load_fused(
         ropes = [rope.tables(max_model_len) for rope in find_ropes(config)]
         return FusedDecoder(weights, kernel, list(pool.values()), ropes=ropes, adapters=stacked)
 
-    # Of fp8 there is no copy in the model's type on the device: the mapped files are read instead, by the CPU.
+    # With fp8 the device has no copy of the weights in the model's dtype; the CPU reads the mapped files instead.
     oracle = Oracle(config, spec, weights.views)
     if format_.is_fp8:
         oracle = Oracle(config, spec, checkpoint, checkpoint.made(spec.matrices()))
@@ -129,7 +129,7 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
 
 
 def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, adapters: Sequence[Adapter]) -> None:
-    """Run three short sequences in two ragged steps, without an adapter and with each, and compare with transformers.
+    """Run three short sequences in two ragged steps, without and with each adapter, and compare with transformers.
 
     Raises:
         Unsupported: the logits differ, and the text says by how much; or the kernels cannot be compiled or run here.
@@ -148,8 +148,8 @@ def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, ada
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Whatever a first run raises is a reason to refuse this model here, as what a device has too little of for a
-    kernel. After an error of the device itself transformers' modules cannot run either.
+    """Turn whatever a first run raises into a refusal of this model, such as a device that lacks resources for a
+    kernel. Errors of the device itself pass through: after one, transformers' modules cannot run either.
     """
     try:
         yield
@@ -170,7 +170,7 @@ def _said(decoder: FusedDecoder, spec: DecoderSpec, sequences: list[Int32], adap
         logits = decoder(step, step.token_ids, choices=chosen)
         rest = iter(chosen)
         nobody = logits.new_zeros(len(logits), spec.experts_per_token)
-        # Beside the logits, so that they take the same way into the order of the tokens.
+        # Appended to the logits, so that both are put into token order in the same way.
         return torch.cat([logits, *(next(rest) if has_experts else nobody for has_experts in spec.has_experts)], dim=1)
 
     logits, choices = torch.split(paged_rows(run, sequences), [spec.vocab_size, num_choices], dim=1)

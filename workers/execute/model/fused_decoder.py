@@ -1,4 +1,4 @@
-"""A dense decoder as a function of a step: matrix products by torch, everything between them in one kernel each.
+"""A dense decoder as a function of a step: matrix products by torch, whatever lies between two products in one kernel.
 
 Axes: T tokens of the step, C channels of the hidden state, H query heads, D channels of a head.
 """
@@ -32,7 +32,7 @@ class FusedDecoder:
         ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
         adapters: FusedAdapters | None = None,
     ) -> None:
-        """``caches`` has the pages of each layer; ``ropes`` the cosines and sines of all positions."""
+        """``caches`` are the pages of each layer; ``ropes`` are cosines and sines of all positions."""
         self._weights = weights
         self._kernel = kernel
         self._adapters = adapters or FusedAdapters(weights, ())
@@ -51,7 +51,7 @@ class FusedDecoder:
     def __call__(
         self, step: DeviceStep, token_ids: torch.Tensor, *, choices: list[torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """Logits float32 [R, V]. ``choices`` gets the experts that tokens chose, of each layer that has some."""
+        """Compute logits float32 [R, V]. Appends the tokens' choices of each layer with experts to ``choices``."""
         weights, spec, eps = self._weights, self._weights.spec, self._weights.spec.norm_eps
         multiplier = spec.residual_multiplier
         foreign = self._adapters.foreign_to(step.adapters)

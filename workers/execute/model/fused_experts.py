@@ -1,4 +1,4 @@
-"""The MLP of a layer with experts in a fused decoder."""
+"""The mixture-of-experts MLP of a fused decoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FusedExperts(NamedTuple):
-    """Axes: E experts, C channels of the hidden state, I of an expert."""
+    """Axes: T tokens, E experts, C channels of the hidden state, I channels inside an expert."""
 
     spec: DecoderSpec
     router: Projection  # to logits [T, E]
@@ -24,7 +24,7 @@ class FusedExperts(NamedTuple):
     is_invariant: bool
 
     def __call__(self, x: torch.Tensor, choices: list[torch.Tensor] | None = None) -> torch.Tensor:
-        """[T, C] of x [T, C]. ``choices`` gets the experts that were chosen, int32 [T, experts of a token]."""
+        """Map x [T, C] to [T, C]. Appends the chosen experts, int32 [T, experts per token], to ``choices``."""
         spec, num_chosen = self.spec, self.spec.experts_per_token
         chosen = choose_experts(self.router(x), num_chosen, norms_weights=spec.norms_expert_weights)
         if choices is not None:

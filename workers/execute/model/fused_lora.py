@@ -1,4 +1,4 @@
-"""What adapters add to the products of a fused decoder, in the order in which its matrices are merged."""
+"""LoRA adapters of a fused decoder: what they add to its products, laid out like its merged matrices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .stacked_lora import Columns, StackedLinear
 
 
 class AdaptedLayer(NamedTuple):
-    """By the fields of ``FusedLayer``; None where no adapter adds anything."""
+    """Additions to a layer's products, by the field names of ``FusedLayer``; None where no adapter adds anything."""
 
     qkv: StackedLinear | None = None
     output: StackedLinear | None = None
@@ -26,7 +26,10 @@ class AdaptedLayer(NamedTuple):
 
 
 class FusedAdapters:
-    """Adapters where a decoder's weights are, in the type of its activations. Without any, nothing is allocated."""
+    """Adapters on the device of a decoder's weights, in the dtype of its activations.
+
+    Without adapters, nothing is allocated.
+    """
 
     def __init__(self, weights: FusedWeights, adapters: Sequence[Adapter]) -> None:
         """
@@ -47,7 +50,7 @@ class FusedAdapters:
             self.layers = [AdaptedLayer(*(self._stack(m, shapes, adapters) for m in layer)) for layer in products]
 
     def foreign_to(self, adapters: torch.Tensor | None) -> torch.Tensor | None:
-        """As ``Columns`` says it; None where nothing is to be added."""
+        """Return ``Columns.foreign_to``, or None if there is nothing to add."""
         return None if adapters is None or self._columns is None else self._columns.foreign_to(adapters)
 
     def _stack(
@@ -61,7 +64,7 @@ class FusedAdapters:
 
 
 def _products(spec: DecoderSpec, layer: int) -> list[list[str]]:
-    """The modules of each product of a layer that can be adapted, by the fields of ``AdaptedLayer``."""
+    """List the modules of each product of a layer that can be adapted, in the field order of ``AdaptedLayer``."""
     names = spec.layer(layer)
     merged = [names.qkv, (names.output,), *(() if names.experts else (names.gate_up, (names.down,)))]
     return [[name.removesuffix(".weight") for name in group] for group in merged]
@@ -70,7 +73,7 @@ def _products(spec: DecoderSpec, layer: int) -> list[list[str]]:
 def add_to(
     output: torch.Tensor, x: torch.Tensor, added: StackedLinear | None, foreign: torch.Tensor | None
 ) -> torch.Tensor:
-    """``output`` [T, N], with what adapters add to a product of x [T, K]."""
+    """Add what adapters contribute to a product of x [T, K] to ``output`` [T, N] in place, and return it."""
     if added is not None and foreign is not None:
         added.add(x, output, foreign)
     return output

@@ -1,4 +1,4 @@
-"""A dense decoder's weights on a device, merged where inputs are shared, each tensor read straight to its place."""
+"""A dense decoder's weights on a device, merged where they share an input; each tensor is read straight into place."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Progress = Callable[[int, int], None]  # (done, total), in tensors
 
 
 class Projection(Protocol):
-    """A matrix product with the weights of one or more layers of the checkpoint."""
+    """A matrix product with the weights of one or more linear layers of the checkpoint."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, inputs] to [T, outputs]."""
+        """Map [T, inputs] to [T, outputs]."""
         ...
 
 
 class PlainProjection(NamedTuple):
-    """In the dtype of the weights."""
+    """A product in the dtype of the weights."""
 
     weight: torch.Tensor  # [outputs, inputs]
     bias: torch.Tensor | None
@@ -52,11 +52,11 @@ class FusedLayer(NamedTuple):
     gated_norm: torch.Tensor | None  # of what the MLP adds
     qk_norms: tuple[torch.Tensor, torch.Tensor] | None
     window: int | None
-    rope: int | None  # which of the model's turns queries and keys
+    rope: int | None  # the number of the rope that rotates queries and keys
 
 
 class Format(NamedTuple):
-    """In what form matrices are kept and multiplied."""
+    """How matrices are stored and multiplied."""
 
     dtype: torch.dtype  # of activations, and of weights without quantization
     is_fp8: bool = False
@@ -65,11 +65,11 @@ class Format(NamedTuple):
 
 @dataclass(slots=True)
 class FusedWeights:
-    """All weights of a decoder. Invariant: ``views`` is the same memory, by the checkpoint's names of its tensors.
+    """All weights of a decoder. Invariant: ``views`` is the same memory, by the tensors' names in the checkpoint.
 
-    Only norms that have something else in them, what they count from or the division of the logits, are copies.
+    The exceptions are norms with something folded in, an offset or the logits' divisor: they are copies.
 
-    With fp8 there is no view of a matrix but the head: it is not kept in the checkpoint's type.
+    With fp8, matrices are not kept in the checkpoint's dtype, so there is no view of any of the layers' matrices.
     """
 
     spec: DecoderSpec
@@ -82,7 +82,7 @@ class FusedWeights:
 
 
 class FusedLoader:
-    """Copies a checkpoint to a device, each tensor once and straight to its place."""
+    """Copies a checkpoint to a device, each tensor once and straight into place."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class FusedLoader:
         embedding = self._tensor(spec.embedding)
         head = embedding if spec.is_tied else self._tensor(spec.head)
         final_norm = self._norm(spec.final_norm)
-        if spec.logits_scaling != 1.0:  # in float, so that its division costs no precision
+        if spec.logits_scaling != 1.0:  # in float, so that the division costs no precision
             final_norm = final_norm.float() / spec.logits_scaling
         return FusedWeights(
             spec,
             self._format,
             embedding,
-            self._plain(head, None),  # not quantized: its rounding would be that of the choice itself
+            self._plain(head, None),  # not quantized: its rounding would directly change which token wins
             final_norm,
             [self._layer(index) for index in range(spec.num_layers)],
             self._views,
@@ -159,7 +159,7 @@ class FusedLoader:
         bias = self._concatenate([bias_of(name) for name in names]) if has_bias else None
         if not self._format.is_fp8:
             return self._plain(self._concatenate(names), bias)
-        # Matrix by matrix, so that no more than one of them is ever there in full.
+        # Matrix by matrix, so that at most one of them is held unquantized at a time.
         parts = []
         for name in names:
             parts.append(Fp8Projection.quantize(self._checkpoint[name].to(self._device)))
@@ -170,7 +170,7 @@ class FusedLoader:
         return PlainProjection(weight, bias, invariant_linear if self._format.is_invariant else F.linear)
 
     def _concatenate(self, names: Sequence[str]) -> torch.Tensor:
-        """The tensors of these names one below the other."""
+        """Load the named tensors, stacked along their first axis."""
         shapes = [self._shapes[name] for name in names]
         rows = [shape[0] for shape in shapes]
         merged = torch.empty(sum(rows), *shapes[0][1:], dtype=self._format.dtype, device=self._device)

@@ -1,4 +1,4 @@
-"""What loading took and serving does not need, given back to the system."""
+"""Returning memory to the system that loading needed and serving does not."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import gc
 from collections.abc import Iterable
 from pathlib import Path
 
-_DONT_NEED = 4  # MADV_DONTNEED: pages of a file are dropped, and read from it again when they are touched
+_DONT_NEED = 4  # MADV_DONTNEED: pages of a file are dropped, and read again when they are touched
 _MAPS = Path("/proc/self/maps")
 
 
 def forget_mapped(paths: Iterable[Path]) -> None:
-    """Drops the pages of these files from our memory, wherever they are mapped. The mappings stay valid.
+    """Drop the pages of these files from this process's memory, wherever they are mapped. The mappings stay valid.
 
-    What was written to a private mapping is lost.
+    Writes to private mappings are lost.
     """
     libc, files = _libc(), {str(path.resolve()) for path in paths}
     if libc is None or not _MAPS.exists():
@@ -27,7 +27,7 @@ def forget_mapped(paths: Iterable[Path]) -> None:
 
 
 def trim_heap() -> None:
-    """Returns memory that is free in the heap; loading a model leaves tens of MiB of it."""
+    """Return free heap memory to the system; loading a model leaves tens of MiB of it."""
     gc.collect()
     libc = _libc()
     if libc is not None and hasattr(libc, "malloc_trim"):  # glibc

@@ -1,4 +1,4 @@
-"""Which steps run as graphs, and what records them. Nothing here needs a GPU but ``CudaGraphCapture``."""
+"""Which steps run as graphs, and what records them. Only ``CudaGraphCapture`` needs a GPU."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
 
-_STEPS_BETWEEN_CAPTURES = 16  # after a restart, so that those who wait are not held up by all graphs in a row
+_STEPS_BETWEEN_CAPTURES = 16  # at least, so that requests are not held up by captures in a row after a restart
 
 
 class GraphKey(NamedTuple):
-    """A graph is for so many rows, ends where the host has to take over, and adds what adapters add, or does not."""
+    """A graph has a number of rows, ends where the host must take over, and applies adapters or does not."""
 
     num_rows: int
     kind: SamplingKind
@@ -30,26 +30,26 @@ class GraphKey(NamedTuple):
 
 
 class CaptureFailed(Exception):
-    """A function cannot be recorded, as one that waits for the device. The device goes on as if it was not tried."""
+    """A function cannot be recorded, for example because it waits for the device. The device remains usable."""
 
 
 class GraphCapture(Protocol):
-    """Records what a function launches on the device, as it is, with all numbers and addresses it has now."""
+    """Records what a function launches on the device, with its current sizes and addresses baked in."""
 
     def __call__(self, run: Replay) -> Replay:
-        """A function that launches the same again. ``run`` has run before; recording computes nothing.
+        """Return a function that launches the same again. ``run`` has run before; recording computes nothing.
 
         Raises:
-            CaptureFailed: it cannot be recorded.
+            CaptureFailed: ``run`` cannot be recorded.
         """
         ...
 
 
 class CudaGraphCapture:
-    """CUDA graphs of one memory pool: what one needs while it runs, the others use too, since one runs at a time."""
+    """CUDA graphs that share one memory pool for their temporaries, which is safe since one graph runs at a time."""
 
-    # For as long as the process lives, as does the allocator of pinned memory, which goes on asking them whether they
-    # capture: the runner that the memory is measured with is gone by the time of the next answer.
+    # Failed graphs are kept for the lifetime of the process. The allocator of pinned memory lives as long and keeps
+    # asking them whether they are capturing, even after the runner that measured memory is gone.
     _failed: ClassVar[list[torch.cuda.CUDAGraph]] = []
 
     def __init__(self) -> None:
@@ -65,49 +65,49 @@ class CudaGraphCapture:
         except RuntimeError as error:
             self._failed.append(graph)
             self._unwind(stream)
-            # The allocator of pinned memory still takes the capture for one under way, and would refuse the next into
-            # this pool. Graphs that are there keep it alive.
+            # The allocator of pinned memory still believes that the capture is under way, and would refuse the next
+            # one into this pool. Existing graphs keep the pool alive.
             self._pool = None
-            # What ended the capture is told by ``run``; that the capture was invalid, by its end.
+            # The error from ``run`` says why the capture ended; the one from ending it, only that it was invalid.
             raise CaptureFailed(str(error.__context__ or error)) from error
         replay: Replay = graph.replay
         return replay
 
     def _unwind(self, stream: torch.cuda.Stream) -> None:
-        """What an invalid capture leaves undone, as its end raises before it gets there.
+        """Do the cleanup that torch skips after an invalid capture, because ending the capture raises first.
 
-        Without it the allocator takes the capture for one under way, and the next ``empty_cache`` is an internal error
-        (mended in torch 2.12, pytorch/pytorch#180395).
+        Without it the allocator believes that the capture is under way, and the next ``empty_cache`` is an internal
+        error (fixed in torch 2.12, pytorch/pytorch#180395).
         """
         torch.cuda.set_stream(stream)
-        torch.cuda.synchronize()  # raises where the device itself is lost
+        torch.cuda.synchronize()  # raises if the device itself is lost
         device = torch.cuda.current_device()
-        with suppress(RuntimeError):  # of a torch that has done so
+        with suppress(RuntimeError):  # raised by versions of torch that have done this already
             torch._C._cuda_endAllocateToPool(device, self._pool)
-        # The same state once more, but not one that counts for a capture: else the next random number that torch draws
-        # on the device is an internal error, too.
+        # Replace the generator's state by a copy that is not marked as capturing: else the next random number that
+        # torch draws on the device is an internal error, too.
         generator = torch.cuda.default_generators[device]
         generator.graphsafe_set_state(generator.clone_state())
 
 
 def decode_buckets(max_rows: int) -> list[int]:
-    """Numbers of rows that have a graph: 1, 2, 4, then every eighth, and the most there can be.
+    """Return the numbers of rows that get a graph: 1, 2, 4, then multiples of 8, and ``max_rows``.
 
-    Source: the spacing of vLLM's and SGLang's capture sizes; a padded row costs little where rows are few.
+    Source: the spacing of vLLM's and SGLang's capture sizes; a padded row costs little when there are few rows.
     """
     sizes = [1, 2, 4, *range(8, max_rows + 1, 8), max_rows]
     return sorted({size for size in sizes if size <= max_rows})
 
 
 class Router:
-    """The rule: a step of decodes alone that no bucket is too small for takes a graph, every other step does not."""
+    """The rule: a step that consists of decodes only and fits in a bucket runs as a graph, any other step does not."""
 
     def __init__(self, max_rows: int, max_pages: int) -> None:
         self.buckets = decode_buckets(max_rows)
         self._max_pages = max_pages
 
     def bucket(self, inputs: StepInputs) -> int | None:
-        """The smallest number of rows that holds the step, or None where it has to run without a graph."""
+        """Return the smallest number of rows that holds the step, or None if it must run without a graph."""
         num_rows, num_pages = inputs.block_tables.shape
         is_pure = 0 < inputs.num_decodes == num_rows == len(inputs.sample_rows)
         if not is_pure or num_rows > self.buckets[-1] or num_pages > self._max_pages:
@@ -116,9 +116,9 @@ class Router:
 
 
 class GraphShelf:
-    """Graphs by key. One that is missing is captured when its turn comes; until then its steps run as they are.
+    """Graphs by key. A missing graph is captured when its turn comes; until then its steps run without a graph.
 
-    After one that could not be captured no other is tried: those that are there stay.
+    Once a capture has failed, no other is attempted; existing graphs stay in use.
     """
 
     def __init__(self, capture: GraphCapture, make_run: Callable[[GraphKey], Replay]) -> None:
@@ -135,20 +135,20 @@ class GraphShelf:
         return len(self._replays)
 
     def capture_all(self, keys: Iterable[GraphKey], progress: Callable[[int, int], None]) -> None:
-        """Records graphs, those with most rows first: the smaller ones then fit into their memory.
+        """Record graphs, those with the most rows first, so that smaller ones fit into their memory.
 
         Raises:
-            CaptureFailed: one cannot be recorded.
+            CaptureFailed: a graph cannot be recorded.
         """
         ordered = sorted(keys, reverse=True)
         for done, key in enumerate(ordered, start=1):
             run = self._make_run(key)
-            run()  # what is compiled or allocated at the first call must not be while it is recorded
+            run()  # first-call compilation and allocation must not happen during recording
             self._replays[key] = self._capture(run)
             progress(done, len(ordered))
 
     def run(self, key: GraphKey) -> None:
-        """Computes the step that lies in the static buffers."""
+        """Compute the step that is in the static buffers."""
         replay = self._replays.get(key)
         if replay is not None:
             self.num_replays += 1

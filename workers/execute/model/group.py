@@ -1,7 +1,8 @@
 """The group of processes that compute one model together, each with a shard of every layer.
 
-A step is the same on all of them: each has its share of the attention heads, and of their keys and values in pages of
-its own with the same page ids. The layers' sums go through torch.distributed, as transformers' plan of the family says.
+All of them run the same steps: each holds its share of the attention heads, and keeps their keys and values in pages of
+its own with the same page ids. Layers sum over the ranks by torch.distributed, following transformers' plan for the
+model family.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .checkpoint import has_recurrent_layers
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# A rank that is gone is noticed by rank 0, which watches it, and one that hangs by the supervisor. This is longer.
+# Longer than any other detection: rank 0 watches for ranks that exit, and the supervisor for ranks that hang.
 _TIMEOUT = timedelta(hours=1)
 _CPU = torch.device("cpu")
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -30,14 +31,14 @@ _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """This process's place among those that share a model."""
+    """This process's rank among those that share a model."""
 
     rank: int = 0
     size: int = 1
     device: torch.device = _CPU
 
     def least(self, value: int) -> int:
-        """The least of the values with which the ranks call this, each once."""
+        """Return the minimum of ``value`` over all ranks; every rank must call this once."""
         if self.size == 1:
             return value
         least = torch.tensor([value], dtype=torch.int64, device=self.device)
@@ -45,7 +46,7 @@ class Group:
         return int(least.item())
 
     def sum(self, tensor: torch.Tensor) -> None:
-        """Leaves in it the sum of what the ranks call this with."""
+        """Replace ``tensor`` by its sum over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor)
 
@@ -58,9 +59,9 @@ ALONE = Group()
 
 
 def join_group(device: torch.device, *, rank: int, size: int, rendezvous: Path) -> Group:
-    """Waits for all ``size`` processes to come to the file ``rendezvous``, which must be new."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine: nothing listens to the network
-    os.environ["LOCAL_RANK"] = str(rank)  # transformers binds the device by it
+    """Wait for all ``size`` processes to meet at the file ``rendezvous``, which must be new."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine: do not listen on the network
+    os.environ["LOCAL_RANK"] = str(rank)  # transformers selects the device by it
     own = torch.device("cuda", rank) if device.type == "cuda" else device
     if own.type == "cuda":
         torch.cuda.set_device(own)
@@ -70,8 +71,8 @@ def join_group(device: torch.device, *, rank: int, size: int, rendezvous: Path) 
 
 
 def check_divides(config: PretrainedConfig, device: torch.device, size: int) -> None:
-    """Raises ConfigError where the model cannot be cut into ``size`` equal parts, or has no device for each."""
-    if find_spec("accelerate") is None:  # which transformers wants to place shards, and does not say before it loads
+    """Raise ConfigError if the model cannot be split into ``size`` equal parts, or if there is no device for each."""
+    if find_spec("accelerate") is None:  # transformers needs it to place shards, but complains only while loading
         _refuse(f"tensor_parallel_size is {size}, which needs accelerate: pip install 'triptych[parallel]'")
     text = config.get_text_config()
     if not text.base_model_tp_plan:
@@ -87,7 +88,7 @@ def check_divides(config: PretrainedConfig, device: torch.device, size: int) -> 
             _refuse(f"tensor_parallel_size is {size}, which does not divide the model's {count} {what}")
     if device.type == "cuda" and torch.cuda.device_count() < size:
         _refuse(f"tensor_parallel_size is {size}, torch sees {torch.cuda.device_count()} CUDA devices")
-    if device.type == "cpu" and torch.cuda.is_available():  # transformers takes the accelerator, whatever we say
+    if device.type == "cpu" and torch.cuda.is_available():  # transformers uses the GPU regardless
         _refuse("tensor parallelism on the CPU needs a process that sees no GPU: set CUDA_VISIBLE_DEVICES to nothing")
 
 

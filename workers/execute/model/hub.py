@@ -1,4 +1,4 @@
-"""A checkpoint of the Hugging Face hub: its local copy, fetched if need be, or one sentence about why there is none."""
+"""A checkpoint on the Hugging Face hub: its local copy, downloaded if needed, or one sentence why there is none."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ....protocol.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-WAITS_S = (1.0, 4.0)  # before the hub is asked once more, where that can help
+WAITS_S = (1.0, 4.0)  # before each retry, if retrying may help
 _FILES = ["*.json", "*.safetensors", "*.model", "*.model.v3", "*.txt", "*.jinja"]
 _DUPLICATES = ["consolidated*", "original/*", "onnx/*"]
 
 
 def fetch(model: str, *, sleep: Callable[[float], None] = time.sleep) -> Path:
-    """The local directory of a checkpoint that the hub knows as ``model``.
+    """Return the local directory of the checkpoint that the hub knows as ``model``, downloading it if needed.
 
     Raises:
-        ConfigError: the hub has no such repository, keeps it from this user, or cannot be reached.
+        ConfigError: the hub has no such repository, denies this user access to it, or cannot be reached.
     """
-    from huggingface_hub import snapshot_download  # here: a checkpoint in a directory does without
+    from huggingface_hub import snapshot_download  # here: a local checkpoint does not need it
 
     waits_s = list(WAITS_S)
     while True:
         try:
             return Path(snapshot_download(model, allow_patterns=_FILES, ignore_patterns=_DUPLICATES))
-        except Exception as error:  # the errors of its HTTP client have no base class that it names
+        except Exception as error:  # the errors of its HTTP client have no public base class
             reason = _final_reason(error)
             if reason is None and waits_s:
                 logger.warning(
@@ -41,7 +41,7 @@ def fetch(model: str, *, sleep: Callable[[float], None] = time.sleep) -> Path:
 
 
 def _final_reason(error: Exception) -> str | None:
-    """Why the hub will not give it however often it is asked; None if the network may be to blame."""
+    """Explain why retrying is pointless; None if the network may be to blame."""
     from huggingface_hub import constants, errors
 
     match error:

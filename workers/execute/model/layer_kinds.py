@@ -1,4 +1,4 @@
-"""What a config says of each layer: how it sees the tokens before, by which positions, and whether it has experts."""
+"""What a config says about each layer: how it sees previous tokens, which positions it uses, whether it has experts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .ropes import LAYER_TYPES, rope_parameters
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-SHARED = {"qwen2_moe", "qwen3_5_moe_text", "qwen3_next"}  # families with an expert that all tokens share
-EXPERTS = {"gpt_oss", "mixtral", "olmoe", "qwen3_moe", *SHARED}  # with layers whose MLP is a choice of several
-_SLIDING = {"ministral3", "mistral", "phi3", *EXPERTS}  # whose layers slide, all of them, where there is a window
-_TURN_WHERE_THEY_SLIDE = {"exaone4"}  # of which, where some layers slide, only these have positions
+SHARED = {"qwen2_moe", "qwen3_5_moe_text", "qwen3_next"}  # families with a shared expert
+EXPERTS = {"gpt_oss", "mixtral", "olmoe", "qwen3_moe", *SHARED}  # families with mixture-of-experts layers
+_SLIDING = {"ministral3", "mistral", "phi3", *EXPERTS}  # families whose layers all slide if the config has a window
+_TURN_WHERE_THEY_SLIDE = {"exaone4"}  # families in which, if some layers slide, only those have positions
 
 
 class Unsupported(Exception):
-    """The model is none of those that the fast path computes; the text says what is different."""
+    """The fast path cannot compute this model; the text says why."""
 
 
 def layer_types(config: PretrainedConfig) -> list[str]:
@@ -35,7 +35,7 @@ def recalls(config: PretrainedConfig) -> tuple[bool, ...]:
 
 
 def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
-    """Of each layer."""
+    """Whether each layer has experts."""
     layers = range(config.num_hidden_layers)
     if config.model_type not in EXPERTS:
         return (False,) * len(layers)
@@ -60,7 +60,7 @@ def rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
     count = config.num_hidden_layers
     if config.model_type in _TURN_WHERE_THEY_SLIDE and config.sliding_window:
         return tuple(0 if kind == "sliding_attention" else None for kind in layer_types(config))
-    turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # 1, whatever the name: it has rope
+    turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # despite the name, 1 means that a layer has rope
     if len(turns) < count:
         raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")
     without = recalls(config)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .delta_spec import DeltaTensors
 
-# Of an expert: gate, up and down, and the module that it is a part of, and which part of that is the router.
+# Names of an expert's gate, up and down; of the module that contains the experts; and of the router in that module.
 EXPERT_NAMES = {
     "gpt_oss": (("gate_proj", "up_proj", "down_proj"), "mlp", "router"),  # as stacked_experts.py names them
     "mixtral": (("w1", "w3", "w2"), "block_sparse_moe", "gate"),
@@ -24,22 +24,22 @@ class ExpertTensors(NamedTuple):
 class LayerTensors(NamedTuple):
     """The names of one layer's weights; a bias is named like its weight."""
 
-    # Queries, keys and values; or one that has the rows of all three, in this order. Of a delta rule it is such a one,
-    # and what gates its outputs.
+    # Queries, keys and values, or one tensor with the rows of all three, in this order. For a delta rule: one tensor
+    # with the rows of all three, and the output gates, as a second tensor or merged into the first.
     qkv: tuple[str, ...]
     output: str
-    gate_up: tuple[str, ...]  # likewise; where there are experts, of the one that all tokens share
-    down: str
+    gate_up: tuple[str, ...]  # gate and up, or one tensor with the rows of both; of the shared expert in MoE layers
+    down: str  # of the shared expert in MoE layers
     router: str
-    shared_gate: str  # [1, hidden_size], of that one
-    experts: tuple[ExpertTensors, ...]  # in place of the MLP; none where there is one
+    shared_gate: str  # [1, hidden_size], of the shared expert
+    experts: tuple[ExpertTensors, ...]  # in place of the MLP; empty in layers with an MLP
     attention_norm: str
     mlp_norm: str
     attended_norm: str  # of what attention adds to x
     gated_norm: str  # of what the MLP adds
     query_norm: str
     key_norm: str
-    sinks: str  # [num_heads], and no weight
+    sinks: str  # [num_heads], not named ``.weight``
     delta: DeltaTensors
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint's weights as a transformers model, and what the rest of the pipeline must know about it."""
+"""Loading a checkpoint as a transformers model, and collecting what the rest of the pipeline must know about it."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def load_model(
     progress: Progress,
     group: Group = ALONE,
 ) -> LoadedModel:
-    """The causal language model in a local checkpoint directory, in evaluation mode on ``device``.
+    """Load the causal language model in a local checkpoint directory to ``device``, in evaluation mode.
 
-    Of a ``group`` each rank loads its own shard, and all must call this.
+    In a ``group`` each rank loads its own shard, and all ranks must call this.
 
     Raises:
-        ConfigError: something is missing, damaged or not known.
+        ConfigError: something is missing, damaged or unknown.
     """
     whole = config = read_config(folder)
     check_layer_types(whole)
     check_weights(folder)
     tensors = open_for_modules(folder)
-    is_read_plainly = tensors is not None or read_settings(folder) is None  # else the whole config says how
+    is_read_plainly = tensors is not None or read_settings(folder) is None  # else only the whole config says how
     if is_read_plainly and type(text := text_config(whole)) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        config = text  # eyes and ears would take memory for nothing
+        config = text  # vision and audio towers would only waste memory
     with _reporting(progress), _quiet() if config is not whole else nullcontext():
         model: Any = _read_weights(folder, config, dtype, group, tensors)
     return LoadedModel(model.to(device), _facts(model, tokenizer))
@@ -65,7 +65,7 @@ def load_model(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Transformers says nothing of tensors that it finds and does not need."""
+    """Silence transformers' warnings about tensors in the checkpoint that the model does not use."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.ERROR)
     try:
@@ -77,7 +77,7 @@ def _quiet() -> Iterator[None]:
 def _read_weights(
     folder: Path, config: PretrainedConfig, dtype: str, group: Group, tensors: Fp8Checkpoint | None
 ) -> PreTrainedModel:
-    """Those of ``tensors``, if there are any, in place of those in ``folder``."""
+    """Load the weights in ``folder``, or those in ``tensors`` instead if given."""
     options: dict[str, Any] = {
         "config": config,
         "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
@@ -92,12 +92,12 @@ def _read_weights(
             loaded: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **options)
         else:
             loaded = _from_tensors(folder, tensors, options)
-    except Exception as error:  # foreign code of hundreds of families: whatever it raises, this model cannot be used
+    except Exception as error:  # third-party code for hundreds of families: whatever it raises, the model is unusable
         text = f"cannot load {config.model_type!r} from {folder}{_quantised(folder)}: {error}"
         raise ConfigError(text, param="model") from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
-    if missing:  # transformers only warns, and leaves them random
+    if missing:  # transformers only warns, and initialises them randomly
         raise ConfigError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]!r} first", param="model")
     if scales := sorted(name for name in report["unexpected_keys"] if is_of_quantised(name)):
         raise ConfigError(
@@ -113,7 +113,10 @@ def _quantised(folder: Path) -> str:
 
 
 def _from_tensors(folder: Path, tensors: Fp8Checkpoint, options: dict[str, Any]) -> tuple[PreTrainedModel, Any]:
-    """As ``from_pretrained``, which would read a quantised directory in its own way if it knew of it."""
+    """Do what ``from_pretrained`` does, except that the weights are ``tensors``.
+
+    If it saw that ``folder`` is quantised, it would read the weights in its own way, so that is hidden from it.
+    """
     config = options["config"]
     for each in (config, config.get_text_config()):
         if hasattr(each, "quantization_config"):
@@ -124,14 +127,14 @@ def _from_tensors(folder: Path, tensors: Fp8Checkpoint, options: dict[str, Any])
     model, report = model_class.from_pretrained(
         None, state_dict={name: _Unread(tensors, name) for name in tensors}, **options
     )
-    with suppress(OSError):  # there is no such file: it is that of the config
+    with suppress(OSError):  # no such file: keep the one derived from the config
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model, report
 
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """A tensor as transformers takes it from a file: read as far as it is wanted, once its place is known."""
+    """A lazily read tensor, with the interface of a safetensors slice that transformers expects."""
 
     tensors: Fp8Checkpoint
     name: str
@@ -144,7 +147,7 @@ class _Unread:
 
 
 def _of_group(group: Group) -> dict[str, DistributedConfig]:
-    """What ``from_pretrained`` needs to load this rank's shard."""
+    """Return the options that ``from_pretrained`` needs to load this rank's shard."""
     return {"distributed_config": DistributedConfig(tp_size=group.size)} if group.size > 1 else {}
 
 
@@ -162,7 +165,7 @@ def _facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> ModelF
 
 @contextmanager
 def _reporting(progress: Progress) -> Iterator[None]:
-    """Progress bars that transformers opens in this block call ``progress`` and draw nothing."""
+    """Make progress bars that transformers opens in this block call ``progress`` instead of drawing."""
     previous = transformers_logging.set_tqdm_hook(lambda _factory, args, kwargs: _Bar(progress, *args, **kwargs))
     try:
         yield

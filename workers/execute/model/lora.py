@@ -1,4 +1,4 @@
-"""A LoRA adapter as PEFT saves it: read, checked field by field, and its scales worked out.
+"""Reading a LoRA adapter as PEFT saves it: checks its config field by field and computes its scales.
 
 Source: LoRA, Hu et al. 2021; rank-stabilised scales: Kalajdzievski 2023.
 """
@@ -19,14 +19,14 @@ from ....protocol.lora import MAX_RANK, LoraModule
 from .text_part import text_name
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
-# What an adapter may have beside its ranks and scales, and the only values with which it is what is computed here.
+# Fields besides ranks and scales that affect what an adapter computes, and the only values that are supported.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others have changed the model's own weights
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # other values modify the model's own weights
     "task_type": ("CAUSAL_LM",),
 }
-# These are about its training, or name what its tensors say too.
+# Fields that only concern training, or repeat what the tensors say.
 _WITHOUT_EFFECT = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "ephemeral_gpu_offload",
     "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
@@ -39,14 +39,14 @@ _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 class LowRank(NamedTuple):
-    """``B @ A`` is what is added to a matrix [outputs, inputs]."""
+    """``b @ a`` is added to a matrix [outputs, inputs]."""
 
     a: torch.Tensor  # [rank, inputs]
-    b: torch.Tensor  # float32 [outputs, rank], with the adapter's scale in it
+    b: torch.Tensor  # float32 [outputs, rank], includes the adapter's scale
 
 
 class Adapter(NamedTuple):
-    """What an adapter adds, by the name of the linear module that it adds to."""
+    """What an adapter adds, by the names of linear modules."""
 
     name: str
     updates: Mapping[str, LowRank]
@@ -55,10 +55,10 @@ class Adapter(NamedTuple):
         return _refused(self.name, why)
 
     def check_modules(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """``shapes`` [outputs, inputs] of the linear modules that can be adapted.
+        """Check the adapter against ``shapes`` [outputs, inputs] of the linear modules that can be adapted.
 
         Raises:
-            ConfigError: it adds to others, or to one of another shape.
+            ConfigError: it adapts a module that is not among them, or one of another shape.
         """
         for module, (a, b) in self.updates.items():
             if module not in shapes:
@@ -68,10 +68,10 @@ class Adapter(NamedTuple):
 
 
 def load_adapters(modules: Iterable[LoraModule]) -> list[Adapter]:
-    """The adapters in these folders.
+    """Load the adapters in these folders.
 
     Raises:
-        ConfigError: one is damaged, or is more than a low-rank addition to linear layers.
+        ConfigError: an adapter is damaged, or is more than a low-rank addition to linear layers.
     """
     return [_load(module) for module in modules]
 
@@ -82,7 +82,7 @@ def _load(module: LoraModule) -> Adapter:
     sides: dict[str, dict[str, torch.Tensor]] = {}
     try:
         with safe_open(weights_file, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118, it is no mapping
+            for name in file.keys():  # noqa: SIM118, not a mapping
                 if (match := _TENSOR.fullmatch(name)) is None:
                     raise _refused(module.name, f"its tensor {name} is no lora_A and no lora_B of a linear layer")
                 found = sides.setdefault(match["module"], {})
@@ -113,7 +113,7 @@ class _Scales(NamedTuple):
 
 
 def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """As PEFT looks it up: the first pattern that the end of the module's name matches."""
+    """Look up a module as PEFT does: by the first pattern that matches the end of its name."""
     return next((value for key, value in patterns.items() if re.match(_whole(key), module)), default)
 
 
