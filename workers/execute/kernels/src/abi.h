@@ -16,7 +16,7 @@ struct Matrix {
   uint32_t* blocks;     // [num_blocks][steps][64] groups of 32 bits
   float* bias;          // [64 * num_blocks], or null
   float* scales;        // int8 only: [64 * num_blocks], the scale of each column's weights
-  void* offsets;        // int8 and four bits: [64 * num_blocks] int32 or float, 128 times the sum of each column's weights
+  void* offsets;        // int8, four bits: [64 * num_blocks] int32 or float, 128 times the sum of a column's weights
   int32_t num_inputs;   // K
   int32_t num_blocks;
   int32_t format;       // FormatCode; the format of activations is in Model
