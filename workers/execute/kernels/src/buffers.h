@@ -103,7 +103,7 @@ struct Buffers {
   Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
   Buffer<Written> attended;                         // [tokens][heads * head_dim]
   Buffer<Written> gated;                            // [tokens][hidden], after the norm, for routers and delta gates
-  Buffer<float> exact;                              // [tokens][hidden], after the norm, for routers and delta rule gates
+  Buffer<float> exact;                              // [tokens][hidden], after the norm, for routers and delta gates
   Buffer<float> gates;                              // [tokens][betas and rates], for a delta rule
   Buffer<float> mixed;                              // [tokens][DeltaRule::width()]
   Buffer<Written> recalled;                         // [tokens][value heads * value_dim]

@@ -47,8 +47,7 @@ inline float greatest_magnitude(const Source* row, int count) {
   return top;
 }
 
-// How the outputs of a strip are stored: converted, or quantised to int8 so that the largest weight of a column becomes
-// 127.
+// How the outputs of a strip are stored: converted, or quantised to int8, with the largest weight of a column as 127.
 template <class Format>
 struct Narrowing {
   Narrowing(const Matrix&, int) {}
