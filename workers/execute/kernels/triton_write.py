@@ -104,8 +104,8 @@ def rotate_and_write(
     """Rotated queries [T, H, D] from a merged projection [T, (H + 2 J) * D]; writes its keys and values to their slots.
 
     ``rope`` is cosines and sines, float32 [positions, D / 2]; without it nothing is rotated. With ``norms``, weights
-    [D] each, queries and keys are RMS-normed head by head before the rotation (Qwen3). A query at position p is multiplied
-    by ``1 + growth * log(1 + p // growth_span)``.
+    [D] each, queries and keys are RMS-normed head by head before the rotation (Qwen3). A query at position p is
+    multiplied by ``1 + growth * log(1 + p // growth_span)``.
     """
     num_kv_heads, dim = keys.shape[2:]
     query = qkv.new_empty(len(qkv), num_heads, dim)

@@ -34,7 +34,7 @@ struct DeltaLayer {
   Matrix gates;              // kFloat32: betas and decay rates of the value heads, each padded to a multiple of 16
   const float* convolution;  // [conv_size][channels]; null: the layer uses attention
   const float* rates;        // [value heads], factors of the decay rates
-  const float* rate_biases;  // [value heads], added to the decay rates before that
+  const float* rate_biases;  // [value heads], added to the decay rates first
   const float* norm;         // [value_dim], weights of the output norm
   float* states;             // [rows][value heads] tiles, see delta_rule.h
   float* inputs;             // [rows][conv_size - 1][channels], past inputs of the convolution, latest last
@@ -67,8 +67,8 @@ struct Layer {
 enum Tensor : int32_t { kQuery, kKey, kValue, kOutput, kGate, kUp, kDown, kBeta, kRate, kNumTensors };
 enum Product : int32_t { kQkvProduct, kOutputProduct, kGateUpProduct, kDownProduct, kGatesProduct };
 
-// What an adapter adds to the outputs of one tensor: B (A x). In both A and B, each 16 outputs are contiguous: [outputs
-// / 16][steps][16] groups.
+// What an adapter adds to the outputs of one tensor: B (A x). In both A and B, each 16 outputs are contiguous:
+// [outputs / 16][steps][16] groups.
 struct Update {
   Matrix down;          // A, in the model's format
   const uint32_t* up;   // B times the adapter's scale, in the format of keys and values; null: no update

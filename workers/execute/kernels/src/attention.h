@@ -42,13 +42,12 @@ struct AttentionScratch {
   typename Cache::Element* weights;  // [rows][64]; with eight-bit pages, multiplied by the scales of the values
   Floats* sums;                      // [rows], sums of the weights, by lane
   float* maxima;                     // [rows]
-  // Keys and values of a block stored in eight bits: the dequantised numbers, and their scales.
+  // Keys and values of a block stored in eight bits: its numbers as elements, and their scales.
   typename Cache::Element* block;  // [2][64][head_dim]
   Floats* scales;                  // [1 + groups of channels][64 / 16], the scales of the values first
 };
 
-// The query heads of some groups, for consecutive tokens. Rows are numbered group by group, and token by token in a
-// group.
+// The query heads of some groups, for consecutive tokens. Rows are ordered by group, then by token.
 template <class Element>
 struct Queries {
   const Element* start;
@@ -175,8 +174,8 @@ class Attention {
     return tiles;
   }
 
-  // Dequantises the keys of a block for all rows of the item, unless that happens in registers. Also reads the scales
-  // of the values, which are folded into the weights.
+  // Converts the keys of a block to elements for all rows of the item, unless that happens in registers. Also reads the
+  // scales, of which those of the values are folded into the weights.
   void read_keys(int num_keys) {
     for (int i = 0; i < kTiles; ++i) {
       value_scales()[i] = eight_bits_.read_scales(reinterpret_cast<const char*>(tiles_.values[i]));
@@ -250,8 +249,7 @@ class Attention {
     scratch_.sums[row] = load<Floats>(kOne);
   }
 
-  // Turns the scores of a group's rows against the block of keys into weights, and rescales older outputs to the new
-  // maxima.
+  // Turns scores of a group's rows against the block of keys into weights, and rescales outputs to the new maxima.
   void weigh(int group, int first_row, int count, int first_key) {
     const uint32_t* rows[kTileRows];
     for (int r = 0; r < count; ++r) rows[r] = queries_.row(group, first_row + r);
@@ -391,7 +389,7 @@ class Attention {
   Tiles tiles_{}, next_{};  // of the current block, and of the next
   bool has_next_ = false;   // whether the next block, if not in eight bits, is still to be prefetched
   Ahead ahead_{nullptr, {}, Ahead::kAll};  // what is still to be prefetched of an eight-bit block
-  bool in_registers_ = false;              // whether eight-bit numbers are dequantised in registers
+  bool in_registers_ = false;              // whether eight-bit numbers are converted in registers
 };
 
 }  // namespace triptych

@@ -69,7 +69,7 @@ struct Operand {
 // Buffers private to one thread.
 template <class Format>
 struct ThreadBuffers {
-  static constexpr int kOwnRows = 4;  // up to so many rows, recomputing them in every thread beats a barrier
+  static constexpr int kOwnRows = 4;  // for up to this many rows, computing them in every thread beats a barrier
   using Element = typename Format::Cache::Element;
 
   Operand<Format> operand;  // [kOwnRows]
@@ -102,7 +102,7 @@ struct Buffers {
   Buffer<float> qkv;                                // [tokens][all heads], as wide as the layer's qkv
   Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
   Buffer<Written> attended;                         // [tokens][heads * head_dim]
-  Buffer<Written> gated;                            // [tokens][hidden], after the norm, for routers and delta gates
+  Buffer<Written> gated;                            // [tokens][intermediate]
   Buffer<float> exact;                              // [tokens][hidden], after the norm, for routers and delta gates
   Buffer<float> gates;                              // [tokens][betas and rates], for a delta rule
   Buffer<float> mixed;                              // [tokens][DeltaRule::width()]

@@ -113,7 +113,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
     constexpr int64_t kRead = 8;    // cost of reading a weight
     constexpr int64_t kPasses = 4;  // multiplications of a token with each number of a state
     const int64_t num_choices = int64_t{step.num_tokens} * model_.experts_per_token;
-    const int64_t num_chosen = std::min<int64_t>(num_choices, model_.num_experts);  // at most, distinct ones
+    const int64_t num_chosen = std::min<int64_t>(num_choices, model_.num_experts);  // distinct ones, at most
     return num_weights_ * std::max<int64_t>(step.num_tokens, kRead) +
            num_expert_weights_ * std::max(num_choices, num_chosen * kRead) +
            num_pairs * 2 * num_attending_ * model_.num_heads * model_.head_dim +

@@ -165,8 +165,7 @@ class DeltaRule {
   struct Weighting {
     float decay, beta, match;  // match: query^T key
   };
-  // The sums over keys run in two chains, for even and odd keys, so that an fma does not wait for the one just before
-  // it.
+  // The sums over keys run in two chains, even keys and odd keys, so that an fma need not wait for the previous one.
   template <int kWidth, bool kStreams>
   void step(const float* from, float* to, const float* query, const float* key, const Weighting& by,
             float* values) const {

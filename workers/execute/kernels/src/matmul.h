@@ -2,8 +2,7 @@
 //
 // A block of 64 columns is four vectors. Its two halves, vectors {0, 2} and {1, 3}, are the unit in which a matrix is
 // divided among threads: nine blocks split evenly over two threads, and gate and up columns, 32 apart, stay together.
-// All rows are multiplied by a block before the next one is touched, so it is read from memory once and then from the
-// L2 cache.
+// All rows are multiplied by a block before the next one is touched: it comes from memory once, then from the L2 cache.
 #pragma once
 
 #include <algorithm>

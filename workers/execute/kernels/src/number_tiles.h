@@ -1,5 +1,5 @@
-// The tiles of tile.h for eight-bit numbers, dequantised in registers: with few rows that is less work than writing
-// elements to memory and reading them back. The products and the order of the sums are the same.
+// The tiles of tile.h for eight-bit numbers, converted to elements in registers: with few rows that is less work than
+// writing elements to memory and reading them back. The products and the order of the sums are the same.
 #pragma once
 
 #include "eight_bits.h"

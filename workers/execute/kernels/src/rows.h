@@ -38,8 +38,8 @@ inline void write_row(const float* from, int count, Element* to, float*) {
   for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
 }
 
-// Dynamic quantisation: the largest magnitude of the row becomes 127, and all values are shifted by 128. If a value is
-// infinite or NaN, so that the row's scale is NaN, every product of the row is NaN too.
+// Dynamic quantisation: the largest magnitude of the row becomes 127, and all values are shifted by 128. If any value
+// is infinite or NaN, the scale of the row is NaN, and so is every product of it.
 inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
   Floats top = broadcast(1e-30f), zeros = broadcast(0.0f);
   for (int i = 0; i < count; i += kLanes) {
