@@ -54,7 +54,7 @@ inline Parts parts_of(const Model& model, const Layer& layer, Product product) {
   }
 }
 
-// The rows of a step, grouped by adapter.
+// The adapters of the rows of a step.
 struct AdapterRows {
   struct Run {  // adjacent rows with the same adapter, at most as many as a tile takes
     int adapter;

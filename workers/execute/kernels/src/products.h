@@ -33,7 +33,7 @@ class Products {
     product(matrix, rows, me, AddFirst<Format, Write>{added, write});
   }
 
-  // Computes A x for all adapted rows, from the same rows as the other products.
+  // Computes A x for all adapted rows, from the same rows as the product itself.
   void compress(const Added& added, const Rows& rows, Member& me) {
     stages_.run(me, [&] { stages_.for_items(added.num_items(), [&](int item) { added.compress(rows, item); }); });
   }

@@ -92,8 +92,7 @@ inline void cap_row(float* row, int count, float cap) {
   for (int i = 0; i < padded(count); i += kLanes) store(row + i, capped(load<Floats>(row + i), cap));
 }
 
-// Stores the argmax of a row's logits in `place`, the first one on ties, and returns its logit; NaN if any logit is
-// NaN.
+// Stores the argmax of a row's logits in `place`, the first on ties, and returns its logit; NaN if any logit is NaN.
 inline float choose(const float* logits, int count, int32_t* place) {
   const int whole = count / kLanes * kLanes;
   Floats tops = broadcast(-INFINITY), zeros = broadcast(0.0f);

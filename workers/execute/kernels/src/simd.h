@@ -172,7 +172,7 @@ inline float greatest(Floats a) {
 #endif
 }
 
-// e^x with a relative error of 2e-7; exactly 0 below -87, and clamped above 88.
+// e^x with a relative error of 2e-7; exactly 0 below -87, and the value at 88 above that.
 inline Floats exp(Floats x) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the lowest bits
   const Floats top = broadcast(88.0f);

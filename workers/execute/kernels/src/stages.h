@@ -13,8 +13,7 @@
 
 namespace triptych {
 
-// Stages last microseconds, so waiting spins; after a while it yields the core, in case the other thread has lost its
-// own.
+// Stages last microseconds, so waiting spins; it yields the core after a while, in case the other thread lost its own.
 template <class Condition>
 inline void spin_until(const Condition& condition) {
   constexpr int kSpins = 4096;

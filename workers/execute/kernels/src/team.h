@@ -1,7 +1,7 @@
-// Threads that compute steps in order, joined by any thread that waits for a step.
+// Threads that compute steps in order, joined by the caller while it waits for a step.
 //
-// So there are never more threads at work than there should be, and none is idle: while the caller is busy with the
-// previous step and the next one, the others carry on.
+// So there are never more threads at work than intended, and none is idle: while the caller is busy with the previous
+// step and the next one, the others carry on.
 #pragma once
 
 #include <array>
@@ -44,8 +44,8 @@ class Team {
 
   ~Team() { close(); }
 
-  // Queues a step for at most `max_members` threads; kMaxUnderWay is the limit. A step that is not shared is left to
-  // the caller.
+  // Queues a step for at most `max_members` threads; at most kMaxUnderWay may be queued. A step that is not
+  // shared is left to the caller.
   void submit(const Step& step, int max_members, bool is_shared) {
     {
       std::lock_guard<std::mutex> lock(mutex_);

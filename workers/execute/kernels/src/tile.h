@@ -1,5 +1,4 @@
-// The register block on which all kernels here are built: up to kTileRows rows times kTileVectors vectors of 16
-// columns.
+// The register block that all kernels are built on: up to kTileRows rows times kTileVectors vectors of 16 columns.
 //
 // With AVX512 the 6 x 4 accumulators take 24 of 32 registers, four hold weights and one a broadcast activation; each
 // loaded weight is used six times. Sums run over the groups of a row in order, in one chain for each output, so the
