@@ -1,1 +1,1 @@
-"""Native kernels for CPUs: C++ that is compiled on the machine it runs on, reached by ctypes."""
+"""Native kernels for CPUs: C++ compiled on the machine that runs it, and called through ctypes."""

@@ -1,4 +1,4 @@
-"""Where this package keeps what it can make again, and how much of it."""
+"""Where this package caches files that it can recreate, and how many of them it keeps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 def cache_folder() -> Path:
     """
     Raises:
-        OSError: there is none: nobody knows the home of this user.
+        OSError: there is no such folder, as this user's home directory is unknown.
     """
-    # The one variable read outside launch: where a user's caches lie is the desktop's convention, not our setting.
+    # The one variable read outside launch: where a user's caches are is a desktop convention, not a setting of ours.
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "triptych"
@@ -22,13 +22,13 @@ def cache_folder() -> Path:
 
 
 def note_use(entry: Path) -> None:
-    """It is the newest now. A cache that cannot be written is none the worse."""
+    """Marks the entry as the most recently used. If the cache is not writable, nothing happens."""
     with contextlib.suppress(OSError):
         os.utime(entry)
 
 
 def keep_newest(folder: Path, pattern: str, count: int) -> None:
-    """Of the files or folders that match, those used last stay. Others may do the same at the same time."""
+    """Deletes all but the ``count`` most recently used files or folders that match. Other processes may do so too."""
     entries = []
     for entry in folder.glob(pattern):
         with contextlib.suppress(OSError):

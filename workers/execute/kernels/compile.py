@@ -1,7 +1,7 @@
 """The kernels as a shared library, compiled once per machine, compiler and version of the sources.
 
-No build step at install time and no dependency on torch's headers: a system compiler is enough, and a start with the
-library in the cache costs one hash of the sources.
+There is no build step at install time and no dependency on torch's headers: a system compiler is enough, and with the
+library in the cache, starting costs one hash of the sources.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ SOURCES = Path(__file__).parent / "src"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = [
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread",
-    # The same bits from every instantiation of a template: products are fused where the source says so, only there.
+    # The same bits from every instantiation of a template: products are fused only where the source says so.
     "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
     "-Wno-psabi", "-Wno-ignored-attributes",
 ]  # fmt: skip
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni")
 
-# From the fastest: what a level needs of the processor, by the names in /proc/cpuinfo.
+# Fastest first: the processor features that each level needs, as named in /proc/cpuinfo.
 LEVELS: dict[str, tuple[str, ...]] = {
     "avx512": (*_AVX512, "fma"),
     "avx2": ("avx2", "fma"),
     "portable": (),
 }
 
-# What else it makes use of where the processor has it.
+# Features that a level uses if the processor has them.
 _WELCOME = {"avx512": ("avx512vbmi",)}
 
-_NUM_KEPT = 16  # libraries in the cache: of some versions, and of each level
+_NUM_KEPT = 16  # libraries in the cache: of several versions and levels
 _SCRATCH = "building-"
 
 
 class NoCompiler(Exception):
-    """The kernels cannot be built here; the text says why."""
+    """The kernels cannot be built here; the message says why."""
 
 
 def available_levels() -> list[str]:
-    """The levels this processor can run, the fastest first."""
+    """The levels this processor can run, fastest first."""
     flags = _processor_flags()
     return [level for level, needed in LEVELS.items() if flags.issuperset(needed)]
 
 
 def library_name(level: str) -> str:
-    """The name of that level's library: it changes with the sources, the flags, the compiler and the architecture.
+    """The file name of that level's library, which depends on the sources, flags, compiler and architecture.
 
     Raises:
-        NoCompiler: there is none.
+        NoCompiler: there is no C++ compiler.
     """
     compiler = _compiler()
-    # Found by another path it is still the same one; it is run by the path that was found, since its name decides what
-    # it does.
+    # The identity uses the resolved path, as the same compiler may be found by another one. It is run by the path
+    # found, because its behaviour depends on the name it is called by.
     identity = [os.path.realpath(compiler), *compile_options(level), _version(compiler), platform.machine()]
     digest = hashlib.sha256("\0".join(identity).encode())
     for source in sorted(SOURCES.iterdir()):
@@ -75,10 +75,10 @@ def library_name(level: str) -> str:
 
 
 def build_library(level: str) -> Path:
-    """The shared library of that level, from the cache or compiled now.
+    """The shared library of that level, from the cache or newly compiled.
 
     Raises:
-        NoCompiler: there is no C++ compiler, or it fails, or there is nowhere to put the library.
+        NoCompiler: there is no C++ compiler, or it fails, or the library cannot be written anywhere.
     """
     name = library_name(level)
     try:
@@ -88,7 +88,7 @@ def build_library(level: str) -> Path:
         if library.exists():
             note_use(library)
             return library
-        with (folder / "lock").open("w") as lock:  # whoever starts at the same time waits, and finds it done
+        with (folder / "lock").open("w") as lock:  # processes starting at the same time wait, then find it done
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not library.exists():
                 _compile([_compiler(), *compile_options(level)], library)
@@ -98,8 +98,8 @@ def build_library(level: str) -> Path:
 
 
 def _compile(command: list[str], library: Path) -> None:
-    """Under the lock."""
-    for scratch in library.parent.glob(f"{_SCRATCH}*"):  # of who was killed
+    """Called with the lock held."""
+    for scratch in library.parent.glob(f"{_SCRATCH}*"):  # left by processes that were killed
         shutil.rmtree(scratch, ignore_errors=True)
     logger.info("compiling the kernels with %s, once: that takes 10 to 30 seconds", command[0])
     start = time.monotonic()
@@ -109,7 +109,7 @@ def _compile(command: list[str], library: Path) -> None:
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as beside:
             list(beside.map(lambda file: _run([*command, "-c", file, "-o", sources[file]]), sources))
         _run([*command, "-shared", *sources.values(), "-o", output])
-        os.replace(output, library)  # all of it or nothing
+        os.replace(output, library)  # atomically
     keep_newest(library.parent, "*.so", _NUM_KEPT)
     logger.info("compiled the %s in %.1f s", library.name, time.monotonic() - start)
 
@@ -133,7 +133,7 @@ def _version(compiler: str) -> str:
 
 
 def compile_options(level: str) -> list[str]:
-    """What a compiler is told."""
+    """The options for the compiler."""
     welcome = [flag for flag in _WELCOME.get(level, ()) if flag in _processor_flags()]
     return [*_FLAGS, *(f"-m{flag.replace('avx512_', 'avx512')}" for flag in (*LEVELS[level], *welcome))]
 

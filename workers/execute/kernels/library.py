@@ -32,13 +32,13 @@ _FUNCTIONS = {
 
 
 class Kernels(ctypes.CDLL):
-    """The library. Calls give the interpreter free."""
+    """The library. Calls release the GIL."""
 
     level: str
 
 
 def load_library(level: str | None = None) -> Kernels:
-    """The kernels of that level, by default the fastest that this processor runs and this compiler makes.
+    """The kernels of that level, by default the fastest that this processor can run and this compiler can build.
 
     Raises:
         NoCompiler: see ``compile.build_library``.
@@ -57,7 +57,7 @@ def load_library(level: str | None = None) -> Kernels:
 
 
 def _open(level: str) -> Kernels:
-    """Made again where what is in the cache cannot be loaded: cut off by a full disk, or of another system."""
+    """Recompiles a cached library that cannot be loaded: truncated by a full disk, or from another system."""
     library = build_library(level)
     try:
         return Kernels(str(library))

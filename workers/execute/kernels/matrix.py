@@ -1,4 +1,4 @@
-"""Packed matrices: how big they are, how a checkpoint's tensors get into them, and what became of those."""
+"""Packed matrices: their sizes, how a checkpoint's tensors are packed into them, and how to unpack them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import numpy.typing as npt
 from .memory import Arena, padded
 from .structures import Format, Matrix
 
-_COLUMNS = 64  # of a block
-_PIECES_PER_THREAD = 4  # so that all end at about the same time
+_COLUMNS = 64  # in a block
+_PIECES_PER_THREAD = 4  # so that all threads finish at about the same time
 
 
 def matrix_bytes(format_: Format, num_inputs: int, num_outputs: int) -> int:
-    """What ``new_matrix`` takes from an arena at most."""
+    """The most that ``new_matrix`` takes from an arena."""
     columns = padded(num_outputs)
     return columns * format_.steps(num_inputs) * 4 + 3 * padded(4 * columns)
 
@@ -45,7 +45,7 @@ def new_matrix(arena: Arena, format_: Format, num_inputs: int, num_outputs: int,
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which columns of a matrix a tensor's rows become, see ``Placement`` in ``src/pack.h``."""
+    """The columns of a matrix that a tensor's rows become, see ``Placement`` in ``src/pack.h``."""
 
     matrix: Matrix
     num_outputs: int
@@ -54,7 +54,7 @@ class Placement:
 
 
 class FourBits(NamedTuple):
-    """Weights ``scale * number + least``, with a scale and a least value for each 64 inputs of an output."""
+    """Weights ``scale * number + least``, with a scale and a least value per 64 inputs of an output."""
 
     numbers: npt.NDArray[np.uint8]  # [num_outputs, num_inputs] of 0..15
     scales: npt.NDArray[np.float32]  # [num_outputs, ceil(num_inputs / 64)]; rounded to bfloat16 when packed
@@ -62,13 +62,13 @@ class FourBits(NamedTuple):
 
 
 class Mxfp4(NamedTuple):
-    """Weights ``value * 2 ** (scale - 127)``, with one of 16 values, E2M1, and a scale for each 32 inputs of an output.
+    """Weights ``value * 2 ** (scale - 127)``, with one of 16 E2M1 values, and a scale per 32 inputs of an output.
 
     Source: "OCP Microscaling Formats (MX) Specification", version 1.0, 2023.
     """
 
-    numbers: npt.NDArray[np.uint8]  # [num_outputs, num_inputs / 2], the first of two inputs in the low half
-    scales: npt.NDArray[np.uint8]  # [num_outputs, num_inputs / 32]; of 255 weights are no numbers
+    numbers: npt.NDArray[np.uint8]  # [num_outputs, num_inputs / 2], the first of two inputs in the low nibble
+    scales: npt.NDArray[np.uint8]  # [num_outputs, num_inputs / 32]; 255: the weights are NaN
 
 
 class Packer:
@@ -79,7 +79,7 @@ class Packer:
         self._num_threads = num_threads
 
     def pack(self, source: int, place: Placement, *, is_bf16: bool) -> None:
-        """Weights at address ``source``, [num_outputs, num_inputs] of bfloat16 or float32."""
+        """Packs the weights at address ``source``, [num_outputs, num_inputs] in bfloat16 or float32."""
 
         def pack_piece(begin: int, end: int) -> None:
             self._library.triptych_pack(place.matrix, source, is_bf16, place.first, place.run, begin, end)
@@ -87,7 +87,7 @@ class Packer:
         self._in_pieces(place.num_outputs, pack_piece)
 
     def pack_int4(self, source: FourBits, place: Placement) -> None:
-        """Weights that have four bits already."""
+        """Packs weights that are already in four bits."""
         numbers, scales, least = map(np.ascontiguousarray, source)
 
         def pack_piece(begin: int, end: int) -> None:
@@ -99,7 +99,7 @@ class Packer:
         self._in_pieces(place.num_outputs, pack_piece)
 
     def pack_mxfp4(self, source: Mxfp4, place: Placement) -> None:
-        """The same, of another kind."""
+        """Packs MXFP4 weights."""
         numbers, scales = map(np.ascontiguousarray, source)
 
         def pack_piece(begin: int, end: int) -> None:
@@ -110,7 +110,7 @@ class Packer:
         self._in_pieces(place.num_outputs, pack_piece)
 
     def unpack(self, place: Placement) -> npt.NDArray[np.float32]:
-        """[num_outputs, num_inputs]: what quantised weights stand for."""
+        """Dequantises weights, to [num_outputs, num_inputs]."""
         weights = np.empty((place.num_outputs, place.matrix.num_inputs), np.float32)
 
         def unpack_piece(begin: int, end: int) -> None:

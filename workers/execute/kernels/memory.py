@@ -1,4 +1,4 @@
-"""Memory for weights and pages: zeroed, on huge pages where the system has them, freed as one."""
+"""Memory for weights and pages: zeroed, on huge pages if the system has them, and freed as a whole."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _CACHE_LINE = 64
 
 
 class Arena:
-    """One anonymous mapping that is handed out piece by piece. Pages that nobody touches take no memory.
+    """One anonymous mapping, handed out piece by piece. Pages that are never touched take no memory.
 
-    Huge pages matter: a decode step reads every weight once, and with small pages spends its time in the TLB.
+    Huge pages matter: a decode step reads every weight once, and with small pages TLB misses would dominate.
     """
 
     def __init__(self, num_bytes: int) -> None:
         # Private: a shared mapping, the default, is backed by tmpfs, which rarely has huge pages.
         memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
+            with suppress(OSError):  # the kernel has none
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(memory, np.uint8)  # keeps the mapping alive
         self._end = -self._bytes.ctypes.data % _HUGE_PAGE
         self._limit = self._end + num_bytes
 
     def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
-        """The next bytes, on a cache line of their own."""
+        """The next bytes, aligned to a cache line."""
         start, self._end = self._end, self._end + padded(num_bytes, _CACHE_LINE)
         assert self._end <= self._limit, f"{self._end - self._limit} bytes too many"
         return self._bytes[start : start + num_bytes]

@@ -1,4 +1,4 @@
-"""The structures of ``src/abi.h``, field by field; ``library.load_library`` proves that their sizes agree."""
+"""The structures of ``src/abi.h``, field by field; ``library.load_library`` checks that their sizes agree."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-GROUP_INPUTS = 64  # that have a scale and a least value of their own in int4, or two scales in mxfp4
-SCALE_CHANNELS = 32  # of a key or value in eight bits that have one scale, a bfloat16
-_GROUP_STEPS = GROUP_INPUTS // 8 + 1  # eight weights each, and both numbers
+GROUP_INPUTS = 64  # that share a scale and a least value in int4, or two scales in mxfp4
+SCALE_CHANNELS = 32  # of an eight-bit key that share a scale, a bfloat16; a value has one scale
+_GROUP_STEPS = GROUP_INPUTS // 8 + 1  # of eight weights each, and one for the parameters
 
 
 class Activation(IntEnum):
-    """Of the gate; names are those of ``DecoderSpec``."""
+    """Of the gate; the names are those of ``DecoderSpec``."""
 
     SILU = 0
     GELU_TANH = 1
@@ -20,7 +20,7 @@ class Activation(IntEnum):
 
 
 class Format(IntEnum):
-    """How weights are stored, and with it the arithmetic."""
+    """How weights are stored, which also decides the arithmetic."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -30,22 +30,22 @@ class Format(IntEnum):
 
     @property
     def arithmetic(self) -> Format:
-        """The format of activations, and of weights that are not quantised further: the head, and adapters."""
+        """The format of activations, and of weights that are not quantised further: the head and adapters."""
         return Format.INT8 if self.has_groups else self
 
     @property
     def has_groups(self) -> bool:
-        """Whether weights have four bits, in groups with numbers that say what they are worth."""
+        """Whether weights are in four bits, in groups with their own parameters."""
         return self in (Format.INT4, Format.MXFP4)
 
     def steps(self, num_inputs: int) -> int:
-        """32 bits that a column of so many weights takes, see ``src/pack.h`` and ``src/int4.h``."""
+        """The number of 32-bit words in a column of that many weights, see ``src/pack.h`` and ``src/int4.h``."""
         if self.has_groups:
             return -(-num_inputs // GROUP_INPUTS) * _GROUP_STEPS
         return -(-num_inputs // (1, 2, 4)[self])
 
     def cache_bytes(self, head_dim: int, *, has_eight_bits: bool) -> tuple[int, int]:
-        """Of a cached key and a value of one head. In eight bits channels share scales, see ``src/eight_bits.h``."""
+        """Bytes of a cached key and value of one head; for the scales in eight bits, see ``src/eight_bits.h``."""
         if has_eight_bits:
             return head_dim + -(-head_dim // SCALE_CHANNELS) * 2, head_dim + 2
         size = head_dim * (4 if self is Format.FLOAT32 else 2)

@@ -1,4 +1,4 @@
-"""Whether Triton's kernels run on a device."""
+"""Whether Triton kernels run on a device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def why_no_triton(device: torch.device) -> str | None:
-    """Why they do not, or None where they do. On a CPU they are interpreted, which is for tests."""
+    """Why they do not, or None if they do. On a CPU they are interpreted, which is meant for tests."""
     try:
         import triton
     except ImportError:

@@ -1,11 +1,11 @@
-"""Attention of chunks of prompts over pages that hold what came before and, written just now, the chunk itself.
+"""Attention for chunks of prompts, over pages that hold earlier tokens and the chunk itself, which was just written.
 
-Axes as in ``triton_decode``; C chunks with T tokens altogether. The rows of a tile are the G queries of a key head for
-some tokens of one chunk, so a key is loaded once for all of them.
+Axes as in ``triton_decode``; C chunks with T tokens in total. The rows of a tile are the G queries of a key head for
+several tokens of one chunk, so a key is loaded once for all of them.
 
-A row's result depends on its own query and keys only: tiles of keys begin at multiples of their size, in rising order,
-and a tile that is masked for a row changes none of its bits. So a token computed in a chunk of any size, or as a decode
-through this kernel, gives the same bits.
+A row's result depends on its own query and keys only: tiles of keys begin at multiples of their size, in increasing
+order, and a tile that is masked entirely for a row leaves every bit of it unchanged. So a token has the same bits in a
+chunk of any size, and also if it is decoded by this kernel.
 
 Source: "FlashAttention-2", Dao, 2023.
 """
@@ -22,21 +22,21 @@ from .triton_decode import _bounded, _slots, _unit
 
 
 class ChunkTile(NamedTuple):
-    """How the kernel is cut."""
+    """The tile sizes and launch parameters of the kernel."""
 
-    num_rows: int = 128  # queries of a program: tokens times G
-    num_keys: int = 64  # of one turn of the loop
+    num_rows: int = 128  # queries per program: tokens times G
+    num_keys: int = 64  # per loop iteration
     num_warps: int = 8
-    # Keys wait for the block table, another load, so Triton gives them half the stages: with 5 the next tile is fetched
-    # while one is computed, with 4 or fewer it is not. A program's registers leave room for one a processor anyway.
+    # Loads of keys depend on another load, of the block table, so Triton gives them half the stages: with 5 the next
+    # tile is prefetched during the computation, with 4 or fewer it is not. Registers limit an SM to one program anyway.
     num_stages: int = 5
 
 
 def chunk_tile(dim: int, dtype: torch.dtype, *, has_few_rows: bool = False) -> ChunkTile:
-    """A tile that fits into the registers of a program: of head sizes up to 128 in half precision the usual one.
+    """A tile that fits in the registers of a program: the default for half precision and head sizes up to 128.
 
-    With few rows it is half as high, and two programs fit into a processor. A warp has 16 rows in both, and does the
-    same with them in the same order, so the bits of a row are the same.
+    With few rows the tile has half the height, and two programs fit on an SM. Either way a warp has 16 rows and
+    processes them identically, in the same order, so the bits of a row are the same.
     """
     if dtype.itemsize > 2:
         return ChunkTile(num_rows=16, num_keys=32, num_warps=4 if dim <= 128 else 8, num_stages=1)
@@ -47,7 +47,7 @@ def chunk_tile(dim: int, dtype: torch.dtype, *, has_few_rows: bool = False) -> C
     return ChunkTile(num_rows=64, num_warps=4) if has_few_rows else ChunkTile()
 
 
-# As for ``_decode``: what changes from step to step must not make a new kernel.
+# As for ``_decode``: values that change from step to step must not trigger a recompilation.
 @triton.jit(
     do_not_specialize=["table_width"],
     do_not_specialize_on_alignment=["tables", "context_lens", "query_starts"],
@@ -60,11 +60,11 @@ def _chunk(
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M queries of one chunk and one key head."""
+    """One program computes BLOCK_M queries of one chunk and one key head."""
     s, j = tl.program_id(1), tl.program_id(2)
     start = tl.load(query_starts + s)
     num_tokens = tl.load(query_starts + s + 1) - start
-    # The longest chunk decides the grid, and what sees most keys starts first.
+    # The longest chunk determines the grid, and the tiles that see the most keys start first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     if first_row >= num_tokens * G:
         return
@@ -72,7 +72,7 @@ def _chunk(
     token, head = row // G, j * G + row % G
     is_row = token < num_tokens
     d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
-    before = tl.load(context_lens + s) - num_tokens  # keys that were there before this step
+    before = tl.load(context_lens + s) - num_tokens  # keys from before this step
     position = before + token  # of each row's token: the last key it sees
     q_tile = query + (start + token).to(tl.int64)[:, None] * query_token + head[:, None] * query_head + d[None, :]
     q = tl.load(q_tile, mask=is_row[:, None] & (d < D)[None, :], other=0.0)
@@ -98,7 +98,7 @@ def _chunk(
             is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
         scores = tl.where(is_seen, scores, float("-inf"))
         new_most = tl.maximum(most, tl.max(scores, 1) * unit)
-        base = tl.where(new_most == float("-inf"), 0.0, new_most)  # a row that has seen nothing yet
+        base = tl.where(new_most == float("-inf"), 0.0, new_most)  # while a row has seen no keys
         share_of_old = tl.exp2(most - base)
         p = tl.exp2(scores * unit - base[:, None])
         v_tile = values + slot[:, None] * value_slot + j * value_head + e[None, :]
@@ -128,10 +128,10 @@ def chunk_attention(
     has_few_rows: bool = False,
     tile: ChunkTile | None = None,
 ) -> None:
-    """Writes ``output`` [T, H, E] at the tokens that ``query_starts`` int32 [C + 1] names, from queries [T, H, D].
+    """Writes ``output`` [T, H, E] for the tokens given by ``query_starts`` int32 [C + 1], from queries [T, H, D].
 
-    ``max_query_len`` is the length of the longest chunk; ``context_lens`` [C] and ``block_tables`` [C, W] belong to the
-    chunks.
+    ``max_query_len`` is the length of the longest chunk; ``context_lens`` [C] and ``block_tables`` [C, W] are per
+    chunk.
     """
     num_chunks = len(context_lens)
     if not num_chunks:

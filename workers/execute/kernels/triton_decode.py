@@ -1,7 +1,7 @@
-"""Attention of one query token a sequence over pages, split along the keys: every page is read once for all its heads.
+"""Paged attention for one query token per sequence, split along the keys: every page is read once for all its heads.
 
 Axes: S sequences, H query heads, J key heads, G = H / J queries that share a key head, D key and E value channels,
-N pages of P tokens. Exponentials are to the base 2, which is what the hardware has.
+N pages of P tokens. Exponentials are base 2, which is what the hardware provides.
 
 Source: "Flash-Decoding for long-context inference", Dao, Haziza, Massa and Sizov, 2023; grouped queries as rows of one
 matrix product as in PagedAttention, Kwon et al. 2023.
@@ -15,21 +15,22 @@ import torch
 import triton
 import triton.language as tl
 
-MAX_SPLITS = 32  # of the keys of a sequence: one kernel combines so many or fewer
+MAX_SPLITS = 32  # of the keys of a sequence: one kernel combines up to this many
 
 
 class DecodeTile(NamedTuple):
-    """How a kernel is cut. What it computes does not depend on it but for rounding."""
+    """Tile size and launch parameters of a kernel. They affect its results only by rounding."""
 
-    num_keys: int = 64  # of one turn of the loop
+    num_keys: int = 64  # per loop iteration
     num_warps: int = 4
-    # 5 would fetch the next tile while one is computed (see ``ChunkTile``), but of its 71 KiB (head size 128) three
-    # programs fit into a processor, and of 3's 39 KiB the four that are launched for it, which hide each other's loads.
+    # With 5 the next tile would be prefetched during the computation (see ``ChunkTile``), but at 71 KiB each (head size
+    # 128) only three programs fit on an SM. At the 39 KiB of 3 stages, all four that are launched per SM fit, and hide
+    # each other's loads.
     num_stages: int = 3
 
 
 def decode_tile(dim: int, dtype: torch.dtype) -> DecodeTile:
-    """A tile that fits into the registers of a program: of head sizes up to 256 in half precision the usual one."""
+    """A tile that fits in the registers of a program: the default for half precision and head sizes up to 256."""
     if dtype.itemsize > 2 and dim > 128:
         return DecodeTile(num_keys=16, num_warps=8, num_stages=1)
     return DecodeTile() if dim <= 256 else DecodeTile(num_keys=32)
@@ -37,7 +38,7 @@ def decode_tile(dim: int, dtype: torch.dtype) -> DecodeTile:
 
 @triton.jit
 def _bounded(products, scale, softcap, HAS_SOFTCAP: tl.constexpr):
-    """Scores up to a factor, ``_unit``, which costs nothing where it is applied: with the maximum's subtraction.
+    """Scores up to the factor ``_unit``, which is free where it is applied: fused with subtracting the maximum.
 
     tanh x is 2 sigmoid(2 x) - 1.
     """
@@ -48,16 +49,16 @@ def _bounded(products, scale, softcap, HAS_SOFTCAP: tl.constexpr):
 
 @triton.jit
 def _unit(scale, HAS_SOFTCAP: tl.constexpr):
-    """What ``_bounded`` scores are multiplied by to be exponents to the base 2. It must be above 0."""
+    """The factor that turns ``_bounded`` scores into base-2 exponents. It must be positive."""
     return 1.4426950408889634 if HAS_SOFTCAP else scale * 1.4426950408889634
 
 
 @triton.jit
 def _slots(table, first, is_key, P: tl.constexpr, BLOCK_N: tl.constexpr, IS_ALIGNED: tl.constexpr):
-    """Where the keys from ``first`` on lie, int64 [BLOCK_N].
+    """Slots of the keys from ``first`` on, int64 [BLOCK_N].
 
-    ``IS_ALIGNED``: tiles begin at multiples of their size. One that lies within a page then takes one look into the
-    table, and arithmetic that is the same for all its keys.
+    ``IS_ALIGNED``: tiles begin at multiples of their size. If a tile then lies within one page, it takes a single table
+    lookup, and arithmetic that is uniform for all its keys.
     """
     n = tl.arange(0, BLOCK_N)
     if IS_ALIGNED and P % BLOCK_N == 0:
@@ -68,7 +69,7 @@ def _slots(table, first, is_key, P: tl.constexpr, BLOCK_N: tl.constexpr, IS_ALIG
     return slot
 
 
-# Sizes and places that change from step to step must not make a new kernel, which takes seconds to compile.
+# Sizes and addresses that change from step to step must not trigger a recompilation, which takes seconds.
 @triton.jit(do_not_specialize=["table_width"], do_not_specialize_on_alignment=["tables", "context_lens"])
 def _decode(
     query, keys, values, output, weights, tables, context_lens, sinks,
@@ -78,14 +79,14 @@ def _decode(
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
     IS_SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one sequence, one key head, one of the splits of the keys."""
+    """One program computes one sequence, one key head and one split of the keys."""
     s, j, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(2)
     g, d, e = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
     head = j * G + g
     context = tl.load(context_lens + s)
     first = tl.maximum(context - window, 0) if HAS_WINDOW else 0
-    # Whole tiles a split, so that no tile is loaded by two programs.
+    # A split is a whole number of tiles, so that no tile is loaded by two programs.
     share = tl.cdiv(tl.cdiv(context - first, BLOCK_N), num_splits) * BLOCK_N
     start = first + split * share
     end = tl.minimum(start + share, context)
@@ -93,8 +94,8 @@ def _decode(
     q = tl.load(q_row, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
     most = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
-    if HAS_SINKS:  # noqa: SIM102, the compiler decides one of the conditions and the program the other
-        if split == 0:  # a weight without a value, once a head
+    if HAS_SINKS:  # noqa: SIM102, one condition is decided at compile time, the other at run time
+        if split == 0:  # a weight without a value, once per head
             most = tl.load(sinks + head, mask=g < G, other=0.0).to(tl.float32) * 1.4426950408889634
             total += 1.0
     mixed = tl.zeros([BLOCK_G, BLOCK_E], tl.float32)
@@ -128,14 +129,14 @@ def _decode(
 @triton.jit(do_not_specialize=["num_splits"])
 def _combine(parts, weights, output, num_splits,
              E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_SPLITS: tl.constexpr):  # fmt: skip
-    """One program: the splits of one head of one sequence become its output, always in the same order."""
+    """One program combines the splits of one head of one sequence into its output, always in the same order."""
     row = tl.program_id(0).to(tl.int64)
     split, e = tl.arange(0, BLOCK_SPLITS), tl.arange(0, BLOCK_E)
     exponent = tl.load(weights + row * num_splits + split, mask=split < num_splits, other=float("-inf"))
     most = tl.max(exponent, 0)
     share = tl.exp2(exponent - tl.where(most == float("-inf"), 0.0, most))
     tile = parts + (row * num_splits + split)[:, None] * E + e[None, :]
-    # A split without keys was given the weight 0 and zeros for an output.
+    # A split without keys has weight 0 and an output of zeros.
     part = tl.load(tile, mask=(split < num_splits)[:, None] & (e < E)[None, :], other=0.0)
     total = tl.sum(share, 0)
     mixed = tl.sum(part * share[:, None], 0) / tl.where(total == 0.0, 1.0, total)
@@ -158,8 +159,8 @@ def decode_attention(
 ) -> torch.Tensor:
     """Outputs [S, H, E] of queries [S, H, D] over pages [N, P, J, D] and [N, P, J, E], block tables int32 [S, W].
 
-    A sequence of context 0 gets zeros. All shapes follow from the arguments' shapes and ``num_splits``: the host reads
-    nothing.
+    A sequence of context 0 gets zeros. All launch shapes follow from the shapes of the arguments and ``num_splits``:
+    the host reads no device memory.
     """
     num_seqs, num_heads, key_dim = query.shape
     _, page_size, num_kv_heads, value_dim = values.shape
@@ -177,7 +178,7 @@ def decode_attention(
         scale, softcap or 0.0, window or 0, block_tables.stride(0),
         query.stride(0), query.stride(1), keys.stride(1), keys.stride(2), values.stride(1), values.stride(2),
         P=page_size, G=group, D=key_dim, E=value_dim,
-        BLOCK_G=max(16, triton.next_power_of_2(group)),  # a matrix product has 16 rows at least
+        BLOCK_G=max(16, triton.next_power_of_2(group)),  # a matrix product needs at least 16 rows
         BLOCK_D=max(16, triton.next_power_of_2(key_dim)), BLOCK_E=max(16, triton.next_power_of_2(value_dim)),
         BLOCK_N=tile.num_keys, IS_SPLIT=num_splits > 1,
         HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,

@@ -1,12 +1,13 @@
-"""The MLP of a layer with experts: each token's choice, tokens sorted by it, and products of each expert with its own.
+"""The MLP of a layer with experts: choosing experts, sorting tokens by expert, and each expert's matrix products.
 
-A chosen expert's weights are read once for all tokens that chose it, others not at all. Nothing waits for the host: the
-launches are as large as any choice could need, and programs beyond what was chosen end at once.
+A chosen expert's weights are read once for all tokens that chose it, those of other experts not at all. There is no
+synchronisation with the host: launches are large enough for any choice, and surplus programs exit at once.
 
-Axes: T tokens, E experts, K of them a token; a pair is a token and one of its choices, pair i of token ``i // K``.
+Axes: T tokens, E experts, K of them per token. A pair is a token and one of its choices; pair i belongs to token
+``i // K``.
 
-Source: "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", Gale et al., 2022; products
-of groups as in vLLM's fused_moe.
+Source: "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", Gale et al., 2022; grouped products as in
+vLLM's fused_moe.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import triton.language as tl
 
 from .triton_matmul import MatmulTile
 
-_INPUTS = 64  # of one turn of a product's loop
-_PAIRS = 1024  # of one turn of the loop that sorts
-_FEW = 16  # rows, as many as a matrix instruction takes at least
+_INPUTS = 64  # per loop iteration of a product
+_PAIRS = 1024  # per loop iteration of the sort
+_FEW = 16  # rows: the fewest of a matrix instruction
 _SOME, _MANY = 64, 128  # rows
 
 
@@ -31,16 +32,16 @@ class Choices(NamedTuple):
 
 
 class SortedPairs(NamedTuple):
-    """Pairs by their experts, those of one in their order."""
+    """Pairs sorted by expert; those of one expert are in order."""
 
     order: torch.Tensor  # int32 [T * K], pairs
-    ends: torch.Tensor  # int32 [E], where in ``order`` those of each expert end
+    ends: torch.Tensor  # int32 [E], the end of each expert's pairs in ``order``
 
 
 @triton.jit
 def _choose(logits, experts, weights, E: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, PADDED_K: tl.constexpr,
             NORMS: tl.constexpr):  # fmt: skip
-    """One program: one token."""
+    """One program chooses the experts of one token."""
     t = tl.program_id(0).to(tl.int64)
     e, k = tl.arange(0, BLOCK), tl.arange(0, PADDED_K)
     x = tl.load(logits + t * E + e, mask=e < E, other=float("-inf")).to(tl.float32)
@@ -48,7 +49,7 @@ def _choose(logits, experts, weights, E: tl.constexpr, BLOCK: tl.constexpr, K: t
     likely = tl.where(e < E, likely / tl.sum(likely, 0), -1.0)
     chosen, taken = tl.zeros([PADDED_K], tl.int32), tl.zeros([PADDED_K], tl.float32)
     for i in tl.static_range(K):
-        # Where all are not a number, whatever is found is one of them.
+        # If all are NaN, any index found will do.
         expert = tl.minimum(tl.argmax(likely, 0), E - 1)
         weight = tl.sum(tl.where(e == expert, likely, 0.0), 0)
         chosen, taken = tl.where(k == i, expert, chosen), tl.where(k == i, weight, taken)
@@ -61,7 +62,7 @@ def _choose(logits, experts, weights, E: tl.constexpr, BLOCK: tl.constexpr, K: t
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _sort(experts, order, ends, num_pairs, BLOCK: tl.constexpr):
-    """One program: one expert. It looks at all pairs, first to count and then to place its own."""
+    """One program sorts one expert: it scans all pairs twice, first to count and then to place its own."""
     expert = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     num_before = tl.zeros([BLOCK], tl.int32)
@@ -83,7 +84,7 @@ def _expert_product(
     E: tl.constexpr, PADDED_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of the outputs of one expert. Neighbours share columns, as in ``triton_matmul``."""
+    """One program: one output tile of one expert. Adjacent programs share columns, as in ``triton_matmul``."""
     tile = tl.program_id(0)
     e = tl.arange(0, PADDED_E)
     stops = tl.load(ends + e, mask=e < E, other=0)
@@ -119,7 +120,7 @@ def _expert_product(
 
 @triton.jit
 def _sum_pairs(parts, output, C: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr):
-    """One program: some channels of one token."""
+    """One program sums some channels of one token."""
     t = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -129,7 +130,7 @@ def _sum_pairs(parts, output, C: tl.constexpr, BLOCK: tl.constexpr, K: tl.conste
 
 
 def choose_experts(logits: torch.Tensor, num_chosen: int, *, norms_weights: bool) -> Choices:
-    """The likeliest experts by the softmax of logits [T, E]; with ``norms_weights`` their weights add up to 1."""
+    """The likeliest experts by the softmax of logits [T, E]; with ``norms_weights`` their weights sum to 1."""
     num_tokens, num_experts = logits.shape
     experts = logits.new_empty(num_tokens, num_chosen, dtype=torch.int32)
     weights = logits.new_empty(num_tokens, num_chosen, dtype=torch.float32)
@@ -142,7 +143,7 @@ def choose_experts(logits: torch.Tensor, num_chosen: int, *, norms_weights: bool
 
 
 def sort_pairs(experts: torch.Tensor, num_experts: int) -> SortedPairs:
-    """Of experts [T, K]."""
+    """Sorts the pairs of experts [T, K]."""
     order = experts.new_empty(experts.numel())
     ends = experts.new_empty(num_experts)
     _sort[(num_experts,)](experts, order, ends, len(order), BLOCK=_PAIRS)
@@ -150,9 +151,9 @@ def sort_pairs(experts: torch.Tensor, num_experts: int) -> SortedPairs:
 
 
 def expert_tile(num_pairs: int, num_experts: int, dtype: torch.dtype, *, is_invariant: bool) -> MatmulTile:
-    """By the pairs of an expert, if all had as many.
+    """A tile for the mean number of pairs per expert.
 
-    Where a row's bits may not depend on the others, all tiles take the same matrix instructions, see ``triton_matmul``.
+    If a row's bits must not depend on the others, all tiles use the same matrix instructions, see ``triton_matmul``.
     """
     mean = num_pairs / num_experts
     rows = _FEW if mean <= _FEW and not is_invariant else _SOME if mean <= _SOME else _MANY
@@ -165,9 +166,9 @@ def expert_tile(num_pairs: int, num_experts: int, dtype: torch.dtype, *, is_inva
 def expert_product(
     x: torch.Tensor, matrices: torch.Tensor, pairs: SortedPairs, tile: MatmulTile, *, scales: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``x @ matrix.T`` [T * K, N] for each pair, by the matrix of its expert, of ``matrices`` [E, N, inputs].
+    """``x @ matrix.T`` [T * K, N] for each pair, with its expert's matrix out of ``matrices`` [E, N, inputs].
 
-    x has a row [inputs] for each token or for each pair. ``scales`` [T, K] are factors of the results.
+    x has a row [inputs] for each token or for each pair. ``scales`` [T, K] multiply the results.
     """
     num_pairs, (num_experts, num_outputs, num_inputs) = len(pairs.order), matrices.shape
     output = x.new_empty(num_pairs, num_outputs)
@@ -183,7 +184,7 @@ def expert_product(
 
 
 def sum_pairs(parts: torch.Tensor, num_chosen: int) -> torch.Tensor:
-    """The sum [T, C] of what a token's experts say, [T * K, C], in the order in which it chose them."""
+    """The sum [T, C] of the outputs of each token's experts, [T * K, C], in the order in which it chose them."""
     num_tokens, num_channels = len(parts) // num_chosen, parts.shape[1]
     output = parts.new_empty(num_tokens, num_channels)
     if num_tokens:

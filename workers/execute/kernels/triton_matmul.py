@@ -1,9 +1,9 @@
-"""A matrix product whose rows do not depend on how many there are.
+"""A matrix product whose rows do not depend on the number of rows.
 
-A library chooses tiles, and how it splits the sum, by the number of rows; a row's rounding then depends on its batch
-mates. Here the columns of a tile and the order of the sum depend on the weights' shape only. The rows of a tile do
-depend on how many there are, which changes no bits: 128 are computed by twice as many warps as 64, by the same matrix
-instructions (on Hopper wgmma of 64 rows, and of as many columns as the tile has) in the same order.
+A library chooses tiles and split-K by the number of rows, so a row's rounding depends on the rest of its batch. Here
+the columns of a tile and the order of summation depend only on the shape of the weights. The rows of a tile do depend
+on the number of rows, but that changes no bits: 128 are computed by twice as many warps as 64, with the same matrix
+instructions (on Hopper, wgmma of 64 rows and as many columns as the tile has) in the same order.
 
 Axes: M rows, K inputs, N outputs.
 
@@ -18,13 +18,13 @@ import torch
 import triton
 import triton.language as tl
 
-_INPUTS = 64  # of one turn of the loop
-_WIDE_FROM = 8192  # outputs from which wider tiles still give every processor something to do
-_MANY_FROM = 65  # rows from which they are what is waited for; of fewer, it is the weights
+_INPUTS = 64  # per loop iteration
+_WIDE_FROM = 8192  # outputs from which wider tiles still keep every SM busy
+_MANY_FROM = 65  # rows from which the product is bound by them; with fewer, by reading the weights
 
 
 class MatmulTile(NamedTuple):
-    """How the product is cut. Only ``num_outputs`` may change a row's bits."""
+    """The tile sizes and launch parameters. Only ``num_outputs`` may change a row's bits."""
 
     num_rows: int
     num_outputs: int
@@ -33,9 +33,9 @@ class MatmulTile(NamedTuple):
 
 
 def matmul_tile(num_rows: int, num_outputs: int, dtype: torch.dtype) -> MatmulTile:
-    """A warp has 16 rows in every tile. Few rows get a deep pipeline, many rows two programs a processor."""
+    """A warp has 16 rows in every tile. Few rows get a deep pipeline, many rows two programs per SM."""
     rows, num_warps = (64, 4) if num_rows < _MANY_FROM else (128, 8)
-    if dtype.itemsize > 2:  # which has no such instructions: a wider tile does not fit into the registers
+    if dtype.itemsize > 2:  # no such instructions: a wider tile does not fit in the registers
         return MatmulTile(rows, 64, num_warps, 2)
     width = 128 if num_outputs >= _WIDE_FROM else 64
     if rows == 64:
@@ -43,10 +43,10 @@ def matmul_tile(num_rows: int, num_outputs: int, dtype: torch.dtype) -> MatmulTi
     return MatmulTile(rows, width, num_warps, 3 if width == 128 else 4)
 
 
-@triton.jit(do_not_specialize=["M"])  # a kernel for each number of rows would be compiled while requests wait
+@triton.jit(do_not_specialize=["M"])  # or each number of rows would compile a kernel while requests wait
 def _matmul(x, weight, bias, output, M, N, K, x_row, weight_row,
             BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr):  # fmt: skip
-    """One program: one tile of the output. Neighbours share columns, so that weights are read from memory once."""
+    """One program: one output tile. Adjacent programs share columns, so that weights are read from memory once."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -67,7 +67,7 @@ def _matmul(x, weight, bias, output, M, N, K, x_row, weight_row,
 def invariant_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, tile: MatmulTile | None = None
 ) -> torch.Tensor:
-    """``x @ weight.T + bias`` [M, N] of x [M, K] and weight [N, K]; row i of it is a function of row i of x."""
+    """``x @ weight.T + bias`` [M, N] of x [M, K] and weight [N, K]; row i depends on row i of x only."""
     (num_rows, num_inputs), num_outputs = x.shape, len(weight)
     output = x.new_empty(num_rows, num_outputs)
     if num_rows:

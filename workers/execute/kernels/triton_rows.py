@@ -1,4 +1,4 @@
-"""What a dense decoder does row by row between its matrix products. Axes: T tokens, C channels."""
+"""The row-wise operations of a dense decoder between its matrix products. Axes: T tokens, C channels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def _normed(h, weight, c, C, eps):
-    """Channels c of a row h times their weights, in float32."""
+    """RMS norm of a row h with channels c, times their weights, in float32."""
     wide = h.to(tl.float32)
     size = tl.rsqrt(tl.sum(wide * wide, 0) / C + eps)
     return wide * size * tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
@@ -19,7 +19,7 @@ def _normed(h, weight, c, C, eps):
 def _add_norm(x, residual, added_weight, weight, output, multiplier, eps,
               C: tl.constexpr, BLOCK: tl.constexpr, NORMS_ADDED: tl.constexpr, ADDS: tl.constexpr,
               NORMS: tl.constexpr):  # fmt: skip
-    """One program: one token. What is added is rounded as it is stored, and normed as it was rounded."""
+    """One program: one token. The norm reads the sum as rounded for storage."""
     t = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     is_channel = c < C
@@ -28,7 +28,7 @@ def _add_norm(x, residual, added_weight, weight, output, multiplier, eps,
         h = _normed(h, added_weight, c, C, eps).to(h.dtype)
     if ADDS:
         old = tl.load(residual + t * C + c, mask=is_channel, other=0.0).to(tl.float32)
-        h = (h.to(tl.float32) * multiplier + old).to(h.dtype)  # with 1 an addition, and as quick
+        h = (h.to(tl.float32) * multiplier + old).to(h.dtype)  # if 1, the fma is an addition, at the same speed
     tl.store(residual + t * C + c, h, mask=is_channel)
     if NORMS:
         scaled = _normed(h, weight, c, C, eps)
@@ -38,7 +38,7 @@ def _add_norm(x, residual, added_weight, weight, output, multiplier, eps,
 @triton.jit
 def _norm_queries_keys(qkv, query_norm, key_norm, eps, qkv_token,
                        Q: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """One program: the queries of a token, or its keys."""
+    """One program norms the queries of a token, or its keys."""
     row = qkv + tl.program_id(0).to(tl.int64) * qkv_token
     c = tl.arange(0, BLOCK)
     if tl.program_id(1) == 0:
@@ -51,7 +51,7 @@ def _norm_queries_keys(qkv, query_norm, key_norm, eps, qkv_token,
 
 @triton.jit
 def _gate_mul(gate_up, output, C: tl.constexpr, BLOCK: tl.constexpr, IS_GELU: tl.constexpr):
-    """One program: some channels of one token."""
+    """One program computes some channels of one token."""
     t = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + t * 2 * C + c, mask=c < C, other=0.0).to(tl.float32)
@@ -72,9 +72,9 @@ def add_norm(
     adds: bool = True,
     multiplier: float = 1.0,
 ) -> torch.Tensor:
-    """RMS norm [T, C] of ``residual + multiplier * x``, which is left in ``residual``; without ``adds`` of x alone.
+    """RMS norm [T, C] of ``residual + multiplier * x``, which is stored in ``residual``; without ``adds``, of x alone.
 
-    With ``added_weight`` x is normed before it is added. Without ``weight`` the sum is, and no copy of it is made.
+    With ``added_weight``, x is normed before it is added. Without ``weight``, returns the sum itself, not a copy.
     """
     output = residual if weight is None else torch.empty_like(x)
     num_tokens, num_channels = x.shape
@@ -89,7 +89,7 @@ def add_norm(
 
 
 def norm_queries_keys(qkv: torch.Tensor, norms: tuple[torch.Tensor, torch.Tensor], eps: float) -> None:
-    """RMS norm of the first channels of a merged projection, its queries, and of the next, its keys; in place.
+    """In-place RMS norms of the first channels of a merged projection, its queries, and of the next, its keys.
 
     ``norms`` are the weights of both, one for each channel.
     """
@@ -107,7 +107,7 @@ def _num_warps(block: int) -> int:
 
 
 def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """``activation(gate) * up`` [T, C] of a merged projection [T, 2 C]; it is "silu" or "gelu_tanh"."""
+    """``activation(gate) * up`` [T, C] of a merged projection [T, 2 C]; ``activation`` is "silu" or "gelu_tanh"."""
     num_tokens, num_channels = len(gate_up), gate_up.shape[1] // 2
     output = gate_up.new_empty(num_tokens, num_channels)
     if num_tokens:

@@ -1,4 +1,4 @@
-"""Keys and values into their slots: as they come, or out of the merged projection, normed and rotated on the way.
+"""Writing keys and values to their slots: as given, or from the merged projection, normed and rotated on the way.
 
 Axes: T tokens, H query heads, J key heads, D and E channels; pages are [N, P, J, D], so a slot is a row of J * D.
 """
@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 
 
-# Places that change from step to step must not make a new kernel, which takes seconds to compile.
+# Addresses that change from step to step must not trigger a recompilation, which takes seconds.
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _write(source, pages, slots, source_token, source_head, slot_size,
            J: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """One program: one token's keys, or values."""
+    """One program writes one token's keys, or its values."""
     t = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     slot = tl.load(slots + t).to(tl.int64)
@@ -24,7 +24,7 @@ def _write(source, pages, slots, source_token, source_head, slot_size,
 
 @triton.jit
 def _either(first, second, is_channel, is_first):
-    """What lies at ``first`` or at ``second``, in float32."""
+    """Loads from ``first`` if ``is_first``, otherwise from ``second``, as float32."""
     one, other = tl.load(first, mask=is_channel, other=0.0), tl.load(second, mask=is_channel, other=0.0)
     return tl.where(is_first, one, other).to(tl.float32)
 
@@ -35,7 +35,7 @@ def _rotate_write(
     H: tl.constexpr, J: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     TURNS: tl.constexpr, HAS_NORM: tl.constexpr, GROWS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one head of one token. Channel i turns with channel i + D / 2."""
+    """One program: one head of one token. Channel i is rotated with channel i + D / 2."""
     t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, HALF)
     is_channel = i < D // 2
@@ -75,7 +75,7 @@ def _rotate_write(
 
 
 def write_slots(source: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
-    """Stores [T, J, D] of a step in pages [N, P, J, D] at its slot mapping [T]."""
+    """Writes a step's keys or values [T, J, D] to pages [N, P, J, D] at its slot mapping [T]."""
     num_tokens, num_heads, dim = source.shape
     if not num_tokens:
         return
@@ -101,11 +101,11 @@ def rotate_and_write(
     growth: float = 0.0,
     growth_span: int = 1,
 ) -> torch.Tensor:
-    """Queries [T, H, D], rotated, of a merged projection [T, (H + 2 J) * D]; its keys and values go to their slots.
+    """Rotated queries [T, H, D] from a merged projection [T, (H + 2 J) * D]; writes its keys and values to their slots.
 
-    ``rope`` are cosines and sines, float32 [positions, D / 2]; without it nothing turns. With ``norms``, weights [D]
-    each, queries and keys are RMS-normed head by head before they turn (Qwen3). A query at position p has a factor of
-    ``1 + growth * log(1 + p // growth_span)``.
+    ``rope`` is cosines and sines, float32 [positions, D / 2]; without it nothing is rotated. With ``norms``, weights
+    [D] each, queries and keys are RMS-normed head by head before the rotation (Qwen3). A query at position p is
+    multiplied by ``1 + growth * log(1 + p // growth_span)``.
     """
     num_kv_heads, dim = keys.shape[2:]
     query = qkv.new_empty(len(qkv), num_heads, dim)

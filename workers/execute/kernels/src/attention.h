@@ -1,11 +1,11 @@
-// Paged attention: some query rows of one sequence and some of its kv heads against all keys before them.
+// Paged attention: some query rows of one sequence, for some of its kv heads, against all keys up to their positions.
 //
-// Keys pass by in blocks of 64 at fixed positions, with a running maximum and sum for each row (Milakov and
-// Gimelshein 2018, "Online normalizer calculation for softmax"). A block that a row may not see changes none of its
-// bits, so a row's result depends neither on the rows beside it nor on how its prompt was cut into chunks.
+// Keys are processed in blocks of 64 at fixed positions, with a running maximum and sum for each row (Milakov and
+// Gimelshein 2018, "Online normalizer calculation for softmax"). A block that is masked entirely for a row leaves every
+// bit of it unchanged, so a row's result depends neither on the other rows nor on how its prompt was cut into chunks.
 //
-// With few rows attention is as fast as memory, and memory is fastest in long runs: the heads of a block of keys lie
-// behind each other in a page, and are read one after the other before the next block.
+// With few rows attention is bound by memory bandwidth, and memory is fastest for long contiguous reads: the heads of a
+// block of keys are adjacent in a page, and all of them are read before the next block.
 #pragma once
 
 #include "abi.h"
@@ -15,11 +15,11 @@
 
 namespace triptych {
 
-constexpr int kKeyBlock = 64;   // keys of a block, four tiles
-constexpr float kLog2E = 1.44269504f;  // scores are logarithms to base 2
-constexpr int kBlockRows = 48;  // query rows of a work item, unless one token alone has more
+constexpr int kKeyBlock = 64;   // keys in a block: four tiles
+constexpr float kLog2E = 1.44269504f;  // scores are base-2 logarithms
+constexpr int kBlockRows = 48;  // query rows in a work item, unless a single token has more
 
-// Query rows of one work item: `count` tokens of a sequence, each with the heads of the groups of some kv heads.
+// The query rows of one work item: `count` tokens of a sequence, each with the query heads of some kv heads.
 struct QueryBlock {
   int32_t sequence;
   int32_t first_token;  // index into the tokens of the step
@@ -29,7 +29,7 @@ struct QueryBlock {
 };
 
 inline int tokens_per_item(int group_size) { return std::max(1, kBlockRows / group_size); }
-// Room for the rows of any item: a block of tokens with one kv head, or one token with all of them.
+// Enough for the rows of any item: a block of tokens with one kv head, or one token with all kv heads.
 inline int rows_per_item(int num_heads, int num_kv_heads) {
   const int group_size = num_heads / num_kv_heads;
   return std::max(num_heads, tokens_per_item(group_size) * group_size);
@@ -39,24 +39,24 @@ inline int rows_per_item(int num_heads, int num_kv_heads) {
 template <class Cache>
 struct AttentionScratch {
   Floats* outputs;                   // [rows][head_dim / 16], not yet divided by the sums
-  typename Cache::Element* weights;  // [rows][64], in eight bits times the scales of the values
-  Floats* sums;                      // [rows], of weights, by lane
+  typename Cache::Element* weights;  // [rows][64]; with eight-bit pages, multiplied by the scales of the values
+  Floats* sums;                      // [rows], sums of the weights, by lane
   float* maxima;                     // [rows]
-  // Keys and values of a block that has eight bits in its pages: its numbers and their scales.
+  // Keys and values of a block stored in eight bits: its numbers as elements, and their scales.
   typename Cache::Element* block;  // [2][64][head_dim]
-  Floats* scales;                  // [1 + groups of channels][64 / 16], of the values first
+  Floats* scales;                  // [1 + groups of channels][64 / 16], the scales of the values first
 };
 
-// The heads of some groups, of consecutive tokens. Rows are numbered group by group, in a group token by token.
+// The query heads of some groups, for consecutive tokens. Rows are ordered by group, then by token.
 template <class Element>
 struct Queries {
   const Element* start;
   size_t stride;  // from token to token
   int num_tokens, group_size;
   int head_dim;
-  const float* sinks;  // of the heads, see Layer, or null
+  const float* sinks;  // of these heads, see Layer; or null
   int rows_per_group() const { return num_tokens * group_size; }
-  int token(int row) const { return row / group_size; }  // of a group's rows
+  int token(int row) const { return row / group_size; }  // for a row of a group
   int head(int group, int row) const { return group * group_size + row % group_size; }
   const uint32_t* row(int group, int r) const {
     return reinterpret_cast<const uint32_t*>(start + token(r) * stride + size_t(head(group, r)) * head_dim);
@@ -68,7 +68,7 @@ class Attention {
  public:
   using Element = typename Cache::Element;
 
-  // `cap` is that of scores that are logarithms to base 2, or 0.
+  // `cap` applies to scores as base-2 logarithms; 0: none.
   Attention(const Pages<Cache>& pages, const AttentionScratch<Cache>& scratch, int window, float cap)
       : pages_(pages),
         eight_bits_(pages.head_dim),
@@ -77,8 +77,8 @@ class Attention {
         cap_(cap),
         num_vectors_(pages.head_dim / kLanes) {}
 
-  // Attends the queries of consecutive tokens, the first of them at `position`. Queries are scaled, so that scores are
-  // logarithms to base 2. The result is in scratch.outputs, by the rows of the queries.
+  // Attention for consecutive tokens, the first of them at `position`. Queries must be scaled so that scores are base-2
+  // logarithms. The result is in scratch.outputs, one row for each query row.
   void run(const Queries<Element>& queries, int position, const int32_t* table, int first_kv_head, int num_kv_heads) {
     queries_ = queries;
     first_position_ = position;
@@ -115,8 +115,8 @@ class Attention {
           weigh(group, row, end - row, key);
           if (is_to_read) read_values(num_keys, num_tiles);
           gather(group * rows_per_group + row, end - row, num_keys);
-          has_next_ = false;  // it has been asked for
-          ahead_.tile = Ahead::kAll;  // or enough of it
+          has_next_ = false;  // already prefetched by the first tile of rows
+          ahead_.tile = Ahead::kAll;  // likewise, as far as it matters
         }
       }
     }
@@ -131,18 +131,18 @@ class Attention {
   static constexpr int kTiles = kKeyBlock / kLanes;
   static constexpr float kNoMaximum = -1e30f, kMasked = -2e30f;
 
-  // Where a block of keys and its values lie.
+  // Addresses of the tiles of a block of keys and of its values.
   struct Tiles {
     const uint32_t* keys[kTiles];
     const uint32_t* values[kTiles];
   };
-  // What is to come of tiles of eight bits, which is asked for line by line while the block under way is computed: to ask for
-  // all at once would hold up the reads, and leave memory nothing to do afterwards.
+  // The next block's eight-bit tiles, prefetched line by line while the current block is computed: prefetching all of
+  // it at once would delay the reads under way and leave memory idle afterwards.
   struct Ahead {
     static constexpr int kAll = 2 * kTiles;
     const Tiles* tiles;
-    size_t bytes[2];  // of a tile of keys, and of values
-    int tile;         // of the keys, then of the values
+    size_t bytes[2];  // of a tile of keys, and of a tile of values
+    int tile;         // index of the next tile to prefetch: those of the keys, then those of the values
     size_t at = 0;
 
     bool is_over() const { return tile == kAll; }
@@ -166,7 +166,7 @@ class Attention {
   Tiles find_tiles(const int32_t* table, int kv_head, int first_key, int last_key) const {
     Tiles tiles;
     for (int i = 0; i < kTiles; ++i) {
-      const int key = std::min(first_key + i * kLanes, last_key);  // past the end: the last tile again
+      const int key = std::min(first_key + i * kLanes, last_key);  // past the end: repeat the last tile
       const size_t tile = pages_.tile(table[key / pages_.page_size], kv_head, key % pages_.page_size);
       tiles.keys[i] = reinterpret_cast<const uint32_t*>(pages_.keys + tile * pages_.key_bytes());
       tiles.values[i] = reinterpret_cast<const uint32_t*>(pages_.values + tile * pages_.value_bytes());
@@ -174,8 +174,8 @@ class Attention {
     return tiles;
   }
 
-  // Makes the keys of a block elements, for all rows of the item, unless they stay in registers. Finds the scales of the
-  // values too, which weights are multiplied by.
+  // Converts the keys of a block to elements for all rows of the item, unless that happens in registers. Also reads the
+  // scales, of which those of the values are folded into the weights.
   void read_keys(int num_keys) {
     for (int i = 0; i < kTiles; ++i) {
       value_scales()[i] = eight_bits_.read_scales(reinterpret_cast<const char*>(tiles_.values[i]));
@@ -184,7 +184,7 @@ class Attention {
     }
     if (!in_registers_) read(tiles_.keys, scratch_.block, num_keys);
   }
-  // Values take the place of the keys, unless other rows still need these: less has to stay in the cache.
+  // Values overwrite the keys, unless later rows still need the keys: this keeps the working set in cache small.
   void read_values(int num_keys, int num_row_tiles) {
     if (in_registers_) return;
     Element* to = scratch_.block + (num_row_tiles > 1 ? size_t(kKeyBlock) * pages_.head_dim : 0);
@@ -202,7 +202,7 @@ class Attention {
   Floats* value_scales() const { return scratch_.scales; }
   Floats* key_scales(int group) const { return scratch_.scales + (1 + group) * kTiles; }
 
-  // kTileVectors tiles of keys from `tile` on, each a column of scores, from that group of channels on.
+  // Starts at `tile` and channel group `group`: kTileVectors tiles of keys, each of which gives one column of scores.
   Weights keys_of(const Tiles& tiles, int tile, int group = 0) const {
     Weights keys;
     keys.segment_steps = pages_.head_dim / Cache::kGroup;
@@ -211,7 +211,7 @@ class Attention {
       keys.start[0][i] = tiles.keys[tile + i] + group * EightBits<Cache>::kChannels / Cache::kGroup * kLanes;
     return keys;
   }
-  // Channels of all values, 16 to a vector.
+  // Channels of all values, from `vector` on, 16 to a vector.
   template <int kVectors>
   Weights values_of(const Tiles& tiles, int vector) const {
     Weights values;
@@ -222,15 +222,15 @@ class Attention {
     return values;
   }
 
-  // sums += rows * where(tiles). Few rows use a block as fast as memory gives it, and pages lie anywhere: the next block is
-  // asked for at the same pace.
+  // sums += rows * where(tiles). With few rows a block is computed as fast as memory delivers it, and pages are
+  // scattered in memory, so the next block is prefetched at the same pace.
   template <int kVectors, class Where>
   void add(int count, Floats* sums, int width, const uint32_t* const* rows, int steps, const Where& where) {
     if (!has_next_) return add_numbers<kVectors>(count, sums, width, rows, where(tiles_), steps, Plainly{});
     const Weights next = where(next_);
     add_rows<Cache, kVectors>(count, sums, width, rows, where(tiles_), steps, PrefetchTile<kVectors>{next});
   }
-  // The same without a block to come, or with one that has eight bits.
+  // The same if there is no next block, or if it is stored in eight bits.
   template <int kVectors, class Adding>
   void add_numbers(int count, Floats* sums, int width, const uint32_t* const* rows, const Weights& weights, int steps,
                    const Adding& adding) {
@@ -240,8 +240,8 @@ class Attention {
       add_rows<Cache, kVectors>(count, sums, width, rows, weights, steps, AskAhead{ahead_}, adding);
   }
 
-  // A key that every row sees, with this score and no value (Xiao et al. 2023, "Efficient streaming language models with
-  // attention sinks"; learned ones as in gpt-oss).
+  // A key visible to every row, with this score and no value (Xiao et al. 2023, "Efficient streaming language models
+  // with attention sinks"; learned ones as in gpt-oss).
   void begin_with_sink(int row) {
     const int per_group = queries_.rows_per_group();
     constexpr float kOne[kLanes] = {1.0f};
@@ -249,7 +249,7 @@ class Attention {
     scratch_.sums[row] = load<Floats>(kOne);
   }
 
-  // Scores of a group's rows against the block of keys, made weights; older outputs shrink to the new maxima.
+  // Turns scores of a group's rows against the block of keys into weights, and rescales outputs to the new maxima.
   void weigh(int group, int first_row, int count, int first_key) {
     const uint32_t* rows[kTileRows];
     for (int r = 0; r < count; ++r) rows[r] = queries_.row(group, first_row + r);
@@ -264,7 +264,7 @@ class Attention {
     for (int i = 0; cap_ != 0.0f && i < count * kTiles; ++i) scores[i] = capped(scores[i], cap_);
     for (int r = 0; r < count; ++r)
       mask(scores + r * kTiles, first_position_ + queries_.token(first_row + r), first_key);
-    const int begin = group * queries_.rows_per_group() + first_row;  // in the scratch
+    const int begin = group * queries_.rows_per_group() + first_row;  // row index in the scratch
     float shrink[kLanes] = {};
     for (int r = 0; r < count; ++r) {
       const Floats* s = scores + r * kTiles;
@@ -288,7 +288,7 @@ class Attention {
     }
   }
 
-  // scores += the sum over groups of channels of rows * keys, times the scales of the keys.
+  // scores += the sum over channel groups of (rows * keys) * the scales of the keys.
   void add_scaled(int count, Floats* scores, const uint32_t** rows) {
     constexpr int kAtATime = InRegisters::kAreThere ? kTiles / 2 : kTileVectors;
     for (int group = 0; group < eight_bits_.num_groups(); ++group) {
@@ -316,7 +316,7 @@ class Attention {
       });
     }
   }
-  // outputs += weights * the values of a group of channels.
+  // outputs += weights * the values, for one channel group.
   void add_values(int begin, int count, int group, int steps) {
     if constexpr (InRegisters::kAreThere) {
       const uint8_t* values[kTiles];
@@ -383,13 +383,13 @@ class Attention {
   AttentionScratch<Cache> scratch_;
   int window_;
   float cap_;
-  int num_vectors_;  // of a head
+  int num_vectors_;  // vectors in a head
   Queries<Element> queries_{};
   int first_position_ = 0;
-  Tiles tiles_{}, next_{};  // of the block under way, and of the one to come
-  bool has_next_ = false;   // whether that, of elements, is still to be asked for
-  Ahead ahead_{nullptr, {}, Ahead::kAll};  // what is still to be asked for of that in eight bits
-  bool in_registers_ = false;              // whether numbers of eight bits become elements there
+  Tiles tiles_{}, next_{};  // of the current block, and of the next
+  bool has_next_ = false;   // whether the next block, if not in eight bits, is still to be prefetched
+  Ahead ahead_{nullptr, {}, Ahead::kAll};  // what is still to be prefetched of an eight-bit block
+  bool in_registers_ = false;              // whether eight-bit numbers are converted in registers
 };
 
 }  // namespace triptych

@@ -1,4 +1,4 @@
-// The activations of one step. They grow to the greatest step that was seen and are then used again.
+// The activations of one step. Buffers grow to the largest step seen so far and are reused.
 #pragma once
 
 #include <cstdlib>
@@ -13,7 +13,7 @@
 
 namespace triptych {
 
-// Zeroed memory on a cache line of its own.
+// Zeroed memory, aligned to a cache line.
 template <class T>
 class Buffer {
  public:
@@ -21,11 +21,11 @@ class Buffer {
   Buffer(Buffer&& other) noexcept : start_(other.start_), count_(other.count_) { other.start_ = nullptr; }
   ~Buffer() { std::free(start_); }
 
-  // At least `count` elements, all zero if there were less before.
+  // Makes room for `count` elements. If that takes a new allocation, all of them are zero.
   void reserve(size_t count) {
     if (count <= count_) return;
     std::free(start_);
-    count_ = 0;  // also if there is no memory
+    count_ = 0;  // stays 0 if the allocation fails
     const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
     start_ = static_cast<T*>(std::aligned_alloc(64, bytes));
     if (!start_) throw std::bad_alloc();
@@ -39,7 +39,7 @@ class Buffer {
   size_t count_ = 0;
 };
 
-// Rows in the form that a product takes, of any width up to what was reserved.
+// Rows in the form a product takes as input, of any width up to the reserved one.
 template <class Format>
 struct Operand {
   using Element = typename Format::Element;
@@ -52,7 +52,7 @@ struct Operand {
   }
   Element* row(int row, int width) const { return elements.get() + size_t(row) * width; }
   float* scale(int row, int width) const { return scales.get() + row * scale_stride(width); }
-  // Of a row that was written, for weights of four bits.
+  // Computes the group sums of a row already written, which four-bit weights need.
   void sum_groups(int row, int width) const {
     const Element* group = this->row(row, width);
     float* total = scale(row, width);
@@ -66,16 +66,16 @@ struct Operand {
   static size_t scale_stride(int width) { return 1 + size_t(width) / kGroupInputs; }
 };
 
-// What one thread has to itself.
+// Buffers private to one thread.
 template <class Format>
 struct ThreadBuffers {
-  static constexpr int kOwnRows = 4;  // so many are faster made by every thread than made by one and waited for
+  static constexpr int kOwnRows = 4;  // for up to this many rows, computing them in every thread beats a barrier
   using Element = typename Format::Cache::Element;
 
   Operand<Format> operand;  // [kOwnRows]
-  Buffer<float> rows;       // [kOwnRows][hidden], normed
+  Buffer<float> rows;       // [kOwnRows][hidden], after the norm
   Buffer<Element> head;     // [head_dim]
-  // Of attention.
+  // For attention.
   Buffer<Floats> outputs;
   Buffer<Element> weights;
   Buffer<Floats> sums;
@@ -91,26 +91,27 @@ struct ThreadBuffers {
 template <class Format>
 struct Buffers {
   using Element = typename Format::Element;
-  // What attention and the gate write. A row of int8 has one scale, hence all of it is made before it is quantised.
+  // Element type of the outputs of attention and of the gate. An int8 row has a single scale, so it is only quantised
+  // once all of it is known.
   static constexpr bool kIsQuantised = std::is_same<Format, Int8>::value;
   using Written = typename std::conditional<kIsQuantised, float, Element>::type;
 
   Buffer<float> residual;                           // [tokens][hidden]
-  Buffer<float> added;                              // [tokens][hidden], to be normed and added to it
-  Operand<Format> operand;                          // [tokens], normed or quantised
+  Buffer<float> added;                              // [tokens][hidden], to be normed and added to the residual
+  Operand<Format> operand;                          // [tokens], after the norm or quantisation
   Buffer<float> qkv;                                // [tokens][all heads], as wide as the layer's qkv
   Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
   Buffer<Written> attended;                         // [tokens][heads * head_dim]
   Buffer<Written> gated;                            // [tokens][intermediate]
-  Buffer<float> exact;                              // [tokens][hidden], normed, as routers and gates of a delta rule read it
-  Buffer<float> gates;                              // [tokens][betas and rates], of a delta rule
+  Buffer<float> exact;                              // [tokens][hidden], after the norm, for routers and delta gates
+  Buffer<float> gates;                              // [tokens][betas and rates], for a delta rule
   Buffer<float> mixed;                              // [tokens][DeltaRule::width()]
   Buffer<Written> recalled;                         // [tokens][value heads * value_dim]
-  Buffer<float> router_logits;                      // [tokens][experts and the one that all share]
-  Buffer<float> shared_weights;                     // [tokens], of that one
+  Buffer<float> router_logits;                      // [tokens][experts and the shared expert]
+  Buffer<float> shared_weights;                     // [tokens], of the shared expert
   Buffer<Written> expert_gated;                     // [choices][expert_size], see experts.h
   Buffer<float> expert_outputs;                     // [choices][hidden]
-  Buffer<int32_t> sequences;                        // [tokens], to which they belong
+  Buffer<int32_t> sequences;                        // [tokens], the sequence of each token
   Buffer<QueryBlock> query_blocks;                  // [tokens * kv heads] at most
   std::vector<ThreadBuffers<Format>> threads;
 

@@ -1,7 +1,7 @@
-// A step of a Llama-shaped decoder, stage by stage.
+// One step of a Llama-shaped decoder, stage by stage.
 //
-// The residual stays in float. What a stage writes for one row never depends on the other rows of the step, nor on how
-// many threads compute it.
+// The residual stays in float. What a stage computes for one row never depends on the other rows of the step or on the
+// number of threads.
 #pragma once
 
 #include "expert_layers.h"
@@ -10,11 +10,12 @@ namespace triptych {
 
 class Decoder : public Computation {
  public:
-  // Room for steps of so many tokens, while none is under way; others find room when they come. May throw bad_alloc.
+  // Allocates for steps of up to `num_tokens` tokens; no step may be running. Larger steps allocate when they start.
+  // May throw bad_alloc.
   virtual void reserve(int num_tokens) = 0;
-  // Steps are computed in their order. Whether it pays to submit another one behind this one.
+  // Steps are computed in order of submission. Returns whether it pays to submit another step behind this one.
   virtual bool submit(const Step& step) = 0;
-  // False if there was not enough memory for the oldest step that was not waited for.
+  // Waits for the oldest step not yet waited for. Returns false if it ran out of memory.
   virtual bool wait() = 0;
 };
 
@@ -104,28 +105,29 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
  private:
   static int64_t num_weights(const Matrix& matrix) { return int64_t{matrix.num_inputs} * matrix.num_blocks * 64; }
 
-  // About what the step takes.
+  // The approximate cost of a step.
   int64_t num_multiplications(const Step& step) const {
-    int64_t num_pairs = 0;  // of a query and a key, at most
+    int64_t num_pairs = 0;  // pairs of a query and a key, an upper bound
     for (int s = 0; s < step.num_sequences; ++s)
       num_pairs += int64_t{step.query_starts[s + 1] - step.query_starts[s]} * step.context_lens[s];
-    constexpr int64_t kRead = 8;    // what reading a weight takes
-    constexpr int64_t kPasses = 4;  // multiplications of a token with a state, by its numbers
+    constexpr int64_t kRead = 8;    // cost of reading a weight
+    constexpr int64_t kPasses = 4;  // multiplications of a token with each number of a state
     const int64_t num_choices = int64_t{step.num_tokens} * model_.experts_per_token;
-    const int64_t num_chosen = std::min<int64_t>(num_choices, model_.num_experts);  // experts at most
+    const int64_t num_chosen = std::min<int64_t>(num_choices, model_.num_experts);  // distinct ones, at most
     return num_weights_ * std::max<int64_t>(step.num_tokens, kRead) +
            num_expert_weights_ * std::max(num_choices, num_chosen * kRead) +
            num_pairs * 2 * num_attending_ * model_.num_heads * model_.head_dim +
            kPasses * step.num_tokens * (model_.num_layers - num_attending_) * num_state_numbers();
   }
 
-  // The last step's token where it has just said it, and nobody else has seen it yet.
+  // The previous step's token if it was sampled there and is not yet known to the caller.
   int token_id(int t) const {
     const int row = step_->carried ? step_->carried[t] : -1;
     return row < 0 ? step_->token_ids[t] : step_->last_tokens[row];
   }
 
-  // Once the last layer's keys and values, or its states, are written, only the sampled rows go on, which are in rising order.
+  // Once the last layer's keys and values, or its states, are written, only the sampled rows continue. They are in
+  // increasing order.
   int keep_sampled(Written* found, size_t width, Member& me) {
     if (step_->num_rows == step_->num_tokens) return step_->num_tokens;
     stages_.run(me, [&] {
@@ -138,12 +140,12 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
     return step_->num_rows;
   }
 
-  // What the layer's delta rule reads for all tokens.
+  // The outputs of the layer's delta rule, for all tokens.
   void recall(const Layer& layer, int number, Member& me) {
     const int num_rows = step_->num_tokens;
     const Added to_qkv = adapters_.to(kQkvProduct, number, false);
     const Added to_gates = adapters_.to(kGatesProduct, number, false);
-    // Betas and rates are made of rows in float, whatever the format: they weigh all that is to come.
+    // Betas and rates are computed from float rows in every format, as they scale all later tokens.
     float* exact = num_rows <= kOwnRows ? buffers_.threads[me.place].rows.get() : buffers_.exact.get();
     const Rows normed = norm(num_rows, layer.attention_norm, num_stages(to_qkv) + num_stages(to_gates), me,
                              [&](int row) { return exact + row * hidden_width(); });
@@ -167,7 +169,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
     stages_.run(me, [&] {
       const int num_heads = model_.delta.num_value_heads, num_sequences = step_->num_sequences;
       stages_.for_items(num_sequences * num_heads, [&](int item) {
-        // Chunks, which take longest, come last in a step.
+        // Chunks, which take longest, come last in a step, so they are started first.
         const int sequence = num_sequences - 1 - item / num_heads;
         rule.run(chunk_of(layer, sequence), item % num_heads,
                  buffers_.recalled.get() + step_->query_starts[sequence] * values_width(), values_width());
@@ -187,7 +189,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
             step_->segment_ends + segment, step_->state_writes + segment};
   }
 
-  // What the layer's attention finds for all tokens.
+  // The outputs of the layer's attention, for all tokens.
   void attend(const Layer& layer, int number, Member& me) {
     const Added to_qkv = adapters_.to(kQkvProduct, number, false);
     const Rows normed = norm(step_->num_tokens, layer.attention_norm, to_qkv, me);
@@ -196,11 +198,11 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
     stages_.run(me, [&] { attend(layer, me); });
   }
 
-  // Queries, keys and values of the step's tokens take their positions; keys and values go to the pages.
+  // Applies norms and rotary embeddings to the queries and keys of the step, and writes keys and values to the pages.
   void turn(const Layer& layer, const Member& me) {
     const int size = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
     const int rotary_dim = model_.rotary_dim, query_stride = this->query_stride();
-    const float scale = kLog2E / model_.score_divisor;  // scores are logarithms to base 2
+    const float scale = kLog2E / model_.score_divisor;  // scores are base-2 logarithms
     const float* query_norm = model_.norms_whole_queries ? nullptr : layer.query_norm;  // of each head
     const float* key_norm = model_.norms_whole_queries ? nullptr : layer.key_norm;
     const Pages<Cache> pages = pages_of(layer);
@@ -256,9 +258,9 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
     });
   }
 
-  // Work items of attention, those with most keys first.
+  // Splits attention into work items, those with the most keys first.
   void plan_queries(int max_members) {
-    constexpr int kItemsPerThread = 4;  // so that all end at about the same time
+    constexpr int kItemsPerThread = 4;  // so that all threads finish at about the same time
     const int num_kv_heads = model_.num_kv_heads, group_size = model_.num_heads / num_kv_heads;
     const int most = tokens_per_item(group_size), room = rows_per_item(model_.num_heads, num_kv_heads);
     const int wanted = step_->num_sequences * num_kv_heads / (kItemsPerThread * max_members);
@@ -286,7 +288,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
   static size_t qkv_width(const Layer& layer) { return size_t(layer.qkv.num_blocks) * 64; }
   static size_t gates_width(const Layer& layer) { return size_t(layer.delta.gates.num_blocks) * 64; }
   int query_stride() const { return model_.head_dim * (model_.gates_outputs ? 2 : 1); }
-  // Of one layer, that are kept of a sequence.
+  // In the states of one sequence, in one layer.
   int64_t num_state_numbers() const {
     return int64_t{model_.delta.num_value_heads} * model_.delta.key_dim * model_.delta.value_dim;
   }
@@ -314,9 +316,9 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
   const Sharing sharing_;
   Adapters<Format> adapters_;
   const Step* step_ = nullptr;
-  int64_t num_weights_ = 0, num_expert_weights_ = 0;  // of one expert of each layer
-  int num_query_blocks_ = 0, num_attending_ = 0;  // layers
-  Team team_;  // last, for its threads use all the others
+  int64_t num_weights_ = 0, num_expert_weights_ = 0;  // the latter of one expert in each layer
+  int num_query_blocks_ = 0, num_attending_ = 0;  // the latter counts layers
+  Team team_;  // last, because its threads use the other members
 };
 
 }  // namespace triptych

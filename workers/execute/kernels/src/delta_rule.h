@@ -1,17 +1,19 @@
-// The gated delta rule in place of attention (Yang et al. 2024, "Gated Delta Networks", arXiv 2412.06464).
+// The gated delta rule, which replaces attention (Yang et al. 2024, "Gated Delta Networks", arXiv 2412.06464).
 //
-// Of what a sequence has said each value head keeps a matrix S, which maps keys to values. A token lets it decay,
-// corrects by a part beta what S has for the token's key, and reads what it has for the token's query:
+// For each sequence, every value head keeps a matrix S that maps keys to values. A token decays it, corrects by a
+// fraction beta what S returns for the token's key, and reads what it returns for the token's query:
 //   S = decay * S;  S = S + key (beta * (value - S^T key))^T;  output = S^T query
-// Queries, keys and values come out of a short causal convolution, whose last inputs are kept beside S.
+// Queries, keys and values are the outputs of a short causal convolution, whose last inputs are kept beside S.
 //
-// S lies in tiles of columns that half of an L1 cache has room for: [value_dim / tile][key_dim][tile]. A token passes over
-// a tile twice: for S^T key and S^T query of the state before it, then to write. The second pass finds the tile in the
-// cache, so memory gives each number once and takes it once. All tokens of a chunk pass over one tile, which stays there,
-// before the next one is touched.
+// S is stored in tiles of columns that fit in half of an L1 cache: [value_dim / tile][key_dim][tile]. Each token makes
+// two passes over a tile: the first computes S^T key and S^T query for the old state, the second updates the tile,
+// which is then in cache, so each number is read from memory once and written once. All tokens of a chunk are applied
+// to one tile, which stays in cache, before the next tile is touched.
 //
-// Tokens come one by one, whatever the chunk, so a token's bits do not depend on how its prompt was cut. A step leaves a
-// state elsewhere than it found one, so it can be run again. On its way it may leave more, for others to begin from: a
+// Tokens are applied one by one, however they are chunked, so a token's bits do not depend on how its prompt was cut. A
+// step writes the new state to a different row than it read, so it can be run again. It may also save intermediate
+// states for others to start from: a chunk consists of segments, and each segment continues from the row that the one
+// before it wrote.
 // chunk is segments, and each of them goes on from one row to the next.
 #pragma once
 
@@ -25,35 +27,35 @@ namespace triptych {
 
 // The tokens of one sequence in a step.
 struct DeltaChunk {
-  const float* projected;  // [count][stride]: inputs of the convolution, then what gates the output of each value head
+  const float* projected;  // [count][stride]: inputs of the convolution, then the output gates of each value head
   size_t stride;
-  const float* gates;  // [count][gates_stride]: of each value head, see DeltaLayer
+  const float* gates;  // [count][gates_stride]: for each value head, see DeltaLayer
   size_t gates_stride;
   float* mixed;  // [count][DeltaRule::width(shape)]
   int count;
-  int32_t read;                // row of the state and inputs before it
-  int num_segments;            // after each of which they are written
-  const int32_t *ends, *writes;  // [num_segments]: number of tokens up to there, rising up to count, and the row
+  int32_t read;                // row of the state and convolution inputs before the chunk
+  int num_segments;            // the state and inputs are written after each segment
+  const int32_t *ends, *writes;  // [num_segments]: token count at its end, increasing up to count; and row
 };
 
 class DeltaRule {
  public:
   static constexpr int kMostTaps = 8;  // of the convolution
-  static constexpr int kVectors = std::max(1, kTileVectors / 2);  // of a tile
+  static constexpr int kVectors = std::max(1, kTileVectors / 2);  // in a tile
 
   DeltaRule(const DeltaShape& shape, const DeltaLayer& layer, float eps) : shape_(shape), layer_(layer), eps_(eps) {}
 
-  // Of the convolution: queries, keys and values.
+  // Channels of the convolution: queries, keys and values.
   static int num_channels(const DeltaShape& shape) {
     return 2 * shape.num_key_heads * shape.key_dim + shape.num_value_heads * shape.value_dim;
   }
-  // Of a row that is mixed: channels, then decays and betas of the value heads, then query^T key of the key heads.
+  // Width of a row of `mixed`: channels, then decays and betas of the value heads, then query^T key of the key heads.
   static int width(const DeltaShape& shape) {
     return padded(num_channels(shape) + 2 * shape.num_value_heads + shape.num_key_heads);
   }
 
-  // Makes query, key and values of a token in one key head and the value heads that belong to it, and what these are
-  // weighted by. The last token of a segment leaves the inputs of the convolution for what comes after it.
+  // Computes a token's query, key and values for one key head and its value heads, as well as their decays, betas and
+  // query^T key. The last token of a segment saves the inputs of the convolution for the tokens after it.
   void mix(const DeltaChunk& chunk, int t, int key_head) const {
     const int key_dim = shape_.key_dim, keys = shape_.num_key_heads * key_dim, num_channels = this->num_channels();
     const int group = num_heads() / shape_.num_key_heads, num_values = group * shape_.value_dim;
@@ -72,7 +74,7 @@ class DeltaRule {
     }
   }
 
-  // What one head reads for each token, normed and gated, [count][stride].
+  // The outputs of one head for each token, normed and gated: [count][stride].
   template <class Element>
   void run(const DeltaChunk& chunk, int head, Element* outputs, size_t stride) const {
     const int size = shape_.value_dim;
@@ -94,18 +96,18 @@ class DeltaRule {
  private:
   int num_heads() const { return shape_.num_value_heads; }
   int num_channels() const { return num_channels(shape_); }
-  size_t inputs_size() const { return size_t(shape_.conv_size - 1) * num_channels(); }  // of a row of them
+  size_t inputs_size() const { return size_t(shape_.conv_size - 1) * num_channels(); }  // of a row of saved inputs
   float* mixed(const DeltaChunk& chunk, int t) const { return chunk.mixed + size_t(t) * width(shape_); }
   float* value(const DeltaChunk& chunk, int t, int head) const {
     return mixed(chunk, t) + 2 * shape_.num_key_heads * shape_.key_dim + head * shape_.value_dim;
   }
 
-  // Of the convolution: that of token t of the chunk, or of one before it.
+  // The convolution's input at token t of the chunk, or, for t < 0, at an earlier token.
   const float* input(const DeltaChunk& chunk, int t) const {
     if (t >= 0) return chunk.projected + t * chunk.stride;
     return layer_.inputs + chunk.read * inputs_size() + size_t(shape_.conv_size - 1 + t) * num_channels();
   }
-  // So many channels of a token, from the first on.
+  // Convolves `count` channels of a token, from `first` on.
   void convolve(const DeltaChunk& chunk, int t, int first, int count) const {
     const int num_taps = shape_.conv_size;
     const float* taps[kMostTaps];
@@ -137,7 +139,7 @@ class DeltaRule {
     for (int i = 0; i < shape_.key_dim; i += kLanes) store(x + i, load<Floats>(x + i) * factor);
   }
 
-  // All tokens over the tile of a head that begins with channel c. Outputs take the place of values.
+  // Applies all tokens to the tile of a head that begins at channel c. Outputs overwrite the values.
   template <int kWidth>
   void pass(const DeltaChunk& chunk, int head, int c) const {
     const int key_head = head / (num_heads() / shape_.num_key_heads), key_dim = shape_.key_dim;
@@ -150,7 +152,7 @@ class DeltaRule {
       const float *query = row + key_head * key_dim, *key = query + shape_.num_key_heads * key_dim;
       const Weighting weighting{weights[head], weights[num_heads() + head], weights[2 * num_heads() + key_head]};
       float* values = value(chunk, t, head) + c;
-      // A single token comes to a state that is in no cache, and does not come back.
+      // For a single token the state is not in cache before the step, and is not needed there afterwards.
       if (chunk.count == 1) {
         step<kWidth, true>(from, to, query, key, weighting, values);
       } else {
@@ -163,7 +165,7 @@ class DeltaRule {
   struct Weighting {
     float decay, beta, match;  // match: query^T key
   };
-  // The sums over keys run in two chains, of even ones and of odd ones, so that the next product need not wait for the last.
+  // The sums over keys run in two chains, even keys and odd keys, so that an fma need not wait for the previous one.
   template <int kWidth, bool kStreams>
   void step(const float* from, float* to, const float* query, const float* key, const Weighting& by,
             float* values) const {
@@ -198,7 +200,7 @@ class DeltaRule {
 
   const DeltaShape& shape_;
   const DeltaLayer& layer_;
-  const float eps_;  // of the norm of outputs
+  const float eps_;  // for the norm of outputs
 };
 
 }  // namespace triptych

@@ -1,13 +1,15 @@
-// Sixteen tokens of one kv head in 8 bits, which is half of what they take in bfloat16.
+// Sixteen tokens of one kv head in 8 bits: half the size of bfloat16.
 //
-// A tile is the numbers, -127..127, each of them where pages.h has its element, and behind them their scales in
-// bfloat16. 32 channels of a key share a scale, as in llama.cpp's Q8_0, [head_dim / 32][16 tokens]: keys of some models have
-// a few channels much greater than all others, which would leave the others nothing with one scale for all. A value has one.
+// A tile holds the numbers, -127..127, each at the place of its element in the layout of pages.h, followed by their
+// scales in bfloat16. In a key, every 32 channels share a scale, as in llama.cpp's Q8_0: [head_dim / 32][16 tokens].
+// Keys of some models have a few channels much larger than all others, and a single scale would leave the others no
+// precision. A value has one scale.
 //
-// Attention reads the numbers as elements, which they are exactly, and multiplies by the scales elsewhere: a score is the
-// sum over groups of the scale of the key times a product of numbers, and a weight is multiplied by the scale of its value.
+// Attention reads the numbers as elements, which represent them exactly, and applies the scales elsewhere: a score is
+// the sum over groups of the key's scale times a dot product of numbers, and a weight is multiplied by the scale of its
+// value.
 //
-// What a token becomes depends on nothing but its own channels.
+// What is stored for a token depends only on its own channels.
 #pragma once
 
 #include "numbers.h"
@@ -18,7 +20,7 @@ template <class Cache>
 class EightBits {
  public:
   using Element = typename Cache::Element;
-  static constexpr int kChannels = 32;  // of a key's group
+  static constexpr int kChannels = 32;  // in a group of a key
 
   explicit EightBits(int head_dim) : head_dim_(head_dim) {}
 
@@ -38,13 +40,13 @@ class EightBits {
     const int start = token / kGroup * head_dim_ * kGroup + token % kGroup;
     scales_of(tile)[token] = write(tile, value, 0, head_dim_, [=](int d) { return start + d * kGroup; });
   }
-  // Makes what stands for a token zero.
+  // Makes a token's value zero.
   void clear_value(char* tile, int token) const { scales_of(tile)[token] = 0; }
 
   void read_numbers(const char* tile, Element* to) const {
     Numbers<Element>::read(reinterpret_cast<const uint8_t*>(tile), num_numbers(), to);
   }
-  // Of 16 tokens; a value has one group.
+  // The scales of 16 tokens; a value has one group.
   Floats read_scales(const char* tile, int group = 0) const {
     return widened(reinterpret_cast<const uint16_t*>(tile + num_numbers()) + group * kLanes);
   }
@@ -56,14 +58,14 @@ class EightBits {
   size_t num_numbers() const { return size_t(kLanes) * head_dim_; }
   uint16_t* scales_of(char* tile) const { return reinterpret_cast<uint16_t*>(tile + num_numbers()); }
 
-  // Writes numbers that stand for these channels; the scale.
+  // Quantises these channels and writes the numbers; returns the scale.
   template <class Place>
   static uint16_t write(char* tile, const float* from, int begin, int end, const Place& place) {
     Floats magnitudes = broadcast(0.0f), nothing = broadcast(0.0f);
     for (int d = begin; d < end; d += kLanes) {
       const Floats channels = load<Floats>(from + d);
       magnitudes = max(magnitudes, abs(channels));
-      nothing = nothing + channels * broadcast(0.0f);  // or no number, which must not get lost
+      nothing = nothing + channels * broadcast(0.0f);  // NaN if any channel is NaN or infinite, which must not be lost
     }
     const uint16_t stored = to_bf16(greatest(magnitudes) / kGreatest + sum(nothing));
     const float scale = from_bf16(stored), inverse = 1.0f / scale;

@@ -1,4 +1,4 @@
-// Layers with experts, stage by stage: who chose whom, and what that adds to the residual.
+// Layers with experts, stage by stage: routing, and what the experts add to the residual.
 #pragma once
 
 #include "experts.h"
@@ -6,7 +6,7 @@
 
 namespace triptych {
 
-// Where the choices of one layer are told, a row every `stride`; or nowhere.
+// Where the choices of one layer are reported, with `stride` between rows; start is null if they are not.
 struct Choices {
   int32_t* start;
   size_t stride;
@@ -20,7 +20,7 @@ class ExpertLayers : protected Products<Format> {
 
   ExpertLayers(const Model& model, int num_threads) : Products<Format>(model, num_threads), routing_(model_) {}
 
-  // What its experts add to each row, and the one that all rows share, whose adapters these are.
+  // Adds the outputs of the routed experts and of the shared one to each row. The adapters apply to the shared expert.
   void add_experts(const Layer& layer, int num_rows, const Added& to_gate_up, const Added& to_down,
                    const Choices& choices, Member& me) {
     using Run = Routing::Run;
@@ -35,7 +35,7 @@ class ExpertLayers : protected Products<Format> {
       Written* to = buffers_.expert_gated.get() + run.slots.begin * expert_width();
       multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, gate(to, expert_width()));
     });
-    if (has_shared(layer)) {  // only now: what it is made of may take the place of the normed rows
+    if (has_shared(layer)) {  // only now, as its inputs may overwrite the normed rows
       const AddWeighted add{residual(0), hidden_width(), model_.residual_multiplier, buffers_.shared_weights.get()};
       product(layer.down, inputs_of(buffers_.gated, num_rows, width, to_down, me), to_down, me, add);
     }
@@ -69,7 +69,7 @@ class ExpertLayers : protected Products<Format> {
   using Products<Format>::gate;
 
  private:
-  // Norms rows for the experts. The router reads them as floats: what is rounded may choose others.
+  // Norms the rows for the experts. The router reads them as floats, since rounded ones might choose other experts.
   void choose_experts(const Layer& layer, int num_rows, const Choices& choices, Member& me) {
     const int width = int(hidden_width());
     float *exact = buffers_.exact.get(), *logits = buffers_.router_logits.get();
@@ -97,7 +97,7 @@ class ExpertLayers : protected Products<Format> {
     });
   }
 
-  // compute(run, halves) for all halves of the matrices of all experts that were chosen, which are like `matrix`.
+  // Calls compute(run, halves) for all halves of the matrices of all chosen experts, which have the shape of `matrix`.
   template <class Compute>
   void expert_products(const Matrix& matrix, Member& me, const Compute& compute) {
     stages_.run(me, [&] {

@@ -1,7 +1,8 @@
-// Experts in place of an MLP: of each row those that a router finds likeliest, whose outputs it weights by that.
+// Mixture of experts in place of an MLP: a router chooses the likeliest experts for each row, and their outputs are
+// weighted by its probabilities.
 //
-// Rows are sorted by their experts, so that an expert's weights are read once for all rows that chose it, and not at all if
-// none did. What a row chooses, what its experts make of it and the order in which that is added do not depend on the
+// Rows are sorted by expert, so that an expert's weights are read once for all rows that chose it, and not at all if
+// none did. A row's choices, the outputs of its experts and the order in which they are added do not depend on the
 // other rows.
 #pragma once
 
@@ -11,10 +12,10 @@
 
 namespace triptych {
 
-// Who chose whom in one layer. Sorted by experts, the choices of all rows lie in slots.
+// The routing of one layer. The choices of all rows, sorted by expert, occupy consecutive slots.
 class Routing {
  public:
-  struct Run {  // an expert that was chosen, and by whom
+  struct Run {  // a chosen expert, and the slots of the rows that chose it
     int expert;
     Range slots;
     int count() const { return slots.end - slots.begin; }
@@ -30,7 +31,7 @@ class Routing {
     rows_.reserve(num_choices);
   }
 
-  // The likeliest experts of a row come first, and the first of those alike. If any logit is no number, no weight is.
+  // A row's experts are listed likeliest first, and by index on ties. If any logit is NaN, so are all weights.
   void choose(int row, const float* logits) const {
     const int num_wanted = model_.experts_per_token;
     int32_t* experts = experts_.get() + size_t(row) * num_wanted;
@@ -51,7 +52,7 @@ class Routing {
     for (int k = 0; model_.norms_expert_weights && k < num_wanted; ++k) weights[k] /= chosen;
   }
 
-  // Gives the choices of so many rows their slots.
+  // Assigns slots to the choices of the first `num_rows` rows.
   void sort(int num_rows) {
     const int num_wanted = model_.experts_per_token, num_choices = num_rows * num_wanted;
     std::fill(next_slots_.begin(), next_slots_.end(), 0);
@@ -76,7 +77,7 @@ class Routing {
   const std::vector<Run>& runs() const { return runs_; }
   const int32_t* rows_of(const Run& run) const { return rows_.get() + run.slots.begin; }
 
-  // to += multiplier * the outputs of a row's experts, [slots][width], each by its weight.
+  // to += multiplier * the weighted outputs of the row's experts. `outputs` is [slots][width].
   void add(int row, const float* outputs, size_t width, float multiplier, float* to) const {
     const size_t first = size_t(row) * model_.experts_per_token;
     for (int k = 0; k < model_.experts_per_token; ++k) {
@@ -93,7 +94,7 @@ class Routing {
   Buffer<int32_t> slots_;    // likewise
   Buffer<int32_t> rows_;     // [slots]
   std::vector<int32_t> next_slots_;
-  std::vector<Run> runs_;  // in the order of their experts
+  std::vector<Run> runs_;  // ordered by expert
 };
 
 }  // namespace triptych

@@ -1,7 +1,8 @@
-// The three number formats of weights, by one idea: 32 bits are a group of one float, two bfloat16 or four int8.
+// The three number formats of weights, built on one idea: a 32-bit group is one float, two bfloat16 or four int8.
 //
-// A row of activations is a row of groups, a vector of weights is the same group of 16 columns, and the dot product of
-// a broadcast activation group with it adds to 16 accumulators at once: an fma, vdpbf16ps or vpdpbusd.
+// A row of activations is a row of groups, and a vector of weights is the same group of 16 columns. The dot product of
+// a broadcast activation group and such a vector updates 16 accumulators with one instruction: an fma, vdpbf16ps or
+// vpdpbusd.
 #pragma once
 
 #include "simd.h"
@@ -11,7 +12,7 @@ namespace triptych {
 struct Float32 {
   using Element = float;  // of activations and of cached keys and values
   using Accumulators = Floats;
-  using Cache = Float32;  // the format of its keys and values
+  using Cache = Float32;  // the format of keys and values
   static constexpr int kGroup = 1;
 
   struct Activation {
@@ -40,7 +41,7 @@ struct BFloat16 {
     return {{(NativeFloats)_mm512_dpbf16_ps((__m512)sums.part[0], (__m512bh)a.part[0], (__m512bh)weights.part[0])}};
   }
 #else
-  // A bfloat16 is the upper half of a float: both of a group are made one by a shift or a mask.
+  // A bfloat16 is the upper half of a float: a shift widens one of a group, and a mask the other.
   struct Activation {
     Floats even, odd;
   };
@@ -55,7 +56,7 @@ struct BFloat16 {
 #endif
 };
 
-// Activations are unsigned, 128 more than what they stand for; Matrix.offsets takes that back.
+// Activations are unsigned, 128 more than the value they represent; Matrix.offsets corrects for that.
 struct Int8 {
   using Element = uint8_t;
   using Accumulators = Ints;
@@ -69,7 +70,7 @@ struct Int8 {
     return {{(NativeInts)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)a.part[0], (__m512i)weights.part[0])}};
   }
 #elif defined(__AVX2__)
-  // Even and odd bytes widened to 16 bits, where a product of two pairs cannot saturate.
+  // Even and odd bytes are widened to 16 bits, so that a sum of two products cannot saturate.
   struct Activation {
     __m256i even, odd;
   };

@@ -1,9 +1,10 @@
-// Weights of four bits, in groups of 64 inputs of a column.
+// Four-bit weights, in groups of 64 inputs of a column.
 //
-// A group's weights are scale * q + least, with q of 0..15, and both numbers in bfloat16. It takes nine steps of a
-// block: eight of eight weights, where the low halves of the four bytes go with one group of activations and the high halves
-// with the next one, and one step of the scale (low half of the 32 bits) and the least. So a block stays one run of
-// memory, of 4.5 bits a weight. The product of a group is exact in integers; groups are added in float:
+// The weights of a group are scale * q + least, with q in 0..15 and both parameters in bfloat16. A group takes nine
+// steps of a block. Each of the first eight holds eight weights: the low nibbles of its four bytes go with one group of
+// activations, the high nibbles with the next. The ninth holds the scale (low half of the 32 bits) and the least value.
+// A block thus remains one contiguous run of memory, of 4.5 bits per weight. The dot product of a group is exact in
+// integers; groups are added in float:
 //   sum of (x + 128) (scale q + least) = scale * sum of (x + 128) q + least * sum of (x + 128).
 #pragma once
 
@@ -11,10 +12,10 @@
 
 namespace triptych {
 
-// Weights only: activations are those of Int8.
+// For weights only: activations are those of Int8.
 struct Int4 {
   static constexpr int kGroup = 8;
-  static constexpr int kPieces = 1;  // of a group, which are of different worth
+  static constexpr int kPieces = 1;  // of a group, each with a scale of its own
   using Accumulators = Floats;
 
   static Ints low(Ints weights) {
@@ -24,11 +25,11 @@ struct Int4 {
     return each<Ints>([&](int i) { return weights.part[i] >> 4 & 0x0f0f0f0f; });
   }
 
-  // What a group, or a piece of it, is worth, of 16 columns.
+  // The parameters of a group, or of a piece of it, for 16 columns.
   struct Worth {
     Floats scale, least;
     Worth(Ints stored, int) : scale(lower_half(stored)), least(upper_half(stored)) {}
-    // sum + what products stand for; `total` is the sum of the group's activations.
+    // sum + the dequantised products; `total` is the sum of the group's activations.
     Floats add(Floats sum, Ints products, const float* total) const {
       return fma(to_floats(products), scale, fma(broadcast(*total), least, sum));
     }

@@ -1,4 +1,4 @@
-// Four-bit weights too, whose activations are bytes as well.
+// Also for four-bit weights, whose activations are bytes too.
 #include "entries.h"
 
 template struct triptych::Entries<triptych::Int8>;

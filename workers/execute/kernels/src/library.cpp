@@ -1,4 +1,4 @@
-// What Python calls. Nothing is thrown across this border: a failure is a null pointer or a status other than 0.
+// The functions that Python calls. No exception crosses this boundary: failure is a null pointer or a nonzero status.
 #include "abi.h"
 #include "entries.h"
 #include "pack.h"
@@ -8,7 +8,7 @@ using namespace triptych;
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Sizes of the structures, by which Python checks its mirror of them.
+// Sizes of the structures, against which Python checks its mirror of them.
 void triptych_sizes(int64_t* sizes) {
   sizes[0] = sizeof(Matrix);
   sizes[1] = sizeof(Layer);
@@ -19,7 +19,7 @@ void triptych_sizes(int64_t* sizes) {
   sizes[6] = sizeof(Expert);
 }
 
-// Outputs begin..end of a checkpoint's matrix, into the columns that `first` and `run` say (see Placement).
+// Packs outputs begin..end of a checkpoint's matrix into the columns given by `first` and `run` (see Placement).
 void triptych_pack(Matrix* matrix, const void* source, int32_t source_is_bf16, int32_t first,
                    int32_t run, int32_t begin, int32_t end) {
   const Placement placement{first, run};
@@ -30,19 +30,19 @@ void triptych_pack(Matrix* matrix, const void* source, int32_t source_is_bf16, i
   }
 }
 
-// The same of a matrix that has four bits already, see FourBits.
+// The same for a matrix that is already in four bits, see FourBits.
 void triptych_pack_int4(const Matrix* matrix, const uint8_t* numbers, const float* scales, const float* least,
                         int32_t first, int32_t run, int32_t begin, int32_t end) {
   pack_stored(*matrix, FourBits{numbers, scales, least}, {first, run}, begin, end);
 }
 
-// And of one in MXFP4, see MxWeights.
+// The same for a matrix in MXFP4, see MxWeights.
 void triptych_pack_mxfp4(const Matrix* matrix, const uint8_t* numbers, const uint8_t* scales, int32_t first, int32_t run,
                          int32_t begin, int32_t end) {
   pack_stored(*matrix, MxWeights{numbers, scales}, {first, run}, begin, end);
 }
 
-// The opposite for eight and four bits: what the weights stand for.
+// The inverse, for eight and four bits: dequantises the weights.
 void triptych_unpack(const Matrix* matrix, float* to, int32_t first, int32_t run, int32_t begin, int32_t end) {
   unpack(*matrix, {first, run}, begin, end, to);
 }
@@ -56,7 +56,7 @@ void triptych_multiply(const Matrix* matrix, const float* x, int32_t num_rows, f
   }
 }
 
-// A sequence's next `count` tokens, in segments, through one delta rule, side by side without padding. For tests.
+// Runs a sequence's next `count` tokens, in segments, through one delta rule; rows have no padding. For tests.
 void triptych_delta_rule(const DeltaShape* shape, const DeltaLayer* layer, float eps, const float* projected,
                          const float* gates, int32_t count, int32_t read, int32_t num_segments, const int32_t* ends,
                          const int32_t* writes, float* outputs) {
@@ -72,7 +72,7 @@ void triptych_delta_rule(const DeltaShape* shape, const DeltaLayer* layer, float
   for (int head = 0; head < shape->num_value_heads; ++head) rule.run(chunk, head, outputs, num_outputs);
 }
 
-// A decoder of the model, whose arrays must outlive it; or null.
+// Returns a decoder of the model, whose arrays must outlive it; or null.
 void* triptych_decoder_new(const Model* model, const Sharing* sharing) {
   try {
     switch (model->format) {
@@ -87,7 +87,7 @@ void* triptych_decoder_new(const Model* model, const Sharing* sharing) {
 
 void triptych_decoder_delete(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
-// Room for steps of so many tokens, while none is under way. 0, or 1 if there is not enough memory.
+// Allocates for steps of up to `num_tokens` tokens; no step may be running. 0, or 1 if out of memory.
 int32_t triptych_decoder_reserve(void* decoder, int32_t num_tokens) {
   try {
     static_cast<Decoder*>(decoder)->reserve(num_tokens);
@@ -97,13 +97,13 @@ int32_t triptych_decoder_reserve(void* decoder, int32_t num_tokens) {
   }
 }
 
-// A step behind those that were submitted before. Its arrays must stay until it was waited for, and `tokens` until the
-// next one was. 1 if it pays to submit another one behind it, before it was waited for.
+// Queues a step behind those submitted before. Its arrays must live until the step has been waited for, and `tokens`
+// until the next one has. Returns 1 if it pays to submit another step behind it before waiting for it.
 int32_t triptych_decoder_submit(void* decoder, const Step* step) {
   return static_cast<Decoder*>(decoder)->submit(*step) ? 1 : 0;
 }
 
-// Waits for the oldest step that was not waited for. 0, or 1 if there was not enough memory for it.
+// Waits for the oldest step not yet waited for. 0, or 1 if it ran out of memory.
 int32_t triptych_decoder_wait(void* decoder) { return static_cast<Decoder*>(decoder)->wait() ? 0 : 1; }
 
 }  // extern "C"

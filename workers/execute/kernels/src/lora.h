@@ -1,8 +1,8 @@
-// Low-rank adapters: y += B (A x) for each row of a product, with the A and B of its own adapter, or of none.
+// Low-rank adapters: y += B (A x) for each row of a product, with the A and B of the row's adapter, if it has one.
 //
-// Rows of one adapter that lie side by side pass over its A together. B is added to a row's values before anything
-// becomes of them, so a row without an adapter is computed as if there were none. Every sum has one order, whoever
-// shares the step.
+// Adjacent rows with the same adapter are multiplied by its A together. B is added to a row's values before they are
+// used, so a row without an adapter is computed as if there were none. Every sum has a fixed order, whatever other rows
+// are in the step.
 //
 // Source: LoRA, Hu et al. 2021; batches of several adapters: Punica, Chen et al. 2023.
 #pragma once
@@ -13,11 +13,11 @@
 
 namespace triptych {
 
-// The tensors that a packed matrix was made of: side by side, or, as gate and up, 32 columns of each in turn.
+// The tensors merged into a packed matrix: side by side, or, for gate and up, 32 columns of each in turn.
 struct Parts {
   int first;    // Tensor
   int count;
-  int ends[2];  // vectors of 16 columns up to the end of the first part and of the second; 0: they take turns
+  int ends[2];  // ends of the first two parts, in vectors of 16 columns; 0: the parts alternate
 
   struct Place {
     int part;
@@ -54,9 +54,9 @@ inline Parts parts_of(const Model& model, const Layer& layer, Product product) {
   }
 }
 
-// Rows of a step by their adapters.
+// The adapters of the rows of a step.
 struct AdapterRows {
-  struct Run {  // rows side by side of the same adapter, no more than a tile takes
+  struct Run {  // adjacent rows with the same adapter, at most as many as a tile takes
     int adapter;
     Range rows;
   };
@@ -82,18 +82,18 @@ struct AdapterRows {
   }
 };
 
-// What adapters add to one product of a step; or nothing.
+// What adapters add to one product of a step, or nothing.
 template <class Format>
 struct Addition {
   using Inner = typename Format::Cache;
   using Element = typename Inner::Element;
 
-  const Update* updates = nullptr;  // of the layer's first tensor, of the first adapter
-  size_t adapter_stride = 0;        // updates from adapter to adapter
+  const Update* updates = nullptr;  // of the first adapter, for this layer's first tensor
+  size_t adapter_stride = 0;        // number of updates between adapters
   Parts parts{};
   const AdapterRows* rows = nullptr;  // null: nothing is added
   Element* inner = nullptr;           // A x, [rows][parts][max_rank]
-  size_t inner_stride = 0;            // elements from part to part
+  size_t inner_stride = 0;            // number of elements between parts
 
   explicit operator bool() const { return rows != nullptr; }
   int num_items() const { return int(rows->runs.size()) * parts.count; }
@@ -104,7 +104,7 @@ struct Addition {
     return inner + (size_t(row) * parts.count + part) * inner_stride;
   }
 
-  // A x of one part, for one run of rows.
+  // Computes A x of one part, for one run of rows.
   void compress(const Rows& inputs, int item) const {
     const AdapterRows::Run& run = rows->runs[item / parts.count];
     const int part = item % parts.count, first = run.rows.begin, count = run.rows.end - first;
@@ -125,7 +125,7 @@ struct Addition {
     }
   }
 
-  // The values of 16 columns with what the row's adapter adds to them.
+  // The values of 16 columns plus the update of the row's adapter.
   Floats added(Floats values, int row, int block, int vector) const {
     const Parts::Place place = parts.place(block, vector);
     const Update& update = this->update(rows->adapters[row], place.part);
@@ -139,7 +139,7 @@ struct Addition {
   }
 };
 
-// What becomes of the values, once the adapters' are added.
+// An epilogue that adds the adapters' updates before the actual one.
 template <class Format, class Write>
 struct AddFirst {
   const Addition<Format>& addition;
@@ -153,7 +153,7 @@ struct AddFirst {
   }
 };
 
-// The adapters of a model, and who has which in the step under way.
+// The adapters of a model, and which rows of the current step use which.
 template <class Format>
 class Adapters {
  public:

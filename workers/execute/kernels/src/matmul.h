@@ -1,8 +1,8 @@
 // Rows times a packed matrix.
 //
-// A block of 64 columns is four vectors. Its two halves, vectors {0, 2} and {1, 3}, are the unit by which the matrix is
-// shared among threads: nine blocks split evenly over two threads, and gate and up columns, 32 apart, stay together.
-// All rows pass over a block before the next one is touched: it comes from memory once and then from the L2 cache.
+// A block of 64 columns is four vectors. Its two halves, vectors {0, 2} and {1, 3}, are the unit in which a matrix is
+// divided among threads: nine blocks split evenly over two threads, and gate and up columns, 32 apart, stay together.
+// All rows are multiplied by a block before the next one is touched: it comes from memory once, then from the L2 cache.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,12 @@ struct Range {
   int begin, end;
 };
 
-// Thread's part of 0..count.
+// The part of 0..count that belongs to `thread`.
 inline Range share(int count, int thread, int num_threads) {
   return {int(int64_t{count} * thread / num_threads), int(int64_t{count} * (thread + 1) / num_threads)};
 }
 
-// The numbers of a range, for a loop over them.
+// The indices in a range, for a range-based for loop.
 struct Indices {
   struct Iterator {
     int value;
@@ -34,21 +34,21 @@ struct Indices {
   Iterator end() const { return {range.end}; }
 };
 
-// Activations, a group of 32 bits being one float, two bfloat16 or four bytes.
+// Rows of activations, in groups of 32 bits: one float, two bfloat16 or four bytes.
 struct Rows {
   const uint32_t* groups;
   size_t stride;        // groups from row to row
-  const float* scales;  // int8 only: what one unit of a row is worth, then, for int4, sums of each kGroupInputs bytes
+  const float* scales;  // int8 only: a row's scale, followed for int4 by the sum of each kGroupInputs bytes
   size_t scale_stride;
   int count;
-  const int32_t* places = nullptr;  // of each row among those that are there; null: they are these
+  const int32_t* places = nullptr;  // of each row in `groups`; null: the rows are consecutive
 
   int place(int row) const { return places ? places[row] : row; }
   const uint32_t* row(int row) const { return groups + place(row) * stride; }
   const float* scale(int row) const { return scales + place(row) * scale_stride; }
 };
 
-// Whether weights have four bits, in groups.
+// Whether weights are in four bits, in groups.
 template <class Format>
 constexpr bool kHasGroups = std::is_base_of<Int4, Format>::value;
 
@@ -58,7 +58,7 @@ inline int num_steps(const Matrix& matrix) {
   return (matrix.num_inputs + Format::kGroup - 1) / Format::kGroup;
 }
 
-// What the sums of 16 columns stand for.
+// Dequantises the sums of 16 columns and adds the bias.
 template <class Format>
 inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix, const Rows& rows, int row,
                        int column) {
@@ -75,15 +75,16 @@ inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix,
   return matrix.bias ? result + load<Floats>(matrix.bias + column) : result;
 }
 
-// Cache lines to ask for while a tile is computed: so many at each step, from `start` on.
+// Cache lines to prefetch while a tile is computed: `lines` at each step, from `start` on.
 struct Prefetch {
   const char* start;
   int lines;
 };
 
-// What the tile of a group of rows asks for. Where several share a block, each asks for its part of the next one, so that
-// memory works evenly while they compute. A few rows read as fast as the processor itself looks ahead, and only stand in
-// its way; some more compute too long between reads for it, and ask for what they read themselves a little later.
+// What the tile of a group of rows prefetches. If several groups share a block, each prefetches its part of the next
+// block, so that memory traffic is spread evenly over the computation. With few rows, the hardware prefetcher keeps up
+// and software prefetches only get in its way. With somewhat more rows, the time between reads is too long for it, so
+// the tile prefetches its own block a little ahead.
 inline Prefetch prefetch_of(const Matrix& matrix, int block, int steps, const Rows& rows, int group, int num_groups) {
   constexpr int kStepBytes = 256, kStepsAhead = 32, kFastRows = 4;
   const char* start = reinterpret_cast<const char*>(matrix.blocks) + size_t(block) * steps * kStepBytes;
@@ -120,7 +121,7 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
       add_rows<Format, kVectors>(count, sums, kVectors, pointers, weights, steps, lines);
     }
   };
-  constexpr bool kWhole = kVectors == 4;  // a half asks for nothing
+  constexpr bool kWhole = kVectors == 4;  // a half block prefetches nothing
   switch (kWhole ? prefetch.lines : 0) {
     case 0: run(PrefetchLines<0>{}); break;
     case 1: run(PrefetchLines<kWhole ? 1 : 0>{prefetch.start}); break;
@@ -136,7 +137,7 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
     }
 }
 
-// The halves in `range` of the product, 2 * block + half.
+// Computes the half blocks in `range` of the product, numbered 2 * block + half.
 template <class Format, class Write>
 void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
   if constexpr (std::is_same<Format, Int8>::value) {
@@ -159,7 +160,7 @@ void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& 
   }
 }
 
-// What becomes of the values: stored, added to a residual, or the gated activation.
+// Epilogues: the results are stored, added to a residual, or passed through the gated activation.
 struct Store {
   float* to;
   size_t stride;
@@ -173,7 +174,7 @@ struct Store {
 struct Add {
   float* to;
   size_t stride;
-  float multiplier;  // with 1 the fma is an addition, and as quick
+  float multiplier;  // if 1, the fma is an addition, at the same speed
   void operator()(int row, int block, int vector, Floats low, Floats high) const {
     float* place = to + row * stride + 64 * block + 16 * vector;
     store(place, fma(low, broadcast(multiplier), load<Floats>(place)));
@@ -181,7 +182,7 @@ struct Add {
   }
 };
 
-// Each row by a weight of its own.
+// Adds each row with a weight of its own.
 struct AddWeighted {
   float* to;
   size_t stride;
@@ -197,7 +198,7 @@ struct Gate {
   Element* to;
   size_t stride;
   int32_t activation;
-  float slope, limit;  // of kClampedSwiglu
+  float slope, limit;  // for kClampedSwiglu
   void operator()(int row, int block, int vector, Floats gate, Floats up) const {
     store_as(to + row * stride + 32 * block + 16 * vector, gated(gate, up));
   }

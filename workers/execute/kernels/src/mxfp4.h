@@ -1,8 +1,9 @@
-// Weights of four bits as published with gpt-oss: numbers of a sign, two bits of exponent and one of mantissa (E2M1), of
-// which 32 inputs of a column share a power of two ("OCP Microscaling Formats (MX) Specification", version 1.0, 2023).
+// Four-bit weights as published with gpt-oss: E2M1 numbers (a sign, two exponent bits and one mantissa bit), where each
+// 32 inputs of a column share a power-of-two scale ("OCP Microscaling Formats (MX) Specification", version 1.0, 2023).
 //
-// They lie as those of Int4, 64 inputs to a group, whose last step has two scales, of the first 32 inputs and of the others.
-// Twice a number is a whole one, so a scale is stored as half of what it is; products of 32 inputs are exact.
+// The layout is that of Int4, with 64 inputs to a group, but the last step of a group holds two scales: of the first 32
+// inputs, and of the other 32. Twice a number is an integer, so numbers are doubled and stored scales halved; dot
+// products of 32 inputs are exact.
 #pragma once
 
 #include "int4.h"
@@ -15,7 +16,7 @@ struct Mxfp4 : Int4 {
   static Ints low(Ints weights) { return doubled(Int4::low(weights)); }
   static Ints high(Ints weights) { return doubled(Int4::high(weights)); }
 
-  // Twice what each byte stands for, 0..15: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives.
+  // Twice the number that each byte, 0..15, encodes: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives.
   static Ints doubled(Ints numbers) {
 #if defined(__AVX512BW__)
     return {{(NativeInts)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table()), (__m512i)numbers.part[0])}};
@@ -27,7 +28,7 @@ struct Mxfp4 : Int4 {
       const NativeInts x = numbers.part[i], ones = x - x + 0x01010101;
       const NativeInts b0 = x & ones, b1 = x >> 1 & ones, b2 = x >> 2 & ones;
       const NativeInts twos = b2 & b1, magnitude = (x & 0x07070707) + (b2 & b0) + 2 * twos + 2 * (twos & b0);
-      const NativeInts sign = x >> 3 & (b0 | b1 | b2);  // zero has none, so that nothing is carried to the next byte
+      const NativeInts sign = x >> 3 & (b0 | b1 | b2);  // zero has no sign, so that nothing carries into the next byte
       const NativeInts all = (NativeInts)(((NativeBits)sign << 8) - (NativeBits)sign);
       return (NativeInts)((NativeBits)(magnitude ^ all) + (NativeBits)sign);
     });

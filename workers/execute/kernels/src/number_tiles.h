@@ -1,5 +1,5 @@
-// Tiles of tile.h over numbers of eight bits, which become elements in registers: for few rows that is less work than to
-// write them down and read them again. The same products are added in the same order.
+// The tiles of tile.h for eight-bit numbers, converted to elements in registers: with few rows that is less work than
+// writing elements to memory and reading them back. The products and the order of the sums are the same.
 #pragma once
 
 #include "eight_bits.h"
@@ -16,10 +16,10 @@ struct NumberTiles {
 template <>
 struct NumberTiles<BFloat16> {
   static constexpr bool kAreThere = true;
-  static constexpr int kVectors = EightBits<BFloat16>::kChannels / kLanes;  // of a group of channels
+  static constexpr int kVectors = EightBits<BFloat16>::kChannels / kLanes;  // in a group of channels
 
-  // sums[row][v] += rows * keys[v] * scales[v], each 16 keys from some channel on, for `steps` pairs of channels, an even
-  // number.
+  // sums[row][v] += rows * keys[v] * scales[v], where keys[v] are 16 keys from some channel on, for `steps` pairs of
+  // channels. `steps` is even.
   template <int kRows, int kTiles, class Asking>
   __attribute__((noinline)) static void add_keys(Floats* sums, int width, const uint32_t* const* rows,
                                                  const uint8_t* const* keys, int steps, Asking asking,
@@ -44,7 +44,7 @@ struct NumberTiles<BFloat16> {
       for (int v = 0; v < kTiles; ++v) sums[r * width + v] = adding.end(sums[r * width + v], registers[r][v], v);
   }
 
-  // sums[row][v] += rows * the values of a group of channels, for `steps` pairs of tokens in tiles of 16 tokens.
+  // sums[row][v] += rows * the values, for one channel group and `steps` pairs of tokens, in tiles of 16 tokens.
   template <int kRows, class Asking>
   __attribute__((noinline)) static void add_values(Floats* sums, int width, const uint32_t* const* rows,
                                                    const uint8_t* const* values, int head_dim, int steps, Asking asking) {

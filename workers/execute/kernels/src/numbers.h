@@ -1,15 +1,15 @@
-// Bytes that stand for -127..127, as elements: bfloat16 and float have all of these numbers exactly.
+// Bytes that encode -127..127, converted to elements: bfloat16 and float represent all of these exactly.
 #pragma once
 
 #include "simd.h"
 
 namespace triptych {
 
-// In two's complement, in order.
+// In general: two's complement, in order.
 template <class Element>
 struct Numbers {
   static void write(uint8_t* numbers, int place, int number) { numbers[place] = uint8_t(int8_t(number)); }
-  // A multiple of 64.
+  // `count` is a multiple of 64.
   static void read(const uint8_t* numbers, size_t count, Element* to) {
     const int8_t* from = reinterpret_cast<const int8_t*>(numbers);
     for (size_t i = 0; i < count; i += 2 * kLanes)
@@ -18,7 +18,7 @@ struct Numbers {
 };
 
 #if defined(__AVX512VBMI__)
-// The lower bytes of 0..127 in bfloat16, and the upper ones.
+// The lower bytes of 0..127 in bfloat16, followed by the upper bytes.
 struct BytesOfNumbers {
   alignas(64) uint8_t bytes[256] = {};
   constexpr BytesOfNumbers() {
@@ -31,8 +31,9 @@ struct BytesOfNumbers {
   }
 };
 
-// A sign and seven bits of magnitude, by which two tables are asked for both bytes of 64 bfloat16 at once. To interleave
-// them keeps to lanes of 16 bytes, so of 64 numbers the first 32 have the lower halves of the lanes and the others the upper.
+// A sign and seven bits of magnitude, which index two tables that give both bytes of 64 bfloat16 at once. The
+// interleaving instructions work within lanes of 16 bytes, so the first 32 of 64 numbers are stored in the lower halves
+// of the lanes and the others in the upper halves.
 template <>
 struct Numbers<uint16_t> {
   static void write(uint8_t* numbers, int place, int number) {
@@ -45,10 +46,10 @@ struct Numbers<uint16_t> {
       tables.read(numbers + i, [&](int half, Ints pairs) { store(to + i + 32 * half, pairs); });
   }
 
-  // Keeps what a read needs in registers.
+  // Keeps the lookup tables in registers.
   class Tables {
    public:
-    // Calls use(half, 32 bfloat16) for both halves of 64 numbers.
+    // Calls use(half, 32 bfloat16) for each half of 64 numbers.
     template <class Use>
     void read(const uint8_t* numbers, const Use& use) const {
       const __m512i bytes = _mm512_loadu_si512(numbers);

@@ -1,10 +1,10 @@
-// From a checkpoint's matrix [outputs][inputs] to blocks of 64 columns.
+// Packs a checkpoint's matrix [outputs][inputs] into blocks of 64 columns.
 //
-// A block is [steps][64 columns] groups of 32 bits, a step being as many inputs as a group holds, so that the four
-// vectors of a step are one contiguous run of 256 bytes. What is not written stays zero: padded columns and inputs.
+// A block is [steps][64 columns] of 32-bit groups. A step covers as many inputs as a group holds, so its four vectors
+// are 256 contiguous bytes. Padded columns and inputs are not written and stay zero.
 //
-// This is a transposition. It is done by strips of up to 16 outputs, whose groups of one step lie side by side and fill
-// a cache line, and some steps at a time, so that the rows of a strip stay in the L1 cache meanwhile.
+// This is a transposition. It is done in strips of up to 16 outputs, whose groups of one step are adjacent and fill a
+// cache line, and a number of steps at a time, so that the rows of a strip stay in the L1 cache.
 #pragma once
 
 #include <algorithm>
@@ -15,18 +15,18 @@
 
 namespace triptych {
 
-// Output n of the source becomes column first + n / run * 64 + n % run: `run` is 64 for matrices side by side, and 32
-// for gate and up columns that share blocks.
+// Output n of the source becomes column first + n / run * 64 + n % run. `run` is 64 for matrices side by side, and 32
+// for gate and up columns, which share blocks.
 struct Placement {
   int32_t first;
   int32_t run;
   int column(int n) const { return first + n / run * 64 + n % run; }
-  // How many of the outputs n..end become columns of one vector, side by side.
+  // How many of the outputs n..end become adjacent columns of one vector.
   int strip(int n, int end) const { return std::min({end - n, run - n % run, kLanes - column(n) % kLanes}); }
 };
 
-// Or no number, where the row has any that is none: the bits of floats, as integers, have the order of their magnitudes,
-// and these are above all.
+// Returns NaN if the row contains one: interpreted as integers, the bits of floats are ordered by magnitude, with NaNs
+// above all numbers.
 template <class Source>
 inline float greatest_magnitude(const Source* row, int count) {
   constexpr float kLeast = 1e-30f;
@@ -47,7 +47,7 @@ inline float greatest_magnitude(const Source* row, int count) {
   return top;
 }
 
-// How the outputs of a strip are written: as they are, or in int8, where the greatest weight of a column becomes 127.
+// How the outputs of a strip are stored: converted, or quantised to int8, with the largest weight of a column as 127.
 template <class Format>
 struct Narrowing {
   Narrowing(const Matrix&, int) {}
@@ -74,7 +74,7 @@ struct Narrowing<Int8> {
   }
   template <class Source>
   void operator()(int r, const Source* from, int count, uint32_t* groups) {
-    constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, found in the lowest bits
+    constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the lowest bits
     auto* to = reinterpret_cast<int8_t*>(groups);
     const float factor = 127.0f / limits[r];
     int32_t total = 0;
@@ -93,7 +93,7 @@ struct Narrowing<Int8> {
   }
 };
 
-// `count` outputs of the source, from `rows` on, become as many columns of one vector.
+// Packs `count` outputs of the source, from `rows` on, into as many columns of one vector.
 template <class Format, class Source>
 void pack_strip(const Matrix& matrix, const Source* rows, int column, int count) {
   constexpr int kGroup = Format::kGroup, kSteps = 128;
@@ -106,7 +106,7 @@ void pack_strip(const Matrix& matrix, const Source* rows, int column, int count)
     const int first = step * kGroup, num_steps = std::min(kSteps, steps - step);
     const int num_elements = std::min(num_steps * kGroup, num_inputs - first);
     for (int r = 0; r < count; ++r) {
-      groups[r][num_steps - 1] = 0;  // the last group may lack inputs
+      groups[r][num_steps - 1] = 0;  // the last group may be partial
       narrow_row(r, rows + size_t(r) * num_inputs + first, num_elements, groups[r]);
     }
     const auto transpose = [&](int width) {
@@ -153,14 +153,14 @@ void pack(const Matrix& matrix, const Source* source, Placement placement, int b
   }
 }
 
-// What weight `input` of a column in eight bits stands for.
+// Weight `input` of an eight-bit column, dequantised.
 inline float byte_weight(const Matrix& matrix, int column, int input) {
   const size_t steps = (matrix.num_inputs + Int8::kGroup - 1) / Int8::kGroup;
   const uint32_t* group = matrix.blocks + (column / 64 * steps + input / Int8::kGroup) * 64 + column % 64;
   return matrix.scales[column] * reinterpret_cast<const int8_t*>(group)[input % Int8::kGroup];
 }
 
-// Outputs begin..end as a checkpoint has them: the opposite of pack. Those of a strip share cache lines.
+// The inverse of pack, for outputs begin..end. The outputs of a strip share cache lines.
 template <class Weight>
 void unpack(const Matrix& matrix, Placement placement, int begin, int end, float* to, const Weight& weight) {
   for (int n = begin, count; n < end; n += count) {

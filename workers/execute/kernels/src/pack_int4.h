@@ -1,4 +1,4 @@
-// Weights of four bits: how a group of them is made, and where it lies. See int4.h for what it is.
+// Four-bit weights: how groups are quantised, and how they are laid out. See int4.h for the format.
 #pragma once
 
 #include <algorithm>
@@ -8,13 +8,13 @@
 
 namespace triptych {
 
-// A group of weights: the numbers, and what they are worth, both rounded to bfloat16.
+// A quantised group: its numbers, with scale and least value rounded to bfloat16.
 struct Quantised {
   static constexpr int kVectors = kGroupInputs / kLanes;
   Floats numbers[kVectors];
-  float scale, least, error;  // the sum of squares
+  float scale, least, error;  // error: sum of squares
 
-  // Every weight as the nearest of the 16 values.
+  // Rounds every weight to the nearest of the 16 values.
   void assign(const Floats* weights, float new_scale, float new_least) {
     constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     scale = from_bf16(to_bf16(new_scale));
@@ -30,7 +30,7 @@ struct Quantised {
     error = sum(squares);
   }
 
-  // The same with the scale and the least value that suit the numbers it has best, in the sense of least squares.
+  // Reassigns with the scale and least value that fit the current numbers best, by least squares.
   void refine(const Floats* weights) {
     Floats totals[4] = {};
     for (int v = 0; v < kVectors; ++v) {
@@ -51,9 +51,9 @@ struct Quantised {
   uint32_t worth() const { return to_bf16(scale) | uint32_t{to_bf16(least)} << 16; }
 };
 
-// Sixteen values from the least to the greatest weight waste some on the few at both ends. Of some narrower ranges,
-// each moved to where its errors are least, the best is taken. Where a weight is infinite or no number, the scale
-// is none.
+// Spreading sixteen values from the smallest to the largest weight wastes some on the few weights at both ends. So
+// several narrower ranges are tried, each refined by least squares, and the best one is used. If a weight is infinite
+// or NaN, the scale is NaN.
 inline Quantised quantise(const Floats* weights) {
   Floats low = weights[0], high = weights[0], zeros = broadcast(0.0f);
   for (int v = 0; v < Quantised::kVectors; ++v) {
@@ -72,8 +72,8 @@ inline Quantised quantise(const Floats* weights) {
   return best;
 }
 
-// The groups of `count` columns of one vector, group_of(row, group). What stands for inputs that a group lacks does not
-// matter: their activations are zeros, and offsets take back what these are more.
+// Packs the groups of `count` columns of one vector; group_of(row, group) returns a group. The contents of missing
+// inputs do not matter: their activations are zeros, and the offsets correct for the 128 added to those.
 template <class GroupOf>
 void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& group_of) {
   const int num_groups = num_groups_of(matrix.num_inputs);
@@ -98,7 +98,8 @@ void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& gro
   for (int r = 0; r < count; ++r) static_cast<float*>(matrix.offsets)[column + r] = float(128 * totals[r]);
 }
 
-// A group of a checkpoint's weights. Inputs that it lacks repeat those it has, so that they claim none of the 16 values.
+// Quantises one group of a checkpoint's weights. Missing inputs repeat existing ones, so that they take up none of the
+// 16 values.
 template <class Source>
 Quantised quantise(const Source* row, int num_inputs, int group) {
   Floats weights[Quantised::kVectors];
@@ -109,7 +110,7 @@ Quantised quantise(const Source* row, int num_inputs, int group) {
   return quantise(weights);
 }
 
-// A matrix that has four bits already.
+// A matrix that is already in four bits.
 struct FourBits {
   const uint8_t* numbers;  // [outputs][inputs] of 0..15
   const float* scales;     // [outputs][groups]
@@ -127,7 +128,7 @@ struct FourBits {
   }
 };
 
-// Weight `input` of a column as it lies there: its number, and what those of its group are worth.
+// Weight `input` of a column as stored: its number, and the parameters of its group.
 struct Grouped {
   int number;
   uint32_t worth;
@@ -140,7 +141,7 @@ inline Grouped grouped(const Matrix& matrix, int column, int input) {
   return {int(group[place / Int4::kGroup * 64] >> shift & 15), group[kWeightSteps * 64]};
 }
 
-// What it stands for.
+// The same weight, dequantised.
 inline float int4_weight(const Matrix& matrix, int column, int input) {
   const Grouped weight = grouped(matrix, column, input);
   return from_bf16(uint16_t(weight.worth)) * float(weight.number) + from_bf16(uint16_t(weight.worth >> 16));

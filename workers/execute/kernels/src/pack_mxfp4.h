@@ -1,4 +1,4 @@
-// How groups of a checkpoint's MXFP4 weights are made, see mxfp4.h.
+// Packs groups of a checkpoint's MXFP4 weights, see mxfp4.h.
 #pragma once
 
 #include "mxfp4.h"
@@ -6,11 +6,11 @@
 
 namespace triptych {
 
-// As a checkpoint has them.
+// The weights as stored in a checkpoint.
 struct MxWeights {
-  static constexpr int kInputs = 32;  // that share a scale
-  const uint8_t* numbers;  // [outputs][inputs / 2], the first of two in the low half
-  const uint8_t* scales;   // [outputs][inputs / 32], exponents of two and 127 more; 255: no number
+  static constexpr int kInputs = 32;  // per scale
+  const uint8_t* numbers;  // [outputs][inputs / 2], the first of two in the low nibble
+  const uint8_t* scales;   // [outputs][inputs / 32], exponents of two with a bias of 127; 255: NaN
 
   struct Group {
     uint8_t numbers[kGroupInputs];
@@ -19,7 +19,7 @@ struct MxWeights {
     float value(int i) const;
     uint32_t worth() const { return scales[0] | uint32_t{scales[1]} << 16; }
   };
-  // Inputs that it lacks are zeros.
+  // Missing inputs are zeros.
   Group group(int output, int num_inputs, int index) const {
     const int first = index * kGroupInputs, count = std::min(kGroupInputs, num_inputs - first);
     const uint8_t* from = numbers + (size_t(output) * num_inputs + first) / 2;
@@ -32,7 +32,7 @@ struct MxWeights {
   // 2^(exponent - 128).
   static uint16_t half_of(uint8_t exponent) {
     if (exponent == 255) return 0x7fc0;
-    return exponent > 1 ? uint16_t((exponent - 1) << 7) : uint16_t(0x20 << exponent);  // the least ones have no leading 1
+    return exponent > 1 ? uint16_t((exponent - 1) << 7) : uint16_t(0x20 << exponent);  // the smallest are subnormal
   }
 };
 
@@ -42,7 +42,7 @@ inline float mxfp4_value(int number, uint16_t half_scale) {
 }
 inline float MxWeights::Group::value(int i) const { return mxfp4_value(numbers[i], scales[i / kInputs]); }
 
-// What weight `input` of a column stands for.
+// Weight `input` of a column, dequantised.
 inline float mxfp4_weight(const Matrix& matrix, int column, int input) {
   const Grouped weight = grouped(matrix, column, input);
   return mxfp4_value(weight.number, uint16_t(input % kGroupInputs < MxWeights::kInputs ? weight.worth : weight.worth >> 16));

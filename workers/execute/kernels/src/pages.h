@@ -1,16 +1,16 @@
-// Where the keys and values of a layer lie, and how they get there.
+// The layout of the keys and values of a layer, and how they are written.
 //
-// They lie in tiles of 16 tokens, page_size / 16 tiles to a page. With 16-bit elements a group is a pair:
+// They are stored in tiles of 16 tokens, page_size / 16 tiles to a page. With 16-bit elements a group is a pair:
 //   key tile    [head_dim / 2][16 tokens][2 channels]   one vector holds a pair of channels of 16 keys
 //   value tile  [16 / 2][head_dim][2 tokens]            one vector holds 16 channels of a pair of tokens
-// so that scores and outputs are made by the tile of tile.h, and every load serves all query rows.
+// Scores and outputs are thus computed by the tile of tile.h, and every load serves all query rows.
 #pragma once
 
 #include "eight_bits.h"
 
 namespace triptych {
 
-// The pages of one layer, by tiles.
+// The pages of one layer, as tiles.
 template <class Cache>
 struct Pages {
   using Element = typename Cache::Element;
@@ -18,17 +18,17 @@ struct Pages {
   char* keys;
   char* values;
   int num_kv_heads, head_dim, page_size;
-  bool has_eight_bits;  // else they are elements
+  bool has_eight_bits;  // otherwise they are elements
 
   size_t key_bytes() const { return has_eight_bits ? EightBits<Cache>(head_dim).key_bytes() : element_bytes(); }
   size_t value_bytes() const { return has_eight_bits ? EightBits<Cache>(head_dim).value_bytes() : element_bytes(); }
   size_t element_bytes() const { return size_t(kLanes) * head_dim * sizeof(Element); }
-  // From the beginning.
+  // Index of a tile, from the beginning of the pages.
   size_t tile(int page, int kv_head, int offset) const {
     return (size_t(page) * num_kv_heads + kv_head) * (page_size / kLanes) + offset / kLanes;
   }
-  // Stores one token's key and value. If no token follows it in this step, the rest of its group of values is
-  // cleared: a weight of 0 would not hide a not-a-number that lay there. `room` is for both as elements.
+  // Stores one token's key and value. If no token follows it in this step, the rest of its group of values is cleared:
+  // a weight of 0 would not mask a NaN left there. `room` holds both as elements.
   void write(int64_t slot, int kv_head, const float* key, const float* value, bool is_last, Element* room) const {
     const int offset = int(slot % page_size), t = offset % kLanes, group_end = (t / kGroup + 1) * kGroup;
     const size_t number = tile(int(slot / page_size), kv_head, offset);

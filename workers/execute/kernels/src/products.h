@@ -1,4 +1,4 @@
-// Rows of a step, and their products with packed matrices, by all who compute the step.
+// The rows of a step and their products with packed matrices, computed by all members of the team.
 #pragma once
 
 #include "lora.h"
@@ -15,7 +15,7 @@ class Products {
 
   Products(const Model& model, int num_threads) : model_(model), buffers_(num_threads) {}
 
-  // What a product adds to the residual, normed first where `norm` is not null.
+  // Adds a product to the residual, after a norm if `norm` is not null.
   void add_product(const Matrix& matrix, const Rows& rows, const Added& added, const float* norm, Member& me) {
     if (!norm) return product(matrix, rows, added, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
     product(matrix, rows, added, me, Store{buffers_.added.get(), hidden_width()});
@@ -33,7 +33,7 @@ class Products {
     product(matrix, rows, me, AddFirst<Format, Write>{added, write});
   }
 
-  // What adapters add is made of the rows as all products read them.
+  // Computes A x for all adapted rows, from the same rows as the product itself.
   void compress(const Added& added, const Rows& rows, Member& me) {
     stages_.run(me, [&] { stages_.for_items(added.num_items(), [&](int item) { added.compress(rows, item); }); });
   }
@@ -42,9 +42,9 @@ class Products {
   void product(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
     stages_.run(me, [&] {
       const int num_blocks = matrix.num_blocks, num_halves = 2 * num_blocks, num_members = stages_.num_members();
-      if (rows.count <= kFewRows)  // as fast as memory, and that is fastest in one run for each thread
+      if (rows.count <= kFewRows)  // limited by memory bandwidth, which is best with one contiguous run for each thread
         return multiply<Arithmetic>(matrix, rows, share(num_halves, me.rank, num_members), write);
-      // Block by block, the last ones by halves so that all threads end at the same time.
+      // Block by block, the last ones by halves so that all threads finish at about the same time.
       const int num_whole = std::max(0, num_blocks - num_members);
       stages_.for_items(num_halves - num_whole, [&](int item) {
         const int half = item < num_whole ? 2 * item : item + num_whole;
@@ -53,14 +53,14 @@ class Products {
     });
   }
 
-  // The same of rows and weights in float.
+  // The same with rows and weights in float.
   template <class Write>
   void float_product(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
     product<Float32>(matrix, rows, me, write);
   }
 
-  // make(row, operand) for all rows: many by all threads in a stage of its own, few by every thread for itself before
-  // the stages that need them.
+  // Calls make(row, operand) for all rows. Many rows are divided among the threads, in a stage of their own; few rows
+  // are computed by every thread for itself, before the next `num_stages` stages, which use them.
   template <class Make>
   Rows make_rows(int count, size_t width, int num_stages, Member& me, const Make& make_only) {
     const auto make = [&](int row, Operand<Format>& to) {
@@ -78,7 +78,7 @@ class Products {
     return buffers_.operand.rows(count, int(width));
   }
 
-  // For so many stages. `floats` is where the row of that number is normed, before it becomes an operand.
+  // The rows are used by `num_stages` stages. floats(row) is where a row is normed before it becomes an operand.
   template <class Floats>
   Rows norm(int count, const float* weight, int num_stages, Member& me, const Floats& floats) {
     const int width = int(hidden_width());
@@ -101,7 +101,7 @@ class Products {
     }
   }
 
-  static int num_stages(const Added& added) { return added ? 2 : 1; }  // of a product
+  static int num_stages(const Added& added) { return added ? 2 : 1; }  // taken by a product
   Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
   static size_t inner_width(const Layer& layer) { return padded(layer.down.num_inputs); }
   Gate<Written> gate(Written* to, size_t width) const {
@@ -115,7 +115,7 @@ class Products {
   const Model model_;
   Buffers<Format> buffers_;
   Stages stages_;
-  bool has_groups_ = false;  // the weights have four bits
+  bool has_groups_ = false;  // whether weights are in four bits
 };
 
 }  // namespace triptych

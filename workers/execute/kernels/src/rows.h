@@ -1,4 +1,4 @@
-// What is done to one row of the batch: embedding, RMS norm, quantisation, rotary positions.
+// Operations on single rows of the batch: embedding, RMS norm, quantisation, rotary embedding.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace triptych {
 
-// The rest of the padded row becomes zeros: a step of values that are no numbers leaves some there, and norms read it.
+// The padding of the row is reset to zeros: a step with NaNs may leave some there, and norms read it.
 inline void embed(const Model& model, int token_id, float* to) {
   const size_t first = size_t(token_id) * model.hidden_size;
   if (model.embedding_is_bf16) {
@@ -32,14 +32,14 @@ inline float inverse_rms(const float* values, int count, float eps) {
   return 1.0f / std::sqrt(sum(squares) / float(count) + eps);
 }
 
-// A row of floats in the form that the next product takes. `count` is a multiple of 64.
+// Converts a row of floats to the form that the next product reads. `count` is a multiple of 64.
 template <class Element>
 inline void write_row(const float* from, int count, Element* to, float*) {
   for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
 }
 
-// Dynamic quantisation: the greatest value of the row becomes 127, all are shifted by 128. The scale of a row
-// with a value that is infinite or no number is no number, and so is every product of it.
+// Dynamic quantisation: the largest magnitude of the row becomes 127, and all values are shifted by 128. If any value
+// is infinite or NaN, the scale of the row is NaN, and so is every product of it.
 inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
   Floats top = broadcast(1e-30f), zeros = broadcast(0.0f);
   for (int i = 0; i < count; i += kLanes) {
@@ -50,7 +50,7 @@ inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
   const float limit = greatest(top);
   *scale = limit / 127.0f + sum(zeros);
   const Floats factor = broadcast(127.0f / limit);
-  constexpr float kMagic = 12582912.0f + 128.0f;  // rounds to an integer, found in the lowest bits
+  constexpr float kMagic = 12582912.0f + 128.0f;  // rounds to an integer, held in the lowest bits
   for (int i = 0; i < count; i += kLanes) {
     const Floats shifted = fma(load<Floats>(from + i), factor, broadcast(kMagic));
     const Ints bits = each<Ints>([&](int p) { return (NativeInts)shifted.part[p] & 0xff; });
@@ -65,8 +65,8 @@ inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
   }
 }
 
-// The normed row in the form that the next product takes, or the row as it is where the model has no weights for a norm
-// there. Rows and weights are padded; scratch holds a row.
+// Norms a row and converts it to the form that the next product reads; without `weight`, only converts it. Rows and
+// weights are padded; scratch holds a row.
 template <class Element>
 inline void norm_row(const float* x, const float* weight, int count, float eps, float* scratch, Element* to,
                      float* scale) {
@@ -81,7 +81,7 @@ inline void norm_row(const float* x, const float* weight, int count, float eps, 
   write_row(scratch, end, to, scale);
 }
 
-// to += multiplier * the normed row x. All are padded.
+// to += multiplier * the normed row x. All rows are padded.
 inline void add_normed_row(const float* x, const float* weight, int count, float eps, float multiplier, float* to) {
   const Floats factor = broadcast(inverse_rms(x, count, eps) * multiplier);
   for (int i = 0; i < padded(count); i += kLanes)
@@ -92,7 +92,7 @@ inline void cap_row(float* row, int count, float cap) {
   for (int i = 0; i < padded(count); i += kLanes) store(row + i, capped(load<Floats>(row + i), cap));
 }
 
-// The first of the greatest of a row's logits goes to `place`; returns it, or not-a-number where any logit is none.
+// Stores the argmax of a row's logits in `place`, the first on ties, and returns its logit; NaN if any logit is NaN.
 inline float choose(const float* logits, int count, int32_t* place) {
   const int whole = count / kLanes * kLanes;
   Floats tops = broadcast(-INFINITY), zeros = broadcast(0.0f);
@@ -112,14 +112,14 @@ inline float choose(const float* logits, int count, int32_t* place) {
   return top + zero;
 }
 
-// A head or several, in place. `size` is a multiple of 16.
+// Norms one head, or several together, in place. `size` is a multiple of 16.
 inline void norm_heads(float* heads, int size, const float* weight, float eps) {
   const Floats scale = broadcast(inverse_rms(heads, size, eps));
   for (int i = 0; i < size; i += kLanes) store(heads + i, load<Floats>(heads + i) * scale * load<Floats>(weight + i));
 }
 
-// One head, in place: its norm where the model has one, then its position unless cosines are null. Channel i turns with
-// i + rotary_dim / 2, and those behind rotary_dim do not.
+// One head, in place: its norm, if the model has one, then its rotary embedding unless cosines are null. Channel i is
+// rotated with channel i + rotary_dim / 2; channels from rotary_dim on are not rotated.
 inline void turn_head(float* head, int size, int rotary_dim, const float* norm, float eps, const float* cosines,
                       const float* sines, float factor) {
   if (norm) norm_heads(head, size, norm, eps);
@@ -136,7 +136,7 @@ inline void turn_head(float* head, int size, int rotary_dim, const float* norm, 
   }
 }
 
-// A head times the sigmoid of its gate; no number where that is none, or infinite.
+// Multiplies a head by the sigmoid of its gate; NaN where the gate is NaN or infinite.
 inline void gate_head(float* head, int size, const float* gate) {
   const Floats ones = broadcast(1.0f), zeros = broadcast(0.0f);
   for (int i = 0; i < size; i += kLanes) {

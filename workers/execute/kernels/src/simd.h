@@ -1,7 +1,7 @@
-// Sixteen 32-bit lanes, whatever the machine has: one 512-bit register, two of 256 or four of 128 bits.
+// Sixteen 32-bit lanes on any machine: one register of 512 bits, two of 256 or four of 128.
 //
-// Products are added by an explicit fma (the library is built with -ffp-contract=off), so that the same source gives
-// the same bits in every instantiation of a template.
+// Products are accumulated with an explicit fma (the library is built with -ffp-contract=off), so that the same source
+// gives the same bits in every instantiation of a template.
 #pragma once
 
 #include <cmath>
@@ -35,7 +35,7 @@ struct Ints {
   NativeInts part[kParts];
 };
 
-// The lanes of which part i is function(i).
+// Lanes whose part i is function(i).
 template <class Lanes, class Function>
 inline Lanes each(Function function) {
   Lanes lanes;
@@ -55,8 +55,8 @@ inline void store(void* to, Lanes lanes) {
   std::memcpy(to, &lanes, sizeof lanes);
 }
 
-// To memory past the caches, which then do not read what is overwritten; `to` is aligned. Nobody else sees it before
-// end_streams.
+// A non-temporal store: bypasses the caches, which then need not read what is overwritten. `to` is aligned. Other
+// threads may not see it before end_streams.
 inline void stream(float* to, Floats lanes) {
 #if defined(__AVX512F__)
   _mm512_stream_ps(to, (__m512)lanes.part[0]);
@@ -126,14 +126,14 @@ inline Floats load_bytes(const int8_t* from) {
   return to_floats(load<Ints>(lanes));
 #endif
 }
-// Lanes of a where low <= position <= high, of b elsewhere.
+// Lanes of a where low <= position <= high, otherwise of b.
 inline Floats where_between(Ints position, int32_t low, int32_t high, Floats a, Floats b) {
   return each<Floats>([&](int i) {
     return ((position.part[i] >= low) & (position.part[i] <= high)) ? a.part[i] : b.part[i];
   });
 }
 
-// The nearest integers, ties to even, of which none is greater than `limit`, at most 2^22.
+// The nearest integers, ties to even, clamped to +-`limit`, which is at most 2^22.
 inline Ints rounded(Floats a, float limit) {
   const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23, see exp
   const Floats shifted = min(max(a, broadcast(-limit)), broadcast(limit)) + magic;
@@ -152,7 +152,7 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// Both fold the upper half onto the lower one, four times.
+// Both reduce by folding the upper half onto the lower one, four times.
 inline float sum(Floats a) {
   float lanes[kLanes];
   store(lanes, a);
@@ -172,9 +172,9 @@ inline float greatest(Floats a) {
 #endif
 }
 
-// e^x with a relative error of 2e-7; exactly 0 below -87 and the greatest value above 88.
+// e^x with a relative error of 2e-7; exactly 0 below -87, and the value at 88 above that.
 inline Floats exp(Floats x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, found in the lowest bits
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the lowest bits
   const Floats top = broadcast(88.0f);
   x = each<Floats>([&](int i) { return x.part[i] < top.part[i] ? x.part[i] : top.part[i]; });
   const Floats shifted = fma(x, broadcast(1.44269504f), broadcast(kMagic));
@@ -191,9 +191,9 @@ inline Floats exp(Floats x) {
   });
 }
 
-// 2^x for x <= 0 with a relative error of 1e-7; exactly 0 below -126, no number where x is none.
+// 2^x for x <= 0 with a relative error of 1e-7; exactly 0 below -126, NaN for NaN.
 inline Floats exp2(Floats x) {
-  // Taylor's series of 2^r for |r| <= 1/2, the coefficients ln(2)^n / n!.
+  // Taylor series of 2^r for |r| <= 1/2, with coefficients ln(2)^n / n!.
   const auto series = [](Floats r) {
     Floats p = broadcast(1.540353039e-4f);
     for (float c : {1.333355814e-3f, 9.618129108e-3f, 5.550410866e-2f, 2.402265070e-1f, 6.931471806e-1f, 1.0f})
@@ -223,14 +223,14 @@ inline Floats gelu_tanh(Floats x) {
   const Floats cubic = fma(x * x, broadcast(-2 * 0.7978845608f * 0.044715f), broadcast(-2 * 0.7978845608f));
   return x / (broadcast(1.0f) + exp(x * cubic));
 }
-// gate * sigmoid(slope * gate) * (up + 1) of a gate up to the limit and an up within it, as in gpt-oss (OpenAI 2025); no
-// number where one of them is none.
+// gate * sigmoid(slope * gate) * (up + 1), with the gate clamped to at most the limit and up to +-limit, as in gpt-oss
+// (OpenAI 2025); NaN if either is NaN.
 inline Floats clamped_swiglu(Floats gate, Floats up, float slope, float limit) {
-  const Floats cut = min(broadcast(limit), gate) * broadcast(slope);  // in this order: who is no number stays so
+  const Floats cut = min(broadcast(limit), gate) * broadcast(slope);  // the order of arguments matters: a NaN stays NaN
   const Floats within = max(broadcast(-limit), min(broadcast(limit), up));
   return silu(cut) * broadcast(1.0f / slope) * (within + broadcast(1.0f));
 }
-// cap * tanh(x / cap), within 1e-7 of the cap; no number where x is none.
+// cap * tanh(x / cap), within 1e-7 of the cap; NaN for NaN.
 inline Floats capped(Floats x, float cap) {
   const Floats ones = broadcast(1.0f), power = exp(x * broadcast(2.0f / cap));
   const Floats result = broadcast(cap) * ((power - ones) / (power + ones));
@@ -243,7 +243,7 @@ inline float from_bf16(uint16_t value) {
   std::memcpy(&result, &bits, sizeof result);
   return result;
 }
-// To the nearest, ties to even; not-a-number stays one.
+// Rounds to nearest, ties to even; NaN stays NaN.
 inline uint16_t to_bf16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -261,7 +261,7 @@ inline void store_as(uint16_t* to, Floats values) {
   for (int i = 0; i < kLanes; ++i) to[i] = to_bf16(lanes[i]);
 #endif
 }
-// Two vectors side by side, of numbers that the type has exactly.
+// Two adjacent vectors of numbers that the type represents exactly.
 inline void store_exact(float* to, Floats low, Floats high) {
   store(to, low);
   store(to + kLanes, high);
@@ -277,7 +277,7 @@ inline void store_exact(uint16_t* to, Floats low, Floats high) {
   for (int i = 0; i < 2 * kLanes; ++i) to[i] = uint16_t(bits[i] >> 16);
 #endif
 }
-// Sixteen bfloat16.
+// Loads sixteen bfloat16 as floats.
 inline Floats widened(const uint16_t* from) {
 #if defined(__AVX512F__)
   const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -297,7 +297,7 @@ inline uint16_t narrow(float value, uint16_t) { return to_bf16(value); }
 inline float widen(float value) { return value; }
 inline float widen(uint16_t value) { return from_bf16(value); }
 
-// Numbers of one type as those of another.
+// Converts numbers from one type to another.
 template <class Element, class Source>
 inline void convert(const Source* from, int count, Element* to) {
   if constexpr (std::is_same<Element, Source>::value) {

@@ -1,5 +1,6 @@
-// A step is a row of stages. All who compute it arrive at the border behind a stage before the next one begins, and
-// there whoever has come meanwhile is let in: no step waits for a thread that is busy elsewhere.
+// A step is a sequence of stages separated by barriers. All members reach the barrier after a stage before the next
+// stage begins, and threads that asked to join meanwhile are admitted there: no step waits for a thread that is busy
+// elsewhere.
 #pragma once
 
 #include <atomic>
@@ -12,7 +13,7 @@
 
 namespace triptych {
 
-// Stages last microseconds, so waiting spins; a thread whose partner lost its core gives its own away after a while.
+// Stages last microseconds, so waiting spins; it yields the core after a while, in case the other thread lost its own.
 template <class Condition>
 inline void spin_until(const Condition& condition) {
   constexpr int kSpins = 4096;
@@ -24,31 +25,31 @@ inline void spin_until(const Condition& condition) {
   }
 }
 
-// A thread, and its part in the step that it computes.
+// A thread, and its role in the current step.
 struct Member {
   explicit Member(int place) : place(place) {}
 
-  const int place;      // of its buffers, in every step
-  int rank = 0;         // among those who compute the step
-  int first_stage = 0;  // those before were over when it came
+  const int place;      // index of its buffers, the same in every step
+  int rank = 0;         // among the members of the step
+  int first_stage = 0;  // earlier stages were over when it joined
   int next_stage = 0;
   enum Answer { kNone, kAdmitted, kTooLate };
-  std::atomic<Answer> answer{kNone};  // to its wish to join
-  Member* next = nullptr;             // of those who wish to
+  std::atomic<Answer> answer{kNone};  // to its request to join
+  Member* next = nullptr;             // in the list of requests
 };
 
 class Stages {
  public:
   int num_members() const { return num_members_; }
 
-  // A step of which `first` is the only member so far.
+  // Starts a step, with `first` as its only member so far.
   void begin(Member& first) {
     num_members_ = 1;
     num_left_.store(0, std::memory_order_relaxed);
     first.rank = first.first_stage = first.next_stage = 0;
   }
 
-  // One caller at a time, and none at a time when `refuse` is called.
+  // Asks to join the step. Not to be called by two threads at once, nor concurrently with `refuse`.
   void ask(Member& member) {
     member.answer.store(Member::kNone, std::memory_order_relaxed);
     member.next = asking_.load(std::memory_order_relaxed);
@@ -56,16 +57,16 @@ class Stages {
     }
   }
 
-  // Whether the member who asked has become one.
+  // Waits for the answer to `ask`; whether the member has joined the step.
   bool is_admitted(Member& member) {
     spin_until([&] { return member.answer.load(std::memory_order_acquire) != Member::kNone; });
     return member.answer.load(std::memory_order_relaxed) == Member::kAdmitted;
   }
 
-  // The step is over: those who still ask came too late.
+  // The step is over: pending requests are refused as too late.
   void refuse() { answer_all(asking_.exchange(nullptr, std::memory_order_acquire), Member::kTooLate); }
 
-  // The next stage of a member, unless it was over when the member came, and the border behind it.
+  // Runs the member's next stage and the barrier after it, unless that stage was over when the member joined.
   template <class Body>
   void run(Member& member, const Body& body) {
     if (member.next_stage++ < member.first_stage) return;
@@ -73,20 +74,20 @@ class Stages {
     cross(member.next_stage);
   }
 
-  // Whether the member takes part in one of the next so many stages.
+  // Whether the member takes part in any of the next `num_stages` stages.
   bool is_in_time(const Member& member, int num_stages) const {
     return member.next_stage + num_stages > member.first_stage;
   }
 
-  // visit(item) for 0..count by whichever member is free, once in a stage.
+  // Calls visit(item) for 0..count, each item by whichever member is free. At most once in a stage.
   template <class Visit>
   void for_items(int count, const Visit& visit) {
     for (int item; (item = tickets_.fetch_add(1, std::memory_order_relaxed)) < count;) visit(item);
   }
 
-  // Behind its last stage a member leaves; true for the last one.
+  // A member leaves after its last stage; true for the last one to leave.
   bool leave() {
-    const int num_members = num_members_;  // once it has left, the next step may begin
+    const int num_members = num_members_;  // read first: once this member has left, the next step may begin
     return num_left_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_members;
   }
 
@@ -108,18 +109,18 @@ class Stages {
       member->next_stage = 0;
     }
     round_.store(round + 1, std::memory_order_release);
-    answer_all(asking, Member::kAdmitted);  // only now: who is let in reads the round
+    answer_all(asking, Member::kAdmitted);  // only now, as newly admitted members read the round
   }
 
   static void answer_all(Member* member, Member::Answer answer) {
     while (member) {
-      Member* const next = member->next;  // once answered, it may ask again
+      Member* const next = member->next;  // read first: once answered, the member may ask again
       member->answer.store(answer, std::memory_order_release);
       member = next;
     }
   }
 
-  int num_members_ = 0;  // changes where all members are at a border
+  int num_members_ = 0;  // changes only while all members are at a barrier
   std::atomic<int> num_left_{0};
   alignas(64) std::atomic<Member*> asking_{nullptr};
   alignas(64) std::atomic<int> num_arrived_{0};

@@ -1,7 +1,7 @@
-// Threads that compute steps in their order, and whoever waits for a step computes with them.
+// Threads that compute steps in order, joined by the caller while it waits for a step.
 //
-// So there are never more threads at work than shall be, and none is at rest: while the caller is busy with the step
-// before and the step after, the others go on.
+// So there are never more threads at work than intended, and none is idle: while the caller is busy with the previous
+// step and the next one, the others carry on.
 #pragma once
 
 #include <array>
@@ -16,27 +16,27 @@
 
 namespace triptych {
 
-// What a team computes.
+// The work of a team.
 class Computation {
  public:
   virtual ~Computation() = default;
-  // By one thread; may throw std::bad_alloc.
+  // Called by one thread; may throw std::bad_alloc.
   virtual void begin(const Step& step, int max_members) = 0;
-  // By every member.
+  // Called by every member.
   virtual void compute(Member& member) = 0;
 };
 
-constexpr uint32_t kMaxUnderWay = 2;  // steps that were submitted and not waited for
+constexpr uint32_t kMaxUnderWay = 2;  // steps submitted but not yet waited for
 
 class Team {
  public:
-  // With so many threads of its own beside the caller.
+  // Starts `num_threads` threads; the caller takes part as one more.
   Team(Computation& computation, Stages& stages, int num_threads)
       : computation_(computation), stages_(stages), caller_(num_threads) {
     for (int place = 0; place < num_threads; ++place) members_.emplace_back(place);
     try {
       for (Member& member : members_) threads_.emplace_back([this, &member] { serve(member); });
-    } catch (...) {  // the system has no more of them
+    } catch (...) {  // the system cannot create more threads
       close();
       throw;
     }
@@ -44,7 +44,8 @@ class Team {
 
   ~Team() { close(); }
 
-  // A step for at most `max_members` threads, of at most kMaxUnderWay. One that is not shared is left to the caller.
+  // Queues a step for at most `max_members` threads; at most kMaxUnderWay may be queued. A step that is not
+  // shared is left to the caller.
   void submit(const Step& step, int max_members, bool is_shared) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -54,7 +55,7 @@ class Team {
     max_members > 1 ? has_work_.notify_all() : has_work_.notify_one();
   }
 
-  // Returns when the oldest step that nobody has waited for is computed; whether that went well.
+  // Waits until the oldest step not yet waited for is computed; returns whether that succeeded.
   bool wait() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (num_done_ == num_waited_) {
@@ -94,12 +95,12 @@ class Team {
   }
 
   Job& job(uint32_t number) { return jobs_[number % kMaxUnderWay]; }
-  // The job to be computed now.
+  // The job to compute now.
   bool has_current() const { return num_done_ != num_submitted_; }
   Job& current() { return job(num_done_); }
   bool wants_more(const Job& job) const { return job.is_shared && num_members_ < job.max_members; }
 
-  // Computes the current job from now on to its end; the lock is free meanwhile.
+  // Joins the current job and computes until its end; the lock is released meanwhile.
   void take_part(Job& job, Member& member, std::unique_lock<std::mutex>& lock) {
     const uint32_t number = num_done_;
     const bool is_first = num_members_++ == 0;
@@ -136,10 +137,10 @@ class Team {
   Stages& stages_;
   std::mutex mutex_;
   std::condition_variable has_work_, is_done_;
-  std::array<Job, kMaxUnderWay> jobs_{};  // each in the place of its number
+  std::array<Job, kMaxUnderWay> jobs_{};  // indexed by job number
   uint32_t num_submitted_ = 0, num_waited_ = 0;
   std::atomic<uint32_t> num_done_{0};  // changes under the lock
-  int num_members_ = 0;                // of the current job, with those who ask to be
+  int num_members_ = 0;                // of the current job, including those that have asked to join
   bool is_closing_ = false;
   Member caller_;
   std::deque<Member> members_;

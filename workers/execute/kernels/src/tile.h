@@ -1,8 +1,8 @@
-// The register tile that everything here is made of: up to kTileRows rows times kTileVectors vectors of 16 columns.
+// The register block that all kernels are built on: up to kTileRows rows times kTileVectors vectors of 16 columns.
 //
-// With AVX512 the 6 x 4 sums take 24 of 32 registers, four hold weights and one a broadcast activation; each weight
-// that is loaded is used six times. Sums run over the groups of a row in their order, in one chain per output: what a
-// row gives does not depend on how many rows share the tile.
+// With AVX512 the 6 x 4 accumulators take 24 of 32 registers, four hold weights and one a broadcast activation; each
+// loaded weight is used six times. Sums run over the groups of a row in order, in one chain for each output, so the
+// result for a row does not depend on how many rows share the tile.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ constexpr int kTileRows = 3, kTileVectors = 2;
 constexpr int kTileRows = 1, kTileVectors = 2;
 #endif
 
-// Where the weights of a tile lie. They come in segments, so that cached values of several pages make one tile: vector v
-// of step k of a segment begins at start[segment][v] + k * stride.
+// The addresses of a tile's weights. They come in segments, so that cached values from several pages can form one tile:
+// vector v of step k of a segment begins at start[segment][v] + k * stride.
 struct Weights {
   static constexpr int kMaxSegments = 4;
   const uint32_t* start[kMaxSegments][kTileVectors];
@@ -29,8 +29,8 @@ struct Weights {
   size_t stride;
 };
 
-// What a tile asks for at each of its steps, into the L2 cache: what waits for a place in L1 holds up the reads of the
-// tile itself. Either the next kLines cache lines, which may be none,
+// What a tile prefetches at each of its steps, into the L2 cache: prefetches into L1 would hold up the tile's own
+// reads. Either the next kLines cache lines, possibly none,
 template <int kLines>
 struct PrefetchLines {
   const char* next = nullptr;
@@ -40,7 +40,7 @@ struct PrefetchLines {
     next += 64 * kLines;
   }
 };
-// or what another tile of the same form will read at that step.
+// or what another tile of the same shape will read at that step.
 template <int kVectors>
 struct PrefetchTile {
   const Weights& tile;
@@ -54,14 +54,14 @@ struct PrefetchTile {
   }
 };
 
-// How a tile adds what it has found to sums: product by product,
+// How a tile adds its products to the sums: one by one,
 struct Plainly {
   template <class Accumulators>
   Accumulators begin(const Accumulators& sums) const { return sums; }
   template <class Accumulators>
   Accumulators end(const Accumulators&, const Accumulators& found, int) const { return found; }
 };
-// or all of it at last, times a scale for each column.
+// or all at the end, multiplied by a scale for each column.
 struct TimesScales {
   const Floats* scales;
   Floats begin(const Floats&) const { return broadcast(0.0f); }
@@ -102,7 +102,7 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
     for (int v = 0; v < kVectors; ++v) sums[r * width + v] = adding.end(sums[r * width + v], registers[r][v], v);
 }
 
-// Calls function(std::integral_constant) with a number of rows that is known at run time only, 1..kTileRows.
+// Calls function(std::integral_constant) for a number of rows known only at run time, 1..kTileRows.
 template <class Function>
 inline void with_rows(int num_rows, const Function& function) {
   switch (num_rows) {
