@@ -40,7 +40,7 @@ def check_native(
     adapters: Sequence[Adapter] = (),
     eight_bit_pages: bool = False,
 ) -> float:
-    """Run three short sequences in two ragged steps, without adapters and with each one. Returns the greatest
+    """Run three short sequences in two ragged steps, without an adapter and with each. Returns the greatest
     difference, relative to the greatest logit. The reference uses the dequantised values of quantised weights, but
     unquantised keys and values. ``packed`` are the ``adapters`` in the layout of the kernels.
 

@@ -70,7 +70,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         raise KeyError(name)
 
     def made(self, names: Iterable[str]) -> dict[str, Callable[[], torch.Tensor]]:
-        """Those of these tensors that are computed at every read instead of being mapped, with functions that do so."""
+        """The functions that make those of these tensors that are not mapped, but computed at every read."""
         return {}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -102,7 +102,7 @@ class _Modules:
         }
 
     def differ(self, found: Said, sequences: list[Int32], adapter: Adapter | None) -> tuple[torch.Tensor, float]:
-        """Reference logits [tokens, V], and the relative difference of ``found`` in logits or choices, if greater."""
+        """Reference logits [tokens, V], and the greater relative difference of ``found``: in logits or in choices."""
         followed = FollowedChoices(found.choices, norms_weights=self._spec.norms_expert_weights)
         with ExitStack() as stack:
             stack.enter_context(exchanged(self._model, self._weights))

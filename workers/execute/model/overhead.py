@@ -14,7 +14,7 @@ from .step_runner import StepRunner
 logger = logging.getLogger(__name__)
 
 _GRAPH_BYTES = 8 << 20  # per graph of a few hundred launches
-_SLACK_BYTES = 256 << 20  # fragmentation, and libraries that allocate at their first use
+_SLACK_BYTES = 256 << 20  # fragmentation, and what libraries load at their first use
 
 
 def step_overhead(make_runner: Callable[[PoolSize], StepRunner], device: torch.device, max_model_len: int) -> int:

@@ -96,7 +96,7 @@ class ProofStore:
                 (new / _FILE).write_text(_to_json(proof))
                 for name in (TOKENIZER_FILE, FACTS_FILE):
                     shutil.copyfile(run_dir / name, new / name)
-                shutil.rmtree(self.folder, ignore_errors=True)  # left over if it could not be read
+                shutil.rmtree(self.folder, ignore_errors=True)  # an earlier proof that could not be read
                 os.rename(new, self.folder)  # atomic
             keep_newest(self.folder.parent, "?" * _KEY_SIZE, _NUM_KEPT)
         except OSError as error:

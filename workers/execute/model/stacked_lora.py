@@ -22,7 +22,9 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # x [T, K] and a
 
 
 class Columns:
-    """The columns of each adapter, the same in the stacked matrices of all layers: its greatest rank, padded."""
+    """The columns of each adapter, the same in the stacked matrices of all layers: as many as its greatest rank, or a
+    few more as padding.
+    """
 
     def __init__(self, adapters: Sequence[Adapter], device: torch.device) -> None:
         ranks = [max(len(update.a) for update in adapter.updates.values()) for adapter in adapters]

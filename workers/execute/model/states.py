@@ -41,7 +41,7 @@ class StateShape(NamedTuple):
 
 
 class StateLayout(NamedTuple):
-    """The states of all recurrent layers of a model."""
+    """Which states the recurrent layers of a model keep."""
 
     shapes: Mapping[StateKey, StateShape]
     stepwise: frozenset[int]  # modules that can continue from a state only one token at a time

@@ -74,7 +74,9 @@ class StepRunner(ABC):
         return max(self.seconds_of(prefill), self.seconds_of(trash_decodes(self._decode_rows)))
 
     def is_fatal(self, error: Exception) -> bool:
-        """Whether the device is unusable after this error. Lack of memory is not fatal: it is free at the next step."""
+        """Whether the device is unusable after this error. Running out of memory is not fatal, as the memory is free
+        again at the next step.
+        """
         said = str(error)
         if isinstance(error, torch.OutOfMemoryError) or any(want in said for want in _WANT_OF_MEMORY):
             return False

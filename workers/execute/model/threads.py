@@ -16,10 +16,10 @@ SMALL_MODEL = 20_000_000
 
 
 class Worth(NamedTuple):
-    """How many multiplications in a step make a measure worthwhile for the compiled kernels."""
+    """Thresholds of the compiled kernels, in multiplications per step."""
 
-    thread: int  # to wake another thread, which takes tens of microseconds
-    team: int  # to share the step, with threads waiting for each other at every stage
+    thread: int  # from here on it pays to wake another thread, which takes tens of microseconds
+    team: int  # from here on it pays to share the step, with threads waiting for each other at every stage
     # Beyond this, planning the next step during this one does not pay: it would hide about a millisecond, and a request
     # that arrives meanwhile would wait for two such steps.
     ahead: int

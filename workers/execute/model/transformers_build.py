@@ -1,4 +1,4 @@
-"""Any transformers model with its attention switched to pages: the fallback that works for every family."""
+"""Any transformers model with its attention switched to pages: the way that is open to every family."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROOF_SHARE = 3  # times the checkpoint's bytes must be free to try it while another copy runs
+PROOF_SHARE = 3  # multiple of the checkpoint's size that must be free to try it alongside the running model
 
 
 class Loaded(NamedTuple):
@@ -73,8 +73,8 @@ class Ways:
     obstacles: list[str] = field(default_factory=list)  # what that means for the way taken
 
     def with_tokenizer(self, run_dir: Path | None) -> Ways:
-        """Add the checkpoint's tokenizer, which is written to ``run_dir`` so that the other processes can start while
-        weights load.
+        """Return these ways with the checkpoint's tokenizer, and write it to ``run_dir``, so that the other processes
+        can start while weights load.
 
         Raises:
             ConfigError: there is no usable tokenizer, or it belongs to another model.
@@ -89,7 +89,7 @@ class Ways:
         return replace(self, tokenizer=tokenizer)
 
     def with_ranks(self, run_dir: Path) -> Ways:
-        """Make this process rank 0 of as many as configured. Starts the other ranks, which load the same model.
+        """Return these ways for rank 0 of the configured number. Starts the other ranks, which load the same model.
 
         Raises:
             ConfigError: the model cannot be split, or a requested feature works on one rank only.
