@@ -1,4 +1,4 @@
-"""How much memory may still be taken, in bytes."""
+"""How much memory may still be allocated, in bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free memory of a CUDA device, or of this machine within the limits of the control groups we are in."""
+    """Free memory of a CUDA device, or of this machine within the limits of its control groups."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     limited = [left for group in groups("memory") if (left := _left_in(group)) is not None]
@@ -25,7 +25,7 @@ def _available_on_machine(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def _left_in(group: Group) -> int | None:
-    """Limit less use (page cache that can be dropped does not count); None where there is no limit."""
+    """Limit minus usage, not counting page cache that can be dropped; None if there is no limit."""
     limit, use = (group.read(name) for name in _FILES[group.version])
     if not (limit.isdigit() and use.isdigit()):
         return None

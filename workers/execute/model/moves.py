@@ -9,27 +9,27 @@ import torch
 
 from ..scheduling.moves import Moves, Pairs
 
-_STAGE_BYTES = 64 << 20  # at a time: their copy takes long beside what it takes to launch it
+_STAGE_BYTES = 64 << 20  # per copy: copying this much takes much longer than the launch
 
 
 class PageMover:
-    """Moves pages of all layers. A copy is of bytes: what comes back is what went away.
+    """Moves pages of all layers. Copies are bytewise, so a page returns unchanged.
 
-    Whatever the device does is done in the order of the steps around it. The host waits for pages that leave, and with
-    them for the step in flight; for pages that come it does not.
+    Work on the device is ordered with the steps around it. The host waits for outgoing pages, and so for the step in
+    flight, but not for incoming ones.
     """
 
     def __init__(self, pools: list[torch.Tensor], num_host_pages: int = 0) -> None:
-        """``pools`` are the tensors that hold pages, each with a row [...] for every page, the trash page first."""
+        """``pools`` are the tensors that hold pages, each with one row [...] per page, the trash page first."""
         self._device = pools
         self._host = [torch.zeros(num_host_pages, *pages.shape[1:], dtype=pages.dtype) for pages in pools]
         self._stage = _Stage(pools, num_host_pages)
 
     def __call__(self, moves: Moves) -> None:
-        """Each group reads everything before it writes; see ``Moves`` for their order."""
+        """Each group of moves reads everything before it writes; see ``Moves`` for the order of the groups."""
         if not self._device:
             return
-        place = self._device[0].device  # of all of them: indices are sent there once, not for each layer
+        place = self._device[0].device  # common to all layers: indices are sent once, not per layer
         for part in self._stage.parts(moves.swap_out):
             self._swap_out(part, place)
         if moves.copies:
@@ -60,10 +60,10 @@ class PageMover:
 
 
 class _Stage:
-    """Room for some pages of all layers between device and host, pinned where the device is one of its own.
+    """A staging buffer between device and host for some pages of all layers, pinned if the device has its own memory.
 
-    Host pages are not pinned themselves: there may be many, torch's allocator takes the next power of two of each
-    tensor, and since they lie apart they are gathered for a copy anyway.
+    Host pages themselves are not pinned: there may be many, torch's allocator rounds each pinned tensor up to a power
+    of two, and scattered pages have to be gathered for a copy anyway.
     """
 
     def __init__(self, pools: list[torch.Tensor], num_host_pages: int) -> None:
@@ -78,29 +78,29 @@ class _Stage:
         self._is_done: Any = torch.cuda.Event() if is_apart else None  # type: ignore[no-untyped-call]
 
     def parts(self, pairs: Pairs) -> Iterator[Pairs]:
-        """As many pairs at a time as there is room for."""
+        """Split ``pairs`` into parts that fit in the stage."""
         for start in range(0, len(pairs), self._max_pairs):
             yield pairs[start : start + self._max_pairs]
 
     def launched(self) -> None:
-        """All copies to or from the stage are launched."""
+        """Note that all copies to or from the stage have been launched."""
         if self._is_done is not None:
             self._is_done.record()
 
     def wait(self) -> None:
-        """Until they are done: before, the host must neither read nor write here."""
+        """Wait until they are done; before that, the host must neither read nor write the stage."""
         if self._is_done is not None:
             self._is_done.synchronize()
 
 
 def _columns(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 [N] each."""
+    """First and second elements of N pairs, int64 [N] each."""
     first, second = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T.contiguous()
     return first, second
 
 
 def _sent(column: torch.Tensor, place: torch.device) -> torch.Tensor:
-    """On the device, without waiting for what it computes now."""
+    """Copy to the device without waiting for its current work."""
     if place.type != "cuda" or not len(column):
         return column.to(place)
     return column.pin_memory().to(place, non_blocking=True)

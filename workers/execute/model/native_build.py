@@ -1,4 +1,4 @@
-"""A compiled decoder out of weights and of what is known about their model. How that is found out: native_proof.py."""
+"""Builds a compiled decoder from weights and a description of their model, which native_proof.py determines."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from .proof import Proof
 from .stored_weights import open_tensors
 from .threads import num_threads
 
-_TILE_TOKENS = 16  # of a page, see kernels/src/pages.h
-_MOST_TAPS = 8  # of a convolution, see kernels/src/delta_rule.h
+_TILE_TOKENS = 16  # tokens in a tile of a page, see kernels/src/pages.h
+_MOST_TAPS = 8  # per convolution, see kernels/src/delta_rule.h
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 QUANTISED = {"int8": Format.INT8, "int4": Format.INT4}
 
 
 @dataclass(frozen=True, slots=True)
 class NativeModel:
-    """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len, num_state_rows)`` gives them pages
-    and states.
+    """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len, num_state_rows)`` adds pages and
+    states.
     """
 
     proof: Proof
@@ -43,21 +43,21 @@ class NativeModel:
     backend: str
     shapes: list[LayerShape]
     make_decoder: Callable[[int, int, int], NativeDecoder]
-    state_bytes: Callable[[int], int]  # of the states of so many sequences; 0: no layer keeps any
-    why: str  # it was taken: what runs where, and how far its logits are from transformers'
+    state_bytes: Callable[[int], int]  # number of sequences -> bytes of their states; 0: no layer has state
+    why: str  # for the log: what runs where, and how much its logits differ from those of transformers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeSetting:
-    """How the kernels shall run."""
+    """How the kernels should run."""
 
-    quantization: str  # "none", or of QUANTISED
+    quantization: str  # "none" or a key of QUANTISED
     page_size: int  # tokens
     kv_dtype: str = "auto"  # or "int8"
-    threads: int | None  # None: as many as are worth it
-    overlaps: bool = False  # whether steps go on while nobody waits for them
+    threads: int | None  # None: as many as pay off
+    overlaps: bool = False  # whether steps run while no caller waits for them
     adapters: Sequence[Adapter] = ()
-    progress: Progress  # over the tensors that are packed
+    progress: Progress  # counts packed tensors
 
     @property
     def is_quantised(self) -> bool:
@@ -71,10 +71,10 @@ class NativeSetting:
         return num_threads(self.threads, sum(map(prod, spec.tensors().values())))
 
     def pack(self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype) -> tuple[Kernels, PackedWeights]:
-        """The kernels, and the weights in their layout.
+        """Load the kernels, and pack the weights in their layout.
 
         Raises:
-            Unsupported: the kernels do not compute this, or cannot be built here; the text says why.
+            Unsupported: the kernels do not support this model, or cannot be built here; the message says why.
         """
         if self.page_size % _TILE_TOKENS:
             raise Unsupported(f"a page has {self.page_size} tokens, which is no multiple of {_TILE_TOKENS}")
@@ -111,12 +111,12 @@ class NativeSetting:
     def pack_adapters(self, weights: PackedWeights) -> PackedAdapters:
         """
         Raises:
-            ConfigError: one of them does not fit the model.
+            ConfigError: an adapter does not fit the model.
         """
         return PackedAdapters(weights.spec, self.adapters, weights.format)
 
     def model(self, library: Kernels, weights: PackedWeights, adapters: PackedAdapters, proof: Proof) -> NativeModel:
-        """The model that ``proof`` is about."""
+        """Assemble the model described by ``proof``."""
         spec, format_, threads = weights.spec, weights.format, self.num_threads(weights.spec)
 
         def make_decoder(num_pages: int, max_model_len: int, num_state_rows: int) -> NativeDecoder:
@@ -124,7 +124,7 @@ class NativeSetting:
                 library, weights, [rope.tables(max_model_len) for rope in proof.ropes],
                 num_pages=num_pages, page_size=self.page_size, num_threads=threads,
                 num_state_rows=num_state_rows,
-                # A step that failed must find the states before it: the next one may not have taken their rows.
+                # A failed step runs again from the states before it: no later step may have overwritten them.
                 overlaps=self.overlaps and spec.delta is None,
                 adapters=adapters, eight_bit_pages=self.has_eight_bit_pages,
             )  # fmt: skip
@@ -158,10 +158,10 @@ def _state_bytes(spec: DecoderSpec, num_rows: int) -> int:
 
 
 def load_proven(folder: Path, proof: Proof, setting: NativeSetting) -> NativeModel:
-    """The decoder of a local checkpoint directory that an earlier start has proven.
+    """Load a local checkpoint directory whose decoder was proven by an earlier start.
 
     Raises:
-        Unsupported: the kernels cannot be built any more.
+        Unsupported: the kernels can no longer be built.
         ConfigError: the weights are damaged, or an adapter does not fit them.
     """
     check_weights(folder)

@@ -1,4 +1,4 @@
-"""The compiled decoder as a function of a step: weights, positions and pages put together."""
+"""The compiled decoder as a function of a step: combines weights, rotary tables, pages and states."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .threads import WORTH, Worth
 
 
 class NativeOutputs(NamedTuple):
-    """Of the R rows of a step whose logits are wanted. The arrays are used again by the next step that is submitted."""
+    """Outputs for the R logit rows of a step. The next step that is submitted reuses the arrays."""
 
     logits: Float32  # [R, V]
-    tokens: Int32  # [R], the first of the greatest logits
-    greatest: Float32  # [R], that logit; not a number where any logit is none
+    tokens: Int32  # [R], index of the greatest logit, the first one if tied
+    greatest: Float32  # [R], that logit; NaN if any logit of the row is NaN
 
 
 class _Room:
-    """Where a step writes its outputs."""
+    """Buffers for the outputs of a step."""
 
     def __init__(self, width: int) -> None:
         self._width = width  # of a row of logits
@@ -53,13 +53,13 @@ class _Room:
 class _Submitted(NamedTuple):
     room: _Room
     num_rows: int
-    order: Int64 | None  # of its rows, if the kernels got them in another one
-    arrays: list[Int32]  # that the kernels read
+    order: Int64 | None  # permutation of its rows as passed to the kernels; None: unchanged
+    arrays: list[Int32]  # kept alive while the kernels use them
 
 
 class NativeDecoder:
-    """Owns its KV pool. At most two steps are under way: they are computed one after the other by threads of the
-    decoder's own and by whoever waits.
+    """Owns its KV pool. At most two steps are in flight; they are computed in order by the decoder's own threads and by
+    the thread that waits.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class NativeDecoder:
         worth: Worth = WORTH,
         adapters: PackedAdapters | None = None,
     ) -> None:
-        """``ropes`` are tables of those that layers turn by. ``num_threads`` compute at a time. With ``overlaps`` steps
-        go on while nobody waits for them. Keys and values are kept as they are computed, or in eight bits. Layers
-        with a delta rule keep ``num_state_rows`` states.
+        """``ropes`` are the tables of the model's rotary embeddings. ``num_threads`` threads compute at a time. With
+        ``overlaps``, steps run while no caller waits for them. Keys and values are stored as computed, or in eight
+        bits. Layers with a delta rule have ``num_state_rows`` rows of states.
         """
         self._library = library
         self._weights = weights
@@ -107,13 +107,13 @@ class NativeDecoder:
             raise ConfigError(f"cannot start {num_threads} threads", param="threads")
         weakref.finalize(self, library.triptych_decoder_delete, self._decoder)
         self._rooms = [_Room(padded(self._vocab_size)) for _ in range(2)]
-        self._submitted: deque[_Submitted] = deque()  # and not waited for
+        self._submitted: deque[_Submitted] = deque()  # not waited for yet
 
     def reserve(self, *, num_tokens: int, num_rows: int) -> None:
-        """Makes room for steps of so many tokens, and of so many rows whose logits are wanted, while none is under way.
+        """Allocate memory for steps of ``num_tokens`` tokens and ``num_rows`` logit rows. No step may be in flight.
 
         Raises:
-            MemoryError: there is not enough.
+            MemoryError: there is not enough memory.
         """
         for room in self._rooms:
             room.reserve(num_rows)
@@ -121,25 +121,25 @@ class NativeDecoder:
             raise MemoryError(f"no memory for a step of {num_tokens} tokens")
 
     def run(self, inputs: StepInputs, *, choices: Int32 | None = None) -> NativeOutputs:
-        """Computes a step. It must be the only one under way.
+        """Compute a step. It must be the only one in flight.
 
-        ``choices`` [tokens, layers, experts of a token] become those that its tokens chose, where a layer has any.
+        ``choices`` [tokens, layers, experts per token] receives the experts that were chosen, in layers that have any.
 
         Raises:
-            MemoryError: there is not enough for a step of this size.
+            MemoryError: there is not enough memory for a step of this size.
         """
         self.submit(inputs, choices=choices)
         return self.wait()
 
     def submit(self, inputs: StepInputs, *, choices: Int32 | None = None) -> bool:
-        """Lets a step be computed, behind the one that is under way. Carried tokens are those of the step before.
+        """Queue a step after the one in flight. Carried tokens are taken from the previous step.
 
-        Whether it pays to submit another one before this one was waited for: not behind one that is computed by who
-        waits for it, since it is too small to wake somebody else, and not behind one that is very long.
+        Returns whether it pays to submit another step before waiting for this one. It does not if this step is so small
+        that the waiting thread computes it itself rather than wake another, nor if it is very long.
         """
         assert len(self._submitted) < len(self._rooms), f"{len(self._submitted)} steps are under way"
         rows = inputs.logit_rows
-        # The kernels want rising rows. Those that are sampled rise, but those that are scored lie among them.
+        # The kernels require ascending rows. Sampled rows are ascending, but scored rows lie between them.
         order = np.argsort(rows) if inputs.scored else None
         last = self._submitted[-1].room if self._submitted else None
         room = self._rooms[last is self._rooms[0]]
@@ -167,10 +167,10 @@ class NativeDecoder:
         return bool(self._library.triptych_decoder_submit(self._decoder, step))
 
     def wait(self) -> NativeOutputs:
-        """The outputs of the oldest step that was not waited for.
+        """Return the outputs of the oldest step that was not waited for yet.
 
         Raises:
-            MemoryError: there was not enough for a step of this size.
+            MemoryError: there was not enough memory for a step of this size.
         """
         assert self._submitted, "no step is under way"
         has_failed = self._library.triptych_decoder_wait(self._decoder)
@@ -184,9 +184,9 @@ class NativeDecoder:
         return NativeOutputs(outputs.logits[asked], outputs.tokens[asked], outputs.greatest[asked])
 
     def _allocate_pages(self, num_pages: int, page_size: int, *, has_eight_bits: bool) -> list[npt.NDArray[np.uint8]]:
-        """Keys and values of every layer that attends, bytes [num_pages + 1, bytes of a page], the trash page in front.
+        """Keys and values of every attention layer, bytes [num_pages + 1, bytes per page], the trash page first.
 
-        Within a page the layout is that of ``src/pages.h``.
+        For the layout of a page see ``src/pages.h``.
         """
         spec = self._weights.spec
         cells = self._weights.format.cache_bytes(spec.head_dim, has_eight_bits=has_eight_bits)
@@ -204,7 +204,7 @@ class NativeDecoder:
 
 
 def _packed(inputs: StepInputs, rows: Int32, others: dict[str, Int32]) -> tuple[Int32, dict[str, int]]:
-    """The arrays of a step side by side, and ``others``, and where each lies, by the names of ``Step``."""
+    """Concatenate the arrays of a step and ``others``; also returns their addresses by field names of ``Step``."""
     arrays = {
         "slot_mapping": np.ascontiguousarray(inputs.slot_mapping, np.int64).view(np.int32),  # first, for its alignment
         "token_ids": inputs.token_ids,

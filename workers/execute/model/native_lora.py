@@ -13,13 +13,13 @@ from .decoder_spec import DecoderSpec
 from .delta_spec import Part
 from .lora import Adapter, LowRank
 
-_LANES = 16  # columns of a vector
-_TENSORS = 9  # of a layer: queries, keys, values, output, gate, up, down, betas and rates; see Tensor in abi.h
-_PRODUCTS = (0, 0, 0, 1, 2, 2, 3, 4, 4)  # the packed matrix that each of them is in
+_LANES = 16  # columns in a vector
+_TENSORS = 9  # per layer: queries, keys, values, output, gate, up, down, betas and rates; see Tensor in abi.h
+_PRODUCTS = (0, 0, 0, 1, 2, 2, 3, 4, 4)  # the packed matrix that contains each of them
 
 
 class PackedAdapters:
-    """The adapters of a decoder, in their order. Without any, nothing is allocated."""
+    """The adapters of a decoder, in order. Without adapters, nothing is allocated."""
 
     def __init__(self, spec: DecoderSpec, adapters: Sequence[Adapter], format_: Format) -> None:
         """
@@ -30,8 +30,8 @@ class PackedAdapters:
         for adapter in adapters:
             adapter.check_modules(shapes)
         self.names = [adapter.name for adapter in adapters]
-        self.max_rank = 0  # padded
-        self.adapted_products = 0  # bits
+        self.max_rank = 0  # padded to a multiple of _LANES
+        self.adapted_products = 0  # bit mask over products
         self.updates = (Update * (len(adapters) * spec.num_layers * _TENSORS))()
         self._format = format_.arithmetic
         self._cached = torch.float32 if format_ is Format.FLOAT32 else torch.bfloat16
@@ -53,7 +53,7 @@ class PackedAdapters:
     def _down(self, a: torch.Tensor) -> Matrix:
         if self._format is not Format.INT8:
             return Matrix(blocks=self._keep(in_vectors(a.to(self._cached))), num_inputs=a.shape[1])
-        # As the weights of the model, see Narrowing in kernels/src/pack.h.
+        # Quantised like the weights of the model, see Narrowing in kernels/src/pack.h.
         limits = a.float().abs().amax(dim=1).clamp(min=1e-30)
         quantised = torch.round(a.float() * (127.0 / limits)[:, None]).to(torch.int8)
         rest = padded(len(a), _LANES) - len(a)
@@ -65,7 +65,7 @@ class PackedAdapters:
         )
 
     def _keep(self, tensor: torch.Tensor) -> int:
-        """The address of a copy that stays."""
+        """Copy a tensor into the arena and return the address."""
         assert self._arena is not None, "there are adapters"
         data = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
         place = self._arena.take(len(data))
@@ -74,7 +74,7 @@ class PackedAdapters:
 
 
 def in_vectors(weights: torch.Tensor, *, num_inputs: int = 0) -> torch.Tensor:
-    """[outputs / 16, steps, 16, group] of [outputs, inputs], of at least ``num_inputs``; zeros where there are none."""
+    """Rearrange [outputs, inputs] to [outputs / 16, steps, 16, group], zero-padded to ``num_inputs`` inputs or more."""
     group = 4 // weights.dtype.itemsize
     rows, columns = padded(len(weights), _LANES), padded(max(weights.shape[1], num_inputs), group)
     grid = weights.new_zeros(rows, columns)
@@ -83,7 +83,7 @@ def in_vectors(weights: torch.Tensor, *, num_inputs: int = 0) -> torch.Tensor:
 
 
 def _num_bytes(part: LowRank) -> int:
-    """That ``_fill`` takes from an arena at most."""
+    """The most bytes that ``_fill`` takes from the arena."""
     rank = padded(len(part.a), _LANES)
     return 4 * rank * (padded(part.a.shape[1]) + padded(len(part.b))) + 4 * padded(4 * rank)
 
@@ -93,9 +93,9 @@ class _Module(NamedTuple):
 
     name: str
     num_inputs: int
-    sizes: list[int]  # outputs of each tensor that it is
-    first: int  # of these tensors
-    order: list[int] | None = None  # of its rows, as the tensors have them; None: as they are
+    sizes: list[int]  # number of outputs of each tensor in it
+    first: int  # index of the first of these tensors
+    order: list[int] | None = None  # of its rows in the tensors; None: unchanged
 
 
 def _modules(spec: DecoderSpec, layer: int) -> list[_Module]:
@@ -118,14 +118,14 @@ def _modules(spec: DecoderSpec, layer: int) -> list[_Module]:
         add(names.qkv, hidden, spec.qkv_sizes, 0)
     add([names.output], outputs, [hidden], 3)
     for mlp, size in spec.mlps(names):
-        if mlp is names:  # those that are chosen are not adapted
+        if mlp is names:  # routed experts are not adapted
             add(names.gate_up, hidden, [size] * 2, 4)
             add([names.down], size, [hidden], 6)
     return found
 
 
 def _order(parts: Iterable[Part]) -> list[int]:
-    """The row of a matrix, whose parts these are, that belongs to each place."""
+    """For each place in a matrix with these parts, the row that belongs there."""
     row_at: dict[int, int] = {}
     for part in parts:
         row_at |= {part.first + n: len(row_at) + n for n in range(part.num_rows)}
@@ -133,13 +133,13 @@ def _order(parts: Iterable[Part]) -> list[int]:
 
 
 def _module_shapes(spec: DecoderSpec) -> dict[str, tuple[int, int]]:
-    """[outputs, inputs] of the modules that can be adapted."""
+    """Shapes [outputs, inputs] of the modules that can be adapted."""
     layers = (_modules(spec, layer) for layer in range(spec.num_layers))
     return {module.name: (sum(module.sizes), module.num_inputs) for layer in layers for module in layer}
 
 
 def _all_parts(spec: DecoderSpec, adapters: Sequence[Adapter]) -> Iterator[LowRank | None]:
-    """What each adapter adds to each tensor of each layer, or None."""
+    """The update of each adapter to each tensor of each layer, or None."""
     for adapter in adapters:
         for layer in range(spec.num_layers):
             parts: list[LowRank | None] = [None] * _TENSORS

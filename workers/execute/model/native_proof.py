@@ -1,4 +1,4 @@
-"""From a checkpoint to a compiled decoder that is proven to work, or the reason why there is none."""
+"""Turns a checkpoint into a compiled decoder that is proven to work, or says why that is impossible."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .ropes import find_ropes
 
 
 def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str, setting: NativeSetting) -> NativeModel:
-    """The dense decoder in a local checkpoint directory, packed for the kernels.
+    """Pack the dense decoder in a local checkpoint directory for the kernels, and prove that it works.
 
     Raises:
-        Unsupported: the kernels do not compute this model, or not here; the text says why.
+        Unsupported: the kernels do not support this model, or not on this machine; the message says why.
         ConfigError: the checkpoint is missing something or damaged, or an adapter does not fit it.
     """
     config, checkpoint, spec = open_checkpoint(folder)
     is_quantised = setting.is_quantised or checkpoint.quantised_format is not None
     if is_quantised and dtype == "auto" and config.dtype == torch.float16:
-        dtype = "bfloat16"  # that of keys and values; weights and activations have neither
+        dtype = "bfloat16"  # only for keys and values: weights and activations are of neither type
     compute_dtype = choose_dtype(config, dtype, FORMATS)
     library, weights = setting.pack(checkpoint, spec, compute_dtype)
     adapters = setting.pack_adapters(weights)

@@ -1,7 +1,7 @@
-"""The runner of dense decoders on a CPU: steps go to the compiled kernels, which compute them one after another.
+"""The runner for dense decoders on a CPU: passes steps to the compiled kernels, which compute them in order.
 
-A step of which every sequence takes the likeliest token hands it on to the next one by itself. Of any other step the
-tokens are chosen here, and if they are wanted by the next one, before that is submitted.
+If every sequence of a step is sampled greedily, the kernels pass its tokens on to the next step. The tokens of any
+other step are sampled here, and if the next step needs them, before that step is submitted.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from ..step import StepInputs, StepResult, resolve
 from .native_decoder import NativeDecoder
 from .step_runner import StepRunner, trash_decodes, trash_prefill
 
-_WARM_UP_TOKENS = 64  # enough to know what more would take
+_WARM_UP_TOKENS = 64  # enough to extrapolate to larger steps
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A step that was launched and not collected."""
+    """A step that was launched but not collected."""
 
     inputs: StepInputs
     masks: PendingMasks | None
-    is_plain: bool  # its tokens are those with the greatest logits, and nothing else is asked for
-    outcome: StepResult | Exception | None = None  # None: nobody has waited for it yet
+    is_plain: bool  # sampled greedily, with nothing but the tokens requested
+    outcome: StepResult | Exception | None = None  # None: not waited for yet
 
     @property
     def hands_on(self) -> bool:
-        """Whether the kernels can take its tokens from it."""
+        """Whether the kernels can pass its tokens on to the next step."""
         return self.is_plain and self.outcome is None
 
 
 class NativeRunner(StepRunner):
-    """Owns the decoder and with it the pages."""
+    """Owns the decoder, and so the pages."""
 
-    is_batch_invariant = True  # each row of a matrix product is summed up in one fixed order
+    is_batch_invariant = True  # each row of a matrix product is summed in a fixed order
 
     def __init__(self, decoder: NativeDecoder, sampler: Sampler, **sizes: int) -> None:
         """``sizes`` are those of ``StepRunner``."""
@@ -50,17 +50,17 @@ class NativeRunner(StepRunner):
         self._decoder = decoder
         self._sampler = sampler
         self._pending: deque[_Pending] = deque()
-        self._last_tokens = np.empty(0, np.int32)  # of the step that was finished last
+        self._last_tokens = np.empty(0, np.int32)  # of the step finished last
 
     def warm_up(self) -> float:
-        """As ``StepRunner.warm_up``, but the steps are small ones, by which the time of full ones is estimated."""
+        """Like ``StepRunner.warm_up``, but extrapolates the time of full steps from small ones."""
         tokens, rows = min(self._prefill_tokens, _WARM_UP_TOKENS), min(self._decode_rows, _WARM_UP_TOKENS)
         self._decoder.reserve(num_tokens=max(self._prefill_tokens, self._decode_rows), num_rows=self._decode_rows)
         prefill_s = self.seconds_of(trash_prefill(tokens, max_len=self._max_model_len)) * self._prefill_tokens / tokens
         return max(prefill_s, self.seconds_of(trash_decodes(rows)) * self._decode_rows / rows)
 
     def move(self, moves: Moves) -> None:
-        self._finish_all()  # what is under way may read and write these pages
+        self._finish_all()  # steps in flight may read and write these pages
         super().move(moves)
 
     def launch(self, inputs: StepInputs) -> None:
@@ -83,12 +83,12 @@ class NativeRunner(StepRunner):
             self._finish(pending)
 
     def _finish(self, pending: _Pending) -> StepResult | Exception:
-        """What became of a step; waits for it once."""
+        """The outcome of a step; waits for the step if it has none yet."""
         if pending.outcome is None:
             try:
                 pending.outcome = self._choose(pending)
                 self._last_tokens = pending.outcome.token_ids
-            except Exception as error:  # of that step alone
+            except Exception as error:  # affects that step only
                 pending.outcome = error
                 self._last_tokens = np.zeros(len(pending.inputs.sampled), np.int32)
         return pending.outcome

@@ -1,4 +1,4 @@
-"""The guard of the compiled decoder: it serves only if its logits are those of transformers' plain forward pass."""
+"""The guard of the compiled decoder: it serves only if its logits match transformers' plain forward pass."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .oracle import Oracle, Said
 from .probe import NUM_PAGES, NUM_POSITIONS, NUM_STATE_ROWS, PAGE_SIZE, paged_rows, random_sequences, whole_rows
 from .ropes import find_ropes
 
-# Outputs of a delta rule are normed. Where a head recalls next to nothing, as where a key and a query are at a right
-# angle, what it says is a matter of the last bit, and the token's logits are others. So of such models most tokens are
-# compared, and all of them with what they are in one step: that must have the same bits.
+# Outputs of a delta rule are normalized. If a head's output is close to zero, for example because key and query are
+# orthogonal, the normalized output depends on the last bits, and the token's logits change. So for such models this
+# share of tokens may differ from transformers; but all must be bitwise equal to the same tokens computed in one step.
 _RECALL_OUTLIERS = 0.25
 # Greatest difference allowed, relative to the greatest logit.
 _TOLERANCES = {Format.FLOAT32: 1e-4, Format.BFLOAT16: 1e-1, Format.INT8: 0.5, Format.INT4: 0.5, Format.MXFP4: 0.5}
@@ -40,12 +40,12 @@ def check_native(
     adapters: Sequence[Adapter] = (),
     eight_bit_pages: bool = False,
 ) -> float:
-    """Run three short sequences in two ragged steps, without an adapter and with each; the greatest difference,
-    relative to the greatest logit. Quantised weights count as what they stand for, keys and values in eight bits do
-    not. ``packed`` are the ``adapters`` as the kernels have them.
+    """Run three short sequences in two ragged steps, without an adapter and with each. Returns the greatest
+    difference, relative to the greatest logit. The reference uses the dequantised values of quantised weights, but
+    unquantised keys and values. ``packed`` are the ``adapters`` in the layout of the kernels.
 
     Raises:
-        Unsupported: the logits differ; the text says by how much.
+        Unsupported: the logits differ; the message says by how much.
     """
     decoder = NativeDecoder(
         library,
@@ -74,14 +74,14 @@ def check_native(
 def _said(decoder: NativeDecoder, spec: DecoderSpec, sequences: list[Int32], adapter: int) -> Said:
     """
     Raises:
-        Unsupported: what a delta rule says of a token depends on how the tokens before it were cut.
+        Unsupported: the outputs of a delta rule depend on how the tokens are split into steps.
     """
     adapters = np.full(len(sequences), adapter, np.int32) if adapter else None
 
     def run(inputs: StepInputs) -> torch.Tensor:
         choices = np.zeros((len(inputs.token_ids), spec.num_layers, spec.experts_per_token), np.int32)
         outputs = decoder.run(replace(inputs, adapters=adapters), choices=choices)
-        # Beside the logits, so that they take the same way into the order of the tokens.
+        # Appended to the logits, so that they are reordered along with them.
         return torch.from_numpy(np.concatenate([outputs.logits, choices.reshape(len(choices), -1)], axis=1))
 
     both = paged_rows(run, sequences)

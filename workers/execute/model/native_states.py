@@ -1,4 +1,4 @@
-"""What delta rules of the compiled decoder keep of each sequence: states and inputs of convolutions, in float32."""
+"""The state that delta rules of the compiled decoder keep per sequence: states and convolution inputs, in float32."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .states import StateLedger
 
 
 def state_bytes(delta: DeltaSpec, *, num_layers: int, num_rows: int) -> int:
-    """Of rows 0..num_rows and of the row of zeros, in as many layers as have a delta rule."""
+    """Size of rows 0..num_rows and the row of zeros, in ``num_layers`` layers with a delta rule."""
     return num_layers * (num_rows + 2) * 4 * sum(delta.state_sizes)
 
 
 class NativeStates:
-    """Rows of states, see ``StateLedger``. The layers hold addresses of what lies here."""
+    """Rows of states, see ``StateLedger``. The layers hold addresses into this memory."""
 
     def __init__(self, delta: DeltaSpec, layers: Sequence[Layer], num_rows: int) -> None:
         """
         Raises:
-            ConfigError: there is not that much memory.
+            ConfigError: there is not enough memory.
         """
         self._ledger = StateLedger(num_rows)
         sizes = [4 * self._ledger.num_rows * size for size in delta.state_sizes]
@@ -41,10 +41,10 @@ class NativeStates:
             layer.delta.states, layer.delta.inputs = (self._arena.take(size).ctypes.data for size in sizes)
 
     def begin_step(self, inputs: StepInputs) -> dict[str, Int32]:
-        """The segments of a step and their rows, by the names of ``Step``.
+        """The segments of a step and their rows, by field names of ``Step``.
 
         Raises:
-            AssertionError: a row does not have the state from which a segment continues.
+            AssertionError: a row does not contain the state from which a segment continues.
         """
         cut = inputs.cut
         assert cut is not None, "sequences of a model with states have rows for them"

@@ -26,19 +26,19 @@ from .give_back import forget_mapped
 from .layer_tensors import ExpertTensors, LayerTensors, bias_of
 from .text_part import text_names
 
-_PER_LAYER_BYTES = 1 << 12  # for the ends of cache lines
+_PER_LAYER_BYTES = 1 << 12  # for alignment to cache lines
 _DELTA_SIZES = ("num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_size")
-_LANES = 16  # to which betas and rates of a delta rule are padded
-Names = Callable[[Iterable[str]], Mapping[str, str]]  # of tensors in files: as they are wanted -> as they are stored
+_LANES = 16  # betas and rates of a delta rule are padded to a multiple of this
+Names = Callable[[Iterable[str]], Mapping[str, str]]  # stored tensor names -> {requested name: stored name}
 
 
 class Checkpoint(Mapping[str, torch.Tensor]):
-    """The tensors of a checkpoint directory by name, mapped: one that was read takes no memory of ours.
+    """The tensors of a checkpoint directory by name, memory-mapped: reading one allocates no memory.
 
-    Of a model that also sees or hears, those of its text part, by their names in a model of text alone.
+    Of a multimodal model, only the tensors of its text part, by their names in a text-only model.
     """
 
-    quantised_format: Format | None = None  # in which matrices of layers are stored, if not as plain numbers
+    quantised_format: Format | None = None  # of the stored matrices of layers; None: plain numbers
 
     def __init__(self, folder: Path, names: Names = text_names) -> None:
         files: dict[str, Any] = {}
@@ -47,7 +47,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             for path in self._paths:
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 files.update(dict.fromkeys(file.keys(), file))
-            stack.pop_all()  # they stay open as long as this object lives
+            stack.pop_all()  # the files stay open as long as this object lives
         self._stored = names(files)
         self._files = {name: files[stored] for name, stored in self._stored.items()}
 
@@ -62,43 +62,43 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         return len(self._files)
 
     def has_four_bits(self, name: str) -> bool:
-        """Whether this weight is stored in four bits: then it is in ``shapes``, and not in the mapping."""
+        """Whether this weight is stored in four bits; such a weight is in ``shapes``, but not in the mapping."""
         return False
 
     def four_bits(self, name: str) -> FourBits | Mxfp4:
-        """A weight of which ``has_four_bits`` is true."""
+        """A weight for which ``has_four_bits`` is true."""
         raise KeyError(name)
 
     def made(self, names: Iterable[str]) -> dict[str, Callable[[], torch.Tensor]]:
-        """Those of these tensors that are made whenever they are read, instead of lying in a mapped file."""
+        """The functions that make those of these tensors that are not mapped, but computed at every read."""
         return {}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: self.shape(name) for name in self._files}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor as it is stored."""
+        """The shape of a tensor as stored."""
         return tuple(self._slice(name).get_shape())
 
     def types(self) -> dict[str, str]:
-        """Of all tensors as they are stored, by safetensors' names: "F32", "BF16", ..."""
+        """The types of all tensors as stored, by safetensors' names: "F32", "BF16", ..."""
         return {name: self._slice(name).get_dtype() for name in self._files}
 
     def _slice(self, name: str) -> Any:
         return self._files[name].get_slice(self._stored[name])
 
     def forget(self) -> None:
-        """Gives back the memory of what was read; what is read again, as rows of the embedding, comes from the file.
+        """Release the memory of everything read so far; later reads, such as embedding rows, come from the files again.
 
-        Tensors stay valid. Those that were written to lose that: they were mapped to be read.
+        Tensors stay valid, but changes written to them are lost: they are mapped for reading only.
         """
         forget_mapped(self._paths)
 
 
 class PackedWeights:
-    """All weights of a decoder. ``model`` lacks what is not of the checkpoint: tables of positions, and pages.
+    """All weights of a decoder. ``model`` lacks what the checkpoint does not contain: rotary tables and pages.
 
-    The embedding is not packed but read from the mapped file, a row for each token of a step.
+    The embedding is not packed but read from the mapped file, one row per token of a step.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class PackedWeights:
         self.model = self._make_model()
 
     def quantised(self) -> dict[str, Callable[[], torch.Tensor]]:
-        """By name, what quantised tensors stand for, [outputs, inputs] of float32.
+        """The dequantised values of quantised tensors by name, float32 [outputs, inputs].
 
-        Those of the layers, and those that the checkpoint has in four bits only.
+        Includes those of the layers, and any others that the checkpoint stores in four bits only.
         """
 
         def unpacked(places: list[Placement]) -> torch.Tensor:
@@ -152,7 +152,7 @@ class PackedWeights:
             layers=ctypes.addressof(self.layers),
             head=head,
             embedding=self._embedding.data_ptr(),
-            final_norm=self._norm(spec.final_norm, divisor=spec.logits_scaling),  # as good as of the logits
+            final_norm=self._norm(spec.final_norm, divisor=spec.logits_scaling),  # equivalent to dividing the logits
             format=self.format.arithmetic,
             embedding_is_bf16=self._embedding.dtype == torch.bfloat16,
             num_layers=spec.num_layers,
@@ -199,7 +199,7 @@ class PackedWeights:
             self._fill_mixer(layer, names, delta.inputs, delta.num_outputs, (False, False))
             self._fill_delta(layer.delta, names.delta, delta)
         for mlp, size in spec.mlps(names):
-            if mlp is names:  # the others are the experts that are chosen
+            if mlp is names:  # the others are routed experts
                 self._fill_mlp(layer, names, size)
         if spec.has_pre_norms:
             layer.attention_norm = self._norm(names.attention_norm)
@@ -216,7 +216,7 @@ class PackedWeights:
         num_found: int,
         has_biases: tuple[bool, bool],
     ) -> None:
-        """The matrices around attention or a delta rule, which finds ``num_found`` numbers."""
+        """Fill the projections before and after attention or a delta rule, whose output has ``num_found`` channels."""
         spec = self.spec
         num_outputs = sum(size for size, _ in parts)
         layer.qkv = self._matrix(names.qkv, spec.hidden_size, num_outputs, has_bias=has_biases[0])
@@ -263,7 +263,7 @@ class PackedWeights:
         layer.experts = ctypes.addressof(experts)
 
     def _matrix(self, names: Sequence[str], num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
-        """For the weights of these names."""
+        """Allocate the matrix for the weights of these names."""
         return new_matrix(self._arena, self._format_of(names[0]), num_inputs, num_outputs, has_bias=has_bias)
 
     def _format_of(self, name: str) -> Format:
@@ -274,9 +274,9 @@ class PackedWeights:
         return self.format if is_quantised else self.format.arithmetic
 
     def _place(self, matrix: Matrix, names: Sequence[str], parts: Sequence[tuple[int, int]], *, run: int = 64) -> None:
-        """Tensors into columns of the matrix, with their biases if it has one.
+        """Pack tensors into columns of the matrix, and their biases if it has one.
 
-        ``parts`` are numbers of rows and where their columns begin: each is a tensor, or all are one.
+        ``parts`` are pairs (number of rows, first column). Each part is a tensor, or all of them form one.
         """
         sizes, firsts = zip(*parts, strict=True)
         places: list[Placement] = []
@@ -300,7 +300,7 @@ class PackedWeights:
                 np.frombuffer(bias, np.float32)[first + n // run * 64 + n % run] = source.float().numpy()
 
     def _read_weights(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor | FourBits | Mxfp4]:
-        """As ``_read``, in four bits where they are stored so."""
+        """Like ``_read``, but yields weights in four bits if stored so."""
         are_merged = len(names) < len(sizes)
         for name in names:
             if not self._checkpoint.has_four_bits(name):
@@ -312,23 +312,23 @@ class PackedWeights:
             self._count()
 
     def _read(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor]:
-        """Tensors of so many rows, or one cut into them; each counts once what was made of it is done."""
+        """Yield tensors with ``sizes`` rows, or one tensor split into these. Each tensor is counted once processed."""
         for name in names:
             tensor = self._checkpoint[name]
             yield from [tensor] if len(names) == len(sizes) else torch.split(tensor, list(sizes))
             self._count()
 
     def _norm(self, name: str, *, divisor: float = 1.0) -> int:
-        """The address of a norm's weights."""
+        """Store the weights of a norm and return the address."""
         return self._vector(name, offset=self.spec.norm_offset, divisor=divisor)
 
     def _vector(self, name: str, *, offset: float = 0.0, divisor: float = 1.0) -> int:
-        """The address of a padded vector of floats: ``(x + offset) / divisor`` of a tensor x."""
+        """Store ``(x + offset) / divisor`` of a tensor x as a padded vector of floats and return the address."""
         values: npt.NDArray[np.float32] = self._checkpoint[name].float().numpy()
         return self._keep((values + np.float32(offset)) / np.float32(divisor))
 
     def _keep(self, values: npt.NDArray[np.float32]) -> int:
-        """The address of what was made of a tensor, as floats side by side and padded."""
+        """Store values computed from a tensor as contiguous padded floats and return the address."""
         vector = self._arena.floats(padded(values.size))
         vector[: values.size] = values.ravel()
         self._count()
@@ -340,12 +340,12 @@ class PackedWeights:
 
 
 def _usable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if it is of a type that the kernels read, else a copy of it."""
+    """The tensor itself if the kernels can read its type and layout, otherwise a copy that they can read."""
     return (tensor if tensor.dtype in (torch.bfloat16, torch.float32) else tensor.float()).contiguous()
 
 
 def _num_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
-    """``format_of`` a weight's name."""
+    """The size of all packed weights. ``format_of`` maps the name of a weight to its format."""
     queries, hidden = spec.num_heads * spec.head_dim, spec.hidden_size
     normed = queries if spec.norms_whole_queries else spec.head_dim
     vectors = 4 * (4 * padded(hidden) + 2 * padded(normed) + padded(spec.num_heads)) + _PER_LAYER_BYTES

@@ -1,4 +1,4 @@
-"""What a fast decoder is held against before it serves: transformers' modules with the same weights."""
+"""The reference for checking a fast decoder before it serves: transformers' modules with the same weights."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .lora import Adapter
 from .memory import available_bytes
 from .torch_lora import merged
 
-_MOST_ROUNDING = 0.5  # of transformers in 16 bits against float32; a wrong decoder is beyond 1
+_MOST_ROUNDING = 0.5  # accepted relative difference of transformers in 16 bits from float32; wrong decoders exceed 1
 
 
 class Said(NamedTuple):
-    """What a decoder makes of the tokens of some sequences."""
+    """The outputs of a decoder for the tokens of some sequences."""
 
     logits: torch.Tensor  # float32 [tokens, V]
-    choices: torch.Tensor  # of experts, int [tokens, layers, experts of a token]
+    choices: torch.Tensor  # chosen experts, int [tokens, layers, experts per token]
 
 
 class Oracle(NamedTuple):
-    """transformers' modules with the weights of a decoder, in a type that is asked for."""
+    """transformers' modules with the weights of a decoder, in a requested dtype."""
 
     config: PretrainedConfig
     spec: DecoderSpec
-    tensors: Mapping[str, torch.Tensor]  # by the checkpoint's names; those of that type are used where they are
-    made: Mapping[str, Callable[[], torch.Tensor]] = {}  # what takes the place of some, whenever it is used
+    tensors: Mapping[str, torch.Tensor]  # by the checkpoint's names; not copied if of the requested dtype
+    made: Mapping[str, Callable[[], torch.Tensor]] = {}  # computed substitutes for some of these, anew at each use
 
     def check(
         self,
@@ -47,19 +47,20 @@ class Oracle(NamedTuple):
         may_round: bool = False,
         outliers: float = 0.0,
     ) -> float:
-        """The greatest difference between logits, relative to the greatest logit. ``said(number)`` is what the decoder
-        makes of the sequences with the adapter of this number, or without one: 0.
+        """Return the greatest difference between logits, relative to the greatest logit. ``said(number)`` returns the
+        decoder's outputs for the sequences with the adapter of this number, or without one if 0.
 
-        transformers takes the experts that the decoder chose: which of two is taken that are nearly alike depends on
-        how numbers are rounded. That they are nearly alike is a part of what is compared.
+        transformers uses the experts that the decoder chose, since the choice between two nearly equal experts depends
+        on rounding. That they are nearly equal is part of the check.
 
-        Where much hangs on the last bit of 16, as behind sharp attention, transformers itself is far from what it says
-        in float32. There a decoder that ``may_round`` has to be as near to that, if there is memory for such a copy.
+        Where 16-bit rounding has a large effect, such as after sharp attention, transformers itself differs much from
+        its float32 result. Then a decoder that ``may_round`` passes if it is at least as close to the float32 result,
+        provided that there is memory for such a copy.
 
         ``outliers`` is the share of tokens that may differ by more.
 
         Raises:
-            Unsupported: the difference is above ``limit``; the text says by how much.
+            Unsupported: the difference exceeds ``limit``; the message says by how much.
         """
         modules, greatest = _Modules(self, dtype, outliers), 0.0
         for number, adapter in enumerate((None, *adapters)):
@@ -70,7 +71,7 @@ class Oracle(NamedTuple):
                 if from_exact <= relative_difference(plain, exact, outliers) <= _MOST_ROUNDING:
                     greatest = max(greatest, from_exact)
                     continue
-            if not difference <= limit:  # a not-a-number fails too
+            if not difference <= limit:  # NaN fails too
                 name = "" if adapter is None else f"with the adapter {adapter.name!r} "
                 text = f"{name}its logits differ from transformers' by {difference:.2g} of the greatest"
                 raise Unsupported(f"{text}, the limit is {limit}")
@@ -78,7 +79,7 @@ class Oracle(NamedTuple):
         return greatest
 
     def _has_room(self) -> bool:
-        """For the same weights in float32, twice: so much is left to others."""
+        """Whether twice the size of the weights in float32 is free: half of that is left to other processes."""
         device = self.tensors[self.spec.embedding].device
         return available_bytes(device) > 8 * sum(map(prod, self.spec.tensors().values()))
 
@@ -101,7 +102,7 @@ class _Modules:
         }
 
     def differ(self, found: Said, sequences: list[Int32], adapter: Adapter | None) -> tuple[torch.Tensor, float]:
-        """Logits [tokens, V], and the relative difference of what was found from these, or from these choices."""
+        """Reference logits [tokens, V], and the greater relative difference of ``found``: in logits or in choices."""
         followed = FollowedChoices(found.choices, norms_weights=self._spec.norms_expert_weights)
         with ExitStack() as stack:
             stack.enter_context(exchanged(self._model, self._weights))
@@ -113,19 +114,19 @@ class _Modules:
 
 
 def relative_difference(logits: torch.Tensor, expected: torch.Tensor, outliers: float = 0.0) -> float:
-    """The greatest one, in units of the greatest logit that was expected, but for that share of rows [tokens, V]."""
+    """The greatest difference in rows [tokens, V], without ``outliers``, relative to the greatest expected logit."""
     rows = (logits - expected).abs().amax(dim=-1)
     greatest = rows.sort(descending=True).values[int(outliers * len(rows))]
-    return float((greatest + 0 * rows.sum()) / expected.abs().max())  # no number where any row has one that is none
+    return float((greatest + 0 * rows.sum()) / expected.abs().max())  # NaN if any row has one
 
 
 def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with these tensors as its weights, where they are: there is no second copy of those of ``dtype``.
+    """The model with these tensors as its weights, in place: those of type ``dtype`` are not copied.
 
-    In place of those that are made there is nothing.
+    Weights in ``oracle.made`` are left out.
     """
     config = oracle.config
-    # The attention of torch has no cap, and no sinks: models with these do not support it.
+    # torch's attention has neither a soft cap nor sinks, so models that have one of these do not support it.
     has_cap = getattr(config, "attn_logit_softcapping", None) is not None
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     attention = "sdpa" if model_class._supports_sdpa and not has_cap else "eager"
@@ -138,7 +139,7 @@ def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     device = next(iter(tensors.values())).device
-    # Frequencies and the factor of an embedding are no weights, and still meta.
+    # Rotary frequencies and the embedding scale are not weights, so they are still on the meta device.
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
     embedding = model.get_input_embeddings()
     if hasattr(embedding, "embed_scale"):
@@ -149,7 +150,7 @@ def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
 
 @torch.inference_mode()
 def _plain_logits(model: PreTrainedModel, sequences: list[Int32]) -> torch.Tensor:
-    """Logits [tokens, V] of each sequence by itself."""
+    """Logits [tokens, V], with each sequence computed separately."""
     batches = [torch.from_numpy(ids)[None].to(model.device, torch.int64) for ids in sequences]
     rows = [model(ids, use_cache=False).logits[0] for ids in batches]
     return torch.cat(rows).float()

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks, as bytes: the arrays of a step, or the pages to move before one."""
+"""The orders of rank 0 to the other ranks, as bytes: the arrays of a step, or the pages to move before one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ARRAYS = {
 
 
 def encode_order(order: StepInputs | Moves) -> bytes:
-    """One MessagePack map. Whom the step samples is left out: only rank 0 draws tokens."""
+    """Encode an order as one MessagePack map. Sampled sequences are left out, as only rank 0 samples tokens."""
     packed: bytes = msgpack.packb(_step_map(order) if isinstance(order, StepInputs) else _moves_map(order))
     return packed
 
@@ -32,7 +32,7 @@ def decode_order(order: dict[str, Any]) -> StepInputs | Moves:
         return Moves(*(tuple((int(a), int(b)) for a, b in pairs) for pairs in order["moves"]))
     arrays: dict[str, Any] = {
         name: np.frombuffer(order[name], dtype).copy() for name, dtype in _ARRAYS.items()
-    }  # torch wants to write
+    }  # torch needs writable arrays
     num_sequences = len(arrays["context_lens"])
     adapters = order["adapters"]
     return StepInputs(
@@ -45,7 +45,7 @@ def decode_order(order: dict[str, Any]) -> StepInputs | Moves:
 
 
 def _step_map(inputs: StepInputs) -> dict[str, Any]:
-    wanted = replace(inputs, sample_rows=inputs.logit_rows)  # also of the tokens that are scored
+    wanted = replace(inputs, sample_rows=inputs.logit_rows)  # includes the rows of scored tokens
     arrays = {name: getattr(wanted, name).astype(dtype).tobytes() for name, dtype in _ARRAYS.items()}
     tables = np.ascontiguousarray(inputs.block_tables, "<i4").tobytes()
     adapters = None if inputs.adapters is None else inputs.adapters.astype("<i4").tobytes()

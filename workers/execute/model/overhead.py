@@ -1,4 +1,4 @@
-"""What steps take of a GPU's memory beside weights and pages: measured by running the largest ones."""
+"""GPU memory that steps need in addition to weights and pages, measured by running the largest steps."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .step_runner import StepRunner
 
 logger = logging.getLogger(__name__)
 
-_GRAPH_BYTES = 8 << 20  # of a recording of some hundred launches
-_SLACK_BYTES = 256 << 20  # fragments, and libraries that load what they need at their first use
+_GRAPH_BYTES = 8 << 20  # per graph of a few hundred launches
+_SLACK_BYTES = 256 << 20  # fragmentation, and what libraries load at their first use
 
 
 def step_overhead(make_runner: Callable[[PoolSize], StepRunner], device: torch.device, max_model_len: int) -> int:
-    """Bytes that activations and graphs take at most. 0 on a CPU, whose pool leaves room by itself."""
+    """The most bytes that activations and graphs take. 0 on a CPU, where the size of the pool leaves enough room."""
     if device.type != "cuda":
         return 0
     _settle(device)
     torch.cuda.reset_peak_memory_stats(device)
     held_before, outside_before = torch.cuda.memory_reserved(device), _outside_bytes(device)
     runner = make_runner(PoolSize(1, max_model_len))  # padding writes to the trash page and reads nothing else
-    # Before the largest steps: graphs keep their memory while steps run, and what is captured empties the cache first,
-    # so that the peaks of steps before it would not be seen together with it.
+    # Before the largest steps: graphs keep their memory while steps run. A capture empties the allocator's cache first,
+    # so in the reverse order the peak of the steps would not be measured together with the graphs.
     num_more_graphs = runner.capture_largest()
     runner.warm_up()
     held = torch.cuda.max_memory_reserved(device) - held_before
@@ -39,14 +39,14 @@ def step_overhead(make_runner: Callable[[PoolSize], StepRunner], device: torch.d
 
 
 def _settle(device: torch.device) -> None:
-    """Nothing is computed any more, and nothing is held that nobody uses."""
+    """Wait until the device is idle, and release all unused memory."""
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
 
 
 def _outside_bytes(device: torch.device) -> int:
-    """What torch's allocator does not know of: kernels, graphs, work space of libraries, other processes."""
+    """Memory outside torch's allocator: kernels, graphs, workspaces of libraries, other processes."""
     torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device)

@@ -1,4 +1,4 @@
-"""The KV pool: how many pages there can be, and the tensors that hold them."""
+"""The KV pool: the number of pages, and the tensors that hold them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..attention.interface import LayerCache
 logger = logging.getLogger(__name__)
 
 _GiB = 1 << 30
-_BYTES_WITHOUT_PAGES = 1024  # of a token where no layer attends: its place in tables and queues takes memory too
+_BYTES_WITHOUT_PAGES = 1024  # per token if no layer attends: its entries in tables and queues take memory too
 
 
 class LayerShape(NamedTuple):
@@ -33,7 +33,7 @@ class LayerShape(NamedTuple):
 
 class PoolSize(NamedTuple):
     num_pages: int  # without the trash page
-    max_model_len: int  # tokens; what was asked for, or less where the pool does not hold it
+    max_model_len: int  # tokens; as requested, or less if the pool is too small
 
 
 def size_pages(
@@ -46,12 +46,12 @@ def size_pages(
     max_model_len: int,
     may_shrink: bool,
 ) -> PoolSize:
-    """The number of pages, from memory unless configured, and never more than ``max_live`` longest sequences need.
+    """Choose the number of pages, by memory unless configured, but no more than ``max_live`` longest sequences need.
 
-    A sequence of ``max_model_len`` must fit; with ``may_shrink`` the length is cut until it does.
+    A sequence of ``max_model_len`` tokens must fit; with ``may_shrink`` the length is reduced until it does.
 
     Raises:
-        ConfigError: no page fits, or the longest sequence does not and must not be cut.
+        ConfigError: no page fits, or the longest sequence does not fit and may not be shortened.
     """
     num_needed = -(-max_model_len // cache.page_size)
     num_pages = cache.num_pages
@@ -85,10 +85,10 @@ def bytes_per_token(shapes: Iterable[LayerShape]) -> int:
 def allocate_pool(
     shapes: Mapping[int, LayerShape], num_pages: int, *, page_size: int, device: torch.device
 ) -> dict[int, LayerCache]:
-    """Zeroed pages of every layer, the trash page in front.
+    """Allocate zeroed pages for every layer, the trash page first.
 
     Raises:
-        ConfigError: the device has not that much memory.
+        ConfigError: the device does not have enough memory.
     """
 
     def pages(num_heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:

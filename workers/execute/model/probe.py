@@ -1,4 +1,4 @@
-"""Short sequences that a self-test runs: in two ragged steps, on pages out of order."""
+"""Short sequences for self-tests, computed in two ragged steps on pages in scrambled order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..step import Int32, StepCut, StepInputs
 
 PAGE_SIZE = 16
 _CHUNKS = ((20, 1), (3, 31), (33, 2))  # tokens of each sequence in the first step and in the second
-_PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # out of order, and none shared
+_PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # in scrambled order, none shared
 NUM_PAGES, NUM_STATE_ROWS = _PAGES.size, 3 * len(_CHUNKS)
 NUM_POSITIONS = max(map(sum, _CHUNKS))
 
@@ -24,8 +24,8 @@ def random_sequences(vocab_size: int) -> list[Int32]:
 
 
 def paged_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]) -> torch.Tensor:
-    """Rows [tokens, ...] of sequence after sequence, from two steps on ``NUM_PAGES`` pages of ``PAGE_SIZE`` for which
-    ``run`` gives them in the order of the step.
+    """Compute rows [tokens, ...] in two steps on ``NUM_PAGES`` pages of ``PAGE_SIZE`` tokens. ``run`` returns the rows
+    in the order of the step; the result is ordered by sequence.
     """
     pieces: list[list[torch.Tensor]] = [[] for _ in sequences]
     for step in range(2):
@@ -38,7 +38,7 @@ def paged_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]
 
 
 def whole_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]) -> torch.Tensor:
-    """The same rows, from one step."""
+    """Compute the same rows in one step."""
     return run(_step(sequences, [0] * len(sequences), list(map(len, sequences))))
 
 
@@ -60,7 +60,9 @@ def _step(sequences: list[Int32], starts: list[int], lengths: list[int]) -> Step
 
 
 def probe_segments(starts: list[int], lengths: list[int]) -> list[Segment]:
-    """The first step writes rows 1 to S, the second S + 1 to 2 S. Chunks of at least four tokens have two segments."""
+    """For S sequences, the first step writes rows 1 to S, the second S + 1 to 2 S. Chunks of at least four tokens
+    have two segments.
+    """
     segments, count = [], len(starts)
     for index, (start, length) in enumerate(zip(starts, lengths, strict=True), 1):
         read, write, half = index, index + (count if start else 0), length // 2

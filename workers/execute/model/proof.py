@@ -1,8 +1,8 @@
-"""What a start found out about a checkpoint that runs on the compiled kernels, kept for the next start.
+"""A cache of what a start determined about a checkpoint that runs on the compiled kernels, for later starts.
 
-Importing transformers takes two of the four seconds of a start. It is needed to read a config of any family, to read
-any tokenizer, and to prove that the kernels compute what the model is defined to compute. All three have the same
-outcome as long as the checkpoint, this package and the libraries are the same.
+Importing transformers takes two of the four seconds of a start. It is needed to read the config of any family, to read
+any tokenizer, and to prove that the kernels compute the model as defined. All three have the same outcome as long as
+the checkpoint, this package and the libraries are the same.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from .ropes import Rope
 logger = logging.getLogger(__name__)
 
 _FILE = "proof.json"
-_LIBRARIES = ("torch", "transformers", "tokenizers")  # whose version decides the outcome
+_LIBRARIES = ("torch", "transformers", "tokenizers")  # whose versions affect the outcome
 _OWN_FOLDERS = (Path(__file__).parent, Path(__file__).parent.parent / "kernels")
 _WEIGHTS = ".safetensors"
 _KEY_SIZE = 32
-_NUM_KEPT = 64  # proofs in the cache
+_NUM_KEPT = 64  # proofs kept in the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """The model as the kernels need to know it. Its weights are not in it."""
+    """The model as described to the kernels, without its weights."""
 
     spec: DecoderSpec
-    ropes: tuple[Rope, ...]  # those that layers turn by
-    dtype: str  # that it computes in: "float32" or "bfloat16"
+    ropes: tuple[Rope, ...]  # of its layers
+    dtype: str  # of computation: "float32" or "bfloat16"
     facts: ModelFacts
-    difference: float  # greatest, of its logits from transformers' and relative to the greatest logit
+    difference: float  # greatest, between its logits and those of transformers, relative to the greatest logit
 
 
 @dataclass(frozen=True)
 class ProofStore:
-    """The place of one proof: a folder of the cache whose name says what the outcome depends on."""
+    """The location of one proof: a folder of the cache, named by a hash of everything the outcome depends on."""
 
     checkpoint: Path
     config: ModelConfig
@@ -67,17 +67,17 @@ class ProofStore:
         return cache_folder() / "proofs" / _key(self.checkpoint, self.config, self.kv_dtype)
 
     def find(self, run_dir: Path) -> Proof | None:
-        """What was kept, or None. The tokenizer that was kept with it is written to ``run_dir``.
+        """The stored proof, or None. Writes the tokenizer stored with it to ``run_dir``.
 
         Raises:
-            ConfigError: another tokenizer is there.
+            ConfigError: ``run_dir`` already contains another tokenizer.
         """
         try:
             proof, facts = _from_json((self.folder / _FILE).read_text()), load_facts(self.folder)
             tokenizer = (self.folder / TOKENIZER_FILE).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
-        except (OSError, ConfigError, KeyError, TypeError, ValueError) as error:  # it is made again
+        except (OSError, ConfigError, KeyError, TypeError, ValueError) as error:  # the proof is made again
             logger.warning("what an earlier start found out cannot be read: %s", error)
             return None
         if facts is None:
@@ -87,7 +87,7 @@ class ProofStore:
         return proof
 
     def keep(self, proof: Proof, run_dir: Path) -> None:
-        """Keep the proof, with the tokenizer that is in ``run_dir``. Without a place for it the next start is slow."""
+        """Store the proof with the tokenizer from ``run_dir``. If that fails, the next start is just slower."""
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.folder.parent) as scratch:
@@ -96,15 +96,15 @@ class ProofStore:
                 (new / _FILE).write_text(_to_json(proof))
                 for name in (TOKENIZER_FILE, FACTS_FILE):
                     shutil.copyfile(run_dir / name, new / name)
-                shutil.rmtree(self.folder, ignore_errors=True)  # what could not be read
-                os.rename(new, self.folder)  # all of it or nothing
+                shutil.rmtree(self.folder, ignore_errors=True)  # an earlier proof that could not be read
+                os.rename(new, self.folder)  # atomic
             keep_newest(self.folder.parent, "?" * _KEY_SIZE, _NUM_KEPT)
         except OSError as error:
             logger.info("what this start found out cannot be kept for the next: %s", error)
 
 
 def _key(checkpoint: Path, config: ModelConfig, kv_dtype: str) -> str:
-    """Changes with everything that the outcome depends on. Of weight files it sees size and time, not the content."""
+    """A hash of everything that the outcome depends on. Of weight files, it covers size and time but not content."""
     digest = hashlib.sha256(f"{config.dtype} {config.quantization} {kv_dtype} {_kernels()}\n".encode())
     modules = parse_modules(config.lora_modules)
     digest.update(" ".join(version(library) for library in _LIBRARIES).encode())
@@ -121,7 +121,7 @@ def _key(checkpoint: Path, config: ModelConfig, kv_dtype: str) -> str:
 
 
 def _kernels() -> str:
-    """By the name that its sources and its compiler give the library: what another one makes is proven again."""
+    """The library's name, which depends on its sources and compiler: other kernels are proven again."""
     try:
         return library_name(available_levels()[0])
     except NoCompiler:

@@ -1,7 +1,7 @@
-"""Rank 0's side of tensor parallelism: it starts the other ranks, tells them its steps, and ends when one of them ends.
+"""Rank 0's side of tensor parallelism: starts the other ranks, sends them its steps, and exits if one of them exits.
 
-Orders go through a pipe to each rank, so that an idle rank waits without a time limit, and the end of rank 0 is the
-end of the pipe. Only the sums of the layers go through torch.distributed.
+Orders go through a pipe to each rank, so an idle rank can wait without a timeout, and if rank 0 exits, the pipe closes.
+Only the sums in the layers go through torch.distributed.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from .runner import TorchRunner
 logger = logging.getLogger(__name__)
 
 _RENDEZVOUS = "ranks-"  # a file in the run directory, read and written as long as the group lives
-_LAST_WORDS_S = 5.0  # for a rank that failed to say why and end, before rank 0 tells what it saw of it
+_LAST_WORDS_S = 5.0  # for a failed rank to log why and exit, before rank 0 reports the failure as seen here
 
 
 class OutOfStep(Exception):
-    """A rank failed in the middle of a step: what the others computed is void, and so are all pages."""
+    """A rank failed in the middle of a step: the results of the others and the content of all pages are void."""
 
 
 class Ranks:
-    """Ranks 1 to size - 1, each a child of this process. They get every order, in the same order."""
+    """Ranks 1 to size - 1, each a child of this process. All get the same orders in the same sequence."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class Ranks:
         device: torch.device,
         on_death: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Starts them and waits until all have joined. ``on_death`` gets rank and exit code, from a thread."""
+        """Start the ranks and wait until all have joined. A thread calls ``on_death`` with rank and exit code."""
         model, cache, scheduler = configs
         size = model.tensor_parallel_size
-        for stale in run_dir.glob(f"{_RENDEZVOUS}*"):  # of an earlier life that was killed
+        for stale in run_dir.glob(f"{_RENDEZVOUS}*"):  # left by an earlier process that was killed
             stale.unlink(missing_ok=True)
         self._rendezvous = rendezvous = run_dir / f"{_RENDEZVOUS}{secrets.token_hex(8)}"
         self._on_death = on_death or _end_with
@@ -70,10 +70,10 @@ class Ranks:
 
     @contextmanager
     def computing(self, order: StepInputs | Moves) -> Iterator[None]:
-        """Sends ``order``; the block does the same here.
+        """Send ``order`` to the ranks; the block carries it out on this rank.
 
         Raises:
-            OutOfStep: here or there it failed.
+            OutOfStep: it failed on this rank or another.
         """
         try:
             self._write(encode_order(order))
@@ -83,11 +83,11 @@ class Ranks:
             raise OutOfStep("a tensor-parallel step failed") from error
 
     def close(self) -> None:
-        """The end of the orders: the ranks leave."""
+        """End the orders, so that the ranks exit, and wait for them."""
         self._closing = True
         for child in self._children:
             assert child.stdin is not None, "a pipe was asked for"
-            with suppress(BrokenPipeError):  # of a rank that ended with an order in its pipe
+            with suppress(BrokenPipeError):  # from a rank that exited with an order in its pipe
                 child.stdin.close()
         self._watcher.join()
         self.group.leave()
@@ -100,7 +100,7 @@ class Ranks:
             child.stdin.flush()
 
     def _watch(self) -> None:
-        """Ends with the first rank, or once all have left after ``close``."""
+        """Call ``on_death`` for a rank that exits before ``close``; returns when all have exited."""
         with selectors.DefaultSelector() as selector:
             for rank, child in enumerate(self._children, start=1):
                 selector.register(os.pidfd_open(child.pid), selectors.EVENT_READ, (rank, child))
@@ -115,17 +115,17 @@ class Ranks:
 
 
 class LeadingRunner(TorchRunner):
-    """The runner of rank 0: every other rank computes each of its steps too, and rank 0 samples."""
+    """The runner of rank 0: all other ranks compute each of its steps too, but only rank 0 samples."""
 
     def __init__(
         self, ranks: Ranks, model: PreTrainedModel, layers: PagedLayers, sampler: Sampler, **sizes: int
     ) -> None:
-        """All but ``ranks`` is as for ``TorchRunner``."""
+        """For all arguments but ``ranks``, see ``TorchRunner``."""
         super().__init__(model, layers, sampler, **sizes)
         self.ranks = ranks
 
     def is_fatal(self, error: Exception) -> bool:
-        """Nobody may run the step's sequences in halves instead, with ranks that are somewhere else."""
+        """Also True if ranks are out of step: the step may not be retried in halves then."""
         return isinstance(error, OutOfStep) or super().is_fatal(error)
 
     def move(self, moves: Moves) -> None:
@@ -138,14 +138,14 @@ class LeadingRunner(TorchRunner):
 
 
 def _start(rank: int, rendezvous: Path) -> subprocess.Popen[bytes]:
-    """The process of a rank. It writes its log where this one does."""
+    """Start the process of a rank. It logs to the same place as this one."""
     package = __package__.rpartition(".")[0]
     command = [sys.executable, "-m", f"{package}.rank", "--rank", str(rank), "--rendezvous", str(rendezvous)]
     return subprocess.Popen([*command, "--parent", str(os.getpid())], stdin=subprocess.PIPE)
 
 
 def _end_with(rank: int, code: int) -> None:
-    """Ends this process as its rank ended, so that the supervisor sees one death of execute, and why."""
+    """End this process the way its rank ended, so that the supervisor sees one death of execute, and its cause."""
     logger.error("tensor-parallel rank %d ended with exit code %d, and execute ends with it", rank, code)
     sys.stderr.flush()
     if code == -signal.SIGKILL:

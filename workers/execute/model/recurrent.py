@@ -1,8 +1,8 @@
-"""Recurrent layers of transformers models: which modules they are, and how each gets its sequences one by one.
+"""Recurrent layers of transformers models: finds their modules, and passes each its sequences one by one.
 
-Such a module (a gated delta rule, a state space, a short convolution) sums up what a sequence has said in a state of
-a fixed size. Of a ragged batch it would make one sequence. So its ``forward`` is replaced by one that cuts the batch,
-and hands it the states of its own sequences where it looks for transformers' cache.
+Such a module (a gated delta rule, a state space, a short convolution) summarizes a sequence in a state of fixed size.
+It would treat a ragged batch as one sequence. So its ``forward`` is replaced by one that splits the batch and passes
+the states of its sequences in place of transformers' cache.
 
 Sources: Gu and Dao 2023 (selective state spaces), Yang et al. 2024 (gated delta networks).
 """
@@ -26,15 +26,15 @@ from ....protocol.errors import ConfigError
 from ..step import StepCut
 from .states import Mixer, SequenceStates, StateKey, StateLayout, StateShape, StepCache
 
-_CACHE_NAMES = ("cache_params", "past_key_values")  # of the argument that is the cache
-_UPDATES = {"update_conv_state", "update_recurrent_state"}  # what only a module with a state asks it for
+_CACHE_NAMES = ("cache_params", "past_key_values")  # of the argument for the cache
+_UPDATES = {"update_conv_state", "update_recurrent_state"}  # cache methods that only modules with a state call
 
 
 class LayerStates(Protocol):
-    """What a forward pass does in a recurrent module."""
+    """Computes recurrent modules within a forward pass."""
 
     def mix(self, number: int, run: Mixer, hidden: torch.Tensor) -> torch.Tensor:
-        """Outputs [1, T, ...] of the module of that number for ``hidden`` [1, T, C], a ragged batch."""
+        """Outputs [1, T, ...] of module ``number`` for ``hidden`` [1, T, C], a ragged batch."""
         ...
 
 
@@ -43,7 +43,7 @@ _current: ContextVar[LayerStates | None] = ContextVar("triptych_layer_states", d
 
 @contextmanager
 def remembering(states: LayerStates | None) -> Iterator[None]:
-    """Forward passes in this block keep what they remember in ``states``; without, all they see is one sequence."""
+    """Within this block, forward passes keep their state in ``states``. None: each computes a single whole sequence."""
     token = _current.set(states)
     try:
         yield
@@ -53,7 +53,7 @@ def remembering(states: LayerStates | None) -> Iterator[None]:
 
 @contextmanager
 def going_on(states: SequenceStates | None, cut: StepCut | None) -> Iterator[None]:
-    """In this block the model computes one step, from what ``states`` has of its sequences; None: it keeps none."""
+    """Within this block, the model computes one step from its sequences' ``states``. None: the model has no states."""
     if states is not None:
         assert cut is not None, "a step of recurrent layers says where it is cut"
         states.begin_step(cut)
@@ -62,10 +62,10 @@ def going_on(states: SequenceStates | None, cut: StepCut | None) -> Iterator[Non
 
 
 def cut_batches(model: PreTrainedModel) -> list[nn.Module]:
-    """The recurrent modules of ``model``, in their order. From now on they do what ``remembering`` says.
+    """Replace ``forward`` of the recurrent modules of ``model`` (see ``remembering``); returns the modules in order.
 
     Raises:
-        ConfigError: this version of transformers hands them their states in another way.
+        ConfigError: this version of transformers passes them their states in another way.
     """
     modules = [module for module in model.modules() if _keeps_state(type(module))]
     if modules and not hasattr(Cache, "get_recurrent_state"):
@@ -95,7 +95,7 @@ def _forward(
 
 
 def _keeps_state(kind: type[nn.Module]) -> bool:
-    """Whether some method of it hands a new state to a cache."""
+    """Whether one of its methods passes a new state to a cache."""
     if not kind.__module__.startswith("transformers.models."):
         return False
     methods = (inspect.unwrap(value) for value in vars(kind).values() if inspect.isfunction(value))
@@ -103,10 +103,10 @@ def _keeps_state(kind: type[nn.Module]) -> bool:
 
 
 class StateProbe:
-    """A ``LayerStates`` that keeps nothing, and notes what each module would."""
+    """A ``LayerStates`` that keeps no states, but records which ones each module would keep."""
 
     def __init__(self) -> None:
-        self.calls: list[int] = []  # of which module, in their order
+        self.calls: list[int] = []  # number of the module in each call, in order
         self._shapes: dict[StateKey, StateShape] = {}
         self._stepwise: set[int] = set()
 
@@ -122,8 +122,8 @@ class StateProbe:
         return output
 
     def _begins_anew(self, number: int, run: Mixer, hidden: torch.Tensor) -> bool:
-        """Whether a chunk of several tokens does not look at its recurrent state: its outputs are numbers, whatever
-        that is.
+        """Whether the module ignores its recurrent state for a chunk of several tokens: its outputs are not NaN even if
+        that state is.
         """
         states = {
             key: hidden.new_full((1, *shape.sizes), nan if key.kind == "recurrent" else 0.0, dtype=shape.dtype)
@@ -135,7 +135,7 @@ class StateProbe:
 
 
 class _ProbingCache:
-    """What a module takes for transformers' cache, of a sequence that has said nothing yet."""
+    """Stands in for transformers' cache of a sequence without any tokens yet, and records the shapes of new states."""
 
     def __init__(self, number: int, shapes: dict[StateKey, StateShape]) -> None:
         self._number, self._shapes = number, shapes

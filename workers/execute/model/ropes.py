@@ -1,4 +1,4 @@
-"""Rotary positions: which of them a model has, and their tables (Su et al. 2021, "RoFormer")."""
+"""Rotary position embeddings of a model, and their tables (Su et al. 2021, "RoFormer")."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 class Rope(NamedTuple):
-    """Rotary positions (Su et al. 2021): by what each pair of channels turns from one position to the next."""
+    """A rotary embedding (Su et al. 2021): the rotation of each pair of channels from one position to the next."""
 
     frequencies: torch.Tensor  # float32 [rotary_dim / 2], radians
-    scaling: float  # of cosines and sines
+    scaling: float  # factor on cosines and sines
 
     def tables(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, float32 [num_positions, rotary_dim / 2]."""
@@ -26,7 +26,7 @@ class Rope(NamedTuple):
 
 
 def find_ropes(config: PretrainedConfig) -> list[Rope]:
-    """Those that layers turn by, in the order of ``DecoderSpec.ropes``. By transformers' own frequencies."""
+    """The rotary embeddings of the layers, as numbered by ``DecoderSpec.ropes``, with transformers' own frequencies."""
     return [_find_rope(config, parameters, layer_type) for layer_type, parameters in rope_parameters(config).items()]
 
 
@@ -42,7 +42,7 @@ def _find_rope(config: PretrainedConfig, parameters: Mapping[str, Any], layer_ty
 
 
 def rope_parameters(config: PretrainedConfig) -> dict[str | None, Mapping[str, Any]]:
-    """By the type of the layers that turn so; None: all of them."""
+    """Rotary parameters by type of layer; None: all layers."""
     parameters = config.rope_parameters or {}
     if not LAYER_TYPES & parameters.keys():
         return {None: parameters}
@@ -55,6 +55,6 @@ def head_dim(config: PretrainedConfig) -> int:
 
 
 def rotary_dim(config: PretrainedConfig) -> int:
-    """Channels of a head that turn."""
+    """The number of channels per head that are rotated."""
     factors = {rope.get("partial_rotary_factor", 1.0) for rope in rope_parameters(config).values()}
     return int(head_dim(config) * max(factors, default=1.0))

@@ -1,4 +1,4 @@
-"""The runner of transformers models: one ragged forward pass and one sampler call a step."""
+"""The runner for transformers models: one ragged forward pass and one sampler call per step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .torch_lora import TorchAdapters
 class TorchRunner(StepRunner):
     """Owns the model and, in ``layers``, the pages."""
 
-    adapters: TorchAdapters | None = None  # that are hooked into the model
+    adapters: TorchAdapters | None = None  # hooked into the model
     states: SequenceStates | None = None  # of its recurrent layers
 
     def __init__(self, model: PreTrainedModel, layers: PagedLayers, sampler: Sampler, **sizes: int) -> None:
@@ -32,10 +32,10 @@ class TorchRunner(StepRunner):
         self._layers = layers
         self._sampler = sampler
         self._results: deque[StepResult] = deque()
-        self._last_tokens = np.empty(0, dtype=np.int32)  # of the step that was launched last
+        self._last_tokens = np.empty(0, dtype=np.int32)  # of the step launched last
 
     def launch(self, inputs: StepInputs) -> None:
-        """Computes the step before it returns: on a CPU there is nobody to wait for."""
+        """Compute the step synchronously, as on a CPU there is no device to wait for."""
         result = self._compute(resolve(inputs, self._last_tokens))
         self._last_tokens = result.token_ids
         self._results.append(result)
@@ -50,7 +50,7 @@ class TorchRunner(StepRunner):
 
     @torch.inference_mode()
     def compute_logits(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits float32 [R + C, V] of the step's logit rows; its keys and values are in their pages then."""
+        """Compute logits float32 [R + C, V] of the step's logit rows, and write its keys and values to their pages."""
         self._layers.kernel.begin_step(inputs)
         adapted = nullcontext() if self.adapters is None else self.adapters.applied(inputs)
         with attending(self._layers), going_on(self.states, inputs.cut), adapted:

@@ -1,8 +1,8 @@
-"""The guard at load time: a family whose paged forward pass is not its plain one is refused before it serves.
+"""The guard at load time: refuses a model family whose paged forward pass differs from its plain one.
 
-Whether a transformers family works on paged attention cannot be read off its flags: some switch their attention only
-in part or not at all, some keep a state per sequence, some have a mask that never reaches the attention function.
-So it is tried, with random tokens, on a few pages of its own.
+The flags of a transformers family do not tell whether it works on paged attention: some switch their attention only in
+part or not at all, some keep a state per sequence, some have a mask that never reaches the attention function. So it is
+tried, with random tokens, on a few separate pages.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ Int32 = npt.NDArray[np.int32]
 _PAGE_SIZE = 4  # small, so that short sequences have several pages
 _CHUNKS = ((6, 1), (3, 8), (9, 2))  # tokens of each sequence in the first step and in the second
 _NUM_STATE_ROWS = 3 * len(_CHUNKS)
-_PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # out of order, and none shared
-# Greatest difference allowed, relative to the greatest logit. Right families stay below half of it.
+_PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # in scrambled order, none shared
+# Greatest difference allowed, relative to the greatest logit. Families that work stay below half of it.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
-# Tokens that may differ by more in half precision, where rounding alone can send a token to another expert.
+# Tokens that may differ by more in half precision, where rounding alone can route a token to another expert.
 _OUTLIERS = 3
 
 
 class LayerMemory(NamedTuple):
-    """What the layers of a model remember of the tokens before."""
+    """What the layers of a model store about previous tokens."""
 
-    pages: dict[int, LayerShape]  # by the number of the layer
+    pages: dict[int, LayerShape]  # by layer number
     states: StateLayout  # of recurrent layers
 
 
@@ -57,11 +57,12 @@ class LayerMemory(NamedTuple):
 def switch_to_pages(
     model: PreTrainedModel, kernel: PagedAttention, *, max_model_len: int, adapters: TorchAdapters | None = None
 ) -> LayerMemory:
-    """Route the model's attention through pages and its recurrent layers through states, prove that it computes the
-    same, with each adapter too, and return what its layers store.
+    """Route the model's attention through pages and its recurrent layers through states, check that the results are
+    the same, with each adapter too, and return what its layers store.
 
-    Where much hangs on the last bit of 16, as to which expert a token goes, transformers differs as much from itself:
-    one attention of it from another. There the same is tried in float32, if there is memory for such a copy.
+    Where 16-bit rounding has a large effect, such as on which expert a token is routed to, transformers differs as much
+    between its own attention implementations. Then the check is repeated in float32, if there is memory for such a
+    copy.
 
     Raises:
         ConfigError: this family cannot run on paged attention; the message says what was measured.
@@ -69,7 +70,7 @@ def switch_to_pages(
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{_family(model)} does not let its attention be replaced", param="model")
     recurrent = cut_batches(model)
-    # Two, since each may be off: some versions of sdpa leave out a soft cap, and eager rounds more in bfloat16.
+    # Two, since either may be inaccurate: some versions of sdpa omit a soft cap, and eager rounds more in bfloat16.
     plain = (model.config._attn_implementation, "eager")
     memory, why_not = _try(model, kernel, recurrent, max_model_len, adapters, plain)
     if why_not and model.dtype != torch.float32 and _has_room_for_float32(model):
@@ -88,7 +89,7 @@ def _try(
     adapters: TorchAdapters | None,
     implementations: tuple[str, ...],  # of plain attention
 ) -> tuple[LayerMemory, str]:
-    """What the layers store, and how the logits differ if they do; other reasons to refuse are raised."""
+    """Return what the layers store, and how the logits differ, if they do; raise other reasons to refuse the model."""
     forward = RaggedForward(model)
     sequences = _random_sequences(model.config.get_text_config().vocab_size)
     cases: list[Adapter | None] = [None, *(adapters.adapters if adapters else ())]
@@ -109,7 +110,7 @@ def _try(
 
 
 def _has_room_for_float32(model: PreTrainedModel) -> bool:
-    """For its weights in float32 beside what is there, and a quarter of that to compute with. No rank knows of all."""
+    """Whether there is memory for an extra float32 copy plus a quarter for computing. False on ranks: none sees all."""
     weights = list(model.parameters())
     if any(isinstance(weight, DTensor) for weight in weights):
         return False
@@ -118,9 +119,9 @@ def _has_room_for_float32(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def _in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """In this block the model has copies of its tensors, which are the same numbers in float32."""
+    """Within this block, the model has float32 copies of its tensors."""
 
-    def tensors() -> dict[str, torch.Tensor]:  # by name: a weight that was exchanged meanwhile is another object
+    def tensors() -> dict[str, torch.Tensor]:  # by name, as a weight exchanged meanwhile is another object
         return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
     kept = {name: tensor.data for name, tensor in tensors().items() if tensor.dtype == model.dtype}
@@ -136,7 +137,7 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Probe:
-    """A ``LayerAttention`` that computes nothing and notes what each layer asks for."""
+    """A ``LayerAttention`` that computes nothing but records what each layer requests."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -153,7 +154,7 @@ class _Probe:
 
 
 def _probe(forward: RaggedForward, recurrent: Sequence[nn.Module]) -> tuple[_Probe, StateProbe]:
-    """What the layers ask for in one step; each of them must ask exactly once, for pages or for a state or for both."""
+    """Record what the layers request in one step. Each must request pages, a state or both, and each only once."""
     probe, state_probe = _Probe(), StateProbe()
     with attending(probe), remembering(state_probe):
         forward(_range(2), _range(2), _range(2))
@@ -172,7 +173,7 @@ def _probe(forward: RaggedForward, recurrent: Sequence[nn.Module]) -> tuple[_Pro
 
 
 def _check_windows(model: PreTrainedModel, windows: dict[int, int | None], max_model_len: int) -> None:
-    """A window that only the (unused) mask knows would show in sequences longer than the test's."""
+    """Refuse a window that exists only in the (unused) mask: it would matter in longer sequences than the test's."""
     text = model.config.get_text_config()
     window = getattr(text, "sliding_window", None)
     if not window or window >= max_model_len or getattr(text, "use_sliding_window", True) is False:
@@ -190,14 +191,14 @@ def _check_windows(model: PreTrainedModel, windows: dict[int, int | None], max_m
 def _plain_logits(
     forward: RaggedForward, sequences: list[Int32], implementation: str, adapter: Adapter | None
 ) -> torch.Tensor:
-    """Logits [tokens, V] of each sequence by itself, by one of transformers' attention implementations."""
+    """Logits [tokens, V] by one of transformers' attention implementations, with each sequence computed separately."""
     forward.model.set_attn_implementation(implementation)
     with nullcontext() if adapter is None else merged(forward.model, adapter):
         return torch.cat([forward(ids, _range(len(ids)), _range(len(ids))) for ids in sequences])
 
 
 class _Paged(NamedTuple):
-    """The model on a few pages and states of its own."""
+    """The model with a few pages and states for this test."""
 
     forward: RaggedForward
     layers: PagedLayers
@@ -205,7 +206,7 @@ class _Paged(NamedTuple):
     adapters: TorchAdapters | None
 
     def logits(self, sequences: list[Int32], adapter: int) -> torch.Tensor:
-        """The same logits out of two ragged steps, the second of which mixes decode and prefill."""
+        """Compute the same logits in two ragged steps, the second of which mixes decode and prefill."""
         pieces: list[list[torch.Tensor]] = [[] for _ in sequences]
         for step in range(2):
             starts = [sum(chunks[:step]) for chunks in _CHUNKS]
@@ -240,7 +241,7 @@ def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> St
 
 
 def _why_different(model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Tensor, case: str) -> str:
-    """Empty where the paged logits [tokens, V] are one of the plain ones."""
+    """How the paged logits [tokens, V] differ; empty if they match one of the plain ones."""
     num_outliers = 0 if model.dtype == torch.float32 else _OUTLIERS
     greatest = float(plain[0].abs().max())
     difference = min(
@@ -249,7 +250,7 @@ def _why_different(model: PreTrainedModel, plain: list[torch.Tensor], paged: tor
     tolerance = _TOLERANCES[model.dtype] * greatest
     if difference <= tolerance:
         return ""
-    return (  # a not-a-number is refused too
+    return (  # NaN is refused too
         f"{_family(model)}{case} computes something else on paged attention: its logits differ by {difference:.2g} "
         f"from the plain forward pass, the limit is {tolerance:.2g}"
     )
@@ -257,7 +258,7 @@ def _why_different(model: PreTrainedModel, plain: list[torch.Tensor], paged: tor
 
 @contextmanager
 def _refusing(model: PreTrainedModel) -> Iterator[None]:
-    """Whatever a family's forward pass raises on a ragged batch is a reason to refuse it."""
+    """Turn any exception of a family's forward pass on a ragged batch into a refusal."""
     try:
         yield
     except ConfigError:

@@ -1,7 +1,7 @@
-"""Checkpoints where all experts of a layer are one tensor: of gpt-oss, which may have four bits, and of Qwen3.5.
+"""Checkpoints that store all experts of a layer in one tensor: gpt-oss, possibly in four bits, and Qwen3.5.
 
-As gpt-oss is published its experts are MXFP4 ("OCP Microscaling Formats (MX) Specification", version 1.0, 2023):
-numbers of four bits, E2M1, of which 32 neighbours of an output share a power of two.
+In gpt-oss as published, experts are MXFP4 ("OCP Microscaling Formats (MX) Specification", version 1.0, 2023): four-bit
+numbers, E2M1, where each 32 consecutive inputs of an output share a power of two as their scale.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..kernels.structures import Format
 from .native_weights import Checkpoint
 
 _STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_blocks|_scales|_bias|)")
-_GROUP_INPUTS = 32  # that share a scale
+_GROUP_INPUTS = 32  # inputs that share a scale
 _GROUP_BYTES = _GROUP_INPUTS // 2
 
 
 class _Part(NamedTuple):
-    """A tensor of one expert."""
+    """A tensor of one expert, as part of a stack."""
 
     stack: str
     expert: int
@@ -33,17 +33,17 @@ class _Part(NamedTuple):
 
 
 class StackedExperts(Checkpoint):
-    """Has each expert's weights by names of their own, such as ``....experts.3.up_proj.weight``, [outputs, inputs].
+    """Provides each expert's weights under separate names, such as ``....experts.3.up_proj.weight``, [outputs, inputs].
 
-    In files a stack is [experts, inputs, outputs], and one of biases [experts, outputs]; gates and ups take turns. One
-    of four bits is [experts, outputs, groups, bytes of a group], with scales [experts, outputs, groups]. Of those that
-    are ``by_outputs`` a stack is [experts, outputs, inputs], and ups come behind all gates.
+    In the files, a stack is [experts, inputs, outputs], and a stack of biases [experts, outputs]; gate and up outputs
+    are interleaved. A stack in four bits is [experts, outputs, groups, bytes per group], with scales [experts, outputs,
+    groups]. If ``by_outputs``, a stack is [experts, outputs, inputs], and all gate outputs precede the up outputs.
     """
 
     def __init__(self, folder: Path, *, by_outputs: bool) -> None:
         """
         Raises:
-            ConfigError: a stack has another shape than its kind has.
+            ConfigError: a stack has the wrong shape for its kind.
         """
         super().__init__(folder)
         self._by_outputs = by_outputs
@@ -60,7 +60,7 @@ class StackedExperts(Checkpoint):
             self.quantised_format = Format.MXFP4
 
     def _outputs(self, stack: str, num_outputs: int) -> dict[str, slice]:
-        """Of which linear layers it holds which outputs. How many there are matters only where they come first."""
+        """Linear layers in a stack, and the slices of their outputs. ``num_outputs`` matters only if ``by_outputs``."""
         if stack == "down":
             return {"down_proj": slice(None)}
         if self._by_outputs:

@@ -1,7 +1,7 @@
-"""All adapters of a model side by side: what they add to a matrix product is two more, for all rows of a step at once.
+"""All adapters of a model side by side: two extra matrix products apply them to all rows of a step at once.
 
-Between the two a mask leaves each row its own adapter's columns. So shapes do not depend on who has which adapter,
-nothing is read back from the device, and a graph can hold it all.
+Between the two, a mask keeps only the columns of each row's own adapter. So shapes do not depend on which row has which
+adapter, nothing is read back from the device, and a graph can capture all of it.
 
 Axes: T tokens, K inputs, N outputs, C columns of all adapters together, P matrices that share their inputs.
 """
@@ -16,13 +16,15 @@ import torch.nn.functional as F
 
 from .lora import Adapter, LowRank
 
-_MULTIPLE = 8  # of an adapter's columns: rows of 16 bytes in half precision, as matrix products want them
+_MULTIPLE = 8  # columns per adapter are padded to this: 16 bytes in half precision, as matrix products require
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # x [T, K] and a weight [N, K] to [T, N]
 
 
 class Columns:
-    """Whose the columns are, in the stacked matrices of all layers alike: as many as each adapter's greatest rank."""
+    """The columns of each adapter, the same in the stacked matrices of all layers: as many as its greatest rank, or a
+    few more as padding.
+    """
 
     def __init__(self, adapters: Sequence[Adapter], device: torch.device) -> None:
         ranks = [max(len(update.a) for update in adapter.updates.values()) for adapter in adapters]
@@ -33,17 +35,17 @@ class Columns:
         self._owners = numbers.repeat_interleave(widths).to(device)
 
     def foreign_to(self, adapters: torch.Tensor) -> torch.Tensor:
-        """Bool [T, C], the columns that are not those of each token's adapter, int32 [T], counted from 1; 0: none."""
+        """Bool [T, C]: the columns that do not belong to the token's adapter, int32 [T], numbered from 1; 0: none."""
         return adapters[:, None] != self._owners
 
 
 class StackedLinear(NamedTuple):
-    """What all adapters add to a product of matrices one below the other, or of one."""
+    """The updates of all adapters to the product with one matrix, or with several stacked vertically."""
 
     down: torch.Tensor  # [P * C, K], zeros where an adapter does not change a matrix
-    ups: tuple[tuple[int, torch.Tensor], ...]  # of each of the P matrices: where its outputs begin, and [N, C]
+    ups: tuple[tuple[int, torch.Tensor], ...]  # for each of the P matrices: first output, and [N, C]
     product: Product
-    sum_ranks: Callable[[torch.Tensor], None] | None  # where each rank has a share of the inputs
+    sum_ranks: Callable[[torch.Tensor], None] | None  # set if each rank has a share of the inputs
 
     @classmethod
     def stack(
@@ -55,9 +57,9 @@ class StackedLinear(NamedTuple):
         product: Product = F.linear,
         sum_ranks: Callable[[torch.Tensor], None] | None = None,
     ) -> StackedLinear | None:
-        """Of each matrix: where its outputs begin, and what adapters add to it, by their index. None: nothing at all.
+        """Stack the updates to ``matrices``: pairs (first output, updates by adapter index). None if there are none.
 
-        It lies where ``like`` does, in its type.
+        The result has the device and the type of ``like``.
         """
         downs, ups = [], []
         for first_output, updates in matrices:
@@ -73,10 +75,10 @@ class StackedLinear(NamedTuple):
         return cls(torch.cat(downs), tuple(ups), product, sum_ranks) if ups else None
 
     def add(self, x: torch.Tensor, output: torch.Tensor, foreign: torch.Tensor) -> None:
-        """To the product ``output`` [T, all N] of x [T, K], in place; ``foreign`` as ``Columns`` says.
+        """Add the updates for x [T, K] to the product ``output`` [T, all N], in place; for ``foreign`` see ``Columns``.
 
-        A row gets zeros of what is not its own. Filled in and not multiplied, they are zeros also where the others'
-        adapters overflow.
+        A row gets zeros for foreign columns. They are filled in rather than multiplied, so that they are zeros even if
+        the other adapters overflow.
         """
         inner = self.product(x, self.down).view(len(x), len(self.ups), -1).masked_fill_(foreign[:, None], 0)
         if self.sum_ranks is not None:
@@ -84,6 +86,6 @@ class StackedLinear(NamedTuple):
         for own, (start, up) in zip(inner.unbind(1), self.ups, strict=True):
             place = output[:, start : start + len(up)]
             if self.product is F.linear:
-                place.addmm_(own, up.t())  # one launch, and rounded once
+                place.addmm_(own, up.t())  # one launch and one rounding
             else:
                 place += self.product(own, up)

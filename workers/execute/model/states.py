@@ -1,4 +1,4 @@
-"""The states of recurrent layers: what sequences are remembered by, in rows of a fixed size.
+"""The states of recurrent layers, which summarize sequences in rows of fixed size.
 
 Axes: S sequences of a step, G segments of it, N rows.
 """
@@ -17,20 +17,20 @@ from ..step import Int64, StepCut
 
 _NOBODY = -1
 
-# Of the step that is computed, those that a recurrent module sees at this moment; other modules see all of them.
+# The rows of the current step that the current recurrent module computes; other modules compute all rows.
 rows_in_sight: ContextVar[slice] = ContextVar("triptych_rows_in_sight", default=slice(None))
 
 
 class StateKey(NamedTuple):
     """One tensor of a sequence's state."""
 
-    module: int  # the recurrent modules of a model are numbered in their order
+    module: int  # number, in order, among the recurrent modules of the model
     kind: str  # "conv" or "recurrent"
-    which: int  # some modules have several of a kind
+    which: int  # index, as some modules have several of a kind
 
 
 class StateShape(NamedTuple):
-    """What such a tensor holds of one sequence."""
+    """Size and type of such a tensor for one sequence."""
 
     sizes: tuple[int, ...]
     dtype: torch.dtype
@@ -41,24 +41,24 @@ class StateShape(NamedTuple):
 
 
 class StateLayout(NamedTuple):
-    """What the recurrent layers of a model keep."""
+    """Which states the recurrent layers of a model keep."""
 
     shapes: Mapping[StateKey, StateShape]
-    stepwise: frozenset[int]  # modules that go on from a state with one token at a time only
+    stepwise: frozenset[int]  # modules that can continue from a state only one token at a time
 
     def num_bytes(self, num_rows: int) -> int:
-        """Of the states in rows 0..num_rows, and of the row of zeros."""
+        """Size of rows 0..num_rows and the row of zeros."""
         return (num_rows + 2) * sum(shape.num_bytes for shape in self.shapes.values())
 
 
-Mixer = Callable[[torch.Tensor, Any], torch.Tensor]  # (hidden [S, L, C], a cache as transformers has it) -> [S, L, ...]
+Mixer = Callable[[torch.Tensor, Any], torch.Tensor]  # (hidden [S, L, C], a cache like transformers') -> [S, L, ...]
 
 
 class StateLedger:
-    """How many tokens the state in each of the rows 0..N has seen.
+    """How many tokens the state in each row 0..N covers.
 
     Row 0 is the trash row; sequences that begin read row N + 1, which stays zero. A segment reads one row and writes
-    another, so a failed step can be repeated, whole or in parts, like one that only writes to pages.
+    another, so a failed step can be repeated, in whole or in parts, like one that only writes to pages.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -67,10 +67,10 @@ class StateLedger:
         self.num_rows = num_rows + 2
 
     def begin_step(self, cut: StepCut) -> Int64:
-        """[G], the row that each segment reads. The ledger counts the step as computed.
+        """[G], the row that each segment reads. Counts the step as computed.
 
         Raises:
-            AssertionError: a row does not have the state from which a segment continues.
+            AssertionError: a row does not contain the state from which a segment continues.
         """
         is_fresh = cut.starts == 0
         self._ends[cut.writes] = cut.starts + cut.lengths  # first: segments of one sequence continue from one another
@@ -81,12 +81,12 @@ class StateLedger:
 
 
 class SequenceStates:
-    """The states themselves, for modules of transformers."""
+    """The states themselves, for transformers modules."""
 
     def __init__(self, layout: StateLayout, num_rows: int, device: torch.device) -> None:
         """
         Raises:
-            ConfigError: the device has not that much memory.
+            ConfigError: the device does not have enough memory.
         """
         self._device = device
         self._stepwise = layout.stepwise
@@ -103,7 +103,7 @@ class SequenceStates:
                 param="max_num_seqs",
             ) from error
         for rows in self._rows.values():
-            rows[-1] = 0  # what a sequence that begins reads
+            rows[-1] = 0  # read by sequences that begin
         self._of_module: dict[int, list[StateKey]] = {}
         for key in layout.shapes:
             self._of_module.setdefault(key.module, []).append(key)
@@ -111,17 +111,17 @@ class SequenceStates:
         self._reads = self._writes = torch.empty(0, dtype=torch.int64)
 
     def begin_step(self, cut: StepCut) -> None:
-        """Compute this step next.
+        """Prepare to compute this step.
 
         Raises:
-            AssertionError: a sequence goes on from a state that nobody has kept.
+            AssertionError: a sequence continues from a state that was not kept.
         """
         self._reads = torch.from_numpy(self._ledger.begin_step(cut)).to(self._device)
         self._cut = cut
         self._writes = torch.from_numpy(cut.writes).to(self._device, torch.long)
 
     def mix(self, number: int, run: Mixer, hidden: torch.Tensor) -> torch.Tensor:
-        """See ``recurrent.LayerStates``: decodes together, then each segment by itself."""
+        """See ``recurrent.LayerStates``. Computes all decodes together, then each segment separately."""
         cut = self._cut
         assert cut is not None, "begin_step comes first"
         pieces: list[torch.Tensor] = []
@@ -140,7 +140,7 @@ class SequenceStates:
         return torch.cat(pieces)[None]
 
     def _load(self, number: int, which: slice) -> StepCache:
-        """States of the module of that number before segments ``which`` of the step."""
+        """Load the states of module ``number`` from before segments ``which`` of the step."""
         reads = self._reads[which]
         return StepCache(number, {key: self._rows[key].index_select(0, reads) for key in self._of_module[number]})
 
@@ -158,9 +158,9 @@ def _run(run: Mixer, hidden: torch.Tensor, cache: StepCache, rows: slice) -> tor
 
 
 class StepCache:
-    """What a module takes for transformers' cache: the states of the sequences that it computes now.
+    """Stands in for transformers' cache in a module: the states of the sequences that it is computing.
 
-    A sequence that has said nothing has a state of zeros, which is what such a module begins with.
+    A sequence without any tokens yet has a state of zeros, which is also the initial state of such a module.
     """
 
     def __init__(self, number: int, states: dict[StateKey, torch.Tensor]) -> None:
@@ -179,7 +179,7 @@ class StepCache:
     def update_conv_state(
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None
     ) -> torch.Tensor:
-        """The inputs of the convolution so far, with ``conv_states`` [S, C, L] at their end; the last are kept."""
+        """Append ``conv_states`` [S, C, L] to the convolution inputs and return them all; the last ones are kept."""
         key = StateKey(self._number, "conv", state_idx)
         known = self.states[key]
         inputs = torch.cat([known, conv_states], dim=-1)

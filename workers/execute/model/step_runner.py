@@ -1,4 +1,4 @@
-"""What the runners of real models share: steps in their order, page moves, and the steps they warm up with."""
+"""The common base of runners for real models: steps in order, page moves, and warm-up steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..scheduling.states import NO_ROW, Segment
 from ..step import ScoreSpan, StepCut, StepInputs, StepResult
 from .moves import PageMover
 
-_OF_THE_DEVICE = ("CUDA error", "Triton Error [CUDA]")  # as torch and as Triton begin what the driver said
-_WANT_OF_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED")  # of the driver and of libraries as cuBLAS
+_OF_THE_DEVICE = ("CUDA error", "Triton Error [CUDA]")  # prefixes of driver errors in torch and Triton
+_WANT_OF_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED")  # from the driver and from libraries such as cuBLAS
 
 
 class StepRunner(ABC):
-    """Computes steps in the order of their launch; ``launch`` and ``collect`` are what a subclass adds."""
+    """Computes steps in the order of their launch; subclasses implement ``launch`` and ``collect``."""
 
     is_batch_invariant = False
     overlaps = False
@@ -43,7 +43,7 @@ class StepRunner(ABC):
         """``pools`` are the tensors that hold the pages, see ``PageMover``."""
         self._masks = MaskMaker()
         self._mover = PageMover(pools, num_host_pages)
-        self._prefill_tokens = prefill_tokens  # of the greatest step that warm_up tries
+        self._prefill_tokens = prefill_tokens  # of the largest step in warm_up
         self._decode_rows = decode_rows
         self._max_model_len = max_model_len or prefill_tokens  # no sequence of these steps is longer
 
@@ -58,23 +58,25 @@ class StepRunner(ABC):
     def collect(self) -> StepResult: ...
 
     def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
-        """Makes graphs before the first request, the largest first. None but on a GPU.
+        """Capture graphs before the first request, the largest first. Does nothing except on a GPU.
 
         ``progress`` gets (done, total).
         """
         return
 
     def capture_largest(self) -> int:
-        """Makes those graphs only whose memory all others share; how many others there may be. None but on a GPU."""
+        """Capture only the graphs whose memory all others share; returns how many others may follow (0 on CPU)."""
         return 0
 
     def warm_up(self) -> float:
-        """Seconds of the slower of a full step of prefill and one of decodes. Only the trash page is written."""
+        """Run full steps of prefill and of decodes; returns the seconds of the slower. Writes only the trash page."""
         prefill = trash_prefill(self._prefill_tokens, max_len=self._max_model_len)
         return max(self.seconds_of(prefill), self.seconds_of(trash_decodes(self._decode_rows)))
 
     def is_fatal(self, error: Exception) -> bool:
-        """Whether the device is of no use after this error. One of memory is not: the next step finds it free."""
+        """Whether the device is unusable after this error. Running out of memory is not fatal, as the memory is free
+        again at the next step.
+        """
         said = str(error)
         if isinstance(error, torch.OutOfMemoryError) or any(want in said for want in _WANT_OF_MEMORY):
             return False
@@ -91,7 +93,7 @@ class StepRunner(ABC):
 
 
 def trash_prefill(num_tokens: int, *, max_len: int | None = None) -> StepInputs:
-    """As few sequences as hold so many tokens, or a few more, with ``max_len`` each at most."""
+    """The fewest sequences of at most ``max_len`` tokens that have ``num_tokens`` in all, or a few more."""
     num_sequences = -(-num_tokens // (max_len or num_tokens))
     return _trash_step(num_sequences=num_sequences, tokens_each=-(-num_tokens // num_sequences))
 
@@ -101,7 +103,7 @@ def trash_decodes(num_rows: int) -> StepInputs:
 
 
 def trash_scores(num_tokens: int) -> StepInputs:
-    """A prefill of which every token is scored, with the most alternatives."""
+    """A prefill in which every token is scored, with the maximum number of alternatives."""
     inputs = trash_prefill(num_tokens)
     params = SamplingParams(prompt_logprobs=MAX_LOGPROBS)
     somebody = replace(inputs.sampled[0], tokens=np.zeros(num_tokens + 1, dtype=np.int32), params=params)
@@ -110,13 +112,13 @@ def trash_scores(num_tokens: int) -> StepInputs:
 
 
 def with_adapter(inputs: StepInputs) -> StepInputs:
-    """The step, with the first adapter for everybody."""
+    """The same step, with the first adapter for all sequences."""
     return replace(inputs, adapters=np.ones(len(inputs.context_lens), np.int32))
 
 
 def _trash_step(*, num_sequences: int, tokens_each: int) -> StepInputs:
-    """Sequences that write to slot 0 and to row 0 of states, and read all over the trash page. The last token of each
-    is sampled.
+    """Sequences that write to slot 0 and to state row 0, and read from the whole trash page. The last token of each is
+    sampled.
     """
     total, num_decodes = num_sequences * tokens_each, num_sequences if tokens_each == 1 else 0
     ends = np.arange(1, num_sequences + 1, dtype=np.int32) * tokens_each

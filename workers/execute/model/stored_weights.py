@@ -1,4 +1,4 @@
-"""In what form a checkpoint has its weights: as plain numbers, in four bits, or in FP8."""
+"""How a checkpoint stores its weights: as plain numbers, in four bits, or in FP8."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .fp8_weights import Block, Fp8Checkpoint, check_types, fp8_blocks
 from .native_weights import Checkpoint
 from .stacked_experts import StackedExperts
 
-# Families that store all experts of a layer as one tensor, inputs by outputs or the other way round.
+# Families that store all experts of a layer in one tensor, as inputs by outputs or as outputs by inputs.
 _STACKED = {"gpt_oss"}
 _STACKED_BY_OUTPUTS = {"qwen3_5_moe", "qwen3_5_moe_text"}
 _NAMES = ("quantization_config", "compression_config")
-_MODELOPT_FILE = "hf_quant_config.json"  # where modelopt says it, if not in the config
+_MODELOPT_FILE = "hf_quant_config.json"  # where modelopt stores its settings, if not in config.json
 
 
 def read_settings(folder: Path) -> dict[str, Any] | None:
-    """What a checkpoint directory says about the quantisation of its weights; None where it says nothing.
+    """Read the quantisation settings of a checkpoint directory; None if it has none.
 
     Raises:
-        ConfigError: what it says is damaged.
+        ConfigError: the settings are damaged.
     """
     file = folder / "config.json"
     config = json.loads(file.read_text())
@@ -46,11 +46,11 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
 
 
 def open_tensors(folder: Path) -> Checkpoint:
-    """The tensors of a checkpoint directory, whose config.json is known to be there.
+    """Open the tensors of a checkpoint directory, whose config.json must exist.
 
     Raises:
-        Unsupported: its weights are quantised in a way that is not known here.
-        ConfigError: something of its quantised weights is missing or damaged.
+        Unsupported: its weights are quantised in an unknown way.
+        ConfigError: part of its quantised weights is missing or damaged.
     """
     settings = read_settings(folder)
     family = json.loads((folder / "config.json").read_text()).get("model_type")
@@ -68,14 +68,14 @@ def open_tensors(folder: Path) -> Checkpoint:
 
 
 def open_for_modules(folder: Path) -> Fp8Checkpoint | None:
-    """What transformers' modules are given instead of a checkpoint directory with weights in FP8: all of its tensors,
-    by their names in its files. None where transformers has to read it by itself.
+    """Open a checkpoint directory with FP8 weights for transformers' modules: all its tensors, by their names in its
+    files. None if transformers should read the directory itself.
 
-    Its own reader of FP8 needs packages and devices for some kinds, takes others for plain numbers, and blocks at an
-    edge for smaller ones.
+    transformers' own FP8 reader needs extra packages and devices for some kinds of FP8, mistakes others for plain
+    numbers, and treats blocks at an edge as smaller ones.
 
     Raises:
-        ConfigError: the weights are of a kind that neither it nor we know, or something of them is missing or damaged.
+        ConfigError: the kind of weights is unknown here and to transformers, or part of them is missing or damaged.
     """
     settings = read_settings(folder)
     try:
@@ -84,7 +84,7 @@ def open_for_modules(folder: Path) -> Fp8Checkpoint | None:
             return None
         if (blocks := _blocks(folder, settings)) is not None:
             tensors = Fp8Checkpoint(folder, blocks, _as_stored)
-            tensors.check_scales()  # before transformers reads any, which would not say what was wrong
+            tensors.check_scales()  # before transformers reads any, as it would not report what is wrong
             return tensors
     except Unsupported as error:
         raise ConfigError(str(error), param="model") from error
@@ -94,14 +94,14 @@ def open_for_modules(folder: Path) -> Fp8Checkpoint | None:
 
 
 def kind_of(settings: Mapping[str, Any]) -> str:
-    """What a quantization_config calls itself."""
+    """The name of the quantisation method in a quantization_config."""
     names = ("quant_method", "quant_algo", "format")
     return " ".join(str(settings[name]) for name in names if settings.get(name)) or "something without a name"
 
 
 def _is_known_to_transformers(settings: dict[str, Any]) -> bool:
-    """Others it would take for plain numbers."""
-    from transformers.quantizers.auto import AutoHfQuantizer  # here: a proven checkpoint does without
+    """Whether transformers knows the method; it would take the weights for plain numbers otherwise."""
+    from transformers.quantizers.auto import AutoHfQuantizer  # here: a proven checkpoint starts without it
 
     try:
         return bool(AutoHfQuantizer.supports_quant_method(settings))  # type: ignore[no-untyped-call]
@@ -116,7 +116,7 @@ def _blocks(folder: Path, settings: Mapping[str, Any]) -> list[Block] | None:
 
 @contextmanager
 def _reading(folder: Path) -> Iterator[None]:
-    """Whatever a quantization_config lacks, or has of another type, is its damage."""
+    """Report missing values and wrong types in a quantization_config as damage."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:

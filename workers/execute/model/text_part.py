@@ -1,4 +1,4 @@
-"""The text model inside a model that also sees or hears: its config, and the names of its tensors."""
+"""The text model inside a multimodal model: its config, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Whose text part has been compared with the whole: others may store it in a way of their own.
+# Families whose text part was compared with the whole model; others may store it differently.
 _SEEING = {
     "gemma3", "idefics3", "internvl", "llava", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5",
     "qwen3_5_moe", "smolvlm",
 }  # fmt: skip
-# As published, as transformers saves them today, and of models whose text part has the usual names.
+# As published, as saved by current transformers, and of models whose text part has the usual names.
 _PREFIXES = (
     ("language_model.", ""),
     ("model.language_model.", "model."),
     ("model.text_model.", "model."),
 )
-RENAMINGS = {"^" + re.escape(prefix): instead for prefix, instead in _PREFIXES}  # the same, as transformers wants it
+RENAMINGS = {"^" + re.escape(prefix): instead for prefix, instead in _PREFIXES}  # as transformers expects them
 _OTHER_SENSES = ("visual.", "model.visual.", "vision_tower.", "multi_modal_projector.")
-# Text models that differ from another one in the positions of images only: those of text are the usual ones.
+# Text models that differ from another one only in the positions of images; those of text are the usual ones.
 _SAME_FOR_TEXT = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
@@ -32,7 +32,7 @@ _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
 def text_name(name: str) -> str:
-    """What a tensor or a module of the whole model is called in one of text alone."""
+    """The name, in a text-only model, of a tensor or module of the whole model."""
     for prefix, instead in _PREFIXES:
         if name.startswith(prefix):
             return instead + name.removeprefix(prefix)
@@ -40,7 +40,7 @@ def text_name(name: str) -> str:
 
 
 def text_names(stored: Iterable[str]) -> dict[str, str]:
-    """The tensors of the text model by their names in a model of text alone -> as they are stored."""
+    """The tensors of the text model: name in a text-only model -> stored name."""
     names = {text_name(name): name for name in stored if not name.startswith(_OTHER_SENSES)}
     if all(name == as_stored for name, as_stored in names.items()):
         return names
@@ -48,7 +48,7 @@ def text_names(stored: Iterable[str]) -> dict[str, str]:
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The config of the text model; of a model of text alone its own, and of one that is not known here as well."""
+    """The config of the text part; ``config`` itself for a text-only model, or if the family is not known here."""
     if config.model_type not in _SEEING:
         return config
     text: PretrainedConfig = config.get_text_config()

@@ -1,4 +1,4 @@
-"""The checkpoint's tokenizer, written into the run directory for the processes that have no transformers."""
+"""Writes the checkpoint's tokenizer to the run directory, for processes that do not import transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ....protocol.tokenizer_files import TokenizerFacts, save_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Without one of these AutoTokenizer may still make a tokenizer: an empty one.
+# Without any of these, AutoTokenizer may still make a tokenizer, but an empty one.
 _VOCABULARY_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -30,7 +30,7 @@ _VOCABULARY_FILES = (
 
 
 def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a local checkpoint.
+    """Load the tokenizer of a local checkpoint.
 
     Raises:
         ConfigError: there is none, it cannot be read, or it exists as Python code only.
@@ -55,10 +55,10 @@ def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerFast:
 
 def write_tokenizer(tokenizer: PreTrainedTokenizerFast, run_dir: Path, *, vocab_size: int) -> TokenizerFacts:
     """Write the two files that ``protocol.tokenizer_files`` describes, for a model with ids below ``vocab_size``, and
-    return what the second one says.
+    return the contents of the second.
 
     Raises:
-        ConfigError: the tokenizer is of another model, or another one is being served.
+        ConfigError: the tokenizer belongs to another model, or another tokenizer is being served.
     """
     backend = _for_model(tokenizer, vocab_size)
     backend.no_truncation()
@@ -75,11 +75,11 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerFast, run_dir: Path, *, vocab_
 
 
 def _for_model(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> Tokenizer:
-    """A copy without the tokens that were added beyond the model's ids: placeholders of images, say, which are plain
-    text to a model that sees none. More ids in the model than in the tokenizer are common (padding).
+    """A copy without added tokens beyond the model's ids, such as image placeholders, which are plain text to a model
+    without vision. It is common for the model to have more ids than the tokenizer (padding).
 
     Raises:
-        ConfigError: the model lacks ids of the vocabulary itself, or of the tokens that begin and end texts.
+        ConfigError: the model lacks ids of the vocabulary itself, or of the begin or end token.
     """
     text = tokenizer.backend_tokenizer.to_str()
     known = tokenizer.get_vocab()
@@ -97,18 +97,18 @@ def _for_model(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> Tokenizer
 
 
 def _without(content: dict[str, Any], token_ids: set[int]) -> dict[str, Any]:
-    """A tokenizer.json without added tokens. Some kinds of models list them among the others as well."""
+    """A tokenizer.json without these added tokens, which some model types also list in the vocabulary."""
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] not in token_ids]
     vocab = content["model"]["vocab"]
     if isinstance(vocab, dict):
         content["model"]["vocab"] = {token: number for token, number in vocab.items() if number not in token_ids}
-    else:  # of Unigram: a list by ids
+    else:  # Unigram: a list indexed by id
         content["model"]["vocab"] = [token for number, token in enumerate(vocab) if number not in token_ids]
     return content
 
 
 def _default_template(template: Any) -> str | None:
-    """The template itself, or of several by name the one called "default"."""
+    """The template itself, or the one named "default" if there are several."""
     if isinstance(template, dict):
         template = template.get("default")
     return template if isinstance(template, str) else None

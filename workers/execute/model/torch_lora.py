@@ -1,4 +1,4 @@
-"""Adapters on transformers' own modules: hooks that add to the outputs of linear layers, row by row."""
+"""Adapters for transformers' own modules: hooks that add to the outputs of linear layers, row by row."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class TorchAdapters:
         self._group = group
         self._device = model.device
         self._columns = Columns(adapters, self._device)
-        self._foreign: torch.Tensor | None = None  # of the step that is computed, see ``Columns``
+        self._foreign: torch.Tensor | None = None  # of the current step, see ``Columns``
         for name in sorted({name for adapter in adapters for name in adapter.updates}):
             updates = {i: each.updates[name] for i, each in enumerate(adapters) if name in each.updates}
             linear[name].register_forward_hook(self._hook(name, updates))
 
     def _hook(self, name: str, updates: dict[int, LowRank]) -> Any:
-        of_dtypes: dict[torch.dtype, StackedLinear] = {}  # the self-test may try the model in another one first
+        of_dtypes: dict[torch.dtype, StackedLinear] = {}  # the self-test may run the model in another dtype first
 
         def add(module: Any, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             if self._foreign is None:
@@ -54,7 +54,7 @@ class TorchAdapters:
             foreign = self._foreign[rows_in_sight.get()]
             if len(inputs) != len(foreign):
                 raise ConfigError(f"{name} gets {len(inputs)} of {len(foreign)} tokens", param="lora_modules")
-            # Here, in the self-test: the plan of a family may give a rank its share of inputs and outputs, or all.
+            # Only now, in the self-test: depending on the family, a rank has a share of inputs and outputs, or all.
             if (stacked := of_dtypes.get(output.dtype)) is None:
                 stacked = self._stack(module.weight, updates, inputs.shape[1], outputs.shape[1])
                 of_dtypes[output.dtype] = stacked
@@ -66,10 +66,10 @@ class TorchAdapters:
     def _stack(
         self, weight: torch.Tensor, updates: dict[int, LowRank], num_inputs: int, num_outputs: int
     ) -> StackedLinear:
-        """What this rank adds to so many outputs for so many inputs.
+        """Stack the updates of this rank to ``num_outputs`` outputs from ``num_inputs`` inputs.
 
-        Where each rank has some of the inputs, what they make of them is summed as soon as it is as narrow as the
-        adapters: the layer's own sum is behind us when a hook gets its output.
+        If each rank has a share of the inputs, the partial results are summed over the ranks right after the down
+        projection, where they are as narrow as the adapters: the layer's own sum precedes the hook.
         """
         own: dict[int, LowRank] = {}
         sum_ranks: Callable[[torch.Tensor], None] | None = None
@@ -84,7 +84,7 @@ class TorchAdapters:
 
     @contextmanager
     def applied(self, inputs: StepInputs) -> Iterator[None]:
-        """In this block the model computes this step."""
+        """Within this block, the adapters of this step are active."""
         if (owners := inputs.token_adapters) is None:
             yield
             return
@@ -93,7 +93,7 @@ class TorchAdapters:
 
     @contextmanager
     def applied_to(self, owners: torch.Tensor | None) -> Iterator[None]:
-        """In this block each token has the adapter of this number, int32 [T], or none: 0. None: nobody has one."""
+        """Within this block, token t has the adapter of number ``owners[t]``, int32 [T]; 0: none. None: none at all."""
         self._foreign = None if owners is None else self._columns.foreign_to(owners)
         try:
             yield
@@ -103,7 +103,7 @@ class TorchAdapters:
 
 @contextmanager
 def merged(model: PreTrainedModel, adapter: Adapter) -> Iterator[None]:
-    """In this block the weights are what the adapter makes of them, each for as long as it is used."""
+    """Within this block, the adapter is merged into the weights, each only while it is used."""
 
     def with_update(update: LowRank, weight: torch.Tensor) -> torch.Tensor:
         return weight + _product_like(weight, update)
@@ -113,7 +113,7 @@ def merged(model: PreTrainedModel, adapter: Adapter) -> Iterator[None]:
 
 
 def _product_like(weight: torch.Tensor, update: LowRank) -> torch.Tensor:
-    """What the adapter adds to this weight, cut as that is."""
+    """The update of the adapter to this weight, distributed like the weight."""
     device = weight.device
     added = (update.b.to(device) @ update.a.to(device).float()).to(weight.dtype)
     return _distributed_like(weight, added) if isinstance(weight, DTensor) else added

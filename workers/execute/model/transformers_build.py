@@ -1,4 +1,4 @@
-"""Any model of transformers with its attention switched to pages: the way that every family can take."""
+"""Any transformers model with its attention switched to pages: the way that is open to every family."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelOnPages:
-    """A model that passed the self-test, before it has its pages."""
+    """A model that passed the self-test, but has no pages yet."""
 
     model: PreTrainedModel
     facts: ModelFacts
@@ -69,7 +69,7 @@ class ModelOnPages:
         ranks: Ranks | None,
         on_device: Callable[[DeviceForward, Iterable[LayerCache]], StepRunner],
     ) -> StepRunner:
-        """``sizes`` are those of ``StepRunner``; ``on_device`` makes the runner where the kernel needs another one."""
+        """``sizes`` are those of ``StepRunner``; ``on_device`` makes the runner if the kernel needs another one."""
         states = SequenceStates(self.memory.states, num_state_rows, self.device) if self.keeps_states else None
         pool = allocate_pool(self.memory.pages, size.num_pages, page_size=page_size, device=self.device)
         layers = PagedLayers(self.kernel, pool)
@@ -79,7 +79,7 @@ class ModelOnPages:
         sampler = Sampler(self.facts.eos_token_ids)
         runner = TorchRunner(self.model, layers, sampler, **sizes)
         if ranks is not None:
-            from .ranks import LeadingRunner  # here, since nothing else in this process needs msgpack to compute
+            from .ranks import LeadingRunner  # here, as only this needs msgpack
 
             runner = LeadingRunner(ranks, self.model, layers, sampler, **sizes)
         runner.adapters, runner.states = self.adapters, states
@@ -110,7 +110,7 @@ def load_on_pages(
 
 
 def _device_kernel(device: torch.device, group: Group) -> DeviceAttention | ReferenceAttention:
-    """Attention by Triton where there is one, else by its definition, which is slow."""
+    """Attention by Triton if available, otherwise by its definition, which is slow."""
     why = why_no_triton(device) if group.size == 1 else f"tensor_parallel_size is {group.size}"
     if why is not None:
         logger.warning("attention runs by its definition, which is slow: %s", why)

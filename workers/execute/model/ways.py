@@ -1,4 +1,4 @@
-"""The ways to a model in memory: fused kernels, compiled kernels, transformers' own modules."""
+"""The ways to load and run a model: fused kernels, compiled kernels, transformers' own modules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROOF_SHARE = 3  # of the checkpoint's bytes: what must be free for it to be tried beside the one that runs
+PROOF_SHARE = 3  # multiple of the checkpoint's size that must be free to try it alongside the running model
 
 
 class Loaded(NamedTuple):
@@ -52,12 +52,12 @@ class Loaded(NamedTuple):
     backend: str
     shapes: list[LayerShape]
     make_runner: Callable[[PoolSize], StepRunner]
-    state_bytes: int = 0  # of the states that recurrent layers keep; 0: there are no such layers
+    state_bytes: int = 0  # of the states of recurrent layers; 0: there are none
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """To one model, the fastest first; each says in one line of the log why it was or was not taken."""
+    """The ways to run one model, fastest first. Each logs in one line why it was or was not taken."""
 
     config: ModelConfig
     cache: CacheConfig
@@ -68,16 +68,16 @@ class Ways:
     tokenizer: PreTrainedTokenizerFast | None = None
     adapters: Sequence[Adapter] = ()
     group: Group = ALONE
-    ranks: Ranks | None = None  # the others of the group, on rank 0
-    refusals: list[str] = field(default_factory=list)  # by faster ways: which, and why
-    obstacles: list[str] = field(default_factory=list)  # what that means for the way that is taken
+    ranks: Ranks | None = None  # on rank 0, the other ranks of the group
+    refusals: list[str] = field(default_factory=list)  # which faster ways refused the model, and why
+    obstacles: list[str] = field(default_factory=list)  # what that means for the way taken
 
     def with_tokenizer(self, run_dir: Path | None) -> Ways:
-        """These ways with the checkpoint's tokenizer, which is written to ``run_dir`` so that the other processes can
-        start while weights load.
+        """Return these ways with the checkpoint's tokenizer, and write it to ``run_dir``, so that the other processes
+        can start while weights load.
 
         Raises:
-            ConfigError: there is none that can be used, or it is of another model.
+            ConfigError: there is no usable tokenizer, or it belongs to another model.
         """
         with importing(TRANSFORMERS):
             from .tokenizer import load_tokenizer, write_tokenizer
@@ -89,10 +89,10 @@ class Ways:
         return replace(self, tokenizer=tokenizer)
 
     def with_ranks(self, run_dir: Path) -> Ways:
-        """These ways as rank 0 of as many as the config says. The others are started, and load what this one loads.
+        """Return these ways for rank 0 of the configured number. Starts the other ranks, which load the same model.
 
         Raises:
-            ConfigError: the model cannot be cut, or what is asked for works on one rank only.
+            ConfigError: the model cannot be split, or a requested feature works on one rank only.
         """
         config, size = self.config, self.config.tensor_parallel_size
         if size == 1:
@@ -114,16 +114,16 @@ class Ways:
         return replace(self, device=ranks.group.device, group=ranks.group, ranks=ranks)
 
     def size_pages(self, loaded: Loaded, draft: Loaded | None) -> PoolSize:
-        """The same for all ranks, and for the draft model. On a CPU they share the memory, on GPUs each has its own."""
+        """The pool size, common to all ranks and the draft model. Ranks share memory on a CPU, but not on GPUs."""
         on_cpu, longest = self.device.type == "cpu", wanted_len(self.config, loaded.facts)
         shapes = loaded.shapes + (draft.shapes if draft else [])
-        # Nothing is tried out on several ranks: one that computes by itself puts them out of step.
+        # No trial run on several ranks: a rank that computes alone would put them out of step.
         is_tried = not self.cache.num_pages and self.group.size == 1
         overhead = step_overhead(loaded.make_runner, self.device, longest) if is_tried else 0
         return size_pages(
             self.cache,
             bytes_per_token=bytes_per_token(shapes) * (self.group.size if on_cpu else 1),
-            # What is tried on a GPU has its states beside it.
+            # The overhead measured on a GPU includes the states.
             available_bytes=self.group.least(available_bytes(self.device) - (overhead or loaded.state_bytes)),
             on_cpu=on_cpu,
             max_live=self.scheduler.max_live,
@@ -132,10 +132,11 @@ class Ways:
         )
 
     def load_fused(self) -> Loaded | None:
-        """The model on fused kernels of the GPU, or None where another path has to serve it.
+        """Load the model on fused GPU kernels; None if another way has to serve it.
 
         Raises:
-            ConfigError: these kernels were asked for, by name or by what only they do.
+            ConfigError: the model cannot run on these kernels, but they were requested, by name or by a setting that
+                only they support.
         """
         config = self.config
         if self.group.size > 1 or self.cache.kv_dtype != "auto":
@@ -167,7 +168,7 @@ class Ways:
         if (why := why_no_triton(self.device)) is not None:
             raise Unsupported(why)
         with importing(MODELS):
-            from .fused_build import load_fused  # here, since Triton does not exist for every device
+            from .fused_build import load_fused  # here, as Triton is not available for every device
 
         return load_fused(
             self.folder,
@@ -193,7 +194,7 @@ class Ways:
         from .device_runner import DeviceRunner
         from .graphs import CudaGraphCapture
 
-        # Where states are is decided on the host, for each step anew.
+        # The host chooses the rows of states anew for each step.
         is_graphed = self.device.type == "cuda" and self.config.cuda_graphs and not keeps_states
         runner = DeviceRunner(
             [pages for cache in caches for pages in cache],
@@ -210,7 +211,7 @@ class Ways:
         return runner
 
     def load_proven(self, proofs: ProofStore, run_dir: Path) -> Loaded | None:
-        """The model on the compiled kernels, if an earlier start has proven it there; else None.
+        """Load the model on the compiled kernels if an earlier start has proven it there, otherwise return None.
 
         Raises:
             ConfigError: the checkpoint is damaged, or another tokenizer is being served.
@@ -220,10 +221,10 @@ class Ways:
         try:
             return self._native(load_proven(self.folder, proof, self._native_setting))
         except Unsupported:
-            return None  # the whole way says why
+            return None  # load_native will say why
 
     def prove(self, proofs: ProofStore, run_dir: Path) -> None:
-        """That the model runs on the compiled kernels, unless an earlier start has, or there is no room to try it.
+        """Prove that the model runs on the compiled kernels, unless an earlier start has or there is too little memory.
 
         Raises:
             ConfigError: see ``load_native``.
@@ -235,10 +236,11 @@ class Ways:
             self.with_tokenizer(run_dir).load_native(proofs, run_dir)
 
     def load_native(self, proofs: ProofStore, run_dir: Path) -> Loaded | None:
-        """The model on the compiled kernels, or None where the transformers path has to serve it.
+        """Load the model on the compiled kernels; None if the transformers way has to serve it.
 
         Raises:
-            ConfigError: the kernels were asked for, by name or by a quantization that only they know.
+            ConfigError: the model cannot run on these kernels, but they were requested, by name or by a setting that
+                only they support.
         """
         config = self.config
         try:
@@ -305,7 +307,7 @@ class Ways:
         return self.tokenizer
 
     def load_transformers(self) -> Loaded:
-        """The model on transformers' own modules.
+        """Load the model on transformers' own modules.
 
         Raises:
             ConfigError: the checkpoint is damaged, or its family cannot run on paged attention.
@@ -350,7 +352,7 @@ class Ways:
 
     @property
     def num_snapshots(self) -> int:
-        """States that are kept for prompts that begin alike, if the model keeps any."""
+        """The number of states to keep for prompts with common prefixes, if the model has states."""
         if not self.cache.prefix_cache:
             return 0
         wanted = self.cache.state_snapshots
