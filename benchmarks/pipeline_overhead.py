@@ -37,7 +37,7 @@ from triptych.driver.client import request_map  # noqa: E402
 from triptych.driver.session import Session  # noqa: E402
 from triptych.driver.stream import Completion, Delta  # noqa: E402
 from triptych.protocol.channels import Connection  # noqa: E402
-from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig  # noqa: E402
+from triptych.protocol.config import PipelineConfig  # noqa: E402
 from triptych.protocol.messages import Accepted  # noqa: E402
 from triptych.protocol.run_dir import follow_endpoint, submit_endpoint  # noqa: E402
 from triptych.protocol.sampling import SamplingParams  # noqa: E402
@@ -80,7 +80,7 @@ def main() -> None:
 
 def make_engine(config: PipelineConfig, folder: Path) -> Engine:
     runner, card = build_runner(
-        config.model, config.cache, config.scheduler, model_dir=checkpoint_of(config), run_dir=folder,
+        config.model, config.cache, config.scheduler, model_dir=config.model.model, run_dir=folder,
         progress=lambda _done, _total: None,
     )  # fmt: skip
     runner.warm_up()
@@ -88,10 +88,6 @@ def make_engine(config: PipelineConfig, folder: Path) -> Engine:
         config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len
     )
     return Engine(scheduler, runner, depth=int(runner.overlaps))
-
-
-def checkpoint_of(config: PipelineConfig) -> Path:
-    return DEMO_CHECKPOINT if config.model.model == "demo" else Path(config.model.model)
 
 
 def compare(engine: Engine, driver: Driver, work: Work, turns: int) -> dict[str, Any]:
