@@ -12,25 +12,34 @@ from ..scheduling.states import Segment
 from ..step import Int32, StepCut, StepInputs
 
 PAGE_SIZE = 16
-_CHUNKS = ((20, 1), (3, 31), (33, 2))  # tokens of each sequence in the first step and in the second
+Chunks = tuple[tuple[int, int], ...]  # tokens of each sequence in the first step and in the second
+
+_CHUNKS: Chunks = ((20, 1), (3, 31), (33, 2))
 _PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # in scrambled order, none shared
-NUM_PAGES, NUM_STATE_ROWS = _PAGES.size, 3 * len(_CHUNKS)
+NUM_PAGES, NUM_STATE_ROWS = _PAGES.size, 3 * len(_PAGES)  # of states, see ``_segments``
 NUM_POSITIONS = max(map(sum, _CHUNKS))
 
 
-def random_sequences(vocab_size: int) -> list[Int32]:
+def random_sequences(vocab_size: int, chunks: Chunks | None = None) -> list[Int32]:
+    """One sequence for each pair of ``chunks``, by default this module's own."""
     generator = np.random.default_rng(0)
-    return [generator.integers(0, vocab_size, sum(chunks), dtype=np.int32) for chunks in _CHUNKS]
+    return [generator.integers(0, vocab_size, sum(each), dtype=np.int32) for each in chunks or _CHUNKS]
 
 
-def paged_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]) -> torch.Tensor:
-    """Compute rows [tokens, ...] in two steps on ``NUM_PAGES`` pages of ``PAGE_SIZE`` tokens. ``run`` returns the rows
-    in the order of the step; the result is ordered by sequence.
+def paged_rows(
+    run: Callable[[StepInputs], torch.Tensor],
+    sequences: list[Int32],
+    chunks: Chunks | None = None,
+    *,
+    page_size: int = PAGE_SIZE,
+) -> torch.Tensor:
+    """Compute rows [tokens, ...] in two steps on ``NUM_PAGES`` pages. ``run`` returns the rows in the order of the
+    step; the result is ordered by sequence. ``chunks`` are those that the sequences were made for.
     """
     pieces: list[list[torch.Tensor]] = [[] for _ in sequences]
     for step in range(2):
-        starts = [sum(chunks[:step]) for chunks in _CHUNKS]
-        inputs = _step(sequences, starts, [chunks[step] for chunks in _CHUNKS])
+        starts = [sum(each[:step]) for each in chunks or _CHUNKS]
+        inputs = _step(sequences, starts, [each[step] for each in chunks or _CHUNKS], page_size)
         rows = run(inputs)
         for s, (start, end) in enumerate(pairwise(inputs.query_starts.tolist())):
             pieces[s].append(rows[start:end])
@@ -39,12 +48,13 @@ def paged_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]
 
 def whole_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]) -> torch.Tensor:
     """Compute the same rows in one step."""
-    return run(_step(sequences, [0] * len(sequences), list(map(len, sequences))))
+    return run(_step(sequences, [0] * len(sequences), list(map(len, sequences)), PAGE_SIZE))
 
 
-def _step(sequences: list[Int32], starts: list[int], lengths: list[int]) -> StepInputs:
+def _step(sequences: list[Int32], starts: list[int], lengths: list[int], page_size: int) -> StepInputs:
     positions = [np.arange(a, a + n, dtype=np.int32) for a, n in zip(starts, lengths, strict=True)]
-    slots = [_PAGES[s, p // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + p % PAGE_SIZE for s, p in enumerate(positions)]
+    slots = [_PAGES[s, p // page_size].astype(np.int64) * page_size + p % page_size for s, p in enumerate(positions)]
+    num_decodes = int(lengths[0] == 1)
     return StepInputs(
         token_ids=np.concatenate([ids[p] for ids, p in zip(sequences, positions, strict=True)]),
         positions=np.concatenate(positions),
@@ -52,14 +62,14 @@ def _step(sequences: list[Int32], starts: list[int], lengths: list[int]) -> Step
         query_starts=np.cumsum([0, *lengths], dtype=np.int32),
         context_lens=np.array([p[-1] + 1 for p in positions], dtype=np.int32),
         block_tables=_PAGES,
-        num_decodes=int(lengths[0] == 1),
+        num_decodes=num_decodes,
         sample_rows=np.arange(sum(lengths), dtype=np.int32),
         sampled=(),
-        cut=StepCut.of(probe_segments(starts, lengths), num_decodes=int(lengths[0] == 1)),
+        cut=StepCut.of(_segments(starts, lengths), num_decodes=num_decodes),
     )
 
 
-def probe_segments(starts: list[int], lengths: list[int]) -> list[Segment]:
+def _segments(starts: list[int], lengths: list[int]) -> list[Segment]:
     """For S sequences, the first step writes rows 1 to S, the second S + 1 to 2 S. Chunks of at least four tokens
     have two segments.
     """

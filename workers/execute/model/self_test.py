@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +22,13 @@ from transformers import PreTrainedModel
 from ....protocol.errors import ConfigError
 from ..attention.forward_context import PagedLayers, attending, use_paged_attention
 from ..attention.interface import AttentionForm, PagedAttention
-from ..step import StepCut, StepInputs
+from ..step import StepInputs
 from .checkpoint import NO_MIXING
 from .forward import RaggedForward
 from .lora import Adapter
 from .memory import available_bytes
 from .pool import LayerShape, allocate_pool
-from .probe import probe_segments
+from .probe import NUM_PAGES, NUM_STATE_ROWS, Chunks, paged_rows, random_sequences
 from .recurrent import StateProbe, cut_batches, going_on, remembering
 from .states import SequenceStates, StateLayout
 from .torch_lora import TorchAdapters, merged
@@ -37,9 +36,7 @@ from .torch_lora import TorchAdapters, merged
 Int32 = npt.NDArray[np.int32]
 
 _PAGE_SIZE = 4  # small, so that short sequences have several pages
-_CHUNKS = ((6, 1), (3, 8), (9, 2))  # tokens of each sequence in the first step and in the second
-_NUM_STATE_ROWS = 3 * len(_CHUNKS)
-_PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # in scrambled order, none shared
+_CHUNKS: Chunks = ((6, 1), (3, 8), (9, 2))
 # Greatest difference allowed, relative to the greatest logit. Families that work stay below half of it.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 # Tokens that may differ by more in half precision, where rounding alone can route a token to another expert.
@@ -91,15 +88,15 @@ def _try(
 ) -> tuple[LayerMemory, str]:
     """Return what the layers store, and how the logits differ, if they do; raise other reasons to refuse the model."""
     forward = RaggedForward(model)
-    sequences = _random_sequences(model.config.get_text_config().vocab_size)
+    sequences = random_sequences(model.config.get_text_config().vocab_size, _CHUNKS)
     cases: list[Adapter | None] = [None, *(adapters.adapters if adapters else ())]
     with _refusing(model):
         plain = [[_plain_logits(forward, sequences, name, case) for name in implementations] for case in cases]
         use_paged_attention(model)
         probe, state_probe = _probe(forward, recurrent)
         _check_windows(model, probe.windows, max_model_len)
-        caches = allocate_pool(probe.shapes, _PAGES.size, page_size=_PAGE_SIZE, device=forward.device)
-        states = SequenceStates(state_probe.layout, _NUM_STATE_ROWS, forward.device) if recurrent else None
+        caches = allocate_pool(probe.shapes, NUM_PAGES, page_size=_PAGE_SIZE, device=forward.device)
+        states = SequenceStates(state_probe.layout, NUM_STATE_ROWS, forward.device) if recurrent else None
         paged = _Paged(forward, PagedLayers(kernel, caches), states, adapters)
         found = [paged.logits(sequences, number) for number in range(len(cases))]
     reasons = [
@@ -207,37 +204,16 @@ class _Paged(NamedTuple):
 
     def logits(self, sequences: list[Int32], adapter: int) -> torch.Tensor:
         """Compute the same logits in two ragged steps, the second of which mixes decode and prefill."""
-        pieces: list[list[torch.Tensor]] = [[] for _ in sequences]
-        for step in range(2):
-            starts = [sum(chunks[:step]) for chunks in _CHUNKS]
-            inputs = _inputs(sequences, starts, [chunks[step] for chunks in _CHUNKS])
-            logits = self._run(replace(inputs, adapters=np.full(len(sequences), adapter, np.int32)))
-            for s, (start, end) in enumerate(pairwise(inputs.query_starts.tolist())):
-                pieces[s].append(logits[start:end])
-        return torch.cat([torch.cat(piece) for piece in pieces])
+        adapters = np.full(len(sequences), adapter, np.int32)
+        return paged_rows(
+            lambda inputs: self._run(replace(inputs, adapters=adapters)), sequences, _CHUNKS, page_size=_PAGE_SIZE
+        )
 
     def _run(self, inputs: StepInputs) -> torch.Tensor:
         self.layers.kernel.begin_step(inputs)
         adapted = self.adapters.applied(inputs) if self.adapters else nullcontext()
         with attending(self.layers), going_on(self.states, inputs.cut), adapted:
             return self.forward(inputs.token_ids, inputs.positions, _range(len(inputs.token_ids)))
-
-
-def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> StepInputs:
-    positions = [_range(length) + start for start, length in zip(starts, lengths, strict=True)]
-    slots = [_PAGES[s, p // _PAGE_SIZE].astype(np.int64) * _PAGE_SIZE + p % _PAGE_SIZE for s, p in enumerate(positions)]
-    return StepInputs(
-        token_ids=np.concatenate([ids[p] for ids, p in zip(sequences, positions, strict=True)]),
-        positions=np.concatenate(positions),
-        slot_mapping=np.concatenate(slots),
-        query_starts=np.cumsum([0, *lengths], dtype=np.int32),
-        context_lens=np.array([p[-1] + 1 for p in positions], dtype=np.int32),
-        block_tables=_PAGES,
-        num_decodes=int(lengths[0] == 1),
-        sample_rows=_range(0),
-        sampled=(),
-        cut=StepCut.of(probe_segments(starts, lengths), num_decodes=int(lengths[0] == 1)),
-    )
 
 
 def _why_different(model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Tensor, case: str) -> str:
@@ -267,11 +243,6 @@ def _refusing(model: PreTrainedModel) -> Iterator[None]:
         raise ConfigError(
             f"{_family(model)} cannot run a ragged batch: {type(error).__name__}: {error}", param="model"
         ) from error
-
-
-def _random_sequences(vocab_size: int) -> list[Int32]:
-    generator = np.random.default_rng(0)
-    return [generator.integers(0, vocab_size, sum(chunks), dtype=np.int32) for chunks in _CHUNKS]
 
 
 def _range(count: int) -> Int32:
