@@ -11,12 +11,12 @@ from ..kernels.memory import Arena, padded
 from ..kernels.structures import Layer
 from ..step import Int32, StepInputs
 from .delta_spec import DeltaSpec
-from .states import StateLedger
+from .states import StateLedger, num_stored_rows
 
 
 def state_bytes(delta: DeltaSpec, *, num_layers: int, num_rows: int) -> int:
     """Size of rows 0..num_rows and the row of zeros, in ``num_layers`` layers with a delta rule."""
-    return num_layers * (num_rows + 2) * 4 * sum(delta.state_sizes)
+    return num_layers * num_stored_rows(num_rows) * 4 * sum(delta.state_sizes)
 
 
 class NativeStates:
@@ -53,6 +53,6 @@ class NativeStates:
         return {
             "segment_starts": starts,
             "segment_ends": ends - np.repeat(inputs.query_starts[:-1], np.diff(starts)),
-            "state_reads": reads[starts[:-1]].astype(np.int32),
+            "state_reads": reads[starts[:-1]],
             "state_writes": cut.writes,
         }

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ....protocol.errors import ConfigError
-from ..step import Int64, StepCut
+from ..step import Int32, StepCut
 
 _NOBODY = -1
 
@@ -48,10 +48,15 @@ class StateLayout(NamedTuple):
 
     def num_bytes(self, num_rows: int) -> int:
         """Size of rows 0..num_rows and the row of zeros."""
-        return (num_rows + 2) * sum(shape.num_bytes for shape in self.shapes.values())
+        return num_stored_rows(num_rows) * sum(shape.num_bytes for shape in self.shapes.values())
 
 
 Mixer = Callable[[torch.Tensor, Any], torch.Tensor]  # (hidden [S, L, C], a cache like transformers') -> [S, L, ...]
+
+
+def num_stored_rows(num_rows: int) -> int:
+    """Rows in memory: rows 1..num_rows, the trash row before them and the row of zeros behind them."""
+    return num_rows + 2
 
 
 class StateLedger:
@@ -64,9 +69,9 @@ class StateLedger:
     def __init__(self, num_rows: int) -> None:
         self._ends = np.full(num_rows + 1, _NOBODY, np.int64)
         self._zeros = num_rows + 1
-        self.num_rows = num_rows + 2
+        self.num_rows = num_stored_rows(num_rows)
 
-    def begin_step(self, cut: StepCut) -> Int64:
+    def begin_step(self, cut: StepCut) -> Int32:
         """[G], the row that each segment reads. Counts the step as computed.
 
         Raises:
@@ -77,7 +82,7 @@ class StateLedger:
         ends = self._ends[cut.reads]
         is_known = is_fresh | (ends == cut.starts)
         assert is_known.all(), f"no state up to token {cut.starts[~is_known]}: rows {cut.reads} have seen {ends}"
-        return np.where(is_fresh, self._zeros, cut.reads).astype(np.int64)
+        return np.where(is_fresh, np.int32(self._zeros), cut.reads)
 
 
 class SequenceStates:
@@ -116,7 +121,7 @@ class SequenceStates:
         Raises:
             AssertionError: a sequence continues from a state that was not kept.
         """
-        self._reads = torch.from_numpy(self._ledger.begin_step(cut)).to(self._device)
+        self._reads = torch.from_numpy(self._ledger.begin_step(cut)).to(self._device, torch.long)
         self._cut = cut
         self._writes = torch.from_numpy(cut.writes).to(self._device, torch.long)
 

@@ -18,7 +18,7 @@ from triptych.workers.execute.model.decoder_spec import Unsupported, describe_de
 from triptych.workers.execute.model.native_self_test import check_native
 from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
 from triptych.workers.execute.model.states import StateLedger
-from triptych.workers.execute.step import Int64, StepCut
+from triptych.workers.execute.step import Int32, StepCut
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_decoder_that_loses_states_is_refused(lost: str, tmp_path: Path, monke
     """Of one token no comparison with transformers would tell: some tokens may differ from that."""
     folder, begin_step = make_checkpoint("qwen3_5_text", tmp_path), StateLedger.begin_step
 
-    def forget(ledger: StateLedger, cut: StepCut) -> Int64:
+    def forget(ledger: StateLedger, cut: StepCut) -> Int32:
         reads, zeros = begin_step(ledger, cut), ledger.num_rows - 1
         return np.where((cut.lengths == 1) | (lost == "all"), zeros, reads)
 
