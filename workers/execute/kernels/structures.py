@@ -6,6 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
+LANES = 16  # numbers in a vector, kLanes in src/simd.h
 GROUP_INPUTS = 64  # that share a scale and a least value in int4, or two scales in mxfp4
 SCALE_CHANNELS = 32  # of an eight-bit key that share a scale, a bfloat16; a value has one scale
 _GROUP_STEPS = GROUP_INPUTS // 8 + 1  # of eight weights each, and one for the parameters

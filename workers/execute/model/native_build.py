@@ -11,7 +11,7 @@ import torch
 
 from ..kernels.compile import NoCompiler
 from ..kernels.library import Kernels, load_library
-from ..kernels.structures import Format
+from ..kernels.structures import LANES, Format
 from .checkpoint import check_weights
 from .decoder_spec import DecoderSpec, Unsupported
 from .delta_spec import DeltaSpec
@@ -145,8 +145,8 @@ class NativeSetting:
 
 def _check_delta(delta: DeltaSpec) -> None:
     for name, size in (("keys", delta.key_dim), ("values", delta.value_dim)):
-        if size % _TILE_TOKENS:
-            raise Unsupported(f"{name} of its delta rules have {size} channels, which is no multiple of {_TILE_TOKENS}")
+        if size % LANES:
+            raise Unsupported(f"{name} of its delta rules have {size} channels, which is no multiple of {LANES}")
     if delta.num_value_heads % delta.num_key_heads:
         raise Unsupported(f"its delta rules have {delta.num_value_heads} heads, and keys for {delta.num_key_heads}")
     if not 1 <= delta.conv_size <= _MOST_TAPS:

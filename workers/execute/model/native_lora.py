@@ -8,12 +8,11 @@ from typing import NamedTuple
 import torch
 
 from ..kernels.memory import Arena, padded
-from ..kernels.structures import Format, Matrix, Update
+from ..kernels.structures import LANES, Format, Matrix, Update
 from .decoder_spec import DecoderSpec
 from .delta_spec import Part
 from .lora import Adapter, LowRank
 
-_LANES = 16  # columns in a vector
 _TENSORS = 9  # per layer: queries, keys, values, output, gate, up, down, betas and rates; see Tensor in abi.h
 _PRODUCTS = (0, 0, 0, 1, 2, 2, 3, 4, 4)  # the packed matrix that contains each of them
 
@@ -30,7 +29,7 @@ class PackedAdapters:
         for adapter in adapters:
             adapter.check_modules(shapes)
         self.names = [adapter.name for adapter in adapters]
-        self.max_rank = 0  # padded to a multiple of _LANES
+        self.max_rank = 0  # padded to a multiple of LANES
         self.adapted_products = 0  # bit mask over products
         self.updates = (Update * (len(adapters) * spec.num_layers * _TENSORS))()
         self._format = format_.arithmetic
@@ -43,12 +42,12 @@ class PackedAdapters:
                 self.adapted_products |= 1 << _PRODUCTS[index % _TENSORS]
 
     def _fill(self, update: Update, part: LowRank) -> None:
-        rank = padded(len(part.a), _LANES)
+        rank = padded(len(part.a), LANES)
         self.max_rank = max(self.max_rank, rank)
         update.down = self._down(part.a)
         update.up = self._keep(in_vectors(part.b.to(self._cached), num_inputs=rank))
         update.rank = rank
-        update.num_vectors = padded(len(part.b), _LANES) // _LANES
+        update.num_vectors = padded(len(part.b), LANES) // LANES
 
     def _down(self, a: torch.Tensor) -> Matrix:
         if self._format is not Format.INT8:
@@ -56,7 +55,7 @@ class PackedAdapters:
         # Quantised like the weights of the model, see Narrowing in kernels/src/pack.h.
         limits = a.float().abs().amax(dim=1).clamp(min=1e-30)
         quantised = torch.round(a.float() * (127.0 / limits)[:, None]).to(torch.int8)
-        rest = padded(len(a), _LANES) - len(a)
+        rest = padded(len(a), LANES) - len(a)
         return Matrix(
             blocks=self._keep(in_vectors(quantised)),
             scales=self._keep(torch.nn.functional.pad(limits / 127.0, (0, rest))),
@@ -76,15 +75,15 @@ class PackedAdapters:
 def in_vectors(weights: torch.Tensor, *, num_inputs: int = 0) -> torch.Tensor:
     """Rearrange [outputs, inputs] to [outputs / 16, steps, 16, group], zero-padded to ``num_inputs`` inputs or more."""
     group = 4 // weights.dtype.itemsize
-    rows, columns = padded(len(weights), _LANES), padded(max(weights.shape[1], num_inputs), group)
+    rows, columns = padded(len(weights), LANES), padded(max(weights.shape[1], num_inputs), group)
     grid = weights.new_zeros(rows, columns)
     grid[: weights.shape[0], : weights.shape[1]] = weights
-    return grid.view(rows // _LANES, _LANES, columns // group, group).transpose(1, 2)
+    return grid.view(rows // LANES, LANES, columns // group, group).transpose(1, 2)
 
 
 def _num_bytes(part: LowRank) -> int:
     """The most bytes that ``_fill`` takes from the arena."""
-    rank = padded(len(part.a), _LANES)
+    rank = padded(len(part.a), LANES)
     return 4 * rank * (padded(part.a.shape[1]) + padded(len(part.b))) + 4 * padded(4 * rank)
 
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from ..kernels.matrix import FourBits, Mxfp4, Packer, Placement, matrix_bytes, new_matrix
 from ..kernels.memory import Arena, padded
-from ..kernels.structures import Activation, DeltaLayer, DeltaShape, Expert, Format, Layer, Matrix, Model
+from ..kernels.structures import LANES, Activation, DeltaLayer, DeltaShape, Expert, Format, Layer, Matrix, Model
 from .checkpoint import weight_files
 from .decoder_spec import DecoderSpec
 from .delta_spec import DeltaSpec, DeltaTensors
@@ -28,7 +28,6 @@ from .text_part import text_names
 
 _PER_LAYER_BYTES = 1 << 12  # for alignment to cache lines
 _DELTA_SIZES = ("num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_size")
-_LANES = 16  # betas and rates of a delta rule are padded to a multiple of this
 Names = Callable[[Iterable[str]], Mapping[str, str]]  # stored tensor names -> {requested name: stored name}
 
 
@@ -232,7 +231,7 @@ class PackedWeights:
             layer.sinks = self._vector(names.sinks)
 
     def _fill_delta(self, layer: DeltaLayer, names: DeltaTensors, delta: DeltaSpec) -> None:
-        behind = padded(delta.num_value_heads, _LANES)
+        behind = padded(delta.num_value_heads, LANES)
         layer.gates = new_matrix(self._arena, Format.FLOAT32, self.spec.hidden_size, 2 * behind, has_bias=False)
         self._place(layer.gates, names.gates, delta.gates(behind))
         taps = self._checkpoint[names.convolution].float()[:, 0].T  # [conv_size, channels]
@@ -355,7 +354,7 @@ def _num_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
         return vectors + qkv + matrix_bytes(format_of(names.output), num_found, hidden)
 
     def delta_rule(names: LayerTensors, delta: DeltaSpec) -> int:
-        gates = matrix_bytes(Format.FLOAT32, hidden, 2 * padded(delta.num_value_heads, _LANES))
+        gates = matrix_bytes(Format.FLOAT32, hidden, 2 * padded(delta.num_value_heads, LANES))
         own = sum(map(padded, (delta.conv_size * delta.num_channels, *[delta.num_value_heads] * 2, delta.value_dim)))
         return mixer(names, delta.num_channels + delta.num_outputs, delta.num_outputs) + gates + 4 * own
 
