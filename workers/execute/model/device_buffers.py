@@ -6,6 +6,7 @@ Axes: B rows of a decode graph, P pages of a block table.
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,15 @@ class HostStage:
         if target is None:
             return stage.to(self._device, non_blocking=True, copy=True)
         return target[:count].copy_(stage, non_blocking=True)
+
+    def send(self, arrays: Rows[npt.NDArray[Any]]) -> list[torch.Tensor]:
+        """Copy arrays of int64, float32 and uint8 to the device, of a stage for int32: no number may need more bits."""
+        flat = self.copy([array.view(np.int32) if array.dtype == np.float32 else array for array in arrays])
+        parts = torch.split(flat, [array.size for array in arrays])
+        return [
+            part.view(torch.float32) if array.dtype == np.float32 else part.long()
+            for part, array in zip(parts, arrays, strict=True)
+        ]
 
     def _allocate(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=self._dtype, pin_memory=self._device.type == "cuda")

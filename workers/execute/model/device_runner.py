@@ -9,21 +9,25 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Rows
 from itertools import product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ....protocol.sampling import SamplingParams
+from ....protocol.sampling import MAX_LOGPROBS, SamplingParams
 from ..attention.device_step import DeviceStep
-from ..grammar.masks import PendingMasks
-from ..sampling.device import columns, sample
-from ..sampling.kinds import SamplingKind, kind_of
+from ..grammar.masks import NO_MASKS, PendingMasks
+from ..sampling.adjust import adjust_logits
+from ..sampling.device import Logprobs, columns, find_logprobs, sample
+from ..sampling.kinds import SamplingKind, drawing_kind, kind_of
 from ..sampling.sampler import Sampler, failures
 from ..scheduling.plan import MAX_SCORED_TOKENS
-from ..step import StepInputs, StepResult
+from ..scheduling.sequence import Sequence
+from ..step import Int32, StepInputs, StepResult
 from .device_buffers import DecodeBuffers, HostStage, upload_ragged
 from .device_forward import DeviceForward
 from .graphs import CaptureFailed, GraphCapture, GraphKey, GraphShelf, Replay, Router
@@ -31,6 +35,12 @@ from .step_runner import StepRunner, trash_decodes, trash_prefill, trash_scores,
 
 logger = logging.getLogger(__name__)
 
+_SAMPLED_FIRST = (  # in warm-up, besides greedy rows
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_p=0.5),
+    SamplingParams(logprobs=MAX_LOGPROBS, repetition_penalty=1.1),
+)
+_NONE_FAILED: Mapping[int, str] = MappingProxyType({})
 _SMALLER = 4  # factor between the prefill sizes of warm-up: no kernel chooses a tile for a narrower range of sizes
 
 
@@ -39,6 +49,8 @@ class _Pending(NamedTuple):
 
     token_ids: torch.Tensor  # int64 [R], pinned
     greatest: torch.Tensor  # float32 [R], pinned
+    logprobs: Logprobs | None  # pinned
+    failed: Mapping[int, str]  # rows that have no valid token, for a reason that the host knows
     is_done: Any  # torch.cuda.Event | None
 
 
@@ -71,6 +83,7 @@ class DeviceRunner(StepRunner):
         self._adapted = (False, True) if is_adapted else (False,)  # whether a step uses adapters: the possible values
         self._stage = HostStage(device, torch.int32)
         self._sampling_stage = HostStage(device, torch.float64)
+        self._change_stage, self._logprob_stage = HostStage(device, torch.int32), HostStage(device, torch.int32)
         self._pending: deque[_Pending | StepResult] = deque()
         # The tokens of the last step and their greatest logits: static buffers that graphs read and write.
         num_rows = max(max_sampled, self._decode_rows)
@@ -103,7 +116,7 @@ class DeviceRunner(StepRunner):
         while (num_tokens := num_tokens // _SMALLER) > 1:
             self._step(trash_prefill(num_tokens, max_len=self._max_model_len))
         self._step(dataclasses.replace(decodes, sample_rows=decodes.sample_rows[:0], sampled=[]))
-        for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
+        for params in _SAMPLED_FIRST:
             nobody = dataclasses.replace(decodes.sampled[0], params=params)
             self._step(dataclasses.replace(decodes, sampled=[nobody] * self._decode_rows))
         self._step(trash_scores(min(self._prefill_tokens, self._max_model_len, MAX_SCORED_TOKENS)))
@@ -154,7 +167,10 @@ class DeviceRunner(StepRunner):
             return pending
         if pending.is_done is not None:
             pending.is_done.synchronize()
-        return StepResult(pending.token_ids.numpy().astype(np.int32), failed=failures(pending.greatest))
+        failed = {**failures(pending.greatest), **pending.failed}
+        logprobs = {} if pending.logprobs is None else pending.logprobs.by_row()
+        logprobs = {row: found for row, found in logprobs.items() if row not in failed}
+        return StepResult(pending.token_ids.numpy().astype(np.int32), logprobs, failed)
 
     @torch.inference_mode()
     def _start(self, inputs: StepInputs) -> _Pending | StepResult:
@@ -200,29 +216,55 @@ class DeviceRunner(StepRunner):
     ) -> _Pending | StepResult:
         """Sample from logits [R + C, V] what no graph has sampled."""
         count = len(inputs.sampled)
-        if kind is SamplingKind.HOST:  # the only case in which the host waits for a step it has just launched
+        if kind is SamplingKind.HOST:  # the only kind for which the host waits for a step it has just launched
             result = self._sampler.finish(logits, inputs, masks)
             self._tokens[:count].copy_(torch.from_numpy(result.token_ids))
             return result
-        if not count:
-            return self._fetch(0)
+        if kind is SamplingKind.EDITED:
+            return self._sample_edited(logits, inputs.sampled, inputs.sampled_lengths, masks)
+        if count:
+            self._choose(logits, inputs.sampled, kind)
+        return self._fetch(count)
+
+    def _sample_edited(
+        self, logits: torch.Tensor, sequences: Rows[Sequence], lengths: Int32, masks: PendingMasks | None
+    ) -> _Pending:
+        """Sample from logits [R, V] that the host changes, or whose logprobs it wants."""
+        counts = {row: s.params.logprobs for row, s in enumerate(sequences) if s.params.logprobs is not None}
+        if counts:
+            (rows,) = self._logprob_stage.send([np.array(list(counts), np.int64)])
+            raw = logits[rows].log_softmax(dim=-1)
+        allowed, failed = NO_MASKS if masks is None else masks.wait()
+        adjust_logits(logits, sequences, lengths, self._sampler.eos_token_ids, allowed, send=self._change_stage.send)
+        self._choose(logits, sequences, drawing_kind(sequences))
+        logprobs = find_logprobs(raw, self._tokens[rows], counts) if counts else None
+        return self._fetch(len(sequences), logprobs, failed)
+
+    def _choose(self, logits: torch.Tensor, sequences: Rows[Sequence], kind: SamplingKind) -> None:
+        """Choose the next tokens from logits [R, V], and keep them and their logits on the device."""
+        count = len(sequences)
         table = self._tokens  # a placeholder for GREEDY, which reads no table
         if kind is not SamplingKind.GREEDY:
-            flat = self._sampling_stage.copy([columns(inputs.sampled, logits.shape[1])])
+            flat = self._sampling_stage.copy([columns(sequences, logits.shape[1])])
             table = flat.view(-1, count)
         sampled = sample(logits, table, kind)
         self._tokens[:count].copy_(sampled.token_ids)
         self._greatest[:count].copy_(sampled.greatest)
-        return self._fetch(count)
 
-    def _fetch(self, count: int) -> _Pending:
-        """Start copying the first ``count`` tokens to the host, without waiting."""
+    def _fetch(
+        self, count: int, logprobs: Logprobs | None = None, failed: Mapping[int, str] = _NONE_FAILED
+    ) -> _Pending:
+        """Start copying the first ``count`` tokens, and logprobs, to the host without waiting."""
+        if logprobs is not None:
+            logprobs = Logprobs(logprobs.counts, *(self._to_host(column) for column in logprobs[1:]))
+        tokens, greatest = (self._to_host(column[:count]) for column in (self._tokens, self._greatest))
         if self._device.type != "cuda":
-            return _Pending(self._tokens[:count].clone(), self._greatest[:count].clone(), None)
-        pinned = [
-            torch.empty(count, dtype=source.dtype, pin_memory=True).copy_(source[:count], non_blocking=True)
-            for source in (self._tokens, self._greatest)
-        ]
+            return _Pending(tokens, greatest, logprobs, failed, None)
         is_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         is_done.record()
-        return _Pending(pinned[0], pinned[1], is_done)
+        return _Pending(tokens, greatest, logprobs, failed, is_done)
+
+    def _to_host(self, column: torch.Tensor) -> torch.Tensor:
+        if self._device.type != "cuda":
+            return column.clone()
+        return torch.empty(column.shape, dtype=column.dtype, pin_memory=True).copy_(column, non_blocking=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from functools import cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,10 @@ from ..grammar.matcher import Bits, has_others
 from ..scheduling.sequence import Sequence
 
 _ALL_FREE: Mapping[int, Bits] = MappingProxyType({})
+
+Array = npt.NDArray[Any]
+Send = Callable[[list[Array]], Rows[torch.Tensor]]  # copies arrays of int64, float32 and uint8 to the logits' device
+Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # from old logits and amounts to new logits
 
 
 class _Entries(NamedTuple):
@@ -36,18 +40,31 @@ def adjust_logits(
     lengths: Iterable[int],
     eos_token_ids: Iterable[int],
     allowed: Mapping[int, Bits] = _ALL_FREE,
+    *,
+    send: Send | None = None,
 ) -> None:
-    """Apply, in this order and in place on float32 [R, V]: penalties, logit bias, grammars, the mask of ``min_tokens``.
+    """Apply, in this order and in place on float32 [R, V]: grammars, penalties, logit bias, the mask of ``min_tokens``.
 
     ``lengths`` [R] are the sequences' token counts; sequences with a penalty are never advanced ahead of their tokens.
-    ``allowed`` has the tokens that each row with a grammar may choose from.
+    ``allowed`` has the tokens that each row with a grammar may choose from. ``send`` is called at most once.
     """
-    _apply(_repeated(sequences), logits, lambda old, penalty: torch.where(old < 0, old * penalty, old / penalty))
-    _apply(_produced(sequences), logits, lambda old, penalty: old - penalty)
-    _apply(_biased(sequences), logits, lambda old, bias: old + bias)
-    _mask(logits, allowed)
-    early = _too_early(sequences, lengths, eos_token_ids, allowed)
-    _apply(early, logits, lambda _, minus_infinity: minus_infinity)
+    listed: list[tuple[Iterable[_Entries], Change]] = [
+        (_repeated(sequences), lambda old, penalty: torch.where(old < 0, old * penalty, old / penalty)),
+        (_produced(sequences), lambda old, penalty: old - penalty),
+        (_biased(sequences), lambda old, bias: old + bias),
+        (_too_early(sequences, lengths, eos_token_ids, allowed), lambda _, minus_infinity: minus_infinity),
+    ]
+    known = [(_columns(list(entries), vocab_size=logits.shape[1]), change) for entries, change in listed]
+    changes = [(columns, change) for columns, change in known if columns]
+    bits = list(allowed.values())
+    arrays = [array for columns, _ in changes for array in columns] + bits
+    if not arrays:
+        return
+    sent = (send or _sender_to(logits.device))(arrays)
+    _mask(logits, list(allowed), bits, sent[len(arrays) - len(bits) :])
+    for index, (_, change) in enumerate(changes):
+        rows, ids, amounts = sent[3 * index : 3 * index + 3]
+        logits[rows, ids] = change(logits[rows, ids], amounts)
 
 
 def _repeated(sequences: Rows[Sequence]) -> Iterable[_Entries]:
@@ -90,25 +107,26 @@ def _too_early(
                 yield _Entries(row, ids, -np.inf)
 
 
-def _mask(logits: torch.Tensor, allowed: Mapping[int, Bits]) -> None:
-    """Set the logits of tokens that are not allowed to -inf.
+def _mask(logits: torch.Tensor, rows: list[int], bits: list[Bits], sent: Rows[torch.Tensor]) -> None:
+    """Set the logits of tokens that are not allowed to -inf. ``sent`` are the ``bits`` on the logits' device.
 
     A minimum takes the same time for any number of tokens: for a row of 128,000, the table and the minimum take
     0.03 ms, ``masked_fill_`` 0.1 to 0.5 ms.
     """
-    if not allowed:
-        return
     on_cpu = logits.device.type == "cpu"
-    by_byte = _ceilings()
-    table = torch.from_numpy(by_byte).to(logits.device)
-    for row, bits in allowed.items():
+    for row, own, own_sent in zip(rows, bits, sent, strict=True):
         if on_cpu:  # where numpy's gather is faster
-            ceilings = torch.from_numpy(by_byte.take(bits, axis=0)).view(-1)
+            ceilings = torch.from_numpy(_ceilings().take(own, axis=0)).view(-1)
         else:
-            ceilings = table.index_select(0, torch.from_numpy(bits).to(logits.device).int()).view(-1)
+            ceilings = _ceilings_on(logits.device).index_select(0, own_sent.int()).view(-1)
         known = logits[row, : len(ceilings)]
         torch.minimum(known, ceilings[: len(known)], out=known)
         logits[row, len(ceilings) :] = -torch.inf
+
+
+@cache
+def _ceilings_on(device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(_ceilings()).to(device)
 
 
 @cache
@@ -118,18 +136,16 @@ def _ceilings() -> npt.NDArray[np.float32]:
     return np.where(is_allowed, np.inf, -np.inf).astype(np.float32)
 
 
-def _apply(
-    entries: Iterable[_Entries],
-    logits: torch.Tensor,
-    change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> None:
-    """Replace each listed logit by ``change(logit, amount)``; ids beyond the vocabulary are skipped."""
-    entries = list(entries)
+def _columns(entries: list[_Entries], *, vocab_size: int) -> tuple[Array, Array, Array] | None:
+    """Rows and token ids, int64 [N] each, and amounts, float32 [N]; ids beyond the vocabulary are left out."""
     if not entries:
-        return
+        return None
     rows = np.concatenate([np.full(len(e.token_ids), e.row) for e in entries])
     ids = np.concatenate([e.token_ids for e in entries])
     amounts = np.concatenate([np.broadcast_to(np.float32(e.amounts), e.token_ids.shape) for e in entries])
-    known = ids < logits.shape[1]
-    index = tuple(torch.from_numpy(x[known]).to(logits.device) for x in (rows, ids))
-    logits[index] = change(logits[index], torch.from_numpy(amounts[known]).to(logits.device))
+    known = ids < vocab_size
+    return rows[known], ids[known], amounts[known]
+
+
+def _sender_to(device: torch.device) -> Send:
+    return lambda arrays: [torch.from_numpy(array).to(device) for array in arrays]

@@ -29,7 +29,7 @@ class Sampler:
     """
 
     def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
-        self._eos_token_ids = eos_token_ids
+        self.eos_token_ids = eos_token_ids
 
     def finish(self, logits: torch.Tensor, inputs: StepInputs, masks: PendingMasks | None = None) -> StepResult:
         """The result of a step from the logits of its ``logit_rows``, float32 [R + C, V], which are overwritten."""
@@ -61,7 +61,7 @@ class Sampler:
         if beams:
             logits[beams] = logits[beams].log_softmax(dim=-1)  # before the penalties, as in transformers
         allowed, without_mask = NO_MASKS if masks is None else masks.wait()
-        adjust_logits(logits, sequences, lengths, self._eos_token_ids, allowed)
+        adjust_logits(logits, sequences, lengths, self.eos_token_ids, allowed)
         greatest, tokens = logits.max(dim=-1)  # of equal logits the one with the lowest id, as in transformers
         failed = {**failures(greatest), **without_mask}
         drawn = [row for row, s in enumerate(sequences) if not s.params.is_greedy and row not in failed]

@@ -271,15 +271,16 @@ class NativeEngine:
     """Sequences through the engine on the compiled decoder; ``greedy`` is what transformers says."""
 
     def __init__(
-        self, checkpoint: Path, run_dir: Path, *, num_pages: int = NUM_PAGES, kv_dtype: str = "auto",
-        host_pages: int = 0, draft: Path | None = None, **model_options: Any,
+        self, checkpoint: Path, run_dir: Path, *, num_pages: int | None = NUM_PAGES, kv_dtype: str = "auto",
+        host_pages: int = 0, draft: Path | None = None, max_num_seqs: int = 8, prefill_chunk: int = 64,
+        **model_options: Any,
     ) -> None:  # fmt: skip
         options = {"backend": "native", "device": "cpu", **model_options}
         self.checkpoint = checkpoint
         self.runner, self.card = build_runner(
             ModelConfig(model=str(checkpoint), **options),
             CacheConfig(num_pages=num_pages, page_size=PAGE_SIZE, kv_dtype=kv_dtype, host_pages=host_pages),
-            SchedulerConfig(max_num_seqs=8, prefill_chunk=64),
+            SchedulerConfig(max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk),
             model_dir=checkpoint,
             draft_folder=draft,
             run_dir=run_dir,

@@ -136,5 +136,9 @@ def test_a_row_that_is_not_a_number_shows_and_spoils_no_other(kind: SamplingKind
 @pytest.mark.parametrize(
     "params", [{"logprobs": 0}, {"repetition_penalty": 1.1}, {"min_tokens": 1}, {"logit_bias": {1: 2.0}}], ids=str
 )
-def test_what_the_host_must_see_is_told_apart(params: dict[str, Any]) -> None:
-    assert kind_of([make_row([1]), make_row([1], **params)]) is SamplingKind.HOST
+def test_rows_whose_logits_are_changed_or_reported_are_told_apart(params: dict[str, Any]) -> None:
+    assert kind_of([make_row([1]), make_row([1], **params)]) is SamplingKind.EDITED
+
+
+def test_only_beams_need_the_host() -> None:
+    assert kind_of([make_row([1]), make_row([1], num_beams=2)]) is SamplingKind.HOST

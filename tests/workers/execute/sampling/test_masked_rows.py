@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from tests.workers.execute.grammar.only import Only
 from tests.workers.execute.sampling.rows import make_row
 from triptych.workers.execute.grammar.masks import MaskMaker
-from triptych.workers.execute.grammar.matcher import Bits, GrammarError, GrammarMatcher, Int32
+from triptych.workers.execute.grammar.matcher import GrammarMatcher
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepResult
 
 V, EOS = 3000, 2
-
-
-class Only(GrammarMatcher):
-    """Allows some ids; none at all is an error."""
-
-    def __init__(self, *allowed: int, vocab_size: int = V) -> None:
-        self._allowed, self._vocab_size = allowed, vocab_size
-
-    def allowed_after(self, output_tokens: Int32) -> Bits:
-        if not self._allowed:
-            raise GrammarError("nothing fits")
-        return np.packbits(np.isin(np.arange(self._vocab_size), self._allowed), bitorder="little")
 
 
 def row(matcher: GrammarMatcher | None, **options: Any) -> Sequence:

@@ -1,0 +1,213 @@
+"""Whole runs on a GPU, without one: answers are those of a CPU, and the host waits once a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.adapters import ALL_LINEAR, make_adapter
+from tests.conftest import HAS_GPU
+from tests.workers.execute.factories import make_beams, make_scheduler, make_sequence
+from tests.workers.execute.grammar.only import Only
+from tests.workers.execute.model.native import (
+    NUM_PAGES,
+    NativeEngine,
+    adapt,
+    make_checkpoint,
+    make_request,
+    shorten_self_test,
+)
+from tests.workers.execute.model.next_token import NextToken
+from triptych.workers.execute.attention.device_step import DeviceStep
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model import moves
+from triptych.workers.execute.model.device_runner import DeviceRunner
+from triptych.workers.execute.model.graphs import CudaGraphCapture
+from triptych.workers.execute.model.moves import PageMover
+from triptych.workers.execute.sampling.sampler import Sampler
+from triptych.workers.execute.scheduling.moves import Moves
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+pytest.importorskip("triton")
+
+from tests.fake_cuda import FakeCuda, fake_cuda
+
+pytestmark = [
+    pytest.mark.skipif(HAS_GPU, reason="there is a real device"),
+    # What Triton's interpreter computes with numpy where a GPU says nothing.
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
+]
+
+NO_TOKEN_OF_THE_END: tuple[int, ...] = ()
+DRAWN: dict[str, Any] = {"temperature": 0.9}
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "drawn": DRAWN,
+    "min_p": {"temperature": 1.5, "min_p": 0.2},
+    "cut": {"temperature": 2.0, "top_p": 0.5, "top_k": 9},
+    "logprobs": {**DRAWN, "logprobs": 3},
+    "logprob of the token alone": {"logprobs": 0},
+    "repetition penalty": {**DRAWN, "repetition_penalty": 1.5},
+    "other penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "bias": {**DRAWN, "top_k": 20, "logit_bias": {3: 4.0, 7: -100.0}},
+    "min_tokens": {**DRAWN, "min_tokens": 4, "stop_token_ids": (5, 6)},
+}
+
+
+class Chain(NextToken):
+    """A model whose logits depend on the last token alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.logits = 3 * torch.randn(self.vocab_size, self.vocab_size, generator=generator)
+
+    def to(self, device: str) -> Chain:
+        self.logits = self.logits.to(device)
+        return self
+
+    def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.logits[token_ids[step.sample_rows.long()]]
+
+
+@pytest.fixture(name="device")
+def fixture_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    with fake_cuda(monkeypatch) as device:
+        yield device
+
+
+def make_runner(device: str) -> DeviceRunner:
+    runner = DeviceRunner(
+        [], Chain().to(device), Sampler(NO_TOKEN_OF_THE_END), device=torch.device(device), max_sampled=8, max_pages=16,
+        capture=CudaGraphCapture() if device == "cuda" else None, prefill_tokens=8, decode_rows=4,
+    )  # fmt: skip
+    if device == "cuda":
+        runner.warm_up()
+        runner.capture_graphs(lambda done, total: None)
+    return runner
+
+
+def make_mates(params: dict[str, Any], grammar: Only | None = None) -> list[Sequence]:
+    """Two sequences with these parameters, and two of another kind."""
+    sequences = [make_sequence(i, max_tokens=6, num_tokens=5, **(params if i < 2 else DRAWN)) for i in range(4)]
+    sequences[0].grammar = grammar
+    return sequences
+
+
+def answers(runner: DeviceRunner, sequences: list[Sequence]) -> tuple[dict[Any, list[int]], dict[Any, Any]]:
+    """The tokens of each sequence, and its logprobs."""
+    engine, logprobs = Engine(make_scheduler(*sequences), runner), dict[Any, Any]()
+    tokens: dict[Any, list[int]] = {sequence.key: [] for sequence in sequences}
+    while engine.has_work:
+        outputs = engine.step()
+        assert outputs is not None
+        for key, token in outputs.progress.by_key().items():
+            tokens[key].append(token)
+        for key, found in outputs.logprobs.items():
+            logprobs.setdefault(key, []).append((pytest.approx(found.chosen), found.token_ids.tolist()))
+    return tokens, logprobs
+
+
+@pytest.mark.parametrize("kind", PARAMS)
+def test_every_kind_of_sampling_waits_once_a_step(kind: str, device: FakeCuda) -> None:
+    runner = make_runner("cuda")
+    device.forget_counts()
+    num_steps = runner.num_steps
+    found = answers(runner, make_mates(PARAMS[kind]))
+    assert device.waits == {"Event.synchronize": runner.num_steps - num_steps}
+    assert not device.pageable
+    assert runner.num_graph_steps > 0
+    assert found == answers(make_runner("cpu"), make_mates(PARAMS[kind]))
+
+
+def test_a_grammar_waits_once_a_step(device: FakeCuda) -> None:
+    grammar, runner = Only(2, 3, 50, 96, vocab_size=NextToken.vocab_size), make_runner("cuda")
+    answers(runner, make_mates(DRAWN, grammar))
+    device.forget_counts()
+    num_steps = runner.num_steps
+    found = answers(runner, make_mates(DRAWN, grammar))
+    assert device.waits == {"Event.synchronize": runner.num_steps - num_steps}
+    assert not device.pageable
+    assert found == answers(make_runner("cpu"), make_mates(DRAWN, grammar))
+    assert set(next(iter(found[0].values()))) <= {2, 3, 50, 96}
+
+
+def test_a_grammar_that_fails_fails_its_own_row(device: FakeCuda) -> None:
+    sequences = make_mates(DRAWN, Only(vocab_size=NextToken.vocab_size))
+    engine = Engine(make_scheduler(*sequences), make_runner("cuda"))
+    failed = dict[Any, str]()
+    while engine.has_work:
+        outputs = engine.step()
+        failed |= {} if outputs is None else outputs.progress.failed
+    assert list(failed) == [sequences[0].key]
+    assert all(sequence.num_output_tokens == 6 for sequence in sequences[1:])
+
+
+def test_a_beam_search_beside_a_drawn_request(device: FakeCuda) -> None:
+    def search(runner: DeviceRunner) -> Any:
+        return answers(runner, [*make_beams(0, 2, max_tokens=4), make_sequence(3, max_tokens=6, **DRAWN)])
+
+    assert search(make_runner("cuda")) == search(make_runner("cpu"))
+
+
+def test_pages_go_to_the_host_and_come_back(device: FakeCuda) -> None:
+    """The stage between them has room for two pages, and steps write to the pages in between."""
+    contents = [torch.arange(6 * 4, dtype=torch.float32).view(6, 4), torch.arange(6 * 3).view(6, 3)]
+    pools = [content.to("cuda") for content in contents]
+    device.pageable.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moves, "_STAGE_BYTES", 2 * sum(content[0].nbytes for content in contents))
+        mover = PageMover(pools, num_host_pages=4)
+    mover(Moves(swap_out=((1, 3), (2, 0), (5, 1)), copies=((3, 2),)))
+    for pages in pools:
+        pages[1] = pages[5] = -1
+    mover(Moves(swap_in=((5, 3), (1, 0), (4, 1))))
+    for pages, content in zip(pools, contents, strict=True):
+        assert torch.equal(pages.cpu(), content[[0, 2, 3, 3, 5, 1]])
+    assert not device.pageable
+
+
+LENGTHS, MAX_TOKENS = (20, 37, 5, 9), 4
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fused": ("qwen3", {}),
+    "fused with experts, deterministic": ("qwen3_moe", {"deterministic": True}),
+    "modules with adapters": ("llama", {"backend": "transformers", "lora_modules": ()}),
+    "modules with states": ("qwen3_5_text", {}),
+}
+
+
+def make_requests(*, are_adapted: bool) -> list[Sequence]:
+    params: list[dict[str, Any]] = [{}, {**DRAWN, "top_p": 0.5}, {"logprobs": 2}, {"prompt_logprobs": 1}]
+    pairs = zip(LENGTHS, params, strict=True)
+    requests = [make_request(i, length, MAX_TOKENS, **each) for i, (length, each) in enumerate(pairs)]
+    return [adapt(request, i % 2 if are_adapted else 0) for i, request in enumerate(requests)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_a_whole_model_says_what_a_cpu_says(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the checkpoint to the last token: the pool is sized, and steps are warmed up, captured and replayed."""
+    shorten_self_test(monkeypatch)
+    family, options = WAYS[way]
+    are_adapted, keeps_states = "lora_modules" in options, family == "qwen3_5_text"
+    checkpoint = make_checkpoint(family, tmp_path / "checkpoint", **({} if keeps_states else {"num_hidden_layers": 1}))
+    if are_adapted:
+        make_adapter(tmp_path / "adapter", checkpoint, targets=ALL_LINEAR)
+        options = {**options, "lora_modules": (f"a={tmp_path / 'adapter'}",)}
+    with pytest.MonkeyPatch.context() as patch, fake_cuda(patch):
+        engine = NativeEngine(
+            checkpoint, tmp_path, max_num_seqs=4, prefill_chunk=16,
+            **{"backend": "auto", **options, "device": "cuda", "num_pages": None if way == "fused" else NUM_PAGES},
+        )  # fmt: skip
+        engine.runner.warm_up()
+        engine.runner.capture_graphs(lambda done, total: None)
+        found = engine.run(*make_requests(are_adapted=are_adapted))
+    options = {name: value for name, value in options.items() if name == "lora_modules"}
+    native = NativeEngine(checkpoint, tmp_path, **options)
+    assert found == native.run(*make_requests(are_adapted=are_adapted))
+    greedy = make_requests(are_adapted=are_adapted)[0]
+    assert found[0] == engine.greedy(greedy.tokens[: LENGTHS[0]].tolist(), MAX_TOKENS)
