@@ -25,12 +25,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 
 _GUARD = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -282,6 +284,7 @@ def fake_cuda(patch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     device, kernel_run = FakeCuda(), InterpretedFunction.run
     for name, value in _functions(device).items():
         patch.setattr(torch.cuda, name, value)
+    patch.setattr(InterpreterBuilder, "create_dot", _dot_of(InterpreterBuilder.create_dot))
     patch.setattr(InterpretedFunction, "run", lambda kernel, *a, **k: device.launch_kernel(kernel_run, kernel, *a, **k))
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
@@ -343,6 +346,17 @@ def _on_the_host() -> Iterator[None]:
     """Operators are the host's own, and may write to any tensor."""
     with torch.inference_mode(), _disable_current_modes():
         yield
+
+
+def _dot_of(create_dot: Operator) -> Operator:
+    """The interpreter's products, but of bfloat16 too, whose bits it would multiply as integers."""
+
+    def widened(factor: Any) -> Any:
+        if factor.dtype.scalar != tl.bfloat16:
+            return factor
+        return TensorHandle((factor.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    return lambda self, a, b, *rest: create_dot(self, widened(a), widened(b), *rest)
 
 
 def _scaled_mm(

@@ -26,6 +26,7 @@ from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import moves
 from triptych.workers.execute.model.device_runner import DeviceRunner
+from triptych.workers.execute.model.fp8 import defined_scaled
 from triptych.workers.execute.model.graphs import CudaGraphCapture
 from triptych.workers.execute.model.moves import PageMover
 from triptych.workers.execute.sampling.sampler import Sampler
@@ -211,3 +212,21 @@ def test_a_whole_model_says_what_a_cpu_says(way: str, tmp_path: Path, monkeypatc
     assert found == native.run(*make_requests(are_adapted=are_adapted))
     greedy = make_requests(are_adapted=are_adapted)[0]
     assert found[0] == engine.greedy(greedy.tokens[: LENGTHS[0]].tolist(), MAX_TOKENS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_the_kernels_pass_their_self_test_in_bfloat16(
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere Triton is interpreted in float32 only."""
+    shorten_self_test(monkeypatch)
+    # Interpreted, Triton loses a carry as it rounds to eight bits.
+    monkeypatch.setattr("triptych.workers.execute.model.fp8.scaled", defined_scaled)
+    checkpoint = make_checkpoint("qwen3", tmp_path / "checkpoint", num_hidden_layers=1)
+    options: dict[str, Any] = {"backend": "fused", "dtype": "bfloat16", "quantization": quantization, "device": "cuda"}
+    with pytest.MonkeyPatch.context() as patch, fake_cuda(patch):
+        engine = NativeEngine(checkpoint, tmp_path, max_num_seqs=4, prefill_chunk=16, **options)
+        found = engine.run(make_request(1, 20, 2), make_request(2, 3, 2))
+    assert engine.card.backend == ("fused fp8" if quantization == "fp8" else "fused bfloat16")
+    assert [len(tokens) for tokens in found] == [2, 2]
