@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ from triptych.workers.execute.scheduling.sequence import Sequence
 
 pytest.importorskip("triton")
 
-from tests.workers.execute.model.tape import TapeCapture
+from tests.fake_cuda import fake_cuda
 from triptych.workers.execute.attention.triton import TritonAttention
 from triptych.workers.execute.kernels.triton_matmul import invariant_linear
 from triptych.workers.execute.model.device_runner import DeviceRunner
@@ -103,40 +105,39 @@ def test_an_adapter_of_experts_is_refused(tmp_path: Path) -> None:
         NativeEngine(checkpoint, tmp_path, backend="fused", device=DEVICE, lora_modules=(module,))
 
 
-def test_transformers_modules_have_adapters_in_graphs(tmp_path: Path) -> None:
-    """What steps leave in memory is overwritten between replays, but for pages, buffers and weights."""
+@pytest.fixture(name="gpu")
+def fixture_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """A real one, or else one that computes on the CPU."""
+    with nullcontext() if HAS_GPU else fake_cuda(monkeypatch):
+        yield torch.device("cuda")
+
+
+def test_transformers_modules_have_adapters_in_graphs(gpu: torch.device, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path / "0", **FAMILIES["qwen2"])
     adapter = make_adapter(tmp_path / "a", checkpoint)
-    runner = make_graphed(checkpoint, load_adapters([LoraModule("a", adapter)]))
+    runner = make_graphed(checkpoint, load_adapters([LoraModule("a", adapter)]), gpu)
     runner.capture_graphs(lambda done, total: None)
     sequences = [adapt(make_request(index, 5, MAX_TOKENS), index) for index in (0, 1)]
     scheduler = make_scheduler(*sequences, num_pages=8, page_size=PAGE_SIZE, max_model_len=64)
-    said = run(Engine(scheduler, runner))
+    outputs = run(Engine(scheduler, runner))
     assert runner.num_graph_steps == MAX_TOKENS - 1
     for sequence, folder in zip(sequences, (checkpoint, merge(checkpoint, adapter, tmp_path / "1")), strict=True):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        assert said[sequence.key] == greedy(model, sequence.tokens[:5].tolist(), MAX_TOKENS)
+        assert outputs[sequence.key] == greedy(model, sequence.tokens[:5].tolist(), MAX_TOKENS)
 
 
-def make_graphed(checkpoint: Path, adapters: list[Adapter]) -> DeviceRunner:
-    """A runner of transformers' modules that has graphs, on tapes where there is no GPU."""
+def make_graphed(checkpoint: Path, adapters: list[Adapter], device: torch.device) -> DeviceRunner:
+    """A runner of transformers' modules that has graphs."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    model = loaded.to(DEVICE).eval()
-    kernel, hooks, device = TritonAttention(torch.device(DEVICE)), TorchAdapters(model, adapters), torch.device(DEVICE)
+    model = loaded.to(device).eval()
+    kernel, hooks = TritonAttention(device), TorchAdapters(model, adapters)
     memory = switch_to_pages(model, kernel, max_model_len=64, adapters=hooks)
     layers = PagedLayers(kernel, allocate_pool(memory.pages, 8, page_size=PAGE_SIZE, device=device))
     pages = [pool for cache in layers.caches.values() for pool in cache]
-    capture = CudaGraphCapture() if HAS_GPU else TapeCapture()
-    runner = DeviceRunner(
+    return DeviceRunner(
         pages, TransformersForward(model, layers, kernel, hooks), Sampler(()), device=device,
-        max_sampled=2, max_pages=4, capture=capture, is_adapted=True, prefill_tokens=16, decode_rows=2,
+        max_sampled=2, max_pages=4, capture=CudaGraphCapture(), is_adapted=True, prefill_tokens=16, decode_rows=2,
     )  # fmt: skip
-    if isinstance(capture, TapeCapture):
-        buffers = runner._buffers
-        capture.kept = [
-            *pages, buffers._inputs, buffers._tables, buffers._table, runner._tokens, runner._greatest, runner._logits
-        ]  # fmt: skip
-    return runner
 
 
 def make_stacked(product: Product) -> tuple[Columns, StackedLinear, list[dict[str, LowRank]]]:

@@ -172,7 +172,8 @@ def test_pages_go_to_the_host_and_come_back(device: FakeCuda) -> None:
     assert not device.pageable
 
 
-LENGTHS, MAX_TOKENS = (20, 37, 5, 9), 4
+LENGTHS, MAX_TOKENS = (19, 9, 5, 6), 4
+SIZES: dict[str, Any] = {"max_num_seqs": 4, "prefill_chunk": 8}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "fused": ("qwen3", {}),
     "fused with experts, deterministic": ("qwen3_moe", {"deterministic": True}),
@@ -201,12 +202,15 @@ def test_a_whole_model_says_what_a_cpu_says(way: str, tmp_path: Path, monkeypatc
         options = {**options, "lora_modules": (f"a={tmp_path / 'adapter'}",)}
     with pytest.MonkeyPatch.context() as patch, fake_cuda(patch):
         engine = NativeEngine(
-            checkpoint, tmp_path, max_num_seqs=4, prefill_chunk=16,
+            checkpoint, tmp_path, **SIZES,
             **{"backend": "auto", **options, "device": "cuda", "num_pages": None if way == "fused" else NUM_PAGES},
         )  # fmt: skip
+        assert isinstance(engine.runner, DeviceRunner)
         engine.runner.warm_up()
         engine.runner.capture_graphs(lambda done, total: None)
-        found = engine.run(*make_requests(are_adapted=are_adapted))
+        assert not any(pages[1:].any() for pages in engine.runner._mover._device), "only the trash page is written to"
+        found = engine.run(*make_requests(are_adapted=are_adapted), max_num_seqs=3)  # in the graph of four
+        assert keeps_states or engine.runner.num_graph_steps > 0
     options = {name: value for name, value in options.items() if name == "lora_modules"}
     native = NativeEngine(checkpoint, tmp_path, **options)
     assert found == native.run(*make_requests(are_adapted=are_adapted))
@@ -226,7 +230,7 @@ def test_the_kernels_pass_their_self_test_in_bfloat16(
     checkpoint = make_checkpoint("qwen3", tmp_path / "checkpoint", num_hidden_layers=1)
     options: dict[str, Any] = {"backend": "fused", "dtype": "bfloat16", "quantization": quantization, "device": "cuda"}
     with pytest.MonkeyPatch.context() as patch, fake_cuda(patch):
-        engine = NativeEngine(checkpoint, tmp_path, max_num_seqs=4, prefill_chunk=16, **options)
+        engine = NativeEngine(checkpoint, tmp_path, **{**SIZES, **options})
         found = engine.run(make_request(1, 20, 2), make_request(2, 3, 2))
     assert engine.card.backend == ("fused fp8" if quantization == "fp8" else "fused bfloat16")
     assert [len(tokens) for tokens in found] == [2, 2]

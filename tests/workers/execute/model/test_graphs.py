@@ -1,4 +1,4 @@
-"""Which steps take a graph, and that a graph computes what its step would: on a tape here, as CUDA graphs on a GPU."""
+"""Which steps take a graph, and that a graph computes what its step would; without a GPU, see test_fake_cuda_runs."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def with_graphs(engine: NativeEngine, capture: Any) -> DeviceRunner:
     """A runner of the same decoder and pages that has graphs."""
     plain = engine.runner
     assert isinstance(plain, DeviceRunner)
-    runner = DeviceRunner(
+    return DeviceRunner(
         plain._mover._device,
         plain._forward,
         plain._sampler,
@@ -274,10 +274,6 @@ def with_graphs(engine: NativeEngine, capture: Any) -> DeviceRunner:
         prefill_tokens=16,
         decode_rows=8,
     )
-    if hasattr(capture, "kept"):
-        tables = (runner._buffers._inputs, runner._buffers._tables, runner._buffers._table)
-        capture.kept = [*plain._mover._device, *tables, runner._tokens, runner._greatest, runner._logits]
-    return runner
 
 
 def requests() -> list[Sequence]:
@@ -318,16 +314,6 @@ def check_equal(engine: NativeEngine, runner: DeviceRunner, plain: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(pages, expected_pages, strict=True))
 
 
-@pytest.mark.skipif(HAS_GPU, reason="the tape is of interpreted kernels")
-def test_a_replay_reads_static_buffers_only_and_equals_its_step(engine: NativeEngine) -> None:
-    """Three rows run in the graph of four; between replays all other memory of a graph is overwritten."""
-    from tests.workers.execute.model.tape import TapeCapture
-
-    runner = with_graphs(engine, TapeCapture())
-    check_equal(engine, runner, engine.runner)
-    assert 0 < runner.num_graph_steps < runner.num_steps
-
-
 @pytest.mark.gpu
 def test_a_cuda_graph_equals_its_step_bit_for_bit(engine: NativeEngine) -> None:
     """Both with the same padding: for three rows cuBLAS may take another kernel than for four, with other roundings."""
@@ -335,17 +321,6 @@ def test_a_cuda_graph_equals_its_step_bit_for_bit(engine: NativeEngine) -> None:
     capture_some(plain)
     check_equal(engine, runner, plain)
     assert 0 < runner.num_graph_steps < runner.num_steps
-
-
-@pytest.mark.skipif(HAS_GPU, reason="the tape is of interpreted kernels")
-def test_capturing_writes_to_no_page_but_the_trash_page(engine: NativeEngine) -> None:
-    from tests.workers.execute.model.tape import TapeCapture
-
-    runner = with_graphs(engine, TapeCapture())
-    for pool in runner._mover._device:
-        pool.fill_(7.0)
-    runner.capture_graphs(lambda done, total: None)
-    assert all((pool[1:] == 7.0).all() for pool in runner._mover._device)
 
 
 def test_stale_rows_of_a_larger_step_do_not_reach_a_smaller_one(engine: NativeEngine) -> None:
