@@ -142,7 +142,7 @@ def test_who_connects_and_says_half_a_word_hears_so(
         with socket.socket(socket.AF_UNIX) as asker:
             asker.connect(str(control_path(tmp_path)))
             asker.sendall(b'{"ask": "hea')
-            assert json.loads(asker.makefile().readline()) == {"error": "nothing was asked within 0.1 s"}
+            assert json.loads(asker.makefile().readline()) == {"error": "no question arrived within 0.1 s"}
     finally:
         server.close()
     assert caplog.text == ""

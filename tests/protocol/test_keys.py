@@ -75,7 +75,7 @@ def test_a_file_that_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match=r"is no key file|is not JSON|must be a map"):
+    with pytest.raises(ConfigError, match=r"is not a key file|is not JSON|must be a map"):
         ClientKeys.read(path)
 
 

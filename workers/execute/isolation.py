@@ -189,7 +189,7 @@ def _by_key(plan: Plan, result: StepResult) -> Computed:
             failed[sampled[row]] = why
     for chunk in plan.checked:
         if chunk.key in failed:  # a NaN also spoils rows that must not see it
-            raise FloatingPointError(f"{failed[chunk.key]}, beside tokens that were proposed")
+            raise FloatingPointError(f"{failed[chunk.key]}, while proposed tokens were verified")
     return Computed(
         token_ids,
         logprobs={sampled[row]: logprobs for row, logprobs in result.logprobs.items()},

@@ -267,7 +267,7 @@ class Execute:
         reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None
         if against == POISONED:
             self._books.finish(
-                sequence.key, "error", f"{Poisoned.code}\nthe request ended the process that ran it, twice"
+                sequence.key, "error", f"{Poisoned.code}\nthe request crashed the process that ran it, twice"
             )
         elif error := self._unknown_adapter(view) or self._too_many_beams(view):
             self._books.fail(sequence.key, error)
@@ -280,7 +280,7 @@ class Execute:
     def _unknown_adapter(self, view: RequestView) -> str:
         """Why this request, accepted for an adapter that has since been unloaded, cannot be served; empty if it can."""
         name, digest = view.record.lora, view.record.lora_digest
-        return f"the adapter {name!r} is not served any more" if self._adapters.get(name, "") != digest else ""
+        return f"the adapter {name!r} is no longer served" if self._adapters.get(name, "") != digest else ""
 
     def _too_many_beams(self, view: RequestView) -> str:
         """Why the search of this beam can never start, as its beams only run together; empty if it can."""

@@ -95,7 +95,7 @@ def test_who_was_taken_for_an_adapter_that_was_unloaded_is_told(lora: str, diges
     assert (found is None) == is_served
     assert found is None or (found[0], found[1].partition("\n")[2]) == (
         "error",
-        f"the adapter {lora!r} is not served any more",
+        f"the adapter {lora!r} is no longer served",
     )
 
 

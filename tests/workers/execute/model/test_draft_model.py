@@ -214,7 +214,7 @@ def test_one_that_fails_is_left_alone(
         proposals = run(strangers, *sequences).proposals
     assert [sequence.output_tokens.tolist() for sequence in sequences] == alone
     assert proposals.num_proposed == 0
-    assert caplog.text.count("the draft model failed; until the next restart nothing is guessed") == 1
+    assert caplog.text.count("the draft model failed; it proposes no tokens until the next restart") == 1
 
 
 @pytest.mark.parametrize("vocab_size", [tiny.VOCAB_SIZE - 10, tiny.VOCAB_SIZE + 40])
@@ -239,7 +239,7 @@ def test_a_draft_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
     assert (draft / "tokenizer.json").read_text() != text
     (run_dir := tmp_path / "run").mkdir()
     with pytest.raises(
-        ConfigError, match=r"^the draft model: 2 of 256 tokens have another id than in the model"
+        ConfigError, match=r"^the draft model: 2 of 256 tokens have another id than in the main model"
     ) as error:
         NativeEngine(checkpoint, run_dir, draft=draft)
     assert error.value.param == "draft_model"

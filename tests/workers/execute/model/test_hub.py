@@ -49,10 +49,10 @@ class Hub:
     [
         (errors.RepositoryNotFoundError("404", response=response(404)), "the hub has no such repository"),
         (errors.RepositoryNotFoundError("401", response=response(401)), "for a private one set HF_TOKEN"),
-        (errors.GatedRepoError("403", response=response(403)), "only to those who accepted its terms"),
+        (errors.GatedRepoError("403", response=response(403)), "accept its terms"),
         (errors.HfHubHTTPError("403 Forbidden\nmore", response=response(403)), "the hub refuses it: 403 Forbidden$"),
-        (errors.HFValidationError("Repo id must use ..."), "it is no name that the hub could know: Repo id"),
-        (OSError(errno.ENOSPC, "No space left on device"), "its files cannot be kept: .*No space left"),
+        (errors.HFValidationError("Repo id must use ..."), "it is not a valid hub id: Repo id"),
+        (OSError(errno.ENOSPC, "No space left on device"), "its files cannot be stored: .*No space left"),
     ],
     ids=["not found", "private", "gated", "refused", "bad name", "full disk"],
 )
@@ -60,7 +60,7 @@ def test_what_the_hub_will_not_give_is_asked_for_once(
     monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
     hub = Hub(monkeypatch, error)
-    with pytest.raises(ConfigError, match=f"'someone/something' is no local directory, and .*{reason}"):
+    with pytest.raises(ConfigError, match=f"'someone/something' is not a local directory, and .*{reason}"):
         hub.fetch()
     assert hub.waits_s == []
 
@@ -92,5 +92,5 @@ def test_a_hub_that_stays_unreachable_is_an_error(monkeypatch: pytest.MonkeyPatc
 def test_a_hub_that_may_not_be_asked_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"'someone/something' is no local directory, and .*HF_HUB_OFFLINE is set"):
+    with pytest.raises(ConfigError, match=r"'someone/something' is not a local directory, and .*HF_HUB_OFFLINE is set"):
         find_checkpoint("someone/something")

@@ -74,7 +74,7 @@ def test_a_name_of_the_adapter_in_the_tensors_is_understood(tmp_path: Path) -> N
         ({"init_lora_weights": "pissa"}, "its init_lora_weights is 'pissa'"),
         ({"fan_in_fan_out": True}, "its fan_in_fan_out is True"),
         ({"an_idea_of_tomorrow": {"on": 1}}, "its an_idea_of_tomorrow is"),
-        ({"r": 5}, "its config says rank 5"),
+        ({"r": 5}, "the rank is 5"),
         ({"r": None}, "adapter_config.json is damaged"),
         ({"rank_pattern": {"(": 1}}, "adapter_config.json is damaged"),
         pytest.param(
@@ -112,7 +112,7 @@ def test_what_is_not_finite_is_refused(number: float, side: str, tmp_path: Path)
     tensors = tensors_of(QUERY)
     tensors[f"base_model.model.{QUERY}.lora_{side}.weight"][1, 1] = number
     with pytest.raises(
-        ConfigError, match=f"the adapter 'mine' cannot be served: of {QUERY} it has numbers that are not"
+        ConfigError, match=f"the adapter 'mine' cannot be served: its weights of {QUERY} are not finite"
     ):
         load(tmp_path, tensors)
 
@@ -125,17 +125,17 @@ def test_a_rank_beyond_the_limit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda t: t.pop(f"base_model.model.{QUERY}.lora_B.weight"), f"of {QUERY} it has only lora_A"),
+        (lambda t: t.pop(f"base_model.model.{QUERY}.lora_B.weight"), f"it has only lora_A of {QUERY}"),
         (
             lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(1)}),
-            "embedding_A is no",
+            "embedding_A is neither",
         ),
         (
             lambda t: t.update({f"base_model.model.{QUERY}.lora_magnitude_vector": torch.ones(1)}),
-            "magnitude_vector is no",
+            "magnitude_vector is neither",
         ),
         (lambda t: t.clear(), "has no tensors"),
-        (lambda t: t.update({f"base_model.model.{QUERY}.lora_B.weight": torch.ones(4)}), "it has .4, 6. and .4."),
+        (lambda t: t.update({f"base_model.model.{QUERY}.lora_B.weight": torch.ones(4)}), "are .4, 6. and .4."),
         (
             lambda t: t.update({f"base_model.model.{QUERY}.lora_A.default.weight": torch.zeros(4, 6)}),
             f"it has lora_A of {QUERY} twice",
@@ -145,7 +145,7 @@ def test_a_rank_beyond_the_limit_is_refused(tmp_path: Path) -> None:
                 lambda t, dtype=dtype: t.update(
                     {f"base_model.model.{QUERY}.lora_A.weight": torch.ones(4, 6).to(dtype)}
                 ),
-                f"of {QUERY} it has numbers of {dtype}",
+                f"its weights of {QUERY} have dtype {dtype}",
             )
             for dtype in (torch.float8_e4m3fn, torch.complex64, torch.int8)
         ],
@@ -176,8 +176,8 @@ def test_a_config_that_is_no_map_is_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["16", True, None, [8]])
 @pytest.mark.parametrize("field", ["r", "lora_alpha", "rank_pattern", "alpha_pattern"])
 def test_a_number_that_is_none_is_named(field: str, value: object, tmp_path: Path) -> None:
-    kind = "rank" if field.startswith("r") else "alpha"
-    with pytest.raises(ConfigError, match=re.escape(f"{value!r} is no {kind}")):
+    kind = "a rank" if field.startswith("r") else "an alpha"
+    with pytest.raises(ConfigError, match=re.escape(f"{value!r} is not {kind}")):
         load(tmp_path, tensors_of(QUERY), **{field: {"q_proj": value} if "pattern" in field else value})
 
 

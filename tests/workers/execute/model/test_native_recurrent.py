@@ -150,7 +150,7 @@ def test_logits_have_the_same_bits_in_any_chunks_and_company(
 def test_adapters_reach_the_expert_that_all_share(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(WITH_EXPERTS, tmp_path / "model", num_experts_per_tok=6)  # all: none is nearly alike
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=("gate_proj", "up_proj", "down_proj", "out_proj"))
-    with pytest.raises(ConfigError, match=r"it changes model.layers.0.mlp.experts.0.down_proj, which is no linear"):
+    with pytest.raises(ConfigError, match=r"it changes model.layers.0.mlp.experts.0.down_proj, which is not a linear"):
         make_adapted(checkpoint, [adapter], available_levels()[0], Format.FLOAT32)
     updates = load_file(adapter / "adapter_model.safetensors")
     of_all = {name: tensor for name, tensor in updates.items() if ".experts." not in name}

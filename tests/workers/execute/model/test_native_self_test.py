@@ -76,5 +76,5 @@ def test_a_decoder_that_loses_states_is_refused(lost: str, tmp_path: Path, monke
 
     assert check(folder) < 0.1
     monkeypatch.setattr(StateLedger, "begin_step", forget)
-    with pytest.raises(Unsupported, match="its logits are others where its tokens come in one step"):
+    with pytest.raises(Unsupported, match="its logits change when its tokens are computed in one step"):
         check(folder)

@@ -53,7 +53,7 @@ def test_longest_sequence_that_does_not_fit_is_refused_with_numbers() -> None:
 
 def test_length_nobody_asked_for_is_cut_to_the_pool(caplog: pytest.LogCaptureFixture) -> None:
     assert size(CacheConfig(page_size=16, num_pages=10), may_shrink=True) == PoolSize(10, 160)
-    assert "cut from 1024 to 160" in caplog.text
+    assert "reduced from 1024 to 160" in caplog.text
 
 
 def test_no_room_for_a_page_is_refused() -> None:
