@@ -111,7 +111,8 @@ def test_other_families_have_adapters_on_transformers_modules(tmp_path: Path) ->
 
 @pytest.mark.parametrize("backend", ["native", "transformers"])
 @pytest.mark.parametrize(
-    ("targets", "why"), [(("lm_head",), "it changes lm_head, which is not a linear layer"), (("q_proj",), "is .* in the")]
+    ("targets", "why"),
+    [(("lm_head",), "it changes lm_head, which is not a linear layer"), (("q_proj",), "is .* in the")],
 )
 def test_an_adapter_of_another_model_is_refused(
     backend: str, targets: tuple[str, ...], why: str, folder: Path, tmp_path: Path

@@ -97,7 +97,9 @@ def test_logits_are_those_of_merged_weights_in_float64(case: str, tmp_path: Path
 def test_an_adapter_of_experts_is_refused(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("qwen3_moe", tmp_path / "model")
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=("q_proj", "up_proj"))
-    with pytest.raises(ConfigError, match=r"it changes model.layers.0.mlp.experts.0.up_proj, which is not a linear layer"):
+    with pytest.raises(
+        ConfigError, match=r"it changes model.layers.0.mlp.experts.0.up_proj, which is not a linear layer"
+    ):
         make_adapted(checkpoint, [adapter], available_levels()[0], Format.FLOAT32)
 
 
