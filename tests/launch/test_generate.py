@@ -40,7 +40,7 @@ def test_a_prompt_goes_through_the_chat_template_unless_it_is_raw(generate: Trip
     assert generate("hello", "--raw").out != expected.text + "\n"
 
 
-def test_answers_come_in_the_order_of_the_prompts(generate: Triptych) -> None:
+def test_answers_are_in_the_order_of_the_prompts(generate: Triptych) -> None:
     prompts = [f"prompt {index}" for index in range(20)]
     outcome = generate(*prompts, "--format", "jsonl")
     assert [(row["index"], row["prompt"]) for row in rows_of(outcome.out)] == list(enumerate(prompts))

@@ -57,7 +57,7 @@ def publish(writer: TokenWriter, view: RequestView, *token_ids: int, start: int 
         writer.publish(np.array([view.slot]), np.array([index]), int32(token_id), now_ns)
 
 
-def read(journal: Journal, view: RequestView) -> list[int] | None:
+def published(journal: Journal, view: RequestView) -> list[int] | None:
     tokens = read_tokens(journal, view)
     return None if tokens is None else tokens.tolist()
 
@@ -87,7 +87,7 @@ def test_steps_of_any_rows_are_read_as_if_written_one_by_one(steps: list[dict[in
             writer.publish(np.array(list(step), np.int64), indices, int32(*step.values()), 10**9)
             for slot, token in step.items():
                 expected[slot].append(token)
-        assert [read(journal, view) for view in views] == expected
+        assert [published(journal, view) for view in views] == expected
         words = [split_word(word) for word in journal.tokens_words]
         assert words == [(len(tokens), hash_of(1, tokens)) for tokens in expected]
 
@@ -110,19 +110,19 @@ def test_several_steps_at_once_are_read_as_if_written_one_by_one(data: st.DataOb
                 for step, (row, now_ns) in enumerate(zip(token_ids.astype(np.int32), times_ns.tolist(), strict=True)):
                     writer.publish(slots, starts + step, row, now_ns)
             times = [read_times(journal, view, k + view.slot % 2).tokens_ns.tolist() for view in views]
-            read.append(([read(journal, view) for view in views], times))
+            read.append(([published(journal, view) for view in views], times))
     assert read[0] == read[1]
     assert read[0][0] == [[*[7] * (slot % 2), *column] for slot, column in enumerate(token_ids.T.tolist())]
 
 
 def test_before_adoption_there_are_no_tokens(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
-    assert read(journal, accept(RequestWriter(journal), journal)) is None
+    assert published(journal, accept(RequestWriter(journal), journal)) is None
 
 
 def test_after_adoption_the_token_list_is_empty(tmp_path: Path) -> None:
     journal, [view], _ = adopted(tmp_path)
-    assert read(journal, view) == []
+    assert published(journal, view) == []
 
 
 def test_restarted_writer_continues_after_the_last_token(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_restarted_writer_continues_after_the_last_token(tmp_path: Path) -> None
     again = TokenWriter(Journal.open(journal.path))
     assert again.adopt(view).tolist() == [5, 6]
     publish(again, view, 7, start=2)
-    assert read(journal, view) == [5, 6, 7]
+    assert published(journal, view) == [5, 6, 7]
 
 
 def test_restarted_writer_keeps_the_earlier_times(tmp_path: Path) -> None:
@@ -148,13 +148,13 @@ def test_full_capacity_can_be_used(tmp_path: Path) -> None:
     journal, views, writer = adopted(tmp_path, num_requests=2)
     for view in views:
         publish(writer, view, *range(CAPACITY))
-    assert [read(journal, view) for view in views] == [list(range(CAPACITY))] * 2
+    assert [published(journal, view) for view in views] == [list(range(CAPACITY))] * 2
 
 
 def test_count_beyond_the_capacity_is_not_trusted(tmp_path: Path) -> None:
     journal, [view], _ = adopted(tmp_path)
     journal.tokens_words[view.slot] = (CAPACITY + 1) << 32
-    assert read(journal, view) is None
+    assert published(journal, view) is None
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, CAPACITY])
@@ -170,9 +170,9 @@ def test_tokens_of_an_earlier_request_are_ignored(tmp_path: Path, num_tokens: in
     requests.recycle(first.slot, first.generation)
     second = accept(requests, journal, record)
     assert second.extent == first.extent
-    assert (read(journal, second), read_finish(journal, 0, second.generation)) == (None, None)
+    assert (published(journal, second), read_finish(journal, 0, second.generation)) == (None, None)
     assert TokenWriter(journal).adopt(second).tolist() == []
-    assert read(journal, first) is None
+    assert published(journal, first) is None
 
 
 def test_each_token_has_its_time(tmp_path: Path) -> None:
@@ -247,5 +247,5 @@ def test_logprobs_do_not_overwrite_tokens_or_neighbours(tmp_path: Path) -> None:
     for index in range(CAPACITY):
         row = pack_logprobs(-0.5, int32(1), np.array([-1], np.float32), 1)
         writer.publish_logprobs(views[1], index, row)
-    assert [read(journal, view) for view in views] == [list(range(CAPACITY))] * 3
+    assert [published(journal, view) for view in views] == [list(range(CAPACITY))] * 3
     assert read_times(journal, views[1], CAPACITY).tokens_ns.tolist()[-1] == TIMES.accepted_ns + CAPACITY * TIME_UNIT_NS

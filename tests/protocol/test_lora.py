@@ -54,7 +54,7 @@ def test_named_pipe_in_an_adapter_folder_does_not_block(tmp_path: Path) -> None:
     folder = make_nominal_adapter(tmp_path / "a")
     (folder / WEIGHTS_FILE).unlink()
     os.mkfifo(folder / WEIGHTS_FILE)
-    with pytest.raises(ConfigError, match=r"'a' cannot be read: .*adapter_model\.safetensors is no file"):
+    with pytest.raises(ConfigError, match=r"'a' cannot be read: .*adapter_model\.safetensors is not a file"):
         LoraModule("a", folder).digest()
 
 
