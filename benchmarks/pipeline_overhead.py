@@ -185,8 +185,8 @@ class Stopwatch:
 
 def run_pipeline(driver: Driver, work: Work, turn: int) -> Run:
     service = driver.config.service
-    doors = submit_endpoint(driver.run_dir, service), follow_endpoint(driver.run_dir, service)
-    session = Session(Connection(*doors)).start()
+    endpoints = submit_endpoint(driver.run_dir, service), follow_endpoint(driver.run_dir, service)
+    session = Session(Connection(*endpoints)).start()
     watches = [Stopwatch() for _ in range(work.batch)]
     options = {"max_tokens": work.output_tokens, "ignore_eos": True}
     pids = {role: pid for role, pid in driver.pids.items() if pid is not None}

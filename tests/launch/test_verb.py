@@ -1,4 +1,4 @@
-"""A wrong value of a variable or a file is refused with where it stands."""
+"""A wrong value in a variable or a file is refused with its location."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def said(outcome: Outcome) -> str:
         ("PREFIX_CACHE", "2", "for TRIPTYCH_PREFIX_CACHE in the environment: '2' is neither true nor false"),
     ],
 )
-def test_a_wrong_variable_is_refused_by_its_name(
+def test_wrong_variable_is_refused_with_its_name(
     triptych: Triptych, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
 ) -> None:
     monkeypatch.setenv(f"TRIPTYCH_{variable}", value)
@@ -48,7 +48,7 @@ def test_a_wrong_variable_is_refused_by_its_name(
         ("page_sise = 2", "error: own.toml: 'page_sise' is not a flag"),
     ],
 )
-def test_a_wrong_line_of_a_file_is_refused_with_the_file(
+def test_wrong_line_of_a_file_is_refused_with_the_file(
     triptych: Triptych, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, toml: str, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -56,7 +56,7 @@ def test_a_wrong_line_of_a_file_is_refused_with_the_file(
     assert words in said(triptych("info", "hash-lm", "--config", "own.toml"))
 
 
-def test_what_is_typed_is_not_laid_to_the_environment(triptych: Triptych, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_a_flag_does_not_blame_the_environment(triptych: Triptych, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPTYCH_NUM_PAGES", "64")
     monkeypatch.setenv("TRIPTYCH_MODEL", "hash-lm")
     assert said(triptych("info", "--num-pages", "1")).startswith("error: num_pages is 1")

@@ -84,8 +84,8 @@ class Client(Process):
         super().__init__(world, name)
         self.key = world.plan.keys.get(name, name)
         service = world.config.service
-        doors = submit_endpoint(RUN_DIR, service), follow_endpoint(RUN_DIR, service)
-        self.session = Session(Connection(*doors, transport=FakeTransport(self)))
+        endpoints = submit_endpoint(RUN_DIR, service), follow_endpoint(RUN_DIR, service)
+        self.session = Session(Connection(*endpoints, transport=FakeTransport(self)))
         self.readers: list[Reader] = []
         self.deeds: deque[tuple[int, Callable[[], None]]] = deque()  # what the user does, in order of time
 

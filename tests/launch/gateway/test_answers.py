@@ -1,4 +1,4 @@
-"""An answer is what it is, however its text is cut into pieces."""
+"""An answer is parsed into the same parts however its text is split into pieces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pieces(text: str, cuts: set[int]) -> list[str]:
 
 
 def joined(parts: Parts) -> Parts:
-    """Neighbours of a kind as one."""
+    """Merge neighbours of the same kind."""
     found: Parts = []
     for part in parts:
         match (found[-1] if found else None), part:
@@ -58,10 +58,8 @@ def events_of(told: bytes) -> list[Event]:
 @pytest.mark.parametrize("parser", PARSERS)
 @UNHURRIED
 @given(text=TEXTS, cuts=CUTS, is_open=st.booleans())
-@example(text="<think><think>a", cuts={7}, is_open=True)  # one start tag is the template's, and one the model's
-def test_the_parts_of_an_answer_do_not_depend_on_its_pieces(
-    parser: str, text: str, cuts: set[int], is_open: bool
-) -> None:
+@example(text="<think><think>a", cuts={7}, is_open=True)  # one start tag is the template's, the other one the model's
+def test_parts_of_an_answer_do_not_depend_on_its_pieces(parser: str, text: str, cuts: set[int], is_open: bool) -> None:
     reader = reader_of(parser, is_open)
     found = [part for piece in pieces(text, cuts) for part in reader.push(piece)] + reader.flush()
     assert joined(found) == joined(reader_of(parser, is_open).read(text))
@@ -70,8 +68,8 @@ def test_the_parts_of_an_answer_do_not_depend_on_its_pieces(
 @pytest.mark.parametrize("parser", PARSERS)
 @UNHURRIED
 @given(text=TEXTS, cuts=CUTS, is_open=st.booleans())
-@example(text=f" {CALL}a", cuts=set(), is_open=False)  # white space in front of a call is none of the text behind it
-def test_the_events_of_a_message_tell_of_the_blocks_of_the_whole(
+@example(text=f" {CALL}a", cuts=set(), is_open=False)  # white space before a call does not belong to the text after it
+def test_message_events_describe_the_blocks_of_the_complete_message(
     parser: str, text: str, cuts: set[int], is_open: bool
 ) -> None:
     reader = reader_of(parser, is_open)

@@ -17,7 +17,7 @@ from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 PATH = "/v1/completions"
 PROMPT = list(range(1, 201))
-SALTS = (f"salt {number}" for number in itertools.count())  # nobody finds another test's prompt in the cache
+SALTS = (f"salt {number}" for number in itertools.count())  # no test finds another test's prompt in the cache
 
 
 def asked(**more: Any) -> dict[str, Any]:
@@ -29,14 +29,14 @@ def said(index: int, num_tokens: int = 20) -> list[int]:
 
 
 def prefilled(api: Site) -> int:
-    """Tokens of prompts that execute has computed, once nothing is left to do."""
+    """Tokens of prompts that execute has computed, once the pipeline is idle."""
     assert api.driver is not None
     driver = api.driver
     assert_quiet(driver)
     counts: list[int] = []
 
     def is_published() -> bool:
-        """What a worker did last is in its statistics a little later."""
+        """Statistics are published a little after the work."""
         counts.append(int(driver.stats()["execute"]["prefill_tokens"]))
         return counts.count(counts[-1]) > 20
 
@@ -44,18 +44,18 @@ def prefilled(api: Site) -> int:
     return counts[-1]
 
 
-def test_the_prompt_of_several_choices_is_computed_once(api: Site) -> None:
+def test_prompt_of_several_choices_is_computed_once(api: Site) -> None:
     before = prefilled(api)
     reply = api.ask(PATH, **asked(n=4), return_token_ids=True)
     assert [choice["token_ids"] for choice in reply["choices"]] == [said(index) for index in range(4)]
     usage = reply["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (200, 80)
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 0, "what a choice took from another was in no cache"
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0, "pages shared between choices are not cached tokens"
     assert prefilled(api) - before < 2 * 200
 
 
 @pytest.mark.parametrize("body", [{"n": 2, "best_of": 5}, {"best_of": 3}], ids=["two of five", "one of three"])
-def test_candidates_that_were_not_chosen_count_in_the_usage(api: Site, body: dict[str, int]) -> None:
+def test_usage_counts_candidates_that_were_not_chosen(api: Site, body: dict[str, int]) -> None:
     before = prefilled(api)
     reply = api.ask(PATH, **asked(**body))
     assert [choice["index"] for choice in reply["choices"]] == list(range(body.get("n", 1)))
@@ -78,7 +78,7 @@ def test_streamed_choices_have_their_logprobs_and_one_usage(api: Site) -> None:
     assert len(usage["triptych"]["ledgers"]) == 3
 
 
-def test_the_usage_so_far_counts_each_prompt_once(api: Site) -> None:
+def test_continuous_usage_counts_each_prompt_once(api: Site) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     found = stream(api.http, PATH, **asked(prompt=[PROMPT, [1, 2, 3]], n=2), stream_options=options)
     assert {event.data["usage"]["prompt_tokens"] for event in found[:-1]} == {203}
@@ -106,7 +106,7 @@ def rest(api: Site, request_id: str, **params: str) -> list[Event]:
         return list(events(reply))
 
 
-def test_every_choice_goes_on_where_it_stopped(slow: Driver) -> None:
+def test_every_choice_continues_where_it_stopped(slow: Driver) -> None:
     with site(slow.run_dir) as api:
         first = begin(api, 40, request_id="a")
         request_id, known = first[0].data["id"], first[-1].id
@@ -127,7 +127,7 @@ def test_every_choice_goes_on_where_it_stopped(slow: Driver) -> None:
         assert_quiet(slow)
 
 
-def test_deleting_ends_every_choice_and_whoever_reads_one(slow: Driver) -> None:
+def test_delete_aborts_every_choice_and_disconnects_the_readers_of_single_ones(slow: Driver) -> None:
     with site(slow.run_dir) as api, api.http.stream("POST", PATH, json={**asked(**LONG), "max_tokens": 3000}) as reply:
         reading = events(reply)
         request_id = next(reading).data["id"]
@@ -137,20 +137,21 @@ def test_deleting_ends_every_choice_and_whoever_reads_one(slow: Driver) -> None:
 
 
 @pytest.mark.parametrize("offset", ["5", "1,2", "1,2,3,4"])
-def test_an_offset_has_a_number_for_each_choice(slow: Driver, offset: str) -> None:
+def test_offset_has_a_number_for_each_choice(slow: Driver, offset: str) -> None:
     with site(slow.run_dir) as api:
         reply = api.http.get("/v1/requests/cmpl.3-x", params={"offset": offset})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "offset")
 
 
-def test_a_group_ends_with_its_connection(slow: Driver) -> None:
+def test_group_is_aborted_with_its_connection(slow: Driver) -> None:
     with site(slow.run_dir) as api:
         begin(api, 3, resumable=False, max_tokens=3000)
         eventually(lambda: slow.stats()["summarize"]["live"] == 0, timeout=5)
 
 
-# How a stream ends that was deleted through another gateway, which acknowledges the end: this one has seen it before,
-# or the request is unknown by now. Without any token it is then submitted again, and refused as already answered.
+# How a stream ends whose request was deleted through another gateway, which acknowledges the end: this one has seen
+# the end before, or the request is unknown by now. Without any token it is resubmitted, and refused as already
+# answered.
 ENDS_ELSEWHERE = ("aborted", "unknown_id", "duplicate_id")
 
 

@@ -61,7 +61,7 @@ def test_every_chunk_is_scored_whoever_is_beside(chunk: int, depth: int) -> None
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("num_tokens", [1, 2, 30])
-def test_a_prompt_is_scored_without_an_answer(num_tokens: int, depth: int) -> None:
+def test_prompt_is_scored_without_an_answer(num_tokens: int, depth: int) -> None:
     sequence = make_sequence(num_tokens=num_tokens, max_tokens=0, prompt_logprobs=1)
     scores, tokens = run(make_engine(sequence, depth=depth))
     if num_tokens > 1:

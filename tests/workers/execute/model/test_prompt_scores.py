@@ -106,7 +106,7 @@ def test_scores_are_the_raw_model_s_whatever_is_sampled(engine_parts: tuple[Any,
         assert_plain(model, sequence, found[sequence.key])
 
 
-def test_a_prompt_is_scored_without_an_answer(engine_parts: tuple[Any, Any]) -> None:
+def test_prompt_is_scored_without_an_answer(engine_parts: tuple[Any, Any]) -> None:
     runner, model = engine_parts
     sequence = scored(0, 33, max_tokens=0)
     scheduler = make_scheduler(sequence, num_pages=NUM_PAGES, page_size=PAGE_SIZE)
