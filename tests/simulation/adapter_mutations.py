@@ -1,4 +1,4 @@
-"""Mistakes that only adapters make possible; see ``mutations.py``."""
+"""Mutations that need adapters; see ``mutations.py``."""
 
 from __future__ import annotations
 

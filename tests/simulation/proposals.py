@@ -1,4 +1,4 @@
-"""Guesses of what the hash model will say next, of which one in four is wrong."""
+"""Proposals of the hash model's next tokens, one in four of which is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What simulated clients ask for, and what the answer must be, from the hash model's definition alone."""
+"""Requests of simulated clients, and their expected answers, from the hash model's definition alone."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from triptych.workers.prepare.text_encoder import TextEncoder
 from triptych.workers.summarize.stream import OutputStream
 from triptych.workers.summarize.vocabulary import Vocabulary
 
-# The first token of a prompt says what the request does to whoever works on it.
+# The first token of a prompt determines what the request does to the workers.
 POISON = VOCAB_SIZE - 1  # a step that computes it raises
-EXECUTE_KILLER = VOCAB_SIZE - 2  # execute dies of its nth token, n = prompt[1] % 3
-PREPARE_KILLER = VOCAB_SIZE - 3  # prepare dies of it
+EXECUTE_KILLER = VOCAB_SIZE - 2  # execute crashes at its nth token, n = prompt[1] % 3
+PREPARE_KILLER = VOCAB_SIZE - 3  # prepare crashes
 
 
 @dataclass(eq=False)
 class Request:
-    """One request, with the only answer it may get."""
+    """One request, with its only right answer."""
 
     request_id: str
     wire: dict[str, Any]
     prompt: list[int]
-    journaled: list[int]  # every token that execute may write down for it
+    journaled: list[int]  # every token that execute may write to the journal for it
     token_ids: list[int]  # the answer's
     text: str
-    reason: str  # "stop" | "length" | "error", if nobody aborts it
+    reason: str  # "stop" | "length" | "error", unless it is aborted
     is_valid: bool = True
-    may_abort: bool = False  # somebody aborted it, or left it alone for as long as its lease
-    may_be_unknown: bool = False  # somebody else may have taken its answer
+    may_abort: bool = False  # it was aborted, or not followed for as long as its lease
+    may_be_unknown: bool = False  # another client may have read its answer
     was_refused: bool = False
     has_failed: bool = False  # one of its tokens could not be sampled
-    num_killings: int = 0  # of workers that died of it
-    then: Request | None = None  # what the client asks for as soon as this one has ended
-    by_adapter: dict[str, Request] = field(default_factory=dict)  # what it says, by the digest that it was accepted for
-    # Of one with several sequences, see ``groups.py``:
-    sequences: list[Request] = field(default_factory=list)  # by the ids that they have in the journal
-    choices: list[Request] = field(default_factory=list)  # by the ids that clients follow; none where there is but one
-    candidates: list[Request] = field(default_factory=list)  # of a choice, or of the only one: who competed for it
-    kin: list[Request] = field(init=False, repr=False)  # itself, and whoever stands or falls with it
+    num_killings: int = 0  # number of workers that it crashed
+    then: Request | None = None  # the next request of its client, submitted when this one has ended
+    by_adapter: dict[str, Request] = field(default_factory=dict)  # its answers, by the adapter's digest
+    # For several sequences, see ``groups.py``:
+    sequences: list[Request] = field(default_factory=list)  # by their ids in the journal
+    choices: list[Request] = field(default_factory=list)  # by the ids that clients follow; empty if there is only one
+    candidates: list[Request] = field(default_factory=list)  # for a choice, or the only one: the candidates
+    kin: list[Request] = field(init=False, repr=False)  # itself, and all that share its fate
 
     def __post_init__(self) -> None:
         self.kin = [self]
@@ -99,9 +99,9 @@ def vocabulary() -> Vocabulary:
 
 
 def random_request(rng: random.Random, request_id: str, card: ModelCard, *, common: list[int]) -> Request:
-    """Mostly ordinary ones; some that stop early, some without tokens, poison, and nonsense.
+    """Mostly ordinary requests; some that stop early, without tokens, with poison, or invalid.
 
-    ``common``: what some prompts begin with, so that they share pages.
+    ``common``: a prefix of some prompts, so that they share pages.
     """
     prompt = [rng.randrange(1, VOCAB_SIZE - 1) for _ in range(rng.randrange(1, 14))]
     if rng.random() < 0.4:

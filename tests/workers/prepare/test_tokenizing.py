@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.clock import installed
 from tests.simulation.network import FakeTransport
-from tests.simulation.processes import RUN_DIR, LifeContext, Worker
+from tests.simulation.processes import RUN_DIR, SimulatedContext, Worker
 from tests.simulation.requests import encoder
 from tests.simulation.world import World
 from tests.waiting import eventually
@@ -41,7 +41,7 @@ def gate() -> Iterator[threading.Event]:
 
 def begin(world: World, results: list[Result]) -> Tokenizing:
     transport = FakeTransport(Worker(world, "prepare"))
-    context = LifeContext("prepare", 1, RUN_DIR, world.config, world.board, world.journal, transport)
+    context = SimulatedContext("prepare", 1, RUN_DIR, world.config, world.board, world.journal, transport)
     quotas = Quotas(max_requests=9, max_bytes=1 << 20, max_unread=9)
     return Tokenizing(
         context, world.card, encoder(), quotas, ring=lambda: None, done=lambda _, result: results.append(result)
