@@ -32,7 +32,7 @@ SEARCH_OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def make_group(dice: random.Random, request: Request, card: ModelCard, *, max_records: int) -> None:
-    """Give a plain request several sequences: samples, the best of several, or beams. Invalid and fatal ones stay plain."""
+    """Give a plain request several sequences: samples, the best of several, or beams. Others stay plain."""
     if not request.is_valid or request.is_killer:
         return
     size = dice.randrange(2, min(MAX_SIZE, card.max_live, max_records) + 1)

@@ -1,4 +1,4 @@
-"""A thread beside that is given up where it hangs, and everything else goes on."""
+"""Jobs in a helper thread: a hanging thread is abandoned, and everything else continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triptych.workers.prepare.beside import MAX_STUCK, Beside
 
 @pytest.fixture
 def stuck() -> Iterator[threading.Event]:
-    """A job that waits for this hangs until the test ends."""
+    """A job that waits for this event hangs until the test ends."""
     event = threading.Event()
     yield event
     event.set()
@@ -49,7 +49,7 @@ def test_jobs_are_done_in_order_in_another_thread() -> None:
     beside.close()
 
 
-def test_who_sends_many_jobs_waits_for_himself() -> None:
+def test_jobs_of_one_owner_only_delay_that_owner() -> None:
     beside, results = Beside[int](60.0, ring=lambda: None), list[int | None]()
     for owner, numbers in ((b"greedy", (0, 1, 2, 3)), (b"modest", (10, 11)), (7, (20,))):
         for number in numbers:
@@ -58,7 +58,7 @@ def test_who_sends_many_jobs_waits_for_himself() -> None:
     beside.close()
 
 
-def test_whoever_waits_is_rung_up() -> None:
+def test_completion_rings_the_bell() -> None:
     bell = threading.Event()
     beside = Beside[int](60.0, ring=bell.set)
     beside.submit(b"a", lambda: 1, lambda result: None)
@@ -66,7 +66,7 @@ def test_whoever_waits_is_rung_up() -> None:
     beside.close()
 
 
-def test_a_job_that_hangs_fails_alone(stuck: threading.Event) -> None:
+def test_hanging_job_fails_alone(stuck: threading.Event) -> None:
     beside, results = Beside[int](1.0, ring=lambda: None), list[int | None]()
     beside.submit(b"a", lambda: 1, results.append)
     beside.submit(b"a", lambda: hang(stuck), results.append)
@@ -76,7 +76,7 @@ def test_a_job_that_hangs_fails_alone(stuck: threading.Event) -> None:
     beside.close()
 
 
-def test_what_a_stuck_thread_says_in_the_end_is_not_heard(stuck: threading.Event) -> None:
+def test_late_result_of_an_abandoned_thread_is_ignored(stuck: threading.Event) -> None:
     beside, results = Beside[int](1.0, ring=lambda: None), list[int | None]()
     beside.submit(b"a", lambda: hang(stuck), results.append)
     assert collected(beside, results, 1) == [None]
@@ -86,7 +86,7 @@ def test_what_a_stuck_thread_says_in_the_end_is_not_heard(stuck: threading.Event
     beside.close()
 
 
-def test_too_many_stuck_threads_are_an_end(stuck: threading.Event) -> None:
+def test_too_many_stuck_threads_raise(stuck: threading.Event) -> None:
     beside, results = Beside[int](0.01, ring=lambda: None), list[int | None]()
     for _ in range(MAX_STUCK):
         beside.submit(b"a", lambda: hang(stuck), results.append)
@@ -95,8 +95,8 @@ def test_too_many_stuck_threads_are_an_end(stuck: threading.Event) -> None:
     assert results == [None] * MAX_STUCK
 
 
-def test_a_thread_that_comes_back_ends_and_is_stuck_no_more(stuck: threading.Event) -> None:
-    """Or eight slow jobs in the life of a process would end it."""
+def test_abandoned_thread_that_returns_no_longer_counts_as_stuck(stuck: threading.Event) -> None:
+    """Otherwise eight slow jobs during the life of a process would end it."""
     beside, results, threads = Beside[int](0.01, ring=lambda: None), list[int | None](), list[threading.Thread]()
 
     def work() -> int:
