@@ -88,7 +88,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("num_threads", THREADS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_overlapped_steps_say_what_serial_ones_say(kind: str, num_threads: int, checkpoint: Path) -> None:
+def test_overlapped_steps_give_the_tokens_of_serial_ones(kind: str, num_threads: int, checkpoint: Path) -> None:
     def requests() -> list[Sequence]:
         return [make_request(i, 3 + 11 * i, 8 + 5 * i, **params) for i, params in enumerate(KINDS[kind])]
 
