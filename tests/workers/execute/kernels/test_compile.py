@@ -83,7 +83,7 @@ def test_slower_kernels_are_used_if_the_compiler_cannot_build_the_fastest(
     monkeypatch.setitem(LEVELS, "future", ("no-such-instructions",))
     monkeypatch.setattr(libraries, "available_levels", lambda: ["future", best])
     assert load_library().level == best
-    assert f"the {best} kernels run, faster ones cannot be made" in caplog.text
+    assert f"using the {best} kernels, faster ones cannot be compiled" in caplog.text
 
 
 def test_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

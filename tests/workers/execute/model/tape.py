@@ -1,7 +1,7 @@
-"""A CUDA graph without CUDA: what was launched, launched again at the same addresses with the same numbers.
+"""A CUDA graph without CUDA: recorded launches are repeated at the same addresses with the same numbers.
 
-A tape holds each operator's and each Triton kernel's arguments as they were. Replaying it runs no line of the code
-that was recorded: a number that came from Python then, or a tensor that is no longer at its place, is what it was.
+A tape holds the arguments of each operator and each Triton kernel. Replaying it runs no line of the recorded code: a
+number that came from Python, or a tensor that has been moved since, keeps its recorded value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.launches: list[Launch] = []
-        self.results: list[torch.Tensor] = []  # in memory of their own
+        self.results: list[torch.Tensor] = []  # in separate memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -44,7 +44,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 class TapeCapture:
-    """A ``GraphCapture``. Recording runs what is recorded, so the tensors in ``kept`` are put back afterwards."""
+    """A ``GraphCapture``. Recording also runs the code, so the tensors in ``kept`` are restored afterwards."""
 
     def __init__(self) -> None:
         self.kept: list[torch.Tensor] = []

@@ -1,6 +1,6 @@
-"""A draft model guesses: no answer changes, and where it is the same model all guesses are right, whatever happens.
+"""A draft model proposes tokens: no answer changes, and if it equals the main model all proposals are right.
 
-That is what shows that its pages hold what they should: a stale one would make a wrong guess.
+This shows that its pages hold what they should: a stale page would cause a wrong proposal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fixture_twins(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Nat
 
 @pytest.fixture(scope="module", name="strangers")
 def fixture_strangers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
-    """A draft model that knows nothing of the model."""
+    """A draft model unrelated to the main model."""
     checkpoint, other = make_checkpoint("qwen3", folder / "one"), make_checkpoint("llama", folder / "other")
     return made(checkpoint, other, tmp_path_factory.mktemp("strangers"))
 
@@ -72,7 +72,7 @@ def run(
 
 
 def record_steps(engine: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Gets the tokens of each step of the draft model from now on."""
+    """Collects the tokens of each step of the draft model from now on."""
     proposer = engine.runner.proposer
     assert isinstance(proposer, DraftModel)
     launch, lengths = proposer._runner.launch, []
@@ -86,7 +86,7 @@ def record_steps(engine: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9}], ids=str)
-def test_a_model_guesses_what_it_will_say_itself(params: dict[str, Any], twins: NativeEngine) -> None:
+def test_model_as_its_own_draft_proposes_only_right_tokens(params: dict[str, Any], twins: NativeEngine) -> None:
     alone = [twins.run(request)[0] for request in requests(**params)]
     for chunk in (7, 512):
         sequences = requests(**params)
@@ -96,7 +96,7 @@ def test_a_model_guesses_what_it_will_say_itself(params: dict[str, Any], twins: 
         assert proposals.num_proposed == proposals.num_accepted > 30
 
 
-def test_a_stranger_changes_no_answer(strangers: NativeEngine) -> None:
+def test_unrelated_draft_model_changes_no_answer(strangers: NativeEngine) -> None:
     alone = [strangers.run(request)[0] for request in requests()]
     sequences = requests()
     proposals = run(strangers, *sequences).proposals
@@ -105,8 +105,8 @@ def test_a_stranger_changes_no_answer(strangers: NativeEngine) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_knows_what_its_pages_hold_whatever_becomes_of_them(seed: int, twins: NativeEngine) -> None:
-    """Preempted, aborted, begun alike, forgotten: in pages that are everybody's in turn."""
+def test_draft_model_tracks_the_content_of_its_pages(seed: int, twins: NativeEngine) -> None:
+    """Through preemptions, aborts, shared prefixes and evictions, in pages used by one sequence after another."""
     dice = random.Random(seed)
     prompts = [make_request(index, dice.choice([40, 64, 100]), 1).tokens for index in range(2)]
     sequences = []
@@ -132,7 +132,7 @@ def test_it_knows_what_its_pages_hold_whatever_becomes_of_them(seed: int, twins:
     assert scheduler.proposals.num_proposed == scheduler.proposals.num_accepted > 0
 
 
-def test_siblings_guess_from_the_pages_they_share(twins: NativeEngine) -> None:
+def test_siblings_propose_from_their_shared_pages(twins: NativeEngine) -> None:
     siblings = [make_request(index, 50, 20, temperature=1.0) for index in range(3)]
     for sibling in siblings:
         sibling.tokens[:50] = siblings[0].tokens[:50]
@@ -141,8 +141,8 @@ def test_siblings_guess_from_the_pages_they_share(twins: NativeEngine) -> None:
     assert proposals.num_proposed == proposals.num_accepted > 0
 
 
-def test_a_long_prompt_is_read_bit_by_bit(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody who decodes meanwhile waits for all of it."""
+def test_long_prompt_is_prefilled_in_chunks(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile no decode waits for all of it."""
     lengths = record_steps(twins, monkeypatch)
     long, short = make_request(0, 470, 20), make_request(1, 5, 40)
     alone = [twins.run(make_request(0, 470, 20))[0], twins.run(make_request(1, 5, 40))[0]]
@@ -154,10 +154,10 @@ def test_a_long_prompt_is_read_bit_by_bit(twins: NativeEngine, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("num_tokens", "is_read"), [(4, False), (30, True)])
-def test_a_long_prompt_is_not_read_for_few_tokens(
+def test_long_prompt_is_not_prefilled_for_few_tokens(
     num_tokens: int, is_read: bool, twins: NativeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would take 12 steps of the model, and save half of those that follow at best."""
+    """It would take 12 steps of the model, and save at most half of the following ones."""
     monkeypatch.setattr(twins.runner.proposer, "cost", 0.4)
     lengths = record_steps(twins, monkeypatch)
     sequence = make_request(20, 470, num_tokens)
@@ -166,7 +166,9 @@ def test_a_long_prompt_is_not_read_for_few_tokens(
     assert bool(lengths) == is_read
 
 
-def test_what_an_earlier_turn_has_read_is_not_read_again(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_an_earlier_turn_are_not_prefilled_again(
+    twins: NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = make_request(7, 200, 20), make_request(8, 240, 20)
     second.tokens[:200] = first.tokens[:200]
     scheduler = run(twins, first)
@@ -180,7 +182,7 @@ def test_what_an_earlier_turn_has_read_is_not_read_again(twins: NativeEngine, mo
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_pages_that_were_given_away_are_not_taken_for_what_they_were(returns: bool, twins: NativeEngine) -> None:
+def test_reused_pages_are_not_mistaken_for_earlier_ones(returns: bool, twins: NativeEngine) -> None:
     proposer = twins.runner.proposer
     assert isinstance(proposer, DraftModel)
     sequence, other = make_request(0, 90, 20), make_request(1, 90, 20)
@@ -188,7 +190,7 @@ def test_pages_that_were_given_away_are_not_taken_for_what_they_were(returns: bo
     sequence.block_table = list(range(30, 36))
     proposer.begin([(sequence, 4)])
     assert proposer.propose(sequence, 4) == said[:4]
-    if returns:  # to its pages, which were another's meanwhile
+    if returns:  # to its pages, used by another sequence meanwhile
         other.block_table = sequence.block_table
         proposer.begin([(other, 4)])
     else:
@@ -197,13 +199,13 @@ def test_pages_that_were_given_away_are_not_taken_for_what_they_were(returns: bo
     assert proposer.propose(sequence, 4) == said[:4]
 
 
-def test_one_that_fails_is_left_alone(
+def test_failing_draft_model_is_not_used_again(
     strangers: NativeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     alone = [strangers.run(request)[0] for request in requests()]
     proposer = strangers.runner.proposer
     assert isinstance(proposer, DraftModel)
-    monkeypatch.setattr(proposer, "_is_sound", True)  # and again after this test
+    monkeypatch.setattr(proposer, "_is_sound", True)  # again after this test
 
     def fail(inputs: StepInputs) -> None:
         raise MemoryError("no memory for a step")
@@ -218,7 +220,7 @@ def test_one_that_fails_is_left_alone(
 
 
 @pytest.mark.parametrize("vocab_size", [tiny.VOCAB_SIZE - 10, tiny.VOCAB_SIZE + 40])
-def test_ids_that_one_of_them_does_not_have_are_no_harm(vocab_size: int, folder: Path, tmp_path: Path) -> None:
+def test_different_padding_of_the_vocabulary_is_harmless(vocab_size: int, folder: Path, tmp_path: Path) -> None:
     """Models pad the vocabulary of one tokenizer to different sizes."""
     checkpoint = make_checkpoint("llama", tmp_path / "model")
     draft = make_checkpoint("qwen3", tmp_path / "draft", vocab_size=vocab_size)
@@ -231,7 +233,7 @@ def test_ids_that_one_of_them_does_not_have_are_no_harm(vocab_size: int, folder:
     assert engine.runner.proposer is not None
 
 
-def test_a_draft_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
+def test_draft_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path / "model")
     draft = make_checkpoint("llama", tmp_path / "draft")
     text = (draft / "tokenizer.json").read_text()
@@ -246,7 +248,7 @@ def test_a_draft_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
     assert not list(run_dir.glob("draft*"))
 
 
-def test_a_draft_model_that_only_transformers_can_run_is_refused(tmp_path: Path) -> None:
+def test_draft_model_that_only_transformers_can_run_is_refused(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path / "model")
     draft = tiny.make_tiny_model("gpt2", tmp_path / "draft")
     with pytest.raises(ConfigError, match=r"^the draft model: .*cannot run on the native kernels"):

@@ -1,4 +1,4 @@
-"""Checkpoints in FP8, against plain ones of what their weights stand for."""
+"""Checkpoints in FP8, compared with plain ones of the dequantised weights."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ DOWN = "model.layers.0.mlp.down_proj.weight"
 
 
 def say(folder: Path, **options: Any) -> tuple[list[list[int]], ModelCard]:
-    """Greedy tokens of three prompts, together, by the runner of the checkpoint."""
+    """Greedy tokens of three prompts, in one batch, with the checkpoint's runner."""
     runner, card = build_runner(
         ModelConfig(model=str(folder), **{"device": "cpu", "dtype": "float32", **options}),
         CacheConfig(num_pages=64), SchedulerConfig(max_num_seqs=4, prefill_chunk=32),
@@ -79,7 +79,7 @@ def expected(plain: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_tokens_are_those_of_transformers_with_what_the_weights_stand_for(form: str, tmp_path: Path) -> None:
+def test_tokens_equal_transformers_with_dequantised_weights(form: str, tmp_path: Path) -> None:
     stored, plain = make_fp8_pair("llama", form, tmp_path, **ODD)
     tokens, card = say(stored)
     assert card.backend == "native float32"
@@ -88,7 +88,7 @@ def test_tokens_are_those_of_transformers_with_what_the_weights_stand_for(form: 
 
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("form", ["blocks", "tensors", "channels"])
-def test_families_say_the_same_by_kernels_and_by_modules(family: str, form: str, tmp_path: Path) -> None:
+def test_kernels_and_modules_give_the_same_tokens(family: str, form: str, tmp_path: Path) -> None:
     stored, plain = make_fp8_pair(family, form, tmp_path, **MODELS[family])
     tokens, card = say(stored)
     assert card.backend == "native float32"
@@ -103,7 +103,7 @@ def test_families_say_the_same_by_kernels_and_by_modules(family: str, form: str,
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_logits_have_the_bits_of_the_plain_checkpoint(family: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """Weights are rounded once: to bfloat16, to 8 bits or to 4."""
+    """Weights are rounded only once: to bfloat16, to 8 bits or to 4."""
     stored, plain = make_fp8_pair(family, "blocks", tmp_path, **MODELS[family])
     assert np.array_equal(logits(load(stored, **options)), logits(load(plain, **options)))
 
@@ -121,7 +121,7 @@ def test_every_weight_is_its_number_times_the_scale_of_its_block(
     folder, seed = tmp_path_factory.mktemp("weights"), data.draw(st.integers(0, 1 << 30))
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    numbers[(numbers & 127) == 127] = 0  # no numbers
+    numbers[(numbers & 127) == 127] = 0  # NaN
     scales = torch.rand(-(-shape[0] // block[0]), -(-shape[1] // block[1]), generator=generator)
     save_file({"a.weight": numbers.view(FP8), "a.weight_scale_inv": scales}, folder / "model.safetensors")
     size = [min(each, of) for each, of in zip(block, shape, strict=True)]
@@ -132,7 +132,7 @@ def test_every_weight_is_its_number_times_the_scale_of_its_block(
     assert torch.equal(found, dequantised(numbers.view(FP8), scales, *block).float())
 
 
-def test_scales_may_be_the_exponents_of_two(tmp_path: Path) -> None:
+def test_scales_may_be_exponents_of_two(tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1, **ODD)
     change_config(stored, quantization_config={"quant_method": "mxfp8", "modules_to_not_convert": ["lm_head"]})
     with changed_tensors(stored) as tensors:
@@ -146,7 +146,7 @@ def test_scales_may_be_the_exponents_of_two(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("type_", [torch.bfloat16, torch.float16, torch.float8_e8m0fnu], ids=str)
-def test_scales_may_have_other_types(type_: torch.dtype, tmp_path: Path) -> None:
+def test_scales_may_have_other_dtypes(type_: torch.dtype, tmp_path: Path) -> None:
     stored, plain = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1, **ODD)
     with changed_tensors(stored) as tensors, changed_tensors(plain) as wanted:
         numbers = tensors[DOWN]
@@ -155,7 +155,7 @@ def test_scales_may_have_other_types(type_: torch.dtype, tmp_path: Path) -> None
     assert torch.equal(open_tensors(stored)[DOWN], load_file(plain / "model.safetensors")[DOWN])
 
 
-def test_experts_in_one_tensor_have_blocks_of_their_own(tmp_path: Path) -> None:
+def test_experts_in_one_tensor_have_separate_blocks(tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1)
     parts = [in_fp8(torch.randn(160, 200), BLOCK, BLOCK) for _ in range(3)]
     name = "model.layers.0.mlp.experts.gate_up_proj"
@@ -166,7 +166,7 @@ def test_experts_in_one_tensor_have_blocks_of_their_own(tmp_path: Path) -> None:
     assert torch.equal(open_tensors(stored)[name], torch.stack(wanted))
 
 
-def test_a_head_in_fp8_runs_as_well(tmp_path: Path) -> None:
+def test_head_in_fp8_runs_too(tmp_path: Path) -> None:
     stored, plain = make_fp8_pair("llama", "blocks", tmp_path, **ODD)
     with changed_tensors(stored) as tensors, changed_tensors(plain) as wanted:
         numbers, scales = in_fp8(tensors["lm_head.weight"], BLOCK, BLOCK)
@@ -177,7 +177,7 @@ def test_a_head_in_fp8_runs_as_well(tmp_path: Path) -> None:
     assert say(stored)[0] == say(stored, backend="transformers")[0] == expected(plain)
 
 
-def test_what_modelopt_says_in_a_file_of_its_own_is_read(tmp_path: Path) -> None:
+def test_modelopt_s_separate_file_is_read(tmp_path: Path) -> None:
     stored, plain = make_fp8_pair("llama", "modelopt", tmp_path, **ODD)
     config = json.loads((stored / "config.json").read_text())
     del config["quantization_config"]
@@ -187,7 +187,7 @@ def test_what_modelopt_says_in_a_file_of_its_own_is_read(tmp_path: Path) -> None
     assert say(stored)[0] == say(stored, backend="transformers")[0] == expected(plain)
 
 
-def test_the_self_test_makes_a_weight_only_while_it_is_used(tmp_path: Path) -> None:
+def test_self_test_dequantises_a_weight_only_while_it_is_used(tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("qwen3", "blocks", tmp_path, **MODELS["qwen3"])
     config, tensors = AutoConfig.from_pretrained(stored), open_tensors(stored)
     spec = describe_decoder(config, tensors.shapes())
@@ -196,7 +196,7 @@ def test_the_self_test_makes_a_weight_only_while_it_is_used(tmp_path: Path) -> N
     assert lacking == set(spec.matrices())
 
 
-def test_the_fused_decoder_has_what_the_weights_stand_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_decoder_uses_the_dequantised_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     shorten_self_test(monkeypatch)
     small = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -206,7 +206,7 @@ def test_the_fused_decoder_has_what_the_weights_stand_for(tmp_path: Path, monkey
     assert (card.backend, tokens) == ("fused float32", expected(plain))
 
 
-def test_the_fused_decoder_quantises_it_again_by_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_decoder_quantises_again_per_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from triptych.workers.execute.model.fused_weights import Format, FusedLoader
 
@@ -221,7 +221,7 @@ def test_the_fused_decoder_quantises_it_again_by_outputs(tmp_path: Path, monkeyp
     )  # fmt: skip
     down: Any = loader.load().layers[0].mlp
     found = down.down.weight.values.float() * down.down.weight.scales
-    # The greatest of each output has the greatest number already: nothing is rounded a second time.
+    # The greatest of each output already has the greatest number, so nothing is rounded a second time.
     assert torch.allclose(found, wanted_weight, rtol=1e-6)
 
 
@@ -246,7 +246,7 @@ def nan_last(scales: torch.Tensor) -> torch.Tensor:
     ("blocks", changed(f"{DOWN}_scale_inv", nan_last), f"{DOWN}_scale_inv has scales that are not finite"),
     ("tensors", changed(f"{DOWN}_scale_inv", lambda s: s / 0), f"{DOWN}_scale_inv has scales that are not finite"),
 ])  # fmt: skip
-def test_damage_is_told_by_name(backend: str, form: str, change: Change, reason: str, tmp_path: Path) -> None:
+def test_damaged_scale_is_named(backend: str, form: str, change: Change, reason: str, tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("llama", form, tmp_path, num_hidden_layers=1, **ODD)
     with changed_tensors(stored) as tensors:
         change(tensors)
@@ -262,7 +262,7 @@ def test_damage_is_told_by_name(backend: str, form: str, change: Change, reason:
     ("channels", lambda t: t.update({f"{DOWN}_zero_point": torch.ones(160, 1)}), f"the tensor {DOWN}_zero_point"),
     ("blocks", changed(DOWN, lambda t: t.float().to(torch.float8_e5m2)), "nobody knows|F8_E5M2"),
 ])  # fmt: skip
-def test_what_would_be_left_out_is_refused(
+def test_unused_tensor_of_a_quantised_weight_is_refused(
     backend: str, form: str, change: Change, reason: str, tmp_path: Path
 ) -> None:
     stored, _ = make_fp8_pair("llama", form, tmp_path, num_hidden_layers=1, **ODD)
@@ -301,7 +301,7 @@ def test_other_quantisations_are_refused_by_name(backend: str, changes: Any, rea
 
 
 @pytest.mark.parametrize("backend", ["auto", "transformers"])
-def test_fp8_of_which_the_config_knows_nothing_is_refused(backend: str, tmp_path: Path) -> None:
+def test_fp8_without_a_description_in_the_config_is_refused(backend: str, tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1)
     change_config(stored, quantization_config=None)
     with pytest.raises(ConfigError, match="is of type F8_E4M3, and its config does not describe that format"):
@@ -317,7 +317,7 @@ def test_scales_that_transformers_does_not_use_are_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("backend", ["native", "transformers"])
-def test_the_text_part_of_a_model_that_sees_is_in_fp8(backend: str, tmp_path: Path) -> None:
+def test_text_part_of_a_vision_model_may_be_in_fp8(backend: str, tmp_path: Path) -> None:
     """As Ministral 3 is published."""
     make_seeing("ministral3 in mistral3", tmp_path / "plain")
     stored = store_in_fp8(tmp_path / "plain", "tensors", tmp_path / "stored")
@@ -329,7 +329,7 @@ def test_the_text_part_of_a_model_that_sees_is_in_fp8(backend: str, tmp_path: Pa
     assert card.backend.startswith(backend)
 
 
-def test_names_are_those_of_files_for_modules_and_plain_for_kernels(tmp_path: Path) -> None:
+def test_names_are_the_file_s_for_modules_and_plain_for_kernels(tmp_path: Path) -> None:
     make_seeing("ministral3 in mistral3", tmp_path / "plain")
     stored = store_in_fp8(tmp_path / "plain", "tensors", tmp_path / "stored")
     for_modules, for_kernels = open_for_modules(stored), open_tensors(stored)
@@ -339,7 +339,7 @@ def test_names_are_those_of_files_for_modules_and_plain_for_kernels(tmp_path: Pa
     assert torch.equal(for_modules[f"language_model.{DOWN}"], for_kernels[DOWN])
 
 
-def test_unsupported_is_what_the_kernels_say(tmp_path: Path) -> None:
+def test_unsupported_quantisation_is_reported_by_the_kernels(tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1)
     change_config(stored, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
     with pytest.raises(Unsupported, match="quantised by modelopt NVFP4"):
