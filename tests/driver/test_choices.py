@@ -60,8 +60,8 @@ def test_abort_of_the_request_reaches_every_choice_and_of_a_choice_only_that(
     accept(service, 3)
     assert service.recv(m.Abort).request_id == "a 1"
     stream.abort()
-    heard = {service.recv(m.Abort).request_id for _ in range(9)}
-    assert heard == {"a 0", "a 1", "a 2"}
+    received = {service.recv(m.Abort).request_id for _ in range(9)}
+    assert received == {"a 0", "a 1", "a 2"}
     for index in range(3):
         service.send("follow", finished(f"a {index}", reason="abort"))
     assert [choice.finish_reason for choice in stream.result(10).choices] == ["abort"] * 3

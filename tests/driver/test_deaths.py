@@ -55,10 +55,10 @@ def test_oom_kill_is_detected_once(place: Place, membership: str | None, name: s
     place("vmstat", "oom_kill 9\n")  # of the whole machine: only counts where no cgroup does
     place(name, text.format(2))
     watch = OomWatch()
-    assert not watch.has_struck()
+    assert not watch.has_killed()
     place(name, text.format(3))
-    assert watch.has_struck()
-    assert not watch.has_struck()
+    assert watch.has_killed()
+    assert not watch.has_killed()
 
 
 def test_oom_kills_elsewhere_are_ignored_if_our_cgroup_has_its_own_count(place: Place) -> None:
@@ -67,13 +67,13 @@ def test_oom_kills_elsewhere_are_ignored_if_our_cgroup_has_its_own_count(place: 
     place("vmstat", "oom_kill 1\n")
     watch = OomWatch()
     place("vmstat", "oom_kill 2\n")
-    assert not watch.has_struck()
+    assert not watch.has_killed()
 
 
 def test_kernel_without_counters_reports_nothing(place: Place) -> None:
     place("membership", "4:memory:/a\n")
     place("groups/memory/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n")
-    assert not OomWatch().has_struck()
+    assert not OomWatch().has_killed()
 
 
 def test_waiting_for_a_processor_is_measured() -> None:

@@ -261,7 +261,7 @@ def test_stop_interrupted_at_its_end_leaves_nothing(tmp_path: Path, monkeypatch:
 
     threads = threading.active_count()
     driver = Driver("hash-lm", run_dir=tmp_path).start()
-    monkeypatch.setattr(Session, "hear_the_ends", interrupt)
+    monkeypatch.setattr(Session, "wait_for_ends", interrupt)
     with pytest.raises(KeyboardInterrupt):
         driver.stop()
     assert driver.stop() == {}

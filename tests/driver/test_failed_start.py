@@ -130,7 +130,7 @@ def test_cancelling_a_second_start_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "raised"), [("note_first_lives", ConfigError), ("Client", OSError), ("ControlServer", ConfigError)]
+    ("name", "raised"), [("note_first_epochs", ConfigError), ("Client", OSError), ("ControlServer", ConfigError)]
 )
 def test_any_failed_start_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, raised: type[Exception]

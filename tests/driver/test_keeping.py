@@ -27,45 +27,43 @@ def test_end_of_a_kept_answer_is_not_acknowledged_until_it_is_forgotten(service:
     assert service.recv(m.Acknowledge).request_ids == ["kept"]
 
 
-def test_released_request_is_neither_followed_nor_aborted(service: FakeService, session: Session) -> None:
+def test_detached_request_is_neither_followed_nor_aborted(service: FakeService, session: Session) -> None:
     stream, other = Stream("a", session.abort), Stream("b", session.abort)
     session.submit("a", {"prompt": "hi"}, stream)
     service.accept("a")
     session.submit("b", {"prompt": "hi"}, other)
     service.accept("b")
-    session.let_go("a", DuplicateId("somebody else reads"))
+    session.detach("a", DuplicateId("somebody else reads"))
     with pytest.raises(DuplicateId):
         stream.result(10)
     follow = service.recv(m.Follow, where=lambda follow: all(entry[0] != "a" for entry in follow.entries))
     assert [entry[0] for entry in follow.entries] == ["b"]
 
 
-def test_late_release_by_an_earlier_reader_does_not_disturb_the_next_one(
-    service: FakeService, session: Session
-) -> None:
+def test_late_detach_by_an_earlier_reader_does_not_disturb_the_next_one(service: FakeService, session: Session) -> None:
     """A broken connection is noticed after its client has come back on another one."""
     early, late = Stream("a", session.abort), Stream("a", session.abort)
     session.submit("a", {"prompt": "hi"}, early, keep=True)
     service.accept("a")
-    session.let_go("a", DuplicateId("somebody else reads"))
+    session.detach("a", DuplicateId("somebody else reads"))
     session.resume("a", late, num_tokens=0, num_chars=0, keep=True)
-    session.let_go("a", reader=early)
+    session.detach("a", reader=early)
     assert service.recv(m.Follow, where=lambda follow: follow.entries[0][2]).entries == [["a", 0, True]]
     service.send("follow", finished("a", 0, 1, text="a"))
     assert late.result(10).text == "a"
 
 
-def test_reader_of_all_choices_or_of_one_can_release_them(service: FakeService, session: Session) -> None:
+def test_reader_of_all_choices_or_of_one_can_detach(service: FakeService, session: Session) -> None:
     streams = [GroupStream(name, 2, session.abort) for name in ("a", "b")]
     for name, stream in zip("ab", streams, strict=True):
         session.submit(name, {"prompt": "hi", "n": 2}, stream, stream.choices)
         service.recv(m.Submit)
         service.send("submit", m.Accepted(name, 1, 0, 16))
         stream.accepted(10)
-    session.let_go("a", reader=streams[1])  # belongs to another reader
-    session.let_go("b", reader=streams[1])
+    session.detach("a", reader=streams[1])  # belongs to another reader
+    session.detach("b", reader=streams[1])
     last = choice_ids("a", 2)[1]
-    session.let_go(last, reader=streams[0].choices[1])
+    session.detach(last, reader=streams[0].choices[1])
     left = choice_ids("a", 2)[0]
     follow = service.recv(m.Follow, where=lambda follow: len(follow.entries) == 1)
     assert [entry[0] for entry in follow.entries] == [left]

@@ -65,14 +65,14 @@ def test_repeated_acceptance_is_ignored(service: FakeService, session: Session) 
     assert stream.accepted() == m.Accepted("a", 1, 0, 16)
 
 
-def test_released_request_that_is_accepted_again_continues(service: FakeService, session: Session) -> None:
+def test_detached_request_that_is_accepted_again_continues(service: FakeService, session: Session) -> None:
     """Its SUBMIT was repeated before the first ACCEPTED arrived; it was not refused, so it is not aborted."""
     stream = submit(session)
     service.recv(m.Submit)
     service.send("submit", m.Accepted("a", 1, 0, 16))
     service.recv(m.Follow)
     stream.accepted(10)
-    session.let_go("a")
+    session.detach("a")
     service.send("submit", m.Accepted("a", 1, 0, 16))
     submit(session, "b")
     service.recv(m.Submit, where=lambda said: said.request_id == "b")
@@ -209,7 +209,7 @@ def test_id_that_cannot_be_encoded_fails_alone(service: FakeService, session: Se
     with pytest.raises((InvalidRequest, BadFrame)):
         session.forget(request_id)
     session.abort(request_id)
-    session.let_go(request_id)
+    session.detach(request_id)
     submit(session, "small")
     service.accept("small")
 

@@ -157,13 +157,13 @@ def test_resuming_an_unknown_request_is_an_error(service: FakeService, session: 
         stream.result(10)
 
 
-# -- released requests
+# -- detached requests
 
 
-def test_end_of_a_released_request_is_left_for_its_next_reader(service: FakeService, session: Session) -> None:
+def test_end_of_a_detached_request_is_left_for_its_next_reader(service: FakeService, session: Session) -> None:
     submit(session)
     service.accept("a")
-    session.let_go("a")
+    session.detach("a")
     service.settle(session)
     service.send("follow", finished("a", 0, 5, text="x"))
     service.settle(session)
@@ -187,14 +187,14 @@ def test_repeated_end_of_a_kept_answer_keeps_it(service: FakeService, session: S
     assert m.Acknowledge(["a"]) not in service.received
 
 
-def test_reused_and_released_id_is_not_acknowledged(service: FakeService, session: Session) -> None:
+def test_reused_and_detached_id_is_not_acknowledged(service: FakeService, session: Session) -> None:
     submit(session)
     service.accept("a")
     service.send("follow", finished("a"))
     service.recv(m.Acknowledge)
     submit(session)
     service.accept("a")
-    session.let_go("a")
+    session.detach("a")
     service.settle(session)
     service.send("follow", finished("a"))
     service.settle(session)
@@ -202,11 +202,11 @@ def test_reused_and_released_id_is_not_acknowledged(service: FakeService, sessio
 
 
 def test_rows_received_before_a_repeated_acceptance_are_requested_again(service: FakeService, session: Session) -> None:
-    """The request is released and submitted again: summarize knows the follower while prepare may be slow."""
+    """The request is detached and submitted again: summarize knows the follower while prepare may be slow."""
     first = submit(session)
     service.accept("a")
     first.accepted(10)
-    session.let_go("a")
+    session.detach("a")
     stream = submit(session)
     service.send("follow", m.Text([row("a", 0, 5, text="x")]))
     service.send("follow", finished("a", 0, 5, 6, text="xy"))
@@ -220,12 +220,12 @@ def test_rows_received_before_a_repeated_acceptance_are_requested_again(service:
     assert (stream.accepted(10).request_id, stream.result(10).token_ids) == ("a", [5, 6])
 
 
-def test_request_released_before_its_acceptance_is_repeated_until_then_and_not_aborted(
+def test_request_detached_before_its_acceptance_is_repeated_until_then_and_not_aborted(
     service: FakeService, session: Session
 ) -> None:
     submit(session)
     service.recv(m.Submit)
-    session.let_go("a")
+    session.detach("a")
     service.settle(session)
     service.recv(m.Submit, where=lambda said: said.request_id == "a")
     service.send("submit", m.Accepted("a", 1, 0, 16))
@@ -235,10 +235,10 @@ def test_request_released_before_its_acceptance_is_repeated_until_then_and_not_a
     assert {entry[0] for said in service.received if isinstance(said, m.Follow) for entry in said.entries} == {"last"}
 
 
-def test_request_released_before_its_acceptance_can_be_resumed(service: FakeService, session: Session) -> None:
+def test_request_detached_before_its_acceptance_can_be_resumed(service: FakeService, session: Session) -> None:
     submit(session)
     service.recv(m.Submit)
-    session.let_go("a")
+    session.detach("a")
     stream = Stream("a", session.abort)
     session.resume("a", stream, num_tokens=0, num_chars=0)
     service.accept("a")
@@ -246,13 +246,13 @@ def test_request_released_before_its_acceptance_can_be_resumed(service: FakeServ
     assert stream.result(10).text == "x"
 
 
-def test_choices_of_a_request_released_before_its_acceptance_are_not_followed(
+def test_choices_of_a_request_detached_before_its_acceptance_are_not_followed(
     service: FakeService, session: Session
 ) -> None:
     group = GroupStream("a", 2, session.abort)
     session.submit("a", {"prompt": "hello", "n": 2}, group, group.choices)
     service.recv(m.Submit)
-    session.let_go("a", PipelineClosed("enough"))
+    session.detach("a", PipelineClosed("enough"))
     with pytest.raises(PipelineClosed, match="enough"):
         group.choices[1].result(10)
     service.send("submit", m.Accepted("a", 1, 0, 16))

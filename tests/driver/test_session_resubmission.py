@@ -8,7 +8,7 @@ import pytest
 
 from tests.driver.fake_service import FakeService, failed, finished, has_entry, row, submit
 from triptych.driver.choices import GroupStream
-from triptych.driver.exchange import MAX_SAID_ANEW
+from triptych.driver.exchange import MAX_RESUBMISSIONS
 from triptych.driver.session import Session
 from triptych.driver.stream import Stream
 from triptych.protocol import messages as m
@@ -58,7 +58,7 @@ def test_caller_sees_one_acceptance(service: FakeService, session: Session) -> N
 
 def test_request_that_stays_unknown_fails(service: FakeService, session: Session) -> None:
     stream = submit(session)
-    for _ in range(MAX_SAID_ANEW):
+    for _ in range(MAX_RESUBMISSIONS):
         service.accept("a")
         reply_unknown(service)
     service.accept("a")

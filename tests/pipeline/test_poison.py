@@ -76,11 +76,11 @@ def test_innocent_suspects_are_cleared_at_full_speed(driver: Driver) -> None:
     deaths, began = restarts(driver, "execute"), time.monotonic()
     os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGSEGV)
     eventually(lambda: restarts(driver, "execute") == deaths + 1)
-    last_words = driver.stats()["execute"]["steps"]
+    last_steps = driver.stats()["execute"]["steps"]
 
     def all_came_through() -> bool:
         stats = driver.stats()["execute"]
-        return stats["steps"] != last_words and stats["decoding"] == 32 and not stats["suspects"]
+        return stats["steps"] != last_steps and stats["decoding"] == 32 and not stats["suspects"]
 
     eventually(all_came_through)
     assert time.monotonic() - began < 6, "waiting for the next tick each time would take longer"

@@ -15,7 +15,7 @@ from triptych.protocol.channels import Connection, Router, ipc_endpoint
 from triptych.protocol.codec import Frame, decode, encode
 
 Context = zmq.Context[zmq.Socket[bytes]]
-DOORS = ("submit", "follow")
+ENDPOINTS = ("submit", "follow")
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def connection(folder: Path) -> Iterator[Connection]:
     connection.close()
 
 
-def open_door(context: Context, folder: Path, door: str) -> Router:
-    return Router(context, ipc_endpoint(folder / door), epoch=1, max_frame_bytes=1 << 20)
+def open_router(context: Context, folder: Path, endpoint: str) -> Router:
+    return Router(context, ipc_endpoint(folder / endpoint), epoch=1, max_frame_bytes=1 << 20)
 
 
 def recv_next(connection: Connection, router: Router) -> tuple[bytes, Frame]:
@@ -49,11 +49,13 @@ def recv_all(connection: Connection, router: Router) -> list[m.Abort]:
     return said
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_message_waits_for_an_absent_server(context: Context, folder: Path, connection: Connection, door: str) -> None:
-    connection.queue(door, "a", m.Abort("a"))
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_message_waits_for_an_absent_server(
+    context: Context, folder: Path, connection: Connection, endpoint: str
+) -> None:
+    connection.queue(endpoint, "a", m.Abort("a"))
     assert connection.wait(0.05) == []
-    router = open_door(context, folder, door)
+    router = open_router(context, folder, endpoint)
     assert recv_next(connection, router)[1].message == m.Abort("a")
 
 
@@ -61,7 +63,7 @@ def test_message_is_delivered_once(context: Context, folder: Path, connection: C
     connection.queue("follow", "a", m.Abort("a"))
     for _ in range(5):
         connection.wait(0.01)
-    assert recv_all(connection, open_door(context, folder, "follow")) == [m.Abort("a")]
+    assert recv_all(connection, open_router(context, folder, "follow")) == [m.Abort("a")]
 
 
 def test_message_with_the_same_key_replaces_the_queued_one(
@@ -70,23 +72,23 @@ def test_message_with_the_same_key_replaces_the_queued_one(
     for number in range(100):
         connection.queue("follow", "key", m.Abort(f"{number}"))
         connection.wait(0)
-    assert recv_all(connection, open_door(context, folder, "follow")) == [m.Abort("99")]
+    assert recv_all(connection, open_router(context, folder, "follow")) == [m.Abort("99")]
 
 
 def test_messages_with_different_keys_keep_their_order(context: Context, folder: Path, connection: Connection) -> None:
     for number in (0, 1, 2, 1, 0):
         connection.queue("follow", number, m.Abort(f"{number}"))
-    assert recv_all(connection, open_door(context, folder, "follow")) == [m.Abort(n) for n in "012"]
+    assert recv_all(connection, open_router(context, folder, "follow")) == [m.Abort(n) for n in "012"]
 
 
 def test_absent_server_does_not_delay_the_other_one(context: Context, folder: Path, connection: Connection) -> None:
     connection.queue("submit", "a", m.GetInfo())
     connection.queue("follow", "b", m.Abort("b"))
-    assert recv_all(connection, open_door(context, folder, "follow")) == [m.Abort("b")]
+    assert recv_all(connection, open_router(context, folder, "follow")) == [m.Abort("b")]
 
 
 def test_answers_are_returned(context: Context, folder: Path, connection: Connection) -> None:
-    router = open_door(context, folder, "submit")
+    router = open_router(context, folder, "submit")
     connection.queue("submit", "a", m.GetInfo())
     peer, _ = recv_next(connection, router)
     router.send(peer, m.Info({"a": 1}))
@@ -98,7 +100,7 @@ def test_answers_are_returned(context: Context, folder: Path, connection: Connec
 
 
 def test_invalid_frames_are_dropped(context: Context, folder: Path, connection: Connection) -> None:
-    router = open_door(context, folder, "submit")
+    router = open_router(context, folder, "submit")
     connection.queue("submit", "a", m.GetInfo())
     peer, _ = recv_next(connection, router)
     router.socket.send_multipart([peer, b"\xc1"])
@@ -107,11 +109,11 @@ def test_invalid_frames_are_dropped(context: Context, folder: Path, connection: 
 
 
 def test_messages_reach_a_server_that_was_restarted(context: Context, folder: Path, connection: Connection) -> None:
-    router = open_door(context, folder, "follow")
+    router = open_router(context, folder, "follow")
     connection.queue("follow", "a", m.Abort("a"))
     recv_next(connection, router)
     router.socket.close(linger=0)
-    again = open_door(context, folder, "follow")
+    again = open_router(context, folder, "follow")
 
     def send_again() -> tuple[bytes, bytes] | None:  # what was sent while the first server closed is lost
         connection.queue("follow", "b", m.Abort("b"))

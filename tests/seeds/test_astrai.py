@@ -205,10 +205,10 @@ def test_r_aa_13_submit_returns_a_unique_id_at_once_and_wakes_the_loop(driver: D
 def test_r_aa_14_waiting_and_active_requests_can_be_aborted(slow: Driver) -> None:
     """The request gets its end, and a waiting one takes its place."""
     streams = [slow.submit([8, index], max_tokens=3000) for index in range(1, 7)]
-    heirs = [slow.submit([9, index], max_tokens=4) for index in (1, 2)]
+    waiting = [slow.submit([9, index], max_tokens=4) for index in (1, 2)]
     next(iter(streams[0]))
     assert {getattr(o, "finish_reason", o) for o in end_all(streams)} == {"abort"}
-    assert [heir.result(20).token_ids for heir in heirs] == [expected([9, 1], 4), expected([9, 2], 4)]
+    assert [each.result(20).token_ids for each in waiting] == [expected([9, 1], 4), expected([9, 2], 4)]
 
 
 def test_r_aa_15_requests_without_memory_wait_at_the_head_in_order() -> None:

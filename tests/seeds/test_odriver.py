@@ -73,22 +73,22 @@ def test_r_od_3_malformed_request_is_answered_and_the_next_one_served(driver: Dr
 def aborts_what_was_refused(run_dir: Path) -> bool:
     """Whether a client aborts a request that was refused first, but accepted from a repeated SUBMIT."""
     context = zmq.Context()
-    doors = {name: context.socket(zmq.ROUTER) for name in ("submit", "follow")}
-    for name, socket in doors.items():
+    routers = {name: context.socket(zmq.ROUTER) for name in ("submit", "follow")}
+    for name, socket in routers.items():
         socket.setsockopt(zmq.RCVTIMEO, 2000)
         socket.bind(f"ipc://{run_dir / name}")
     try:
         with Client(run_dir) as client:
             stream = client.submit([1, 2])
-            peer, _ = doors["submit"].recv_multipart()
+            peer, _ = routers["submit"].recv_multipart()
             for message in (
                 Rejected(stream.request_id, "overloaded", "full", None),
                 Accepted(stream.request_id, 2, 0, 256),
             ):
-                doors["submit"].send_multipart([peer, encode(message)])
+                routers["submit"].send_multipart([peer, encode(message)])
             assert isinstance(outcome(stream), Overloaded)
             while True:
-                _, frame = doors["follow"].recv_multipart()
+                _, frame = routers["follow"].recv_multipart()
                 if decode(frame).message == Abort(stream.request_id):
                     return True
     finally:

@@ -190,8 +190,8 @@ class Checks:
             self._require(request.may_be_unknown, f"{name} got {end}: {reader.error}")
             # A client without any token resubmits instead: either it was answered, or it is computed again.
             is_alone = len(request.kin) == 1 and SEPARATOR not in name  # choices may end one by one
-            may_begin_anew = is_alone and not (reader.has_resumed or reader.token_ids or request.may_be_cut)
-            self._require(end != "unknown_id" or not may_begin_anew, f"{name} was accepted and got {end}")
+            may_resubmit = is_alone and not (reader.has_resumed or reader.token_ids or request.may_be_cut)
+            self._require(end != "unknown_id" or not may_resubmit, f"{name} was accepted and got {end}")
         elif end == "draining":
             self._require(self._world.plan.may_drain, f"{name} was refused as draining")
             self._refused(request)

@@ -84,7 +84,7 @@ class _Supervisor:
 
         world.call(world.clock.now_ns + self._process.drivers.dice.randrange(*ORDER_NS), kill)
 
-    def last_words(self, role: str) -> str:
+    def last_log_lines(self, role: str) -> str:
         return f"the last of {role}"
 
 

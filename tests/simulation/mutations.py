@@ -215,7 +215,7 @@ def abort_of_a_choice_aborts_all(patch: Patch) -> None:
 
 def accepted_request_is_not_resubmitted(patch: Patch) -> None:
     """The client believes that an accepted request is unknown, even if its messages overtook each other."""
-    patch.setattr(Exchange, "_begin_anew", lambda self, request: False)
+    patch.setattr(Exchange, "_resubmit", lambda self, request: False)
 
 
 def _rewrite_steps(patch: Patch, rewrite: Callable[[Summarize, int, tuple[int, int]], tuple[int, int]]) -> None:

@@ -14,7 +14,7 @@ from tests.simulation.journal import ProcessIntent, ProcessJournal
 from tests.simulation.network import FakeSocket, FakeTransport, Network
 from tests.simulation.plan import PlannedDeath
 from tests.simulation.requests import PREPARE_KILLER, encoder, vocabulary
-from triptych.protocol.curve import PublicDoor
+from triptych.protocol.curve import CurveServer
 from triptych.protocol.intent import Intent
 from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.process import Execute
@@ -152,8 +152,8 @@ class Worker(Process):
 
 
 class SimulatedContext(WorkerContext):
-    def public_door(self, endpoint: str | None) -> PublicDoor | None:
-        return None if self.config.service.curve_keys is None else PublicDoor(None, "", lambda _: True)
+    def curve_server(self, endpoint: str | None) -> CurveServer | None:
+        return None if self.config.service.curve_keys is None else CurveServer(None, "", lambda _: True)
 
     @property
     def intent(self) -> Intent:

@@ -221,7 +221,7 @@ class Execute:
         self._scan_releases()
         journal = self._journal
         slots = journal.slots_in_use()
-        self._books.let_go_of_others(slots)
+        self._books.drop_others(slots)
         wanted = (journal.states(slots) == DISPATCHED) & (journal.release_states(slots) == 0)
         missing = [slot for slot in slots[wanted].tolist() if not self._holds(slot)]
         for slot in sorted(missing, key=lambda slot: int(journal.records["arrival"][slot])):
@@ -319,7 +319,7 @@ class Execute:
             del self._held[key[0]]
             self._grammars.drop(key)
             self._engine.release(key)
-            self._books.let_go(key)
+            self._books.drop(key)
             self._stats.changed = True
             if self._quarantine.forget(key) or self._is_degraded:
                 self._next_scan = 0.0  # another request may be waiting for its place

@@ -113,7 +113,7 @@ class Tokenizing:
         self._context.intent.set_standing([intake.digest])
         self._done(intake, self._tokenize(intake))
         self._context.intent.set_standing([])
-        self.suspects.came_through(intake.digest)
+        self.suspects.clear(intake.digest)
 
     def _tokenize_beside(self, intake: Intake) -> None:
         self._begin_wait(intake)
@@ -125,7 +125,7 @@ class Tokenizing:
             if self._solo is intake:
                 self._solo = None
                 if result is not None:
-                    self.suspects.came_through(intake.digest)
+                    self.suspects.clear(intake.digest)
             self._done(intake, result or self._too_slow(intake))
 
         self._beside.submit(intake.owner, lambda: self._tokenize_with_intent(intake), done)

@@ -14,7 +14,7 @@ from tests.cards import CARD
 from tests.launch.gateway.conftest import Site, site
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.driver.lives import first_lives, note_first_lives
+from triptych.driver.first_epochs import first_epochs, note_first_epochs
 from triptych.driver.standing import RequestList
 from triptych.launch.gateway.health import is_loaded
 from triptych.launch.watch.watched import Sample, Watched
@@ -90,13 +90,13 @@ def test_epochs_of_an_earlier_driver_do_not_count(tmp_path: Path) -> None:
     CARD.publish(tmp_path)
     for role in ROLES:
         board.next_epoch(role)
-    note_first_lives(tmp_path, board)
+    note_first_epochs(tmp_path, board)
     watched, found = Watched(tmp_path, {}, {}), []
     for _ in range(2):
         for role in ROLES:
             board.next_epoch(role)
         watched.see(Sample(0.0, board.stats(), RequestList([], 0, 0, [])))
-        found.append((is_loaded(board, tmp_path, first_lives(tmp_path)), watched.num_restarts))
+        found.append((is_loaded(board, tmp_path, first_epochs(tmp_path)), watched.num_restarts))
     assert found == [(False, 0), (True, 3)]
     board.close()
 

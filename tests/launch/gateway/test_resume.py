@@ -197,7 +197,7 @@ class Failing:
     async def status(self, request_id: str) -> RequestStatus:
         return RequestStatus(request_id, "running", 1, 1, None)
 
-    def let_go(self, *_: Any) -> None: ...
+    def detach(self, *_: Any) -> None: ...
 
     def resume(self, request_id: str, **_: Any) -> AsyncStream:
         stream = AsyncStream(request_id, None, Mailbox(asyncio.get_running_loop()))  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ def test_nothing_is_written_for_a_sequence_released_since_the_step_was_planned(t
     engine.launch(plan)
     for key in (gone, expired):
         engine.release(key)
-        books.let_go(key)
+        books.drop(key)
     outputs = engine.collect()
     assert {start.key for start in plan.starts} == {gone, expired, there}
     outputs.progress.expired[expired] = "its deadline has passed"
@@ -75,7 +75,7 @@ def test_pending_tokens_are_written_before_an_end(tmp_path: Path) -> None:
         books.record(next_step(engine))
     key = view.slot, view.generation
     engine.release(key)
-    books.let_go(key)
+    books.drop(key)
     assert [len(said(journal, each)) for each in (view, other)] == [3, 3]
     assert read_finish(journal, *key) == ("abort", "")
     books.record(next_step(engine))

@@ -24,7 +24,7 @@ from triptych.protocol.owners import HOUSE
 from triptych.workers.prepare import process
 from triptych.workers.prepare.admission import Admission
 from triptych.workers.prepare.process import Prepare
-from triptych.workers.process import HEARING_S
+from triptych.workers.process import RECEIVING_S
 
 FRAME = encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1}))
 KEY = content_key(FRAME)
@@ -57,7 +57,7 @@ def intents_while_reading(world: World, patch: pytest.MonkeyPatch) -> list[list[
 
 def test_intent_is_written_before_a_frame_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     intents, prepare = intents_while_reading(world, monkeypatch), make_prepare(world)
-    prepare._hear_alone(b"peer", FRAME)
+    prepare._on_frame_alone(b"peer", FRAME)
     assert intents == [[KEY]]
     assert world.board.intent("prepare").read() == []
 
@@ -65,14 +65,14 @@ def test_intent_is_written_before_a_frame_is_read(world: World, monkeypatch: pyt
 def test_frame_that_crashed_prepare_twice_is_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     intents, prepare = intents_while_reading(world, monkeypatch), make_prepare(world)
     world.board.set_suspect(KEY, POISONED)
-    prepare._hear_alone(b"peer", FRAME)
+    prepare._on_frame_alone(b"peer", FRAME)
     assert intents == []
     assert prepare._counts["rejected_poisoned"] == 1
 
 
 def test_suspected_frame_that_causes_no_crash_is_cleared(world: World) -> None:
     world.board.set_suspect(KEY, 1)
-    make_prepare(world)._hear_alone(b"peer", FRAME)
+    make_prepare(world)._on_frame_alone(b"peer", FRAME)
     assert world.board.suspects() == {}
 
 
@@ -80,7 +80,7 @@ def test_each_received_frame_is_progress(world: World, monkeypatch: pytest.Monke
     prepare, marks = make_prepare(world), list[bool]()
     frames = iter([(b"peer", FRAME)] * 3)
     monkeypatch.setattr(prepare._router, "recv", lambda: next(frames, None))
-    monkeypatch.setattr(prepare, "_hear_alone", lambda *_: marks.append(False))
+    monkeypatch.setattr(prepare, "_on_frame_alone", lambda *_: marks.append(False))
     monkeypatch.setattr(prepare._context.page, "progress", lambda: marks.append(True))
     prepare.turn()
     assert marks == [False, True] * 3
@@ -88,16 +88,16 @@ def test_each_received_frame_is_progress(world: World, monkeypatch: pytest.Monke
 
 def test_continuous_questions_do_not_block_other_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each frame may take a second; without a limit, credits would not come back and other clients would wait."""
-    prepare, heard = make_prepare(world), list[bytes]()
+    prepare, received = make_prepare(world), list[bytes]()
 
     def recv(_: bytes, frame: bytes) -> None:
-        heard.append(frame)
+        received.append(frame)
         world.clock.advance_to(world.clock.now_ns + 10_000_000)
 
     monkeypatch.setattr(prepare._router, "recv", lambda: (b"peer", FRAME))
-    monkeypatch.setattr(prepare, "_hear_alone", recv)
+    monkeypatch.setattr(prepare, "_on_frame_alone", recv)
     prepare.turn()
-    assert 1 <= len(heard) <= HEARING_S / 0.01 + 1
+    assert 1 <= len(received) <= RECEIVING_S / 0.01 + 1
 
 
 def test_request_beyond_the_quota_is_not_decoded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,8 @@ def test_request_beyond_the_quota_is_not_decoded(world: World, monkeypatch: pyte
     prepare, answers = make_prepare(world), list[m.Rejected]()
     monkeypatch.setattr(prepare._router, "send", lambda _, message: answers.append(message))
     prepare._quotas.waits(b"peer", world.config.service.max_client_bytes)
-    prepare._hear_alone(b"peer", encode(m.Submit("a", {"messages": "no list", "max_tokens": 1})))
-    prepare._hear_alone(b"peer", encode(m.Submit("b", {"prompt_token_ids": "no list"})))
+    prepare._on_frame_alone(b"peer", encode(m.Submit("a", {"messages": "no list", "max_tokens": 1})))
+    prepare._on_frame_alone(b"peer", encode(m.Submit("b", {"prompt_token_ids": "no list"})))
     assert [(answer.request_id, answer.code) for answer in answers] == [("a", "overloaded"), ("b", "invalid_request")]
 
 
@@ -140,7 +140,7 @@ class Refusals:
         return True
 
     def recv(self) -> str:
-        self.prepare._hear_alone(b"peer", FRAME)
+        self.prepare._on_frame_alone(b"peer", FRAME)
         return self.said[-1].message
 
 
@@ -155,7 +155,7 @@ def test_error_after_tokenizing_fails_one_request(world: World, monkeypatch: pyt
     refusals, results = Refusals(world, monkeypatch), list[Any]()
     prepare = refusals.prepare
     monkeypatch.setattr(prepare._tokenizing, "begin", results.append)
-    prepare._hear_alone(b"peer", FRAME)
+    prepare._on_frame_alone(b"peer", FRAME)
 
     def fail(*_: Any) -> None:
         raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
@@ -165,7 +165,7 @@ def test_error_after_tokenizing_fails_one_request(world: World, monkeypatch: pyt
     [refused] = refusals.said
     assert (refused.request_id, refused.code) == ("a", "request_failed")
     assert refused.message == "the request could not be accepted: UnicodeEncodeError"
-    prepare._hear_alone(b"peer", FRAME)
+    prepare._on_frame_alone(b"peer", FRAME)
     assert len(results) == 2  # it is accepted again if its client repeats it
 
 
@@ -183,7 +183,7 @@ def test_requests_tokenized_together_respect_the_limits(
     monkeypatch.setattr(prepare._tokenizing, "begin", begun.append)
     monkeypatch.setattr(prepare._router, "send", lambda _, message: said.append(message))
     for request_id in ("a", "b"):
-        prepare._hear_alone(b"peer", encode(m.Submit(request_id, {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
+        prepare._on_frame_alone(b"peer", encode(m.Submit(request_id, {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
     for intake in begun:
         prepare._finish(intake, Admission(np.array([1, 2, 3], np.int32), 0, 1))
     accepted, refused = said
@@ -213,7 +213,7 @@ def test_request_in_the_tokenizer_when_a_stop_begins_is_refused(world: World, mo
     monkeypatch.setattr(prepare._router, "send", lambda _, message: said.append(message))
     intakes: list[Any] = []
     monkeypatch.setattr(prepare._tokenizing, "begin", intakes.append)
-    prepare._hear_alone(b"peer", encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
+    prepare._on_frame_alone(b"peer", encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
     world.board.begin_drain()
     prepare._finish(intakes[0], Admission(np.array([1, 2, 3], np.int32), 0, 1))
     assert [(message.request_id, message.code) for message in said] == [("a", "draining")]

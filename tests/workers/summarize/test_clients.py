@@ -15,7 +15,7 @@ from triptych.protocol.journal.releases import (
     ReleaseWriter,
 )
 from triptych.protocol.journal.requests import RequestWriter
-from triptych.workers.process import HEARING_S
+from triptych.workers.process import RECEIVING_S
 from triptych.workers.summarize.process import Summarize
 
 
@@ -28,7 +28,7 @@ def answers_to(body: Summarize, monkeypatch: pytest.MonkeyPatch, frame: m.Follow
         return True
 
     monkeypatch.setattr(body._router, "deliver", deliver)
-    body._hear_safely(b"client", encode(frame))
+    body._on_frame_safely(b"client", encode(frame))
     body.turn()
     return said
 
@@ -74,24 +74,24 @@ def test_follow_with_too_many_entries_is_refused_with_the_limit(world: World, mo
 
 def test_continuous_questions_do_not_block_other_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     body = begin(world)
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def recv(peer: bytes, frame: bytes) -> None:
-        heard.append(frame)
+        received.append(frame)
         world.clock.advance_to(world.clock.now_ns + 10_000_000)
 
     monkeypatch.setattr(body._router, "recv", lambda: (b"client", b"frame"))
-    monkeypatch.setattr(body, "_hear", recv)
+    monkeypatch.setattr(body, "_on_frame", recv)
     body.turn()
-    assert 1 <= len(heard) <= HEARING_S / 0.01 + 1
+    assert 1 <= len(received) <= RECEIVING_S / 0.01 + 1
 
 
 def test_disconnected_reader_is_not_retried_and_another_one_is_answered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body, frame = begin(world), m.Follow([["a", 0, True]])
-    body._hear_safely(b"nobody is called so", encode(frame))
-    body._hear_safely(b"nobody is called so", encode(m.Abort("a")))
+    body._on_frame_safely(b"nobody is called so", encode(frame))
+    body._on_frame_safely(b"nobody is called so", encode(m.Abort("a")))
     body.turn()
     assert not body._delivery.pending
     [end] = answers_to(body, monkeypatch, frame)

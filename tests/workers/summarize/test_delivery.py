@@ -54,7 +54,7 @@ class Readers:
         return peer not in self.full
 
     def ask(self, peer: bytes, names: list[str]) -> None:
-        self.body._hear_safely(peer, encode(m.Follow([[name, 0, True] for name in names])))
+        self.body._on_frame_safely(peer, encode(m.Follow([[name, 0, True] for name in names])))
 
     def wait_and_turn(self) -> None:
         wait_s = self.body._delivery.wait_s

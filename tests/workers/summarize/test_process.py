@@ -70,7 +70,7 @@ def test_request_that_is_never_followed_expires_with_its_lease(world: World) -> 
 
 
 def follow(body: Summarize) -> None:
-    body._hear_safely(b"client", encode(m.Follow([["a", 0, True]])))
+    body._on_frame_safely(b"client", encode(m.Follow([["a", 0, True]])))
 
 
 @pytest.mark.parametrize("was_followed", [False, True], ids=["nobody came", "somebody has followed"])
@@ -262,12 +262,12 @@ def test_acknowledgement_of_one_of_several_choices_survives_a_restart(
     for key in keys:
         ReleaseWriter(world.journal).release(*key, num_tokens=0, reason="length")
     body = begin(world)
-    body._hear_safely(b"client", encode(m.Acknowledge(["b 0"])))
+    body._on_frame_safely(b"client", encode(m.Acknowledge(["b 0"])))
     body._links.close()
     assert not [key for key in keys if is_forgotten(world.journal, *key)]
     if is_poison:
         poison(world, keys[0])
-    begin(world)._hear_safely(b"client", encode(m.Acknowledge(["b 1"])))
+    begin(world)._on_frame_safely(b"client", encode(m.Acknowledge(["b 1"])))
     assert [was_read(world.journal, *key) for key in keys] == [True] * size
 
 

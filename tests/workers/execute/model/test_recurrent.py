@@ -101,7 +101,7 @@ def test_model_that_loses_its_states_is_refused(monkeypatch: pytest.MonkeyPatch)
         return torch.zeros_like(self.states[StateKey(self._number, "recurrent", state_idx)])
 
     monkeypatch.setattr(StepCache, "get_recurrent_state", forget)
-    with pytest.raises(ConfigError, match="model family 'mamba2' computes something else"):
+    with pytest.raises(ConfigError, match="model family 'mamba2' is computed wrongly"):
         switch_to_pages(build_tiny_model("mamba2"), CpuAttention(), max_model_len=512)
 
 
