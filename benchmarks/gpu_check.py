@@ -262,18 +262,18 @@ def attempt(part: Part, folder: Path, left_s: float, *, is_dry: bool) -> dict[st
         error = wait(process, min(budget_s, left_s))
     file = folder / f"{part.name}.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    told = log.read_text(errors="replace")
+    received = log.read_text(errors="replace")
     if error:
-        found["error"] = explained(error, told)
-        found["log"] = told[-6000:]
-    elif told.strip():  # warnings, for example why there are no graphs
-        found["said"] = told[-2000:]
+        found["error"] = explained(error, received)
+        found["log"] = received[-6000:]
+    elif received.strip():  # warnings, for example why there are no graphs
+        found["said"] = received[-2000:]
     return found
 
 
-def explained(error: str, told: str) -> str:
+def explained(error: str, received: str) -> str:
     """The error with the last output of the part; if a package is missing, only the error, because the rows name it."""
-    why = last_line(told)
+    why = last_line(received)
     if why.startswith("needs "):
         return why
     return f"{error}: {why}" if why else error

@@ -59,8 +59,8 @@ def main() -> None:
 def measure(runner: Runner, config: SchedulerConfig, size: tuple[int, int], repeats: int) -> dict[str, float]:
     """``size`` is the number of streams, and of output tokens of each."""
     plain = replace(config, num_speculative_tokens=0)
-    _, said = run(runner, plain, size, Nothing())
-    proposers: dict[str, Proposer] = {f"right {share:g}": MadeUp(said, share, runner.proposer) for share in RIGHT}
+    _, outputs = run(runner, plain, size, Nothing())
+    proposers: dict[str, Proposer] = {f"right {share:g}": MadeUp(outputs, share, runner.proposer) for share in RIGHT}
     if runner.proposer is None:
         proposers["nothing"] = Nothing()
     ratios: dict[str, list[float]] = {name: [] for name in proposers}
@@ -69,7 +69,7 @@ def measure(runner: Runner, config: SchedulerConfig, size: tuple[int, int], repe
         for name, proposer in proposers.items():
             without, _ = run(runner, plain, size, Nothing())
             seconds, again = run(runner, config, size, proposer)
-            assert again == said, "proposals changed the tokens"
+            assert again == outputs, "proposals changed the tokens"
             ratios[name].append(without / seconds)
             rates.append(size[0] * size[1] / without)
     medians = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
@@ -85,8 +85,8 @@ class Nothing(Proposer):
 class MadeUp(Proposer):
     """Each token is right with probability ``share``, always the same ones. Proposing takes its time."""
 
-    def __init__(self, said: list[list[int]], share: float, draft: Proposer | None) -> None:
-        self._said = said
+    def __init__(self, outputs: list[list[int]], share: float, draft: Proposer | None) -> None:
+        self._said = outputs
         self._share = share
         self._draft = draft
         self.cost = draft.cost if draft else 0.0

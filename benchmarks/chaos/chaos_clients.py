@@ -197,7 +197,7 @@ class Clients:
             client.submit(**request, lease_s=VANISHED_LEASE_S).accepted(ANSWER_S)
         self.watch.count("vanished")
 
-    def _ask_wrongly(self, client: Client, rng: random.Random) -> None:
+    def _send_invalid(self, client: Client, rng: random.Random) -> None:
         began = time.monotonic()
         try:
             client.submit([1, 2, 3], **rng.choice(INVALID)).result(ANSWER_S)

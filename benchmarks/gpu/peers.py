@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from benchmarks.gpu.models import peer_lengths
 from benchmarks.gpu.runs import make_sequences
-from benchmarks.gpu.setting import Notes, Setting, give_back
+from benchmarks.gpu.setting import Notes, Setting, free_memory
 
 ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
 
@@ -32,7 +32,7 @@ def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str,
         max_new_tokens=num_out, min_new_tokens=num_out, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     for implementation in implementations:
-        give_back()
+        free_memory()
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32 if setting.is_dry else torch.bfloat16, attn_implementation=implementation

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.cpu_models import num_step_weights, num_weights
-from benchmarks.gpu.setting import Setting, give_back
+from benchmarks.gpu.setting import Setting, free_memory
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
@@ -47,7 +47,7 @@ def load(
     ``ModelConfig``.
     """
     folder = setting.checkpoint(name)
-    give_back()
+    free_memory()
     rows = setting.size(rows, 2)
     scheduler_config = SchedulerConfig(
         max_num_seqs=rows,

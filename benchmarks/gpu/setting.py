@@ -70,7 +70,7 @@ def require(*modules: str) -> None:
         raise SystemExit(f"needs {', '.join(missing)}: not installed here")
 
 
-def give_back() -> None:
+def free_memory() -> None:
     """Free dropped objects on the device. A runner and its graphs refer to each other, so without a garbage collection
     the second of two models would find no memory beside the pages of the first.
     """

@@ -82,7 +82,7 @@ def compare(name: str, arguments: argparse.Namespace) -> Results:
                 for workload in arguments.workloads:
                     if workload == "W4" and not results.requests_per_s:
                         results.requests_per_s = arrival_rate(results) or REQUESTS_PER_S[name]
-                        say(f"W4: {results.requests_per_s} requests/s")
+                        print_line(f"W4: {results.requests_per_s} requests/s")
                     results.limits.append(limits.measure())
                     for running in engines[run % len(engines) :] + engines[: run % len(engines)]:
                         if results.spent_s(running.contestant.name, workload) < arguments.budget_s:
@@ -101,7 +101,7 @@ def start(model: Path, arguments: argparse.Namespace, results: Results, engines:
         if contestant.why_not is not None:
             results.skipped[contestant.name] = contestant.why_not
             continue
-        say(f"{model.name}: {contestant.name} loads")
+        print_line(f"{model.name}: {contestant.name} loads")
         log = Path(tempfile.gettempdir()) / f"triptych-peers-{contestant.engine}-{contestant.form}.log"
         running = Running(contestant, model, arguments.threads, log)
         engines.append(running)
@@ -112,7 +112,7 @@ def start(model: Path, arguments: argparse.Namespace, results: Results, engines:
         else:
             results.facts[contestant.name] = facts
     for name, why in results.skipped.items():
-        say(f"{model.name}: without {name}: {why}")
+        print_line(f"{model.name}: without {name}: {why}")
 
 
 def arrival_rate(results: Results) -> float | None:
@@ -134,10 +134,12 @@ def measure(running: Running, workload: str, run: int, results: Results) -> None
             break
     results.add(name, workload, {**answer, "foreign": round(meter.foreign, 3)})
     shown = {key: round(value, 1) for key, value in answer.items() if isinstance(value, float) and key != "seconds"}
-    say(f"{time.strftime('%H:%M:%S')} {workload} {name}: {answer.get('error') or shown}, others {meter.foreign:.0%}")
+    print_line(
+        f"{time.strftime('%H:%M:%S')} {workload} {name}: {answer.get('error') or shown}, others {meter.foreign:.0%}"
+    )
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -152,15 +152,15 @@ def test_reports_of_two_calls_are_merged(
 
 
 @pytest.mark.parametrize(
-    ("told", "error"),
+    ("last_output", "error"),
     [
         ("", "exit code 1"),
         ("warning\nRuntimeError: no luck\n\n", "exit code 1: RuntimeError: no luck"),
         ("needs pyzmq: not installed here\n", "needs pyzmq: not installed here"),
     ],
 )
-def test_error_contains_the_last_output_of_the_part(told: str, error: str) -> None:
-    assert gpu_check.explained("exit code 1", told) == error
+def test_error_contains_the_last_output_of_the_part(last_output: str, error: str) -> None:
+    assert gpu_check.explained("exit code 1", last_output) == error
 
 
 def test_table_says_what_was_met_missed_and_not_measured() -> None:

@@ -31,21 +31,21 @@ def test_backend_that_cannot_be_measured_is_named_and_the_others_are_compared() 
     def fail() -> float:
         raise MemoryError("too much")
 
-    told: list[dict[str, Any]] = []
-    ways = kernels._Ways(10.0, 100.0, told.append)
+    notes: list[dict[str, Any]] = []
+    ways = kernels._Variants(10.0, 100.0, notes.append)
     ways.measure("default", lambda: 0.5)
     ways.measure("broken", fail)
     ways.measure("better", lambda: 0.2)
-    assert [summary["best"] for summary in told] == ["default", "default", "better"]
-    assert told[-1]["shares"] == {"default": 0.2, "better": 0.5}
-    assert told[-1]["errors"] == {"broken": "MemoryError: too much"}
+    assert [summary["best"] for summary in notes] == ["default", "default", "better"]
+    assert notes[-1]["shares"] == {"default": 0.2, "better": 0.5}
+    assert notes[-1]["errors"] == {"broken": "MemoryError: too much"}
 
 
 def test_without_measurements_there_is_no_best_backend() -> None:
-    told: list[dict[str, Any]] = []
-    kernels._Ways(10.0, None, told.append).measure("default", lambda: 1 / 0)
-    assert told[0]["best"] is None
-    assert "ZeroDivisionError" in told[0]["errors"]["default"]
+    notes: list[dict[str, Any]] = []
+    kernels._Variants(10.0, None, notes.append).measure("default", lambda: 1 / 0)
+    assert notes[0]["best"] is None
+    assert "ZeroDivisionError" in notes[0]["errors"]["default"]
 
 
 def test_missing_package_is_named_as_pip_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:

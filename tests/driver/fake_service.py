@@ -100,7 +100,7 @@ class FakeService:
         submit(session, "last")
         self.accept("last")
         self.send("follow", finished("last"))
-        self.recv(m.Acknowledge, where=lambda said: said.request_ids == ["last"])
+        self.recv(m.Acknowledge, where=lambda message: message.request_ids == ["last"])
 
     def close(self) -> None:
         self._context.destroy(linger=0)

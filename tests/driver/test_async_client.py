@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.driver.test_client import said_after
+from tests.driver.test_client import tokens_after
 from tests.waiting import eventually
 from triptych import AsyncClient, Client, Driver
 from triptych.driver.stream import Completion, Delta
@@ -35,7 +35,7 @@ def test_deltas_are_iterated_with_async_for(driver: Driver) -> None:
         stream = client.submit([5, 6, 7], max_tokens=20)
         assert (await stream.accepted()).max_tokens == 20
         deltas = [delta async for delta in stream]
-        assert [token for delta in deltas for token in delta.token_ids] == said_after([5, 6, 7], 20)
+        assert [token for delta in deltas for token in delta.token_ids] == tokens_after([5, 6, 7], 20)
         assert (await stream.result()).text == "".join(delta.text for delta in deltas)
         assert stream.done
 
@@ -55,7 +55,7 @@ def test_iterating_again_ends_at_once(driver: Driver) -> None:
 def test_many_requests_run_concurrently(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         answers = await asyncio.gather(*(client.generate([i], max_tokens=10) for i in range(1, 5)))
-        assert [answer.token_ids for answer in answers] == [said_after([i], 10) for i in range(1, 5)]
+        assert [answer.token_ids for answer in answers] == [tokens_after([i], 10) for i in range(1, 5)]
 
     with_client(driver, body)
 
@@ -66,9 +66,9 @@ def test_all_prompts_are_answered_in_order_though_the_queue_is_full_at_times(dri
 
     async def body(client: AsyncClient) -> None:
         asked = [{"prompt": [i], "max_tokens": n} for i, n in enumerate(lengths, 1)]
-        told: list[Completion] = []
-        assert await client.generate_all(asked, progress=told.append, max_tokens=99) == told
-        assert [answer.token_ids for answer in told] == [said_after([i], n) for i, n in enumerate(lengths, 1)]
+        received: list[Completion] = []
+        assert await client.generate_all(asked, progress=received.append, max_tokens=99) == received
+        assert [answer.token_ids for answer in received] == [tokens_after([i], n) for i, n in enumerate(lengths, 1)]
         assert await client.generate_all([]) == []
 
     with_client(driver, body)
@@ -168,7 +168,7 @@ def test_after_a_cancelled_wait_the_result_can_be_awaited_again(driver: Driver) 
         stream = client.submit([5], max_tokens=20)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(stream.result(), 0)
-        assert (await stream.result()).token_ids == said_after([5], 20)
+        assert (await stream.result()).token_ids == tokens_after([5], 20)
 
     with_client(driver, body)
 
@@ -201,7 +201,7 @@ def test_closed_event_loop_disturbs_no_other_client(driver: Driver) -> None:
         async_client.submit([5], max_tokens=50)
 
     asyncio.run(leave_early())
-    assert client.generate([5], max_tokens=60).token_ids == said_after([5], 60)
+    assert client.generate([5], max_tokens=60).token_ids == tokens_after([5], 60)
     client.close()
 
 

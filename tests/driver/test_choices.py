@@ -108,14 +108,14 @@ def test_closing_the_client_ends_every_choice(service: FakeService) -> None:
 
 def test_callback_of_a_choice_that_raises_does_not_stop_later_callbacks(service: FakeService, session: Session) -> None:
     stream = submit(session)
-    told: list[str] = []
+    reported: list[str] = []
     stream.choices[1].on_done(lambda: [][0])
-    stream.choices[1].on_done(lambda: told.append("after one that raised"))
+    stream.choices[1].on_done(lambda: reported.append("after one that raised"))
     accept(service)
     for index in range(2):
         service.send("follow", finished(f"a {index}"))
     assert stream.result(10).finish_reason == "stop"
-    assert told == ["after one that raised"]
+    assert reported == ["after one that raised"]
 
 
 def test_usage_counts_the_prompt_of_several_choices_once() -> None:

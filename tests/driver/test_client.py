@@ -33,7 +33,7 @@ from triptych.workers.execute.hash_model import VOCAB_SIZE
 BAD_IDS = [2**31, -(2**31) - 1, 1.5, "5", None, True]
 
 
-def said_after(prompt: list[int], num_tokens: int) -> list[int]:
+def tokens_after(prompt: list[int], num_tokens: int) -> list[int]:
     return expected_tokens(prompt, num_tokens, VOCAB_SIZE)
 
 
@@ -78,7 +78,7 @@ def test_client_needs_both_endpoints(given: dict[str, str]) -> None:
 
 def test_client_can_be_made_from_a_run_directory(driver: Driver) -> None:
     with Client(driver.run_dir) as client:
-        assert client.generate([5, 6, 7], max_tokens=9).token_ids == said_after([5, 6, 7], 9)
+        assert client.generate([5, 6, 7], max_tokens=9).token_ids == tokens_after([5, 6, 7], 9)
 
 
 def test_closed_client_refuses_requests(driver: Driver) -> None:
@@ -99,7 +99,7 @@ def test_oversized_request_is_refused_and_others_continue(driver: Driver) -> Non
     other = driver.submit([5, 6], max_tokens=50)
     with pytest.raises(InvalidRequest, match="the limit is 8388608"):
         driver.generate("x" * 9_000_000, timeout=20)
-    assert other.result(20).token_ids == said_after([5, 6], 50)
+    assert other.result(20).token_ids == tokens_after([5, 6], 50)
 
 
 def test_request_can_be_resumed_by_another_client(driver: Driver) -> None:
@@ -107,7 +107,7 @@ def test_request_can_be_resumed_by_another_client(driver: Driver) -> None:
         first = next(iter(one.submit([5, 6, 7], request_id="carried", max_tokens=300)))
     with Client(driver.run_dir) as other:
         rest = other.resume("carried", num_tokens=first.num_tokens, num_chars=len(first.text)).result(20)
-    assert first.token_ids + rest.token_ids == said_after([5, 6, 7], 300)
+    assert first.token_ids + rest.token_ids == tokens_after([5, 6, 7], 300)
 
 
 def test_status_of_a_request_is_returned(driver: Driver) -> None:
@@ -143,7 +143,7 @@ def test_abort_keeps_the_text_so_far(driver: Driver) -> None:
     driver.abort(stream.request_id)
     result = stream.result(20)
     assert result.finish_reason == "abort"
-    assert result.token_ids == said_after([5, 6, 7], len(result.token_ids))
+    assert result.token_ids == tokens_after([5, 6, 7], len(result.token_ids))
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -180,7 +180,7 @@ def test_abort_does_not_damage_the_next_request_in_the_record(driver: Driver) ->
         stream.abort()
         stream.result(20)
         prompt = [turn] * 300  # to overwrite the tokens of the earlier request
-        assert driver.generate(prompt, max_tokens=3, timeout=20).token_ids == said_after(prompt, 3)
+        assert driver.generate(prompt, max_tokens=3, timeout=20).token_ids == tokens_after(prompt, 3)
 
 
 # -- many requests
@@ -191,13 +191,13 @@ def test_answers_are_in_the_order_of_the_prompts(driver: Driver) -> None:
     lengths = [1 + 7 * i % 11 for i in range(len(prompts))]
     asked = [{"prompt": prompt, "max_tokens": n} for prompt, n in zip(prompts, lengths, strict=True)]
     answers = driver.generate_all(asked)
-    assert [a.token_ids for a in answers] == [said_after(*pair) for pair in zip(prompts, lengths, strict=True)]
+    assert [a.token_ids for a in answers] == [tokens_after(*pair) for pair in zip(prompts, lengths, strict=True)]
 
 
 def test_requests_are_retried_while_the_queue_is_full(driver: Driver) -> None:
     before = driver.stats()["prepare"]["rejected"].get("overloaded", 0)
     answers = driver.generate_all([[i] for i in range(1, 41)], max_tokens=10)
-    assert [answer.token_ids for answer in answers] == [said_after([i], 10) for i in range(1, 41)]
+    assert [answer.token_ids for answer in answers] == [tokens_after([i], 10) for i in range(1, 41)]
     eventually(lambda: driver.stats()["prepare"]["rejected"]["overloaded"] > before)
 
 
@@ -207,8 +207,8 @@ def test_options_apply_to_all_prompts_and_a_prompt_may_override_them(driver: Dri
 
 
 def test_progress_is_reported_in_order(driver: Driver) -> None:
-    told: list[Completion] = []
-    assert driver.generate_all([[5], [6], [7]], progress=told.append, max_tokens=3) == told
+    seen: list[Completion] = []
+    assert driver.generate_all([[5], [6], [7]], progress=seen.append, max_tokens=3) == seen
 
 
 def test_no_prompts_give_no_answers(driver: Driver) -> None:

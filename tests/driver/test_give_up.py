@@ -115,8 +115,8 @@ def test_followers_get_an_end_when_summarize_is_given_up() -> None:
         for index, stream in enumerate(streams):
             with pytest.raises(PipelineFailed, match="gave up") as caught:
                 stream.result(20)
-            said = caught.value.partial.token_ids
-            assert said == expected([1, index], len(said))
+            output = caught.value.partial.token_ids
+            assert output == expected([1, index], len(output))
         with Client(run_dir) as late:
             assert late.stats()["summarize"]["phase"] == "down"
             assert late.status(streams[0].request_id).state == "unknown"

@@ -41,9 +41,9 @@ def test_changing_the_fields_after_submit_has_no_effect(service: FakeService, se
 def test_accepted_request_is_not_repeated(service: FakeService, session: Session) -> None:
     submit(session)
     service.accept("a")
-    said = [service.recv_any(1.0) for _ in range(5)]
-    assert {type(message) for message in said} <= {m.Follow, m.Submit}
-    assert not any(isinstance(message, m.Submit) for message in said[1:]), "one may have been in flight"
+    messages = [service.recv_any(1.0) for _ in range(5)]
+    assert {type(message) for message in messages} <= {m.Follow, m.Submit}
+    assert not any(isinstance(message, m.Submit) for message in messages[1:]), "one may have been in flight"
 
 
 def test_accepted_request_is_followed_from_its_beginning(service: FakeService, session: Session) -> None:
@@ -75,7 +75,7 @@ def test_detached_request_that_is_accepted_again_continues(service: FakeService,
     session.detach("a")
     service.send("submit", m.Accepted("a", 1, 0, 16))
     submit(session, "b")
-    service.recv(m.Submit, where=lambda said: said.request_id == "b")
+    service.recv(m.Submit, where=lambda message: message.request_id == "b")
     service.send("submit", m.Accepted("b", 2, 0, 16))
     service.recv(m.Follow, where=has_entry("b", 0, True))
     assert not any(isinstance(message, m.Abort | m.Acknowledge) for message in service.received)

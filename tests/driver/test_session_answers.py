@@ -213,7 +213,7 @@ def test_rows_received_before_a_repeated_acceptance_are_requested_again(service:
     service.settle(session)
     assert not stream.done
     assert m.Acknowledge(["a"]) not in service.received
-    service.recv(m.Submit, where=lambda said: said.request_id == "a")
+    service.recv(m.Submit, where=lambda message: message.request_id == "a")
     service.send("submit", m.Accepted("a", 1, 0, 16))
     service.recv(m.Follow, where=has_entry("a", 0, True))
     service.send("follow", finished("a", 0, 5, 6, text="xy"))
@@ -227,12 +227,14 @@ def test_request_detached_before_its_acceptance_is_repeated_until_then_and_not_a
     service.recv(m.Submit)
     session.detach("a")
     service.settle(session)
-    service.recv(m.Submit, where=lambda said: said.request_id == "a")
+    service.recv(m.Submit, where=lambda message: message.request_id == "a")
     service.send("submit", m.Accepted("a", 1, 0, 16))
     service.settle(session)
-    assert {said.request_id for said in service.received if isinstance(said, m.Submit)} == {"a", "last"}
+    assert {message.request_id for message in service.received if isinstance(message, m.Submit)} == {"a", "last"}
     assert m.Abort("a") not in service.received
-    assert {entry[0] for said in service.received if isinstance(said, m.Follow) for entry in said.entries} == {"last"}
+    assert {entry[0] for message in service.received if isinstance(message, m.Follow) for entry in message.entries} == {
+        "last"
+    }
 
 
 def test_request_detached_before_its_acceptance_can_be_resumed(service: FakeService, session: Session) -> None:
@@ -257,8 +259,10 @@ def test_choices_of_a_request_detached_before_its_acceptance_are_not_followed(
         group.choices[1].result(10)
     service.send("submit", m.Accepted("a", 1, 0, 16))
     service.settle(session)
-    assert {entry[0] for said in service.received if isinstance(said, m.Follow) for entry in said.entries} == {"last"}
-    assert not any(isinstance(said, m.Abort) for said in service.received)
+    assert {entry[0] for message in service.received if isinstance(message, m.Follow) for entry in message.entries} == {
+        "last"
+    }
+    assert not any(isinstance(message, m.Abort) for message in service.received)
 
 
 # -- aborts

@@ -163,8 +163,8 @@ def test_tokens_are_counted_before_they_are_read() -> None:
 
 @pytest.mark.parametrize("error", [None, failure()], ids=["well", "failed"])
 def test_end_is_passed_to_every_callback(error: ModelFailed | None) -> None:
-    stream, told = make_stream(), []
-    stream.on_done(lambda: told.append((stream.done, "before")))
+    stream, received = make_stream(), []
+    stream.on_done(lambda: received.append((stream.done, "before")))
     play(stream, error)
-    stream.on_done(lambda: told.append((stream.done, "after")))
-    assert told == [(True, "before"), (True, "after")]
+    stream.on_done(lambda: received.append((stream.done, "after")))
+    assert received == [(True, "before"), (True, "after")]

@@ -23,19 +23,19 @@ def failed(first: Exception, then: Exception) -> Exception:
         return error
 
 
-def told(error: Exception) -> str:
+def explained(error: Exception) -> str:
     return explain(WorkerDied("execute", 1, words_of(error)))
 
 
 def test_error_of_ours_is_shown_without_its_traceback() -> None:
-    assert told(failed(OSError("gone"), ConfigError("it is not there"))) == "execute: it is not there"
+    assert explained(failed(OSError("gone"), ConfigError("it is not there"))) == "execute: it is not there"
 
 
 def test_last_error_of_a_chain_is_shown() -> None:
     error = failed(ConfigError("no such folder"), ConfigError("the draft model: no such folder\nlook again"))
-    assert told(error) == "execute: the draft model: no such folder\nlook again"
+    assert explained(error) == "execute: the draft model: no such folder\nlook again"
 
 
 def test_other_errors_are_shown_completely() -> None:
-    assert "ValueError: what is this" in told(failed(KeyError("key"), ValueError("what is this")))
+    assert "ValueError: what is this" in explained(failed(KeyError("key"), ValueError("what is this")))
     assert explain(TriptychError("no")) == "no"

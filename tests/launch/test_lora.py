@@ -20,12 +20,12 @@ def fixture_module(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_flag_selects_the_adapter_and_a_line_may_select_another(triptych: Triptych, module: str) -> None:
     with Driver("hash-lm", lora_modules=[module]) as driver:
-        said = [driver.generate("x", max_tokens=5, lora=name) for name in ("", "rude")]
-        assert [each.token_ids for each in said] == [expected([121], 5), expected([121], 5, adapter=1)]
+        output = [driver.generate("x", max_tokens=5, lora=name) for name in ("", "rude")]
+        assert [each.token_ids for each in output] == [expected([121], 5), expected([121], 5, adapter=1)]
         lines = b'{"prompt": "x", "lora": ""}\nx'
         flags = ("--connect", str(driver.run_dir), "--lora", "rude", "--max-tokens", "5")
         outcome = triptych("generate", *flags, "--raw", "--format", "jsonl", stdin=lines)
-        assert [json.loads(line)["text"] for line in outcome.out.splitlines()] == [each.text for each in said]
+        assert [json.loads(line)["text"] for line in outcome.out.splitlines()] == [each.text for each in output]
         question = [{"role": "user", "content": "x"}]
         answer = driver.generate(messages=question, max_tokens=5, lora="rude").text
         assert triptych("chat", *flags, stdin=b"x\n").out == printable(answer) + "\n"

@@ -163,8 +163,8 @@ def test_batch_is_resumed(run_batch: Callable[..., Outcome], tmp_path: Path) -> 
     assert "2 of 5 requests are already answered" in outcome.err
     assert "3 of 3 requests answered" in outcome.err
     assert kept < set(output.read_text().splitlines(keepends=True))
-    said = {name: row["body"]["choices"][0]["token_ids"] for name, row in rows_in(output).items()}
-    assert said == {f"{number}": expected([number], 3) for number in range(1, 6)}
+    outputs = {name: row["body"]["choices"][0]["token_ids"] for name, row in rows_in(output).items()}
+    assert outputs == {f"{number}": expected([number], 3) for number in range(1, 6)}
     before = output.read_bytes()
     assert run_batch(text_of(*requests), "--resume").code == 0
     assert output.read_bytes() == before

@@ -9,7 +9,7 @@ import pytest
 from tests.launch.conftest import Outcome, Triptych
 
 
-def said(outcome: Outcome) -> str:
+def error_line(outcome: Outcome) -> str:
     """The error in one line, without the box around it."""
     assert outcome.code == 2
     return " ".join(outcome.err.replace("│", " ").split())
@@ -34,7 +34,7 @@ def test_wrong_variable_is_refused_with_its_name(
     triptych: Triptych, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
 ) -> None:
     monkeypatch.setenv(f"TRIPTYCH_{variable}", value)
-    assert words in said(triptych("generate", "hi", "--model", "hash-lm"))
+    assert words in error_line(triptych("generate", "hi", "--model", "hash-lm"))
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_wrong_line_of_a_file_is_refused_with_the_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.toml").write_text(toml)
-    assert words in said(triptych("info", "hash-lm", "--config", "own.toml"))
+    assert words in error_line(triptych("info", "hash-lm", "--config", "own.toml"))
 
 
 def test_error_in_a_flag_does_not_blame_the_environment(triptych: Triptych, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPTYCH_NUM_PAGES", "64")
     monkeypatch.setenv("TRIPTYCH_MODEL", "hash-lm")
-    assert said(triptych("info", "--num-pages", "1")).startswith("error: num_pages is 1")
-    assert said(triptych("info", "")) == "error: model is empty"
+    assert error_line(triptych("info", "--num-pages", "1")).startswith("error: num_pages is 1")
+    assert error_line(triptych("info", "")) == "error: model is empty"

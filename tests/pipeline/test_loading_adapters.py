@@ -23,7 +23,7 @@ from triptych.protocol.errors import ConfigError, InvalidRequest
 PROMPT = list(range(40, 140))
 
 
-def said(driver: Driver, name: str) -> list[int]:
+def generated_by(driver: Driver, name: str) -> list[int]:
     return driver.generate([1, 2], max_tokens=4, lora=name).token_ids
 
 
@@ -52,7 +52,7 @@ def test_adapter_is_loaded_used_and_unloaded_while_streams_continue(driver: Driv
     assert driver.unload_adapter("new") > 0
     assert waiting.result(30).token_ids == expected(PROMPT, 50, adapter=2), "accepted requests were answered"
     with pytest.raises(InvalidRequest, match="lora is 'new', known are: fixed"):
-        said(driver, "new")
+        generated_by(driver, "new")
     for number, stream in enumerate(streams):
         assert stream.result(30).token_ids == expected(PROMPT, 300, adapter=number)
     assert list(driver.info()["model"]["adapters"]) == ["fixed"]
@@ -75,7 +75,7 @@ def test_impossible_load_is_an_error_and_restarts_nothing(
     with pytest.raises(ConfigError, match=why):
         change(driver, folder)
     assert driver.pids == pids
-    assert said(driver, "fixed") == expected([1, 2], 4, adapter=1)
+    assert generated_by(driver, "fixed") == expected([1, 2], 4, adapter=1)
 
 
 def test_adapter_that_cannot_be_unloaded_stays(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_adapter_that_cannot_be_unloaded_stays(driver: Driver, folder: Path, mon
         patch.setattr(replacing, "replace_worker", fail)
         with pytest.raises(ConfigError, match="no room"):
             driver.unload_adapter("new")
-    assert said(driver, "new") == expected([1, 2], 4, adapter=2)
+    assert generated_by(driver, "new") == expected([1, 2], 4, adapter=2)
     driver.unload_adapter("new")
 
 
@@ -121,7 +121,7 @@ def test_adapter_is_available_only_once_the_next_driver_would_know_it(
 
     def kept(*arguments: Any) -> None:
         with pytest.raises(InvalidRequest, match="lora is 'new'"):
-            said(driver, "new")
+            generated_by(driver, "new")
         was_refused.append(True)
         keep(*arguments)
 
@@ -129,14 +129,14 @@ def test_adapter_is_available_only_once_the_next_driver_would_know_it(
         patch.setattr(LoadedAdapters, "keep", kept)
         driver.load_adapter("new", folder)
     assert was_refused
-    assert said(driver, "new") == expected([1, 2], 4, adapter=2)
+    assert generated_by(driver, "new") == expected([1, 2], 4, adapter=2)
     driver.unload_adapter("new")
 
 
 def test_adapter_being_unloaded_is_refused_by_a_restarted_worker_too(driver: Driver, folder: Path) -> None:
     def is_refused() -> bool:
         try:
-            said(driver, "new")
+            generated_by(driver, "new")
         except InvalidRequest:
             return True
         return False
@@ -191,7 +191,7 @@ def test_removed_adapter_of_open_requests_is_an_error(folder: Path, tmp_path: Pa
         assert len(second.client.resume("kept").result(30).token_ids) == 400
     make_nominal_adapter(own, b"other weights")
     with hash_driver(**options) as third:
-        assert said(third, "own") == expected([1, 2], 4, adapter=1)
+        assert generated_by(third, "own") == expected([1, 2], 4, adapter=1)
 
 
 def test_adapter_refused_by_execute_disturbs_no_request(tmp_path: Path) -> None:

@@ -164,13 +164,15 @@ def test_real_model_continues_with_its_adapter_after_a_kill(tmp_path: Path) -> N
     checkpoint = make_tiny_model("llama", tmp_path / "model")
     adapter = make_adapter(tmp_path / "a", checkpoint)
     model: Any = AutoModelForCausalLM.from_pretrained(merge(checkpoint, adapter, tmp_path / "merged"))
-    said = model.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=60, eos_token_id=None, pad_token_id=0)
+    output = model.generate(
+        torch.tensor([PROMPT]), do_sample=False, max_new_tokens=60, eos_token_id=None, pad_token_id=0
+    )
     prove(checkpoint, lora_modules=(f"a={adapter}",))
     with Driver(str(checkpoint), num_pages=64, lora_modules=[f"a={adapter}"]) as driver:
         stream = driver.submit(PROMPT, max_tokens=60, ignore_eos=True, lora="a")
         next(iter(stream))
         kill(driver, "execute")
-        assert stream.result(60).token_ids == said[0, len(PROMPT) :].tolist()
+        assert stream.result(60).token_ids == output[0, len(PROMPT) :].tolist()
         assert list(driver.info()["model"]["adapters"]) == ["a"]
 
 

@@ -44,7 +44,7 @@ def driver(_driver: Driver) -> Iterator[Driver]:
     assert_quiet(_driver)
 
 
-def innocents(driver: Driver, num_tokens: int = 300) -> Iterator[None]:
+def unaffected_requests(driver: Driver, num_tokens: int = 300) -> Iterator[None]:
     """Start other requests, let the test run, and then prove that they were not affected."""
     rng = random.Random(5)
     prompts = [random_prompt(rng) for _ in range(NUM_INNOCENTS)]
@@ -61,7 +61,7 @@ def restarts(driver: Driver, role: str) -> int:
 
 @pytest.mark.parametrize("kind", [ABORT, SEGV, EXIT, HANG], ids=["abort", "segv", "exit", "hang"])
 def test_request_that_crashes_execute_is_poisoned_after_two_crashes(driver: Driver, kind: int) -> None:
-    others, deaths = innocents(driver), restarts(driver, "execute")
+    others, deaths = unaffected_requests(driver), restarts(driver, "execute")
     next(others)
     poison = driver.submit([5, SPARE, kind], max_tokens=10)
     with pytest.raises(Poisoned, match="twice"):
@@ -102,7 +102,7 @@ def test_suspected_beam_search_runs_alone_as_a_whole_and_continues(driver: Drive
 
 @pytest.mark.parametrize("kind", [RAISE, NAN, MEMORY], ids=["raise", "nan", "memory"])
 def test_request_whose_step_raises_fails_alone_without_a_restart(driver: Driver, kind: int) -> None:
-    others, deaths = innocents(driver), restarts(driver, "execute")
+    others, deaths = unaffected_requests(driver), restarts(driver, "execute")
     next(others)
     poison = driver.submit([5, SPARE, kind], max_tokens=10)
     with pytest.raises(ModelFailed):
@@ -112,7 +112,7 @@ def test_request_whose_step_raises_fails_alone_without_a_restart(driver: Driver,
 
 
 def test_poison_in_the_middle_of_an_answer_is_identified(driver: Driver) -> None:
-    others = innocents(driver)
+    others = unaffected_requests(driver)
     next(others)
     poison = driver.submit([5, SPARE, ABORT, FROM_OUTPUT + 20], max_tokens=50)
     with pytest.raises(Poisoned) as caught:
@@ -122,7 +122,7 @@ def test_poison_in_the_middle_of_an_answer_is_identified(driver: Driver) -> None
 
 
 def test_beam_search_that_crashes_execute_only_with_several_beams_is_identified(driver: Driver) -> None:
-    others, deaths = innocents(driver), restarts(driver, "execute")
+    others, deaths = unaffected_requests(driver), restarts(driver, "execute")
     next(others)
     with pytest.raises(Poisoned, match="twice"):
         driver.submit([5, SPARE, ABORT, FROM_OUTPUT + 2], max_tokens=10, num_beams=3).result(60)
@@ -131,7 +131,7 @@ def test_beam_search_that_crashes_execute_only_with_several_beams_is_identified(
 
 
 def test_three_poisonous_requests_at_once_are_all_identified(driver: Driver) -> None:
-    others = innocents(driver)
+    others = unaffected_requests(driver)
     next(others)
     poisons = [driver.submit([7, SPARE, ABORT, i + 1], max_tokens=10) for i in range(3)]
     for poison in poisons:
@@ -166,7 +166,7 @@ def test_stopped_process_is_replaced_and_no_request_blamed(driver: Driver) -> No
 def test_prompt_that_crashes_prepare_is_refused_under_another_id_too(driver: Driver, kind: str, length: int) -> None:
     if kind == "hang" and length > 10:
         pytest.skip("a thread beside that hangs stops nobody else, and is not a death")
-    others, deaths = innocents(driver), restarts(driver, "prepare")
+    others, deaths = unaffected_requests(driver), restarts(driver, "prepare")
     next(others)
     text = f"<<{kind}>>{deaths}" + "x" * length  # whose worker did not crash before
     for _ in range(2):

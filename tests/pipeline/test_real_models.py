@@ -142,12 +142,12 @@ def test_speculation_changes_no_token_even_after_a_kill(tiny: Driver, folder: Pa
         streams = [driver.submit(text, max_tokens=150, ignore_eos=True, **each) for text, each in texts]
         next(iter(streams[0]))
         os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
-        said = [stream.result(120).token_ids for stream in streams]
+        outputs = [stream.result(120).token_ids for stream in streams]
         again = driver.generate(texts[0][0], max_tokens=150, ignore_eos=True)
         stats = driver.stats()["execute"]
         assert_quiet(driver)
-    assert said == [stream.result(60).token_ids for stream in plain]
-    assert again.token_ids == said[0]
+    assert outputs == [stream.result(60).token_ids for stream in plain]
+    assert again.token_ids == outputs[0]
     assert 0 < stats["accepted_tokens"] <= stats["proposed_tokens"]
 
 
@@ -161,13 +161,13 @@ def test_draft_model_changes_no_token_even_after_a_kill(tmp_path: Path) -> None:
         streams = [driver.submit("ab", **options, **each) for each in params]
         next(iter(streams[0]))
         os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
-        said = [stream.result(120).token_ids for stream in streams]
+        outputs = [stream.result(120).token_ids for stream in streams]
         again = driver.generate("ab", **options)
         stats = driver.stats()["execute"]
         assert_quiet(driver)
         assert not list(driver.run_dir.glob("draft*"))
-    assert said == plain
-    assert again.token_ids == said[0]
+    assert outputs == plain
+    assert again.token_ids == outputs[0]
     assert stats["accepted_tokens"] == stats["proposed_tokens"] > 100
 
 

@@ -43,10 +43,10 @@ def recv_next(connection: Connection, router: Router) -> tuple[bytes, Frame]:
 def recv_all(connection: Connection, router: Router) -> list[m.Abort]:
     """All messages sent until now, delimited by a last message."""
     connection.queue("follow", "last", m.GetStats())
-    said: list[m.Abort] = []
+    messages: list[m.Abort] = []
     while (message := recv_next(connection, router)[1].message) != m.GetStats():
-        said.append(message)
-    return said
+        messages.append(message)
+    return messages
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)

@@ -24,12 +24,12 @@ GROUP = [
 NUM_STORES = 21 * SIZE
 
 
-def seen(journal: Journal) -> list[RequestView]:
+def visible_requests(journal: Journal) -> list[RequestView]:
     views = (read_request(journal, slot) for slot in range(journal.num_records))
     return [view for view in views if view is not None]
 
 
-def begun(folder: Path, num_stores: int) -> Journal:
+def half_written(folder: Path, num_stores: int) -> Journal:
     """A journal of four previously used records, and a prepare that died while it wrote a group."""
     journal = make_journal(folder)
     writer = RequestWriter(journal)
@@ -47,20 +47,20 @@ def begun(folder: Path, num_stores: int) -> Journal:
 
 @pytest.mark.parametrize("num_stores", range(NUM_STORES + 1))
 def test_group_is_visible_as_a_whole_or_not_at_all(tmp_path: Path, num_stores: int) -> None:
-    journal = begun(tmp_path, num_stores)
-    assert [view.record for view in seen(journal)] == (GROUP if num_stores == NUM_STORES else [])
+    journal = half_written(tmp_path, num_stores)
+    assert [view.record for view in visible_requests(journal)] == (GROUP if num_stores == NUM_STORES else [])
 
 
 @pytest.mark.parametrize("num_stores", range(NUM_STORES))
 def test_next_prepare_drops_half_a_group_and_accepts_it_when_it_is_sent_again(tmp_path: Path, num_stores: int) -> None:
-    journal = begun(tmp_path, num_stores)
+    journal = half_written(tmp_path, num_stores)
     writer = RequestWriter(Journal.open(journal.path))
     assert writer.num_free == 4
     assert not {request_of(request_id) for request_id, _ in writer.past_ids()} & {"g"}
     assert not (journal.states() != 0).any()
     writer.accept_all(GROUP, TIMES)
-    assert sorted(view.record.index for view in seen(journal)) == [record.index for record in GROUP]
-    assert len({view.group for view in seen(journal)}) == 1
+    assert sorted(view.record.index for view in visible_requests(journal)) == [record.index for record in GROUP]
+    assert len({view.group for view in visible_requests(journal)}) == 1
 
 
 def test_member_stays_when_others_are_forgotten_first(tmp_path: Path) -> None:
@@ -71,10 +71,10 @@ def test_member_stays_when_others_are_forgotten_first(tmp_path: Path) -> None:
     for key in keys[:0:-1]:
         ReleaseWriter(journal).forget(*key)
         assert writer.recycle(*key)
-    [left] = seen(journal)
+    [left] = visible_requests(journal)
     assert (left.slot, left.generation) == keys[0]
     accept(RequestWriter(journal), journal, make_record("other"))
-    assert {view.record.request_id for view in seen(journal)} == {"g 0", "other"}
+    assert {view.record.request_id for view in visible_requests(journal)} == {"g 0", "other"}
     assert ("g 1", 9) in RequestWriter(journal).past_ids() or ("g 2", 9) in RequestWriter(journal).past_ids()
 
 

@@ -58,11 +58,11 @@ def test_sender_of_an_oversized_frame_is_disconnected_and_may_reconnect(
 ) -> None:
     dealer.send(bytes(FRAME_LIMIT + 1025))
 
-    def heard_again() -> tuple[bytes, bytes] | None:
+    def answered_again() -> tuple[bytes, bytes] | None:
         dealer.send(b"small")
         return router.recv()
 
-    assert eventually(heard_again)[1] == b"small"
+    assert eventually(answered_again)[1] == b"small"
 
 
 def test_oversized_frame_does_not_disturb_others(context: Context, router: Router, dealer: zmq.Socket[bytes]) -> None:

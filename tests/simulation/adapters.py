@@ -66,7 +66,7 @@ def _is_plain(request: Request) -> bool:
 
 
 def _under(request: Request, adapter: int, max_model_len: int) -> Request:
-    said = expected_tokens(
+    output = expected_tokens(
         request.prompt,
         min(request.wire["max_tokens"], max_model_len - len(request.prompt)),
         VOCAB_SIZE,
@@ -74,4 +74,4 @@ def _under(request: Request, adapter: int, max_model_len: int) -> Request:
         seed=request.wire.get("seed", 0),
         adapter=adapter,
     )
-    return make_request(request.request_id, request.wire, said)
+    return make_request(request.request_id, request.wire, output)

@@ -163,9 +163,9 @@ class Checks:
         if end == "stop" and request.may_be_cut and "\ufffd" in str(request.wire.get("stop")):
             return  # a half character at which an abort ended it is shown as U+FFFD, which then is the stop string
         if end in ("stop", "length"):
-            said = (end, reader.token_ids, reader.text)
+            output = (end, reader.token_ids, reader.text)
             expected = [(each.reason, each.token_ids, each.text) for each in reader.expected]
-            self._require(said in expected, f"{name} ended with {said}, expected {expected}")
+            self._require(output in expected, f"{name} ended with {output}, expected {expected}")
         elif end == "abort":
             # A refused client aborts the request accepted from a late repetition of its SUBMIT, and cannot know
             # that another client has taken the id meanwhile.

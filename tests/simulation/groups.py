@@ -66,7 +66,7 @@ def _samples(request: Request, card: ModelCard, size: int) -> list[Request]:
 
 def _sequences(request: Request, answers: list[list[int]]) -> list[Request]:
     ids = [f"{request.request_id} {index}" for index in range(len(answers))]
-    return [make_request(name, request.wire, said) for name, said in zip(ids, answers, strict=True)]
+    return [make_request(name, request.wire, output) for name, output in zip(ids, answers, strict=True)]
 
 
 def _rank(sequence: Request) -> tuple[bool, float]:

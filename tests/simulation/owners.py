@@ -80,8 +80,8 @@ def _stealing(request: Request) -> Action:
             session.ask(m.GetRequests(100)).add_done_callback(lambda future: check_list(future.result()))
 
         def check_list(listed: m.Requests) -> None:
-            said: list[Any] = [*listed.rows, *listed.ended]
-            world.require(not said and not listed.num_left_out, f"{client.name} sees {said}")
+            rows: list[Any] = [*listed.rows, *listed.ended]
+            world.require(not rows and not listed.num_left_out, f"{client.name} sees {rows}")
 
         client.at(world.clock.now_ns, steal)
 

@@ -8,7 +8,7 @@ from triptych.workers.execute.scheduling.proposals import Proposals
 
 
 def tokens_after_a_wrong_proposal_are_sent(patch: Patch) -> None:
-    patch.setattr(Proposals, "check", lambda self, sequence, proposed, said: said[1:])
+    patch.setattr(Proposals, "check", lambda self, sequence, proposed, output: output[1:])
 
 
 def proposals_continue_past_the_last_page(patch: Patch) -> None:

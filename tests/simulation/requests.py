@@ -120,26 +120,26 @@ def random_request(rng: random.Random, request_id: str, card: ModelCard, *, comm
     if rng.random() < 0.15:
         sampling["logprobs"] = rng.randrange(3)
     capacity = min(sampling["max_tokens"], card.max_model_len - len(prompt))
-    said = expected_tokens(
+    output = expected_tokens(
         prompt, capacity, VOCAB_SIZE, temperature=sampling.get("temperature", 0.0), seed=sampling.get("seed", 0)
     )
-    if said and rng.random() < 0.2:
-        sampling["stop_token_ids"] = [rng.choice(said)]
-    elif len(said) > 2 and rng.random() < 0.2:
-        sampling["stop"] = [vocabulary().tokenizer.decode(said[1:3], skip_special_tokens=False)]
+    if output and rng.random() < 0.2:
+        sampling["stop_token_ids"] = [rng.choice(output)]
+    elif len(output) > 2 and rng.random() < 0.2:
+        sampling["stop"] = [vocabulary().tokenizer.decode(output[1:3], skip_special_tokens=False)]
     wire: dict[str, Any] = {"prompt_token_ids": prompt, **sampling, **_circumstances(rng)}
     if rng.random() < 0.05:
         bad = rng.choice(({"top_p": 2.0}, {"nonsense": 1}, {"max_tokens": -1}, {"prompt_token_ids": [VOCAB_SIZE]}))
         return Request(request_id, {**wire, **bad}, prompt, [], [], "", "refused", is_valid=False)
-    return make_request(request_id, wire, said)
+    return make_request(request_id, wire, output)
 
 
 def _killer(rng: random.Random, request_id: str, prompt: list[int], card: ModelCard) -> Request:
     num_said = num_tokens_before_death(prompt) if prompt[0] == EXECUTE_KILLER else 0
     capacity = min(num_said + rng.randrange(1, 4), card.max_model_len - len(prompt))
     wire = {"prompt_token_ids": prompt, "max_tokens": capacity, **_circumstances(rng)}
-    said = expected_tokens(prompt, capacity, VOCAB_SIZE)
-    request = make_request(request_id, wire, said[:num_said])
+    output = expected_tokens(prompt, capacity, VOCAB_SIZE)
+    request = make_request(request_id, wire, output[:num_said])
     if capacity > num_said:
         request.reason = "poisoned"
     return request
@@ -156,14 +156,14 @@ def _circumstances(rng: random.Random) -> dict[str, Any]:
     return wire
 
 
-def make_request(request_id: str, wire: dict[str, Any], said: list[int]) -> Request:
+def make_request(request_id: str, wire: dict[str, Any], output: list[int]) -> Request:
     params = SamplingParams.from_wire({k: v for k, v in wire.items() if k in FIELD_NAMES})
     prompt = wire["prompt_token_ids"]
-    if prompt[0] == POISON and said:
+    if prompt[0] == POISON and output:
         return Request(request_id, wire, prompt, [], [], "", "error")
-    ends = [said.index(token_id) + 1 for token_id in params.stop_token_ids if token_id in said]
-    said = said[: min(ends, default=None)]
+    ends = [output.index(token_id) + 1 for token_id in params.stop_token_ids if token_id in output]
+    output = output[: min(ends, default=None)]
     stream = OutputStream(vocabulary(), params, stop_token_ids=frozenset({0, *params.stop_token_ids}))
-    stream.push(said)
+    stream.push(output)
     stream.finish("length")
-    return Request(request_id, wire, prompt, said, stream.token_ids, stream.text, stream.finish_reason or "")
+    return Request(request_id, wire, prompt, output, stream.token_ids, stream.text, stream.finish_reason or "")

@@ -210,8 +210,8 @@ class World:
             "owners": self.has_owners,
             "loading": self.is_loading,
         }
-        said = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
-        replay = f"python -m tests.simulation --seed {self.seed} {said}"
+        options = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
+        replay = f"python -m tests.simulation --seed {self.seed} {options}"
         return "\n".join([f"seed {self.seed}: {text}", f"(again with: {replay})", *self.log])
 
     def _begin(self) -> None:

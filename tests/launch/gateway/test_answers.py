@@ -50,8 +50,8 @@ def joined(parts: Parts) -> Parts:
     return found
 
 
-def events_of(told: bytes) -> list[Event]:
-    found = [json.loads(event.partition("data: ")[2]) for event in told.decode().split("\n\n")[:-1]]
+def events_of(payload: bytes) -> list[Event]:
+    found = [json.loads(event.partition("data: ")[2]) for event in payload.decode().split("\n\n")[:-1]]
     return [Event(data, None, data["type"]) for data in found]
 
 
@@ -75,6 +75,6 @@ def test_message_events_describe_the_blocks_of_the_complete_message(
     reader = reader_of(parser, is_open)
     writer = BlockWriter(reader)
     parts = [reader.push(piece) for piece in pieces(text, cuts)] + [reader.flush()]
-    told = b"".join(event for each in parts for event in writer.parts(each)) + b"".join(writer.close())
+    payload = b"".join(event for each in parts for event in writer.parts(each)) + b"".join(writer.close())
     whole = reader_of(parser, is_open)
-    assert without_ids(built(events_of(told))) == without_ids(blocks_of(whole.read(text), whole))
+    assert without_ids(built(events_of(payload))) == without_ids(blocks_of(whole.read(text), whole))

@@ -39,9 +39,9 @@ def test_streamed_text_equals_the_complete_text(api: Site) -> None:
 def test_unicode_line_separators_do_not_end_an_event(
     api: Site, path: str, prompt: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = "one\u2028two\x85three\u2029four"
-    Dictation(api, monkeypatch, said)
-    assert text_of(stream(api.http, path, **prompt, max_tokens=60)) == said
+    text = "one\u2028two\x85three\u2029four"
+    Dictation(api, monkeypatch, text)
+    assert text_of(stream(api.http, path, **prompt, max_tokens=60)) == text
 
 
 def test_usage_is_in_the_last_chunk_only_and_only_if_requested(api: Site) -> None:

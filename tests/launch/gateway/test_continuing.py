@@ -9,7 +9,7 @@ import pytest
 from tests.launch.gateway.conftest import Site
 from tests.launch.gateway.scripted import Dictation
 from tests.launch.gateway.sse import events, stream
-from tests.launch.gateway.test_resumed_chats import said
+from tests.launch.gateway.test_resumed_chats import joined_deltas
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
 QUESTION = {"role": "user", "content": "hi"}
@@ -62,8 +62,11 @@ def test_answer_is_what_the_model_adds(
     for index in range(n):
         message = reply["choices"][index]["message"]
         assert (message.get("reasoning", ""), message["content"]) == (thoughts, content)
-        for told in (found, resumed):
-            assert (said(told, index)["reasoning"], said(told, index)["content"]) == (thoughts, content)
+        for received in (found, resumed):
+            assert (joined_deltas(received, index)["reasoning"], joined_deltas(received, index)["content"]) == (
+                thoughts,
+                content,
+            )
     assert [each["max_tokens"] for each in script.asked] == [
         100,
         100,
@@ -86,8 +89,8 @@ def test_echo_returns_the_turn_from_its_beginning(
     asked = continued(first, echo=True)
     message = thinking.ask(CHAT, **asked)["choices"][0]["message"]
     assert (message.get("reasoning", ""), message["content"]) == (thoughts, content)
-    told = said(stream(thinking.http, CHAT, **asked))
-    assert (told["reasoning"], told["content"]) == (thoughts, content)
+    received = joined_deltas(stream(thinking.http, CHAT, **asked))
+    assert (received["reasoning"], received["content"]) == (thoughts, content)
 
 
 def test_added_text_may_be_a_call_or_follow_a_schema(thinking: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def reply(command: str, demo: Site) -> str:
     return done.stdout.decode()
 
 
-def said(reply: str) -> str:
+def text_of_reply(reply: str) -> str:
     """The text of an answer, streamed or complete."""
     events = re.findall(r"^data: (\{.*)", reply, re.MULTILINE) or [reply]
     choices = [choice for event in events for choice in json.loads(event)["choices"]]
@@ -55,7 +55,7 @@ def test_curl_command_gets_an_answer(demo: Site, number: int) -> None:
     if answer.startswith("{"):
         json.loads(answer)
     if re.search("completions|requests/", command):
-        assert said(answer).strip()
+        assert text_of_reply(answer).strip()
 
 
 def test_page_has_commands() -> None:

@@ -194,11 +194,11 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("body", "code", "told"), BROKEN, ids=["a comma", "latin-1"])
-def test_invalid_body_is_refused_with_the_position_of_the_error(api: Site, body: bytes, code: str, told: str) -> None:
+@pytest.mark.parametrize(("body", "code", "reason"), BROKEN, ids=["a comma", "latin-1"])
+def test_invalid_body_is_refused_with_the_position_of_the_error(api: Site, body: bytes, code: str, reason: str) -> None:
     reply = api.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
-    assert told in reply.json()["error"]["message"]
+    assert reason in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain"])

@@ -27,7 +27,7 @@ def api(pipeline: Driver, request: pytest.FixtureRequest) -> Iterator[Site]:
         yield served
 
 
-def said(found: list[Event], index: int = 0) -> dict[str, Any]:
+def joined_deltas(found: list[Event], index: int = 0) -> dict[str, Any]:
     """The deltas of a choice put together, without the ids of calls."""
     whole: dict[str, Any] = {"reasoning": "", "content": "", "tool_calls": [], "finish_reason": None}
     for choice in [c for e in found if e.data != "[DONE]" for c in e.data["choices"] if c["index"] == index]:
@@ -64,12 +64,12 @@ def test_stream_resumed_at_any_event_has_the_rest_once(
     Dictation(api, monkeypatch, text)
     found = stream(api.http, CHAT, messages=MESSAGES, resumable=True, n=n, **asked)
     path = f"/v1/requests/{found[0].data['id']}"
-    wanted = said(stream(api.http, CHAT, messages=MESSAGES, **asked))
+    wanted = joined_deltas(stream(api.http, CHAT, messages=MESSAGES, **asked))
     try:
         for number in range(1, len(found), 1 + len(found) // 20):
             with api.http.stream("GET", path, headers={"last-event-id": found[number - 1].id or ""}) as reply:
                 rest = list(events(reply))
             for index in range(n):
-                assert together(said(found[:number], index), said(rest, index)) == wanted
+                assert together(joined_deltas(found[:number], index), joined_deltas(rest, index)) == wanted
     finally:
         assert api.http.delete(path).status_code == 200

@@ -20,11 +20,11 @@ PROMPT = list(range(1, 201))
 SALTS = (f"salt {number}" for number in itertools.count())  # no test finds another test's prompt in the cache
 
 
-def asked(**more: Any) -> dict[str, Any]:
+def request_body(**more: Any) -> dict[str, Any]:
     return {"prompt": PROMPT, "max_tokens": 20, "temperature": 1.0, "seed": 7, "cache_salt": next(SALTS), **more}
 
 
-def said(index: int, num_tokens: int = 20) -> list[int]:
+def expected_choice(index: int, num_tokens: int = 20) -> list[int]:
     return expected_tokens(PROMPT, num_tokens, VOCAB_SIZE, temperature=1.0, seed=7 + index)
 
 
@@ -46,8 +46,8 @@ def prefilled(api: Site) -> int:
 
 def test_prompt_of_several_choices_is_computed_once(api: Site) -> None:
     before = prefilled(api)
-    reply = api.ask(PATH, **asked(n=4), return_token_ids=True)
-    assert [choice["token_ids"] for choice in reply["choices"]] == [said(index) for index in range(4)]
+    reply = api.ask(PATH, **request_body(n=4), return_token_ids=True)
+    assert [choice["token_ids"] for choice in reply["choices"]] == [expected_choice(index) for index in range(4)]
     usage = reply["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (200, 80)
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0, "pages shared between choices are not cached tokens"
@@ -57,7 +57,7 @@ def test_prompt_of_several_choices_is_computed_once(api: Site) -> None:
 @pytest.mark.parametrize("body", [{"n": 2, "best_of": 5}, {"best_of": 3}], ids=["two of five", "one of three"])
 def test_usage_counts_candidates_that_were_not_chosen(api: Site, body: dict[str, int]) -> None:
     before = prefilled(api)
-    reply = api.ask(PATH, **asked(**body))
+    reply = api.ask(PATH, **request_body(**body))
     assert [choice["index"] for choice in reply["choices"]] == list(range(body.get("n", 1)))
     usage = reply["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (200, 20 * body["best_of"])
@@ -66,7 +66,7 @@ def test_usage_counts_candidates_that_were_not_chosen(api: Site, body: dict[str,
 
 
 def test_streamed_choices_have_their_logprobs_and_one_usage(api: Site) -> None:
-    wanted = asked(n=3, logprobs=2)
+    wanted = request_body(n=3, logprobs=2)
     whole = api.ask(PATH, **wanted)
     found = stream(api.http, PATH, **wanted, stream_options={"include_usage": True})
     for index, choice in enumerate(whole["choices"]):
@@ -80,7 +80,7 @@ def test_streamed_choices_have_their_logprobs_and_one_usage(api: Site) -> None:
 
 def test_continuous_usage_counts_each_prompt_once(api: Site) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    found = stream(api.http, PATH, **asked(prompt=[PROMPT, [1, 2, 3]], n=2), stream_options=options)
+    found = stream(api.http, PATH, **request_body(prompt=[PROMPT, [1, 2, 3]], n=2), stream_options=options)
     assert {event.data["usage"]["prompt_tokens"] for event in found[:-1]} == {203}
     assert found[-2].data["usage"]["completion_tokens"] == 80
 
@@ -96,7 +96,7 @@ LONG = {"max_tokens": 120, "n": 3, "resumable": True, "stream": True}
 
 def begin(api: Site, num_events: int, **body: Any) -> list[Event]:
     """The first events of a connection that is then closed."""
-    with api.http.stream("POST", PATH, json={**asked(**LONG), **body}) as reply:
+    with api.http.stream("POST", PATH, json={**request_body(**LONG), **body}) as reply:
         return [event for event, _ in zip(events(reply), range(num_events), strict=False)]
 
 
@@ -115,12 +115,12 @@ def test_every_choice_continues_where_it_stopped(slow: Driver) -> None:
         found = rest(api, request_id, offset=known)
         for index in range(3):
             text = text_of(first, index) + text_of(found, index)
-            assert text == api.gateway.words.decode(said(index, 120))
+            assert text == api.gateway.words.decode(expected_choice(index, 120))
         usage = found[-2].data["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (200, 360)
         again = api.http.get(f"/v1/requests/{request_id}", params={"stream": False}).json()
         assert [choice["text"] for choice in again["choices"]] == [
-            api.gateway.words.decode(said(index, 120)) for index in range(3)
+            api.gateway.words.decode(expected_choice(index, 120)) for index in range(3)
         ]
         assert api.http.delete(f"/v1/requests/{request_id}").json()["deleted"] is True
         eventually(lambda: api.http.get(f"/v1/requests/{request_id}").status_code == 404)
@@ -128,7 +128,10 @@ def test_every_choice_continues_where_it_stopped(slow: Driver) -> None:
 
 
 def test_delete_aborts_every_choice_and_disconnects_the_readers_of_single_ones(slow: Driver) -> None:
-    with site(slow.run_dir) as api, api.http.stream("POST", PATH, json={**asked(**LONG), "max_tokens": 3000}) as reply:
+    with (
+        site(slow.run_dir) as api,
+        api.http.stream("POST", PATH, json={**request_body(**LONG), "max_tokens": 3000}) as reply,
+    ):
         reading = events(reply)
         request_id = next(reading).data["id"]
         assert api.http.delete(f"/v1/requests/{request_id}").status_code == 200
@@ -157,7 +160,7 @@ ENDS_ELSEWHERE = ("aborted", "unknown_id", "duplicate_id")
 
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
 def test_choices_that_cannot_be_resumed_are_deleted_by_their_id(slow: Driver, path: str) -> None:
-    body = {**asked(**LONG), "max_tokens": 3000, "resumable": False}
+    body = {**request_body(**LONG), "max_tokens": 3000, "resumable": False}
     if path != PATH:
         body["messages"] = [{"role": "user", "content": body.pop("prompt") and "hi"}]
     with site(slow.run_dir) as api, site(slow.run_dir) as other, api.http.stream("POST", path, json=body) as reply:

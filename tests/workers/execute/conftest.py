@@ -26,7 +26,7 @@ def quick_interpreter() -> Iterator[None]:
     launch, patch_language = interpreter.GridExecutor.__call__, interpreter._patch_lang
     patched: set[int] = set()  # namespaces of the modules patched by the current launch
 
-    def launch_anew(self: Any, *args: Any, **kwargs: Any) -> None:
+    def launch_patched(self: Any, *args: Any, **kwargs: Any) -> None:
         patched.clear()
         launch(self, *args, **kwargs)
 
@@ -40,7 +40,7 @@ def quick_interpreter() -> Iterator[None]:
             raise interpreter.InterpreterError(repr(error)) from error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.GridExecutor, "__call__", launch_anew)
+        patch.setattr(interpreter.GridExecutor, "__call__", launch_patched)
         patch.setattr(interpreter.InterpretedFunction, "__call__", call)
         yield
 

@@ -54,15 +54,15 @@ def test_steps_with_only_tokens_are_written_together(tmp_path: Path) -> None:
     for step in steps:
         books.record(step)
     assert books.num_unwritten == 4
-    assert [len(said(journal, view)) for view in views] == [1, 1], "a step with a prompt is written at once"
+    assert [len(tokens_of(journal, view)) for view in views] == [1, 1], "a step with a prompt is written at once"
     rows = books.take_rows()
     assert books.num_unwritten == 0
     for row, view in enumerate(views):
         tokens = [step.progress.token_ids[row] for step in steps]
-        assert said(journal, view) == tokens
+        assert tokens_of(journal, view) == tokens
         assert read_times(journal, view, 5).tokens_ns.tolist() == [step.collected_at for step in steps]
-        told = [zip(part.slots, part.indices, part.token_ids, strict=True) for part in rows]
-        assert [(i, t) for part in told for slot, i, t in part if slot == view.slot] == list(enumerate(tokens))
+        received = [zip(part.slots, part.indices, part.token_ids, strict=True) for part in rows]
+        assert [(i, t) for part in received for slot, i, t in part if slot == view.slot] == list(enumerate(tokens))
 
 
 def test_pending_tokens_are_written_before_an_end(tmp_path: Path) -> None:
@@ -76,12 +76,12 @@ def test_pending_tokens_are_written_before_an_end(tmp_path: Path) -> None:
     key = view.slot, view.generation
     engine.release(key)
     books.drop(key)
-    assert [len(said(journal, each)) for each in (view, other)] == [3, 3]
+    assert [len(tokens_of(journal, each)) for each in (view, other)] == [3, 3]
     assert read_finish(journal, *key) == ("abort", "")
     books.record(next_step(engine))
     assert books.num_unwritten == 1
     books.take_rows()
-    assert [len(said(journal, each)) for each in (view, other)] == [3, 4]
+    assert [len(tokens_of(journal, each)) for each in (view, other)] == [3, 4]
 
 
 def next_step(engine: Engine) -> StepOutputs:
@@ -90,7 +90,7 @@ def next_step(engine: Engine) -> StepOutputs:
     return outputs
 
 
-def said(journal: Journal, view: RequestView) -> list[int]:
+def tokens_of(journal: Journal, view: RequestView) -> list[int]:
     tokens = read_tokens(journal, view)
     assert tokens is not None
     return [int(token) for token in tokens]

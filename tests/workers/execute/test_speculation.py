@@ -30,7 +30,7 @@ from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepResult
 
 
-def saying(tokens: list[int]) -> Sequence:
+def sequence_with(tokens: list[int]) -> Sequence:
     sequence = make_sequence(num_tokens=len(tokens), max_tokens=50)
     sequence.tokens[: len(tokens)] = tokens
     return sequence
@@ -49,16 +49,16 @@ def wrong(sequence: Sequence, max_tokens: int) -> list[int]:
 def run(*sequences: Sequence, propose: Propose = truth, **options: Any) -> tuple[Engine, dict[Any, list[int]], int]:
     """The engine, the tokens of every sequence, and the number of steps."""
     engine = make_engine(*sequences, propose=propose, **{"num_speculative_tokens": 4, "page_size": 64, **options})
-    said: dict[Any, list[int]] = {sequence.key: [] for sequence in sequences}
+    answers: dict[Any, list[int]] = {sequence.key: [] for sequence in sequences}
     num_steps = 0
     while (step := engine.step()) is not None:
         num_steps += 1
         for key, index, token in zip(
             step.progress.keys, step.progress.token_indices, step.progress.token_ids, strict=True
         ):
-            assert index == len(said[key])
-            said[key].append(token)
-    return engine, said, num_steps
+            assert index == len(answers[key])
+            answers[key].append(token)
+    return engine, answers, num_steps
 
 
 @pytest.mark.parametrize(
@@ -75,27 +75,27 @@ def run(*sequences: Sequence, propose: Propose = truth, **options: Any) -> tuple
     ],
 )
 def test_tokens_after_an_earlier_match_are_proposed(tokens: list[int], following: list[int]) -> None:
-    assert look_up(saying(tokens), 3) == following
+    assert look_up(sequence_with(tokens), 3) == following
 
 
 def test_matches_are_searched_only_in_existing_tokens() -> None:
     """The array beyond the last token is not filled yet."""
-    sequence = saying([5, 6, 9, 5, 6])
+    sequence = sequence_with([5, 6, 9, 5, 6])
     sequence.num_tokens = 2
     assert look_up(sequence, 3) == []
 
 
 def test_right_proposals_save_steps() -> None:
-    engine, said, num_steps = run(make_sequence(max_tokens=21))
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=21))}
+    engine, answers, num_steps = run(make_sequence(max_tokens=21))
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=21))}
     assert num_steps == 1 + 4  # the prompt's, and five tokens in each later one
     assert (engine.stats.num_proposed_tokens, engine.stats.num_accepted_tokens) == (16, 16)
     assert engine.history.summary().mean_batch_tokens == 5
 
 
 def test_wrong_proposals_change_nothing_and_become_rare() -> None:
-    engine, said, num_steps = run(make_sequence(max_tokens=60), propose=wrong)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=60))}
+    engine, answers, num_steps = run(make_sequence(max_tokens=60), propose=wrong)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=60))}
     assert num_steps == 60
     assert engine.stats.num_accepted_tokens == 0
     assert engine.stats.num_proposed_tokens < 60
@@ -105,8 +105,8 @@ def test_wrong_proposals_change_nothing_and_become_rare() -> None:
 def test_expensive_proposals_are_made_less_often(cost: float, num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are right; a proposal that takes as long as a step is useless."""
     monkeypatch.setattr(Told, "cost", cost)
-    _, said, taken = run(make_sequence(max_tokens=300), num_pages=200)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=300))}
+    _, answers, taken = run(make_sequence(max_tokens=300), num_pages=200)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=300))}
     assert taken <= num_steps
     assert (taken == 300) == (cost >= 1.0)
 
@@ -117,20 +117,20 @@ def test_tokens_up_to_the_first_wrong_one_are_accepted() -> None:
 
     scheduler = make_scheduler(make_sequence(max_tokens=20), propose=nearly, num_speculative_tokens=4, page_size=64)
     sequence = scheduler.live[0, 0]
-    said = expected_output(make_sequence(max_tokens=20))
-    advance(scheduler, token_id=said[0])
+    answers = expected_output(make_sequence(max_tokens=20))
+    advance(scheduler, token_id=answers[0])
     plan = scheduler.plan()
     assert plan is not None
-    assert plan.chunks == (Chunk((0, 0), 5, 5, True, (*said[1:3], *plan.chunks[0].proposed[2:])),)
-    progress = scheduler.apply(plan, [said[1], said[2], said[3], 1, 1])
-    assert (progress.token_ids, progress.token_indices) == (said[1:4], [1, 2, 3])
+    assert plan.chunks == (Chunk((0, 0), 5, 5, True, (*answers[1:3], *plan.chunks[0].proposed[2:])),)
+    progress = scheduler.apply(plan, [answers[1], answers[2], answers[3], 1, 1])
+    assert (progress.token_ids, progress.token_indices) == (answers[1:4], [1, 2, 3])
     assert (sequence.num_tokens, sequence.num_computed_tokens) == (9, 8)
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 def test_proposals_continue_into_the_next_pages(page_size: int) -> None:
-    _, said, num_steps = run(make_sequence(max_tokens=31), page_size=page_size)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=31))}
+    _, answers, num_steps = run(make_sequence(max_tokens=31), page_size=page_size)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=31))}
     assert num_steps == 1 + 6
 
 
@@ -149,20 +149,20 @@ def test_no_sequence_is_preempted_for_proposals(num_pages: int, propose: Propose
 
 
 def test_stop_token_among_the_proposals_ends_the_answer() -> None:
-    said = expected_output(make_sequence(max_tokens=30))
-    stop = next(token for index, token in enumerate(said) if index > 3 and token not in said[:index])
+    answers = expected_output(make_sequence(max_tokens=30))
+    stop = next(token for index, token in enumerate(answers) if index > 3 and token not in answers[:index])
     stops = make_sequence(max_tokens=30, stop_ids=frozenset({stop}))
     _, outputs, _ = run(stops)
-    assert outputs == {(0, 0): said[: said.index(stop) + 1]}
+    assert outputs == {(0, 0): answers[: answers.index(stop) + 1]}
     assert stops.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 7])
 def test_nothing_is_proposed_beyond_the_last_token(limit: int) -> None:
-    _, said, _ = run(make_sequence(max_tokens=limit))
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=limit))}
-    _, said, _ = run(make_sequence(num_tokens=5, max_tokens=30), max_model_len=5 + limit)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=30))[:limit]}
+    _, answers, _ = run(make_sequence(max_tokens=limit))
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=limit))}
+    _, answers, _ = run(make_sequence(num_tokens=5, max_tokens=30), max_model_len=5 + limit)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=30))[:limit]}
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ class Failing(HashRunner):
 
 def test_proposal_that_fails_the_model_fails_no_sequence() -> None:
     """It may be a token that would never be sampled. If it is sampled, the step that computes it alone fails."""
-    _, said, num_steps = run(make_sequence(max_tokens=21), runner=Failing)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=21))}
+    _, answers, num_steps = run(make_sequence(max_tokens=21), runner=Failing)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=21))}
     assert num_steps == 1 + 10
 
 
@@ -245,8 +245,8 @@ class Spoiling(HashRunner):
 
 
 def test_proposal_that_spoils_the_token_before_it_fails_no_sequence() -> None:
-    engine, said, num_steps = run(make_sequence(max_tokens=6), runner=Spoiling)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=6))}
+    engine, answers, num_steps = run(make_sequence(max_tokens=6), runner=Spoiling)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=6))}
     assert num_steps == 6
     assert engine.stats.num_proposed_tokens
 
@@ -262,10 +262,10 @@ class Raising(HashRunner):
 
 def test_step_with_proposals_is_halved_like_any_other() -> None:
     sequences = make_sequences(3, max_tokens=21)
-    _, said, _ = run(*sequences, runner=Raising)
+    _, answers, _ = run(*sequences, runner=Raising)
     for sequence in sequences:
         expected = expected_output(make_sequence(sequence.key[0], max_tokens=21))
-        assert said[sequence.key] == expected[: 5 if sequence.key == (1, 0) else 21]
+        assert answers[sequence.key] == expected[: 5 if sequence.key == (1, 0) else 21]
     assert [s.finish_reason for s in sequences] == ["length", "error", "length"]
 
 
@@ -279,14 +279,14 @@ class OneByOne(HashRunner):
 
 
 def test_proposals_that_make_a_step_raise_fail_no_sequence() -> None:
-    _, said, num_steps = run(make_sequence(max_tokens=6), runner=OneByOne)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=6))}
+    _, answers, num_steps = run(make_sequence(max_tokens=6), runner=OneByOne)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=6))}
     assert num_steps == 6
 
 
 def test_prefixes_completed_by_proposals_are_found_by_others() -> None:
     first = make_sequence(num_tokens=4, max_tokens=13)
-    engine, said, _ = run(first, page_size=4, prefix_cache=True, num_speculative_tokens=3)
+    engine, answers, _ = run(first, page_size=4, prefix_cache=True, num_speculative_tokens=3)
     second = make_sequence(1, num_tokens=17, max_tokens=4)
     second.tokens[:17] = first.tokens[:17]
     engine.add(second)
@@ -294,7 +294,7 @@ def test_prefixes_completed_by_proposals_are_found_by_others() -> None:
         pass
     assert second.num_cached_tokens == 16
     assert second.output_tokens.tolist() == expected_output(second)
-    assert len(said[first.key]) == 13
+    assert len(answers[first.key]) == 13
 
 
 def test_random_schedules_give_the_same_tokens() -> None:

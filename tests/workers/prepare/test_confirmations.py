@@ -30,12 +30,12 @@ def world() -> Iterator[World]:
         yield world
 
 
-def make_prepare(world: World, monkeypatch: pytest.MonkeyPatch, said: list[m.Accepted]) -> Prepare:
+def make_prepare(world: World, monkeypatch: pytest.MonkeyPatch, sent: list[m.Accepted]) -> Prepare:
     prepare = Worker(world, "prepare")._build()
     assert isinstance(prepare, Prepare)
     frames = iter([(b"peer", FRAME)])
     monkeypatch.setattr(prepare._router, "recv", lambda: next(frames, None))
-    monkeypatch.setattr(prepare._router, "send", lambda _, message: said.append(message))
+    monkeypatch.setattr(prepare._router, "send", lambda _, message: sent.append(message))
     return prepare
 
 
@@ -43,11 +43,11 @@ def test_slow_flush_extends_the_patience_and_accepted_is_sent_after_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the usual patience the worker was killed, and the next one for the same disk."""
-    said, patience = list[m.Accepted](), list[int]()
-    prepare, page = make_prepare(world, monkeypatch, said), world.board.worker("prepare")
+    sent, patience = list[m.Accepted](), list[int]()
+    prepare, page = make_prepare(world, monkeypatch, sent), world.board.worker("prepare")
 
     def flush() -> None:
-        assert not said
+        assert not sent
         assert world.clock.monotonic_ns() - page.progress_ns < 1_000_000  # progress counts from here
         world.clock.advance_to(world.clock.now_ns + 4_000_000_000)
         patience.append(page.patience_ns)
@@ -55,14 +55,14 @@ def test_slow_flush_extends_the_patience_and_accepted_is_sent_after_it(
     monkeypatch.setattr(prepare._context.journal, "flush", flush)
     prepare.turn()
     assert patience == [int(FLUSH_S * 1e9)]
-    assert [message.request_id for message in said] == ["a"]
+    assert [message.request_id for message in sent] == ["a"]
     assert page.patience_ns == USUAL_NS
     assert world.clock.monotonic_ns() - page.progress_ns < 1_000_000
 
 
 def test_failed_flush_resets_the_patience(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = list[m.Accepted]()
-    prepare = make_prepare(world, monkeypatch, said)
+    sent = list[m.Accepted]()
+    prepare = make_prepare(world, monkeypatch, sent)
 
     def flush() -> None:
         raise JournalError("/disk cannot be written: Input/output error")
@@ -70,5 +70,5 @@ def test_failed_flush_resets_the_patience(world: World, monkeypatch: pytest.Monk
     monkeypatch.setattr(prepare._context.journal, "flush", flush)
     with pytest.raises(JournalError):
         prepare.turn()
-    assert not said
+    assert not sent
     assert world.board.worker("prepare").patience_ns == USUAL_NS

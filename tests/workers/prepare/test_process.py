@@ -132,16 +132,16 @@ class Refusals:
     """A prepare, and its replies as clients read them."""
 
     def __init__(self, world: World, patch: pytest.MonkeyPatch) -> None:
-        self.prepare, self.said = make_prepare(world), list[m.Rejected]()
+        self.prepare, self.sent = make_prepare(world), list[m.Rejected]()
         patch.setattr(self.prepare._router, "send", self._send)
 
     def _send(self, _: bytes, message: m.Rejected) -> bool:
-        self.said.append(decode(encode(message)).message)
+        self.sent.append(decode(encode(message)).message)
         return True
 
     def recv(self) -> str:
         self.prepare._on_frame_alone(b"peer", FRAME)
-        return self.said[-1].message
+        return self.sent[-1].message
 
 
 def test_reason_that_cannot_be_encoded_is_replaced(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_error_after_tokenizing_fails_one_request(world: World, monkeypatch: pyt
 
     monkeypatch.setattr(prepare, "_accept", fail)
     prepare._finish(results[0], Admission(np.array([1, 2, 3], np.int32), 0, 1))
-    [refused] = refusals.said
+    [refused] = refusals.sent
     assert (refused.request_id, refused.code) == ("a", "request_failed")
     assert refused.message == "the request could not be accepted: UnicodeEncodeError"
     prepare._on_frame_alone(b"peer", FRAME)
@@ -179,14 +179,14 @@ def test_requests_tokenized_together_respect_the_limits(
     """Chats, for example: when the last of them is received, none has been accepted yet."""
     service = replace(world.config.service, max_queue=limits[0], max_client_requests=limits[1])
     world.config = replace(world.config, service=service)
-    prepare, begun, said = make_prepare(world), list[Any](), list[Any]()
+    prepare, begun, sent = make_prepare(world), list[Any](), list[Any]()
     monkeypatch.setattr(prepare._tokenizing, "begin", begun.append)
-    monkeypatch.setattr(prepare._router, "send", lambda _, message: said.append(message))
+    monkeypatch.setattr(prepare._router, "send", lambda _, message: sent.append(message))
     for request_id in ("a", "b"):
         prepare._on_frame_alone(b"peer", encode(m.Submit(request_id, {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
     for intake in begun:
         prepare._finish(intake, Admission(np.array([1, 2, 3], np.int32), 0, 1))
-    accepted, refused = said
+    accepted, refused = sent
     assert isinstance(accepted, m.Accepted)
     assert (refused.request_id, refused.code) == ("b", "overloaded")
     assert prepare._ids.seen("b", 0) is None, "it may be sent again"
@@ -209,11 +209,11 @@ def test_partly_dispatched_search_is_dispatched_completely(world: World) -> None
 
 def test_request_in_the_tokenizer_when_a_stop_begins_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """If accepted, it could be ended at once, because the driver saw no open requests."""
-    prepare, said = make_prepare(world), list[Any]()
-    monkeypatch.setattr(prepare._router, "send", lambda _, message: said.append(message))
+    prepare, sent = make_prepare(world), list[Any]()
+    monkeypatch.setattr(prepare._router, "send", lambda _, message: sent.append(message))
     intakes: list[Any] = []
     monkeypatch.setattr(prepare._tokenizing, "begin", intakes.append)
     prepare._on_frame_alone(b"peer", encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
     world.board.begin_drain()
     prepare._finish(intakes[0], Admission(np.array([1, 2, 3], np.int32), 0, 1))
-    assert [(message.request_id, message.code) for message in said] == [("a", "draining")]
+    assert [(message.request_id, message.code) for message in sent] == [("a", "draining")]

@@ -21,16 +21,16 @@ from triptych.workers.summarize.process import Summarize
 
 def answers_to(body: Summarize, monkeypatch: pytest.MonkeyPatch, frame: m.Follow) -> list[Any]:
     """Its answers to this frame."""
-    said: list[Any] = []
+    replies: list[Any] = []
 
     def deliver(_: bytes, message: Any) -> bool:
-        said.append(message)
+        replies.append(message)
         return True
 
     monkeypatch.setattr(body._router, "deliver", deliver)
     body._on_frame_safely(b"client", encode(frame))
     body.turn()
-    return said
+    return replies
 
 
 def test_many_unknown_ids_in_one_frame_cost_one_scan_of_the_journal(

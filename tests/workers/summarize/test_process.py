@@ -92,7 +92,7 @@ def test_end_is_kept_for_one_more_lease(world: World) -> None:
     body = begin(world)
     follow(body)
     turn_after(world, body, LEASE_NS * 3 // 4)
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     TokenWriter(world.journal).finish(*KEY, "length")
     turn_after(world, body, LEASE_NS // 5)
     assert read_release(world.journal, *KEY) == (1, "length")
@@ -118,7 +118,7 @@ def test_damaged_record_is_logged_once_and_used_once_it_is_valid(
 # -- several tokens of a sequence at once
 
 
-def told(*rows: tuple[int, int, int]) -> m.StepDone:
+def step_done(*rows: tuple[int, int, int]) -> m.StepDone:
     """Index, token and finish reason of the only request."""
     return step_of(*((*KEY, *row) for row in rows))
 
@@ -126,9 +126,9 @@ def told(*rows: tuple[int, int, int]) -> m.StepDone:
 @pytest.mark.parametrize(("num_known", "num_new"), [(0, 4), (1, 3), (4, 0), (5, 0)])
 def test_known_tokens_of_a_run_are_skipped(world: World, num_known: int, num_new: int) -> None:
     """A scan of the journal may have been faster than the message."""
-    say(world, *[TIMES.accepted_ns] * num_known)
+    publish_tokens(world, *[TIMES.accepted_ns] * num_known)
     body = begin(world)
-    body._step_done(told(*[(index, 5, 0) for index in range(4)]))
+    body._step_done(step_done(*[(index, 5, 0) for index in range(4)]))
     [answer] = body._answers.values()
     assert answer.stream.token_ids == [5] * max(num_known, 4)
     assert body._collect()["tokens"] == num_new
@@ -136,8 +136,8 @@ def test_known_tokens_of_a_run_are_skipped(world: World, num_known: int, num_new
 
 def test_run_after_a_gap_is_read_from_the_journal_with_the_gap(world: World) -> None:
     body = begin(world)
-    say(world, *[TIMES.accepted_ns] * 4)
-    body._step_done(told((2, 5, 0), (3, 5, m.FINISH_REASONS.index("length"))))
+    publish_tokens(world, *[TIMES.accepted_ns] * 4)
+    body._step_done(step_done((2, 5, 0), (3, 5, m.FINISH_REASONS.index("length"))))
     [answer] = body._answers.values()
     assert answer.stream.token_ids == [5] * 4
     assert read_release(world.journal, *KEY) == (4, "length")
@@ -149,20 +149,20 @@ def test_run_after_a_gap_is_read_from_the_journal_with_the_gap(world: World) -> 
 SECOND_NS = 10**9
 
 
-def say(world: World, *times_ns: int) -> None:
+def publish_tokens(world: World, *times_ns: int) -> None:
     """Let execute publish one token at each of these times."""
     view, tokens = read_request(world.journal, KEY[0]), TokenWriter(world.journal)
     assert view is not None
-    num_said = len(tokens.adopt(view))
-    for index, now_ns in enumerate(times_ns, num_said):
+    num_known = len(tokens.adopt(view))
+    for index, now_ns in enumerate(times_ns, num_known):
         tokens.publish(np.array([KEY[0]]), np.array([index]), np.array([5], np.int32), now_ns)
 
 
 def test_tokens_counted_by_an_earlier_process_are_not_counted_again(world: World) -> None:
-    say(world, *[TIMES.accepted_ns + i * SECOND_NS for i in range(4)])
+    publish_tokens(world, *[TIMES.accepted_ns + i * SECOND_NS for i in range(4)])
     body = begin(world)
     assert (body._collect()["tokens"], body._collect()["tokens_per_second"]) == (0, 0.0)
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, 300_000_000)
     assert body._collect()["tokens"] == 1
 
@@ -170,10 +170,10 @@ def test_tokens_counted_by_an_earlier_process_are_not_counted_again(world: World
 def test_rate_of_an_answer_counts_from_its_first_token_and_not_from_a_restart(world: World) -> None:
     world.clock.advance_to(10 * SECOND_NS)
     now_ns = world.journal.now_ns()
-    say(world, *[now_ns - i * SECOND_NS for i in (3, 2, 1)])
+    publish_tokens(world, *[now_ns - i * SECOND_NS for i in (3, 2, 1)])
     body = begin(world)
     [answer] = body._answers.values()
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, 300_000_000)
     assert answer.tokens_per_second == pytest.approx(3 / 3.3, rel=0.02)
 
@@ -182,7 +182,7 @@ def test_rate_of_an_answer_counts_from_its_first_token_and_not_from_a_restart(wo
 def test_cut_off_answer_was_in_the_decode_stage_until_then(world: World, reason: str) -> None:
     """Its last token was not its end, and detokenisation did not take that long."""
     body = begin(world)
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, SECOND_NS)
     [answer] = body._answers.values()
     world.clock.advance_to(world.clock.now_ns + 4 * SECOND_NS)
@@ -209,7 +209,7 @@ def test_tokens_found_in_the_journal_are_flushed_before_a_client_sees_them(
     follow(body)
     turn_after(world, body, 300_000_000)
     assert done == []
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, 300_000_000)
     assert done == ["flush", "Text"]
 
@@ -284,6 +284,6 @@ def test_each_step_and_each_recovered_answer_is_progress(world: World, monkeypat
     monkeypatch.setattr(body._context.page, "progress", lambda: done.append("progress"))
     body.turn()
     assert done == ["step", "progress"] * 2
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, 300_000_000)
     assert done[4:] == ["progress"]

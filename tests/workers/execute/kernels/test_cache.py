@@ -40,12 +40,12 @@ def test_missing_entry_is_no_error(tmp_path: Path) -> None:
 def test_user_without_a_home_directory_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And starts without one: every use of the cache handles an ``OSError``."""
 
-    def nobody(uid: int) -> pwd.struct_passwd:
+    def no_home(uid: int) -> pwd.struct_passwd:
         raise KeyError(uid)
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(pwd, "getpwuid", no_home)
     with pytest.raises(OSError, match="home"):
         cache_folder()
     monkeypatch.setattr(proof, "_key", lambda *_: "key")

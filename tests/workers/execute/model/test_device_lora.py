@@ -75,11 +75,11 @@ def requests() -> list[Sequence]:
 @pytest.mark.parametrize(("family", "deterministic"), [("phi3", False), ("qwen2", True), ("mixtral", False)])
 def test_greedy_tokens_equal_merged_weights(family: str, deterministic: bool, tmp_path: Path) -> None:
     engine = make_adapted(family, tmp_path, deterministic=deterministic)
-    said = engine.run(*requests(), prefill_chunk=9)
+    answer = engine.run(*requests(), prefill_chunk=9)
     for index, request in enumerate(requests()):
         folder = merge(tmp_path / "0", tmp_path / f"a{index}", tmp_path / f"{index}") if index else tmp_path / "0"
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        assert said[index] == greedy(model, request.tokens[: LENGTHS[index]].tolist(), MAX_TOKENS)
+        assert answer[index] == greedy(model, request.tokens[: LENGTHS[index]].tolist(), MAX_TOKENS)
 
 
 def test_fp8_applies_adapters_in_the_dtype_of_its_activations(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_transformers_modules_apply_adapters_in_graphs(tmp_path: Path) -> None:
     runner.capture_graphs(lambda done, total: None)
     sequences = [adapt(make_request(index, 5, MAX_TOKENS), index) for index in (0, 1)]
     scheduler = make_scheduler(*sequences, num_pages=8, page_size=PAGE_SIZE, max_model_len=64)
-    said = run(Engine(scheduler, runner))
+    answer = run(Engine(scheduler, runner))
     assert runner.num_graph_steps == MAX_TOKENS - 1
     for sequence, folder in zip(sequences, (checkpoint, merge(checkpoint, adapter, tmp_path / "1")), strict=True):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        assert said[sequence.key] == greedy(model, sequence.tokens[:5].tolist(), MAX_TOKENS)
+        assert answer[sequence.key] == greedy(model, sequence.tokens[:5].tolist(), MAX_TOKENS)
 
 
 def make_graphed(checkpoint: Path, adapters: list[Adapter]) -> DeviceRunner:

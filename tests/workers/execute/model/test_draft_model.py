@@ -37,17 +37,17 @@ def fixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fixture_twins(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
     """A model that is its own draft model."""
     checkpoint = make_checkpoint("qwen3", folder / "qwen3")
-    return made(checkpoint, checkpoint, tmp_path_factory.mktemp("twins"), host_pages=16)
+    return make_drafting_engine(checkpoint, checkpoint, tmp_path_factory.mktemp("twins"), host_pages=16)
 
 
-@pytest.fixture(scope="module", name="strangers")
-def fixture_strangers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
+@pytest.fixture(scope="module", name="unrelated")
+def fixture_unrelated(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
     """A draft model unrelated to the main model."""
     checkpoint, other = make_checkpoint("qwen3", folder / "one"), make_checkpoint("llama", folder / "other")
-    return made(checkpoint, other, tmp_path_factory.mktemp("strangers"))
+    return make_drafting_engine(checkpoint, other, tmp_path_factory.mktemp("unrelated"))
 
 
-def made(checkpoint: Path, draft: Path, run_dir: Path, **options: Any) -> NativeEngine:
+def make_drafting_engine(checkpoint: Path, draft: Path, run_dir: Path, **options: Any) -> NativeEngine:
     engine = NativeEngine(checkpoint, run_dir, draft=draft, **options)
     assert isinstance(engine.runner.proposer, DraftModel)
     assert engine.runner.proposer.cost > 0
@@ -96,10 +96,10 @@ def test_model_as_its_own_draft_proposes_only_right_tokens(params: dict[str, Any
         assert proposals.num_proposed == proposals.num_accepted > 30
 
 
-def test_unrelated_draft_model_changes_no_answer(strangers: NativeEngine) -> None:
-    alone = [strangers.run(request)[0] for request in requests()]
+def test_unrelated_draft_model_changes_no_answer(unrelated: NativeEngine) -> None:
+    alone = [unrelated.run(request)[0] for request in requests()]
     sequences = requests()
-    proposals = run(strangers, *sequences).proposals
+    proposals = run(unrelated, *sequences).proposals
     assert [sequence.output_tokens.tolist() for sequence in sequences] == alone
     assert 0 < proposals.num_proposed > proposals.num_accepted
 
@@ -186,24 +186,24 @@ def test_reused_pages_are_not_mistaken_for_earlier_ones(returns: bool, twins: Na
     proposer = twins.runner.proposer
     assert isinstance(proposer, DraftModel)
     sequence, other = make_request(0, 90, 20), make_request(1, 90, 20)
-    said = twins.run(make_request(0, 90, 20))[0]
+    outputs = twins.run(make_request(0, 90, 20))[0]
     sequence.block_table = list(range(30, 36))
     proposer.begin([(sequence, 4)])
-    assert proposer.propose(sequence, 4) == said[:4]
+    assert proposer.propose(sequence, 4) == outputs[:4]
     if returns:  # to its pages, used by another sequence meanwhile
         other.block_table = sequence.block_table
         proposer.begin([(other, 4)])
     else:
         sequence.block_table = list(range(40, 46))
     proposer.begin([(sequence, 4)])
-    assert proposer.propose(sequence, 4) == said[:4]
+    assert proposer.propose(sequence, 4) == outputs[:4]
 
 
 def test_failing_draft_model_is_not_used_again(
-    strangers: NativeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    unrelated: NativeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    alone = [strangers.run(request)[0] for request in requests()]
-    proposer = strangers.runner.proposer
+    alone = [unrelated.run(request)[0] for request in requests()]
+    proposer = unrelated.runner.proposer
     assert isinstance(proposer, DraftModel)
     monkeypatch.setattr(proposer, "_is_sound", True)  # again after this test
 
@@ -213,7 +213,7 @@ def test_failing_draft_model_is_not_used_again(
     monkeypatch.setattr(proposer._runner, "launch", fail)
     sequences = requests()
     with caplog.at_level(logging.ERROR):
-        proposals = run(strangers, *sequences).proposals
+        proposals = run(unrelated, *sequences).proposals
     assert [sequence.output_tokens.tolist() for sequence in sequences] == alone
     assert proposals.num_proposed == 0
     assert caplog.text.count("the draft model failed; it proposes no tokens until the next restart") == 1
@@ -224,7 +224,7 @@ def test_different_padding_of_the_vocabulary_is_harmless(vocab_size: int, folder
     """Models pad the vocabulary of one tokenizer to different sizes."""
     checkpoint = make_checkpoint("llama", tmp_path / "model")
     draft = make_checkpoint("qwen3", tmp_path / "draft", vocab_size=vocab_size)
-    engine = made(checkpoint, draft, tmp_path)
+    engine = make_drafting_engine(checkpoint, draft, tmp_path)
     alone = [engine.run(request, num_speculative_tokens=0)[0] for request in requests()]
     sequences = requests()
     assert any(token >= vocab_size for sequence in sequences for token in sequence.tokens) == (vocab_size < 272)

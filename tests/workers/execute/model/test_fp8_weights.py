@@ -59,7 +59,7 @@ MODELS: dict[str, dict[str, Any]] = {
 DOWN = "model.layers.0.mlp.down_proj.weight"
 
 
-def say(folder: Path, **options: Any) -> tuple[list[list[int]], ModelCard]:
+def greedy_tokens(folder: Path, **options: Any) -> tuple[list[list[int]], ModelCard]:
     """Greedy tokens of three prompts, in one batch, with the checkpoint's runner."""
     runner, card = build_runner(
         ModelConfig(model=str(folder), **{"device": "cpu", "dtype": "float32", **options}),
@@ -81,19 +81,19 @@ def expected(plain: Path) -> list[list[int]]:
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_equal_transformers_with_dequantised_weights(form: str, tmp_path: Path) -> None:
     stored, plain = make_fp8_pair("llama", form, tmp_path, **ODD)
-    tokens, card = say(stored)
+    tokens, card = greedy_tokens(stored)
     assert card.backend == "native float32"
-    assert tokens == say(stored, backend="transformers")[0] == expected(plain)
+    assert tokens == greedy_tokens(stored, backend="transformers")[0] == expected(plain)
 
 
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("form", ["blocks", "tensors", "channels"])
 def test_kernels_and_modules_give_the_same_tokens(family: str, form: str, tmp_path: Path) -> None:
     stored, plain = make_fp8_pair(family, form, tmp_path, **MODELS[family])
-    tokens, card = say(stored)
+    tokens, card = greedy_tokens(stored)
     assert card.backend == "native float32"
     assert card.num_parameters == sum(tensor.numel() for tensor in load_file(plain / "model.safetensors").values())
-    by_modules, card = say(stored, backend="transformers")
+    by_modules, card = greedy_tokens(stored, backend="transformers")
     assert "transformers" in card.backend
     assert tokens == by_modules == expected(plain)
 
@@ -142,7 +142,7 @@ def test_scales_may_be_exponents_of_two(tmp_path: Path) -> None:
             tensors[name] = torch.randint(117, 121, size, dtype=torch.uint8)
     scales = torch.exp2(tensors[f"{DOWN}_scale_inv"].double() - 127)
     assert torch.equal(open_tensors(stored)[DOWN], dequantised(tensors[DOWN], scales, 1, 32).float())
-    assert say(stored)[1].backend == "native float32"
+    assert greedy_tokens(stored)[1].backend == "native float32"
 
 
 @pytest.mark.parametrize("type_", [torch.bfloat16, torch.float16, torch.float8_e8m0fnu], ids=str)
@@ -174,7 +174,7 @@ def test_head_in_fp8_runs_too(tmp_path: Path) -> None:
         wanted["lm_head.weight"] = dequantised(numbers, scales, BLOCK, BLOCK).float()
         tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].bfloat16()
         wanted["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].float()
-    assert say(stored)[0] == say(stored, backend="transformers")[0] == expected(plain)
+    assert greedy_tokens(stored)[0] == greedy_tokens(stored, backend="transformers")[0] == expected(plain)
 
 
 def test_modelopt_s_separate_file_is_read(tmp_path: Path) -> None:
@@ -182,9 +182,9 @@ def test_modelopt_s_separate_file_is_read(tmp_path: Path) -> None:
     config = json.loads((stored / "config.json").read_text())
     del config["quantization_config"]
     (stored / "config.json").write_text(json.dumps(config))
-    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
-    (stored / "hf_quant_config.json").write_text(json.dumps(said))
-    assert say(stored)[0] == say(stored, backend="transformers")[0] == expected(plain)
+    settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (stored / "hf_quant_config.json").write_text(json.dumps(settings))
+    assert greedy_tokens(stored)[0] == greedy_tokens(stored, backend="transformers")[0] == expected(plain)
 
 
 def test_self_test_dequantises_a_weight_only_while_it_is_used(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_fused_decoder_uses_the_dequantised_weights(tmp_path: Path, monkeypatch:
     small = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     stored, plain = make_fp8_pair("llama", "blocks", tmp_path, **ODD, **small)
     device = "cuda" if HAS_GPU else "cpu"
-    tokens, card = say(stored, backend="fused", device=device)
+    tokens, card = greedy_tokens(stored, backend="fused", device=device)
     assert (card.backend, tokens) == ("fused float32", expected(plain))
 
 
@@ -251,7 +251,7 @@ def test_damaged_scale_is_named(backend: str, form: str, change: Change, reason:
     with changed_tensors(stored) as tensors:
         change(tensors)
     with pytest.raises(ConfigError, match=reason):
-        say(stored, backend=backend)
+        greedy_tokens(stored, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["native", "transformers"])
@@ -269,7 +269,7 @@ def test_unused_tensor_of_a_quantised_weight_is_refused(
     with changed_tensors(stored) as tensors:
         change(tensors)
     with pytest.raises(ConfigError, match=reason):
-        say(stored, backend=backend)
+        greedy_tokens(stored, backend=backend)
 
 
 FLOATS = scheme("channel")
@@ -297,7 +297,7 @@ def test_other_quantisations_are_refused_by_name(backend: str, changes: Any, rea
     stored, _ = make_fp8_pair("llama", "channels", tmp_path, num_hidden_layers=1)
     change_config(stored, quantization_config=changes)
     with pytest.raises(ConfigError, match=reason):
-        say(stored, backend=backend)
+        greedy_tokens(stored, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["auto", "transformers"])
@@ -305,7 +305,7 @@ def test_fp8_without_a_description_in_the_config_is_refused(backend: str, tmp_pa
     stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1)
     change_config(stored, quantization_config=None)
     with pytest.raises(ConfigError, match="is of type F8_E4M3, and its config does not describe that format"):
-        say(stored, backend=backend)
+        greedy_tokens(stored, backend=backend)
 
 
 def test_scales_that_transformers_does_not_use_are_refused(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_scales_that_transformers_does_not_use_are_refused(tmp_path: Path) -> No
     with changed_tensors(plain) as tensors:
         tensors[f"{DOWN}_scale"] = torch.ones(64, 1)
     with pytest.raises(ConfigError, match=f"1 tensors of quantised weights were not used, '{DOWN}_scale' first"):
-        say(plain, backend="transformers")
+        greedy_tokens(plain, backend="transformers")
 
 
 @pytest.mark.parametrize("backend", ["native", "transformers"])
@@ -324,7 +324,7 @@ def test_text_part_of_a_vision_model_may_be_in_fp8(backend: str, tmp_path: Path)
     whole: Any = AutoModelForImageTextToText.from_pretrained(tmp_path / "plain")
     requests = [make_request(index, length, 12) for index, length in enumerate((1, 20, 45))]
     wanted = [greedy(whole, request.tokens[: request.num_prompt_tokens].tolist(), 12) for request in requests]
-    tokens, card = say(stored, backend=backend)
+    tokens, card = greedy_tokens(stored, backend=backend)
     assert tokens == wanted
     assert card.backend.startswith(backend)
 

@@ -74,12 +74,12 @@ def test_batches_and_chunks_change_nothing(family: str, dtype: str, quantization
     assert engine.run(*requests(), num_speculative_tokens=15, propose=some_of(alone)) == alone
 
 
-def some_of(said: list[list[int]]) -> Propose:
+def some_of(outputs: list[list[int]]) -> Propose:
     """Proposes the expected tokens, except for every fourth."""
 
     def propose(sequence: Sequence, max_tokens: int) -> list[int]:
         count = sequence.num_output_tokens
-        known = said[sequence.key[0]][count : count + max_tokens]
+        known = outputs[sequence.key[0]][count : count + max_tokens]
         return [(token + (place % 4 == 0)) % tiny.VOCAB_SIZE for place, token in enumerate(known, count)]
 
     return propose

@@ -60,13 +60,13 @@ def conversations() -> list[Sequence]:
 
 def outputs(engine: Engine) -> dict[tuple[int, int], list[int]]:
     """All of them: first one after the other, so that prefixes are cached, and then together."""
-    said = {}
+    produced = {}
     for number, sequence in enumerate(conversations()):
         engine.add(sequence)
         if number == 0:
-            said.update(run(engine))
+            produced.update(run(engine))
             engine.release(sequence.key)
-    return {**said, **run(engine)}
+    return {**produced, **run(engine)}
 
 
 @pytest.mark.parametrize(

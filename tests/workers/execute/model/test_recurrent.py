@@ -47,7 +47,7 @@ def build(checkpoint: Path, *, cache: dict[str, Any] | None = None, **model: Any
     )  # fmt: skip
 
 
-def say(runner: StepRunner, *requests: Sequence, **options: Any) -> list[list[int]]:
+def greedy_tokens(runner: StepRunner, *requests: Sequence, **options: Any) -> list[list[int]]:
     options = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "max_model_len": 160, "prefill_chunk": 5, **options}
     outputs = run(Engine(make_scheduler(*requests, **{"num_snapshots": 0, **options}), runner))
     return [outputs[request.key] for request in requests]
@@ -72,10 +72,10 @@ def test_adapters_change_recurrent_layers_only_for_their_requests(tmp_path: Path
     adapter = make_adapter(folder, checkpoint, targets=(*ALL_LINEAR, *IN_RECURRENT_LAYERS))
     runner, _ = build(checkpoint, lora_modules=(f"a={adapter}",))
     requests = [make_request(index, length, MAX_TOKENS) for index, length in enumerate((1, 9, 14))]
-    said = say(runner, requests[0], adapt(requests[1], 1), requests[2])
+    answer = greedy_tokens(runner, requests[0], adapt(requests[1], 1), requests[2])
     merged = merge(checkpoint, adapter, tmp_path / "merged")
-    assert said == [expected(folder, r) for folder, r in zip((checkpoint, merged, checkpoint), requests, strict=True)]
-    assert said[1] != expected(checkpoint, requests[1])
+    assert answer == [expected(folder, r) for folder, r in zip((checkpoint, merged, checkpoint), requests, strict=True)]
+    assert answer[1] != expected(checkpoint, requests[1])
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "jamba"])
@@ -93,7 +93,7 @@ def test_device_runner_passes_states_on(family: str, tmp_path: Path) -> None:
     )  # fmt: skip
     runner.warm_up()
     requests = [make_request(index, length, MAX_TOKENS) for index, length in enumerate((3, 11))]
-    assert say(runner, *requests, max_model_len=64) == [expected(checkpoint, request) for request in requests]
+    assert greedy_tokens(runner, *requests, max_model_len=64) == [expected(checkpoint, request) for request in requests]
 
 
 def test_model_that_loses_its_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def make_seeing(family: str, folder: Path) -> Any:
     return model.eval()
 
 
-def say(folder: Path, requests: list[Sequence], **options: Any) -> tuple[list[list[int]], ModelCard]:
+def greedy_tokens(folder: Path, requests: list[Sequence], **options: Any) -> tuple[list[list[int]], ModelCard]:
     """The output tokens of each request with the checkpoint's runner, and its model card."""
     runner, card = build_runner(
         ModelConfig(model=str(folder), device="cpu", **options), CacheConfig(num_pages=64), SchedulerConfig(),
@@ -137,7 +137,7 @@ def test_greedy_tokens_equal_those_of_the_whole_model(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     whole = make_seeing(family, tmp_path / "model")
-    outputs, card = say(tmp_path / "model", requests(), backend=backend)
+    outputs, card = greedy_tokens(tmp_path / "model", requests(), backend=backend)
     assert outputs == expected(whole)
     assert card.backend.startswith(backend)
     assert card.num_parameters < sum(parameter.numel() for parameter in whole.parameters())
@@ -152,7 +152,7 @@ def test_separate_head_is_used_even_if_the_config_does_not_mention_it(backend: s
     config = json.loads(file.read_text())
     assert config.pop("tie_word_embeddings") is False
     file.write_text(json.dumps(config))
-    assert say(tmp_path / "model", requests(), backend=backend)[0] == expected(whole)
+    assert greedy_tokens(tmp_path / "model", requests(), backend=backend)[0] == expected(whole)
 
 
 def test_adapter_of_the_whole_model_works_on_its_text_part(tmp_path: Path) -> None:
@@ -160,7 +160,9 @@ def test_adapter_of_the_whole_model_works_on_its_text_part(tmp_path: Path) -> No
     whole = make_seeing("qwen3_vl", checkpoint)
     make_adapter(adapter, checkpoint, targets=("gate_proj", "up_proj", "down_proj"))
     merged = AutoModelForImageTextToText.from_pretrained(merge(checkpoint, adapter, tmp_path / "merged"))
-    outputs, _ = say(checkpoint, [adapt(request, 1) for request in requests()], lora_modules=(f"a={adapter}",))
+    outputs, _ = greedy_tokens(
+        checkpoint, [adapt(request, 1) for request in requests()], lora_modules=(f"a={adapter}",)
+    )
     assert outputs == expected(merged)
     assert outputs != expected(whole)
 

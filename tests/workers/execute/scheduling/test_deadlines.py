@@ -95,13 +95,13 @@ def test_engine_reads_its_clock_once_per_step() -> None:
     times = iter(range(0, 10_000, 10))
     sequence = due(deadline_at=120)
     engine = make_engine(sequence, clock=lambda: next(times))
-    said: list[int] = []
+    outputs: list[int] = []
     while (step := engine.step()) is not None:
-        said += step.progress.token_ids
+        outputs += step.progress.token_ids
         expired = step.progress.expired
     assert list(expired) == [sequence.key]
-    assert said == expected_output(sequence)[: len(said)]
-    assert said
+    assert outputs == expected_output(sequence)[: len(outputs)]
+    assert outputs
 
 
 def test_deadlines_of_ended_sequences_are_forgotten() -> None:

@@ -21,7 +21,7 @@ from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 
-def said_before(num_tokens: int = 16, **options: Any) -> Scheduler:
+def served_before(num_tokens: int = 16, **options: Any) -> Scheduler:
     """A scheduler that has served one prompt of speaker 0, and holds only its cached pages."""
     scheduler = make_scheduler(
         make_sequence(0, speaker=0, num_tokens=num_tokens, max_tokens=1), prefix_cache=True, prefill_chunk=64, **options
@@ -42,34 +42,34 @@ def start(scheduler: Scheduler, sequence: Sequence) -> int:
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("num_tokens", [2, 15, 16, 17, 48])
 def test_completely_cached_prompt_computes_exactly_one_token(num_tokens: int, page_size: int) -> None:
-    scheduler = said_before(48, page_size=page_size)
+    scheduler = served_before(48, page_size=page_size)
     assert start(scheduler, make_sequence(1, speaker=0, num_tokens=num_tokens)) == 1
     assert scheduler.live[1, 0].num_cached_tokens == num_tokens - 1
 
 
 @pytest.mark.parametrize(("num_tokens", "computed"), [(17, 1), (20, 4), (24, 8)])
 def test_tokens_after_a_cached_prefix_are_computed(num_tokens: int, computed: int) -> None:
-    assert start(said_before(16), make_sequence(1, speaker=0, num_tokens=num_tokens)) == computed
+    assert start(served_before(16), make_sequence(1, speaker=0, num_tokens=num_tokens)) == computed
 
 
 def test_different_prompt_of_the_same_length_shares_nothing() -> None:
-    assert start(said_before(16), make_sequence(1, num_tokens=16)) == 16
+    assert start(served_before(16), make_sequence(1, num_tokens=16)) == 16
 
 
 def test_equal_pages_after_different_prefixes_are_not_shared() -> None:
     sequence = make_sequence(1, speaker=0, num_tokens=16)
     sequence.tokens[0] += 1
-    assert start(said_before(16), sequence) == 16
+    assert start(served_before(16), sequence) == 16
 
 
 def test_different_salt_shares_nothing() -> None:
     sequence = make_sequence(1, speaker=0, num_tokens=16)
     sequence.cache_salt = "another tenant"
-    assert start(said_before(16), sequence) == 16
+    assert start(served_before(16), sequence) == 16
 
 
 def test_without_the_cache_nothing_is_shared() -> None:
-    scheduler = said_before(16)
+    scheduler = served_before(16)
     scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=16, max_tokens=1), prefill_chunk=64)
     advance(scheduler)
     scheduler.release((0, 0))
@@ -85,7 +85,7 @@ def test_page_is_found_while_the_sequence_that_computed_it_still_runs() -> None:
     assert first.block_table[4] != second.block_table[4]
 
 
-def half_alike() -> list[Sequence]:
+def half_equal() -> list[Sequence]:
     """Two prompts of 20 tokens whose first 8 are equal: too few for one to wait for the other."""
     pair = [make_sequence(index, speaker=0, num_tokens=20) for index in range(2)]
     pair[1].tokens[8:20] += 1
@@ -93,12 +93,12 @@ def half_alike() -> list[Sequence]:
 
 
 def test_page_is_not_found_before_its_step_has_completed() -> None:
-    scheduler = make_scheduler(*half_alike(), prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64)
+    scheduler = make_scheduler(*half_equal(), prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64)
     assert chunks_of(advance(scheduler)) == {0: 20, 1: 20}
 
 
 def test_equal_pages_computed_in_one_step_are_merged() -> None:
-    pair = half_alike()
+    pair = half_equal()
     scheduler = make_scheduler(*pair, prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64)
     advance(scheduler)
     assert pair[0].block_table[:2] == pair[1].block_table[:2]
@@ -148,7 +148,7 @@ def test_output_is_found_by_the_next_turn_of_a_conversation() -> None:
 
 
 def test_copied_tail_is_a_separate_page() -> None:
-    scheduler = said_before(16)
+    scheduler = served_before(16)
     first, second = (make_sequence(index, speaker=0, num_tokens=16) for index in (1, 2))
     scheduler.add(first)
     scheduler.add(second)
@@ -160,7 +160,7 @@ def test_copied_tail_is_a_separate_page() -> None:
 
 @pytest.mark.parametrize(("num_equal", "cached"), [(1, 0), (3, 0), (4, 4), (7, 7)])
 def test_tail_that_saves_less_than_half_a_page_is_not_copied(num_equal: int, cached: int) -> None:
-    scheduler = said_before(16, page_size=8)
+    scheduler = served_before(16, page_size=8)
     sequence = make_sequence(1, speaker=0, num_tokens=40)
     sequence.tokens[num_equal:40] += 1
     start(scheduler, sequence)
@@ -171,7 +171,7 @@ def test_tail_that_saves_less_than_half_a_page_is_not_copied(num_equal: int, cac
 
 
 def test_unreferenced_cached_pages_count_as_free_and_are_evicted_before_a_preemption() -> None:
-    scheduler = said_before(40, num_pages=12)
+    scheduler = served_before(40, num_pages=12)
     sequence = make_sequence(1, num_tokens=30, max_tokens=15)
     assert start(scheduler, sequence) == 30
     advance_until(scheduler, lambda _: not scheduler.live)
@@ -179,7 +179,7 @@ def test_unreferenced_cached_pages_count_as_free_and_are_evicted_before_a_preemp
 
 
 def test_least_recently_used_page_is_evicted_first_and_children_before_parents() -> None:
-    scheduler = said_before(16, num_pages=9)
+    scheduler = served_before(16, num_pages=9)
     for index in (1, 2):
         start(scheduler, make_sequence(index, num_tokens=14, max_tokens=1))
         scheduler.release((index, 0))
@@ -238,14 +238,14 @@ def test_cached_prefix_in_limbo_is_not_counted_both_as_held_and_as_available() -
 
 
 def test_hits_are_counted_in_tokens() -> None:
-    scheduler = said_before(16)
+    scheduler = served_before(16)
     start(scheduler, make_sequence(1, speaker=0, num_tokens=24))
     stats = take_stats(scheduler)
     assert (stats.num_queried_tokens, stats.num_hit_tokens, stats.hit_rate) == (40, 16, 0.4)
 
 
 def test_plan_contains_the_number_of_cached_tokens_of_a_start() -> None:
-    scheduler = said_before(16)
+    scheduler = served_before(16)
     scheduler.add(make_sequence(1, speaker=0, num_tokens=24))
     assert advance(scheduler).starts == (((1, 0), 16),)
 

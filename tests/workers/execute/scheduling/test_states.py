@@ -68,7 +68,7 @@ def test_preemption_changes_no_token(policy: str, chunk: int) -> None:
     assert outputs == {s.key: expected_output(s) for s in sequences[:6]}
 
 
-def alike(*ends: int, num_tokens: int, max_tokens: int = 3) -> list[Sequence]:
+def sequences_with_common_prefix(*ends: int, num_tokens: int, max_tokens: int = 3) -> list[Sequence]:
     """Sequences whose prompts only differ in the last token."""
     sequences = [make_sequence(i, num_tokens=num_tokens, max_tokens=max_tokens, speaker=1) for i in range(len(ends))]
     for sequence, end in zip(sequences, ends, strict=True):
@@ -76,7 +76,7 @@ def alike(*ends: int, num_tokens: int, max_tokens: int = 3) -> list[Sequence]:
     return sequences
 
 
-def said(engine: Engine, *sequences: Sequence) -> list[int]:
+def cached_tokens(engine: Engine, *sequences: Sequence) -> list[int]:
     """The number of cached tokens of each prompt, after all were served, one after the other."""
     for sequence in sequences:
         engine.add(sequence)
@@ -87,7 +87,7 @@ def said(engine: Engine, *sequences: Sequence) -> list[int]:
 
 
 def test_without_snapshots_equal_prompts_share_nothing() -> None:
-    sequences = alike(0, 0, 0, num_tokens=12)
+    sequences = sequences_with_common_prefix(0, 0, 0, num_tokens=12)
     engine = make_engine(*sequences, num_snapshots=0, prefix_cache=True)
     assert run(engine) == {s.key: expected_output(s) for s in sequences}
     assert sum(s.num_cached_tokens for s in sequences) == 0
@@ -95,17 +95,17 @@ def test_without_snapshots_equal_prompts_share_nothing() -> None:
 
 @pytest.mark.parametrize("chunk", [3, 8, 64])
 def test_repeated_prompt_is_not_computed_again(chunk: int) -> None:
-    sequences = alike(0, 0, 0, num_tokens=23)
-    assert said(make_engine(**SHARES, prefill_chunk=chunk), *sequences) == [0, 20, 20]
+    sequences = sequences_with_common_prefix(0, 0, 0, num_tokens=23)
+    assert cached_tokens(make_engine(**SHARES, prefill_chunk=chunk), *sequences) == [0, 20, 20]
 
 
 def test_next_turn_continues_from_the_last_snapshot() -> None:
     first = make_sequence(0, num_tokens=10, max_tokens=12)
     engine = make_engine(**SHARES)
-    assert said(engine, first) == [0]
+    assert cached_tokens(engine, first) == [0]
     second = make_sequence(1, num_tokens=30)
     second.tokens[:22] = first.tokens
-    assert said(engine, second) == [20]  # of 21 computed tokens
+    assert cached_tokens(engine, second) == [20]  # of 21 computed tokens
 
 
 def test_diverging_prompts_leave_a_snapshot_where_they_diverge() -> None:
@@ -113,7 +113,7 @@ def test_diverging_prompts_leave_a_snapshot_where_they_diverge() -> None:
     sequences = [make_sequence(i, num_tokens=40, speaker=1) for i in range(3)]
     for index, sequence in enumerate(sequences):
         sequence.tokens[17:40] += index
-    assert said(make_engine(**SHARES, prefill_chunk=64), *sequences) == [0, 0, 16]
+    assert cached_tokens(make_engine(**SHARES, prefill_chunk=64), *sequences) == [0, 0, 16]
 
 
 def test_prompts_that_arrive_together_wait_for_their_common_prefix() -> None:
@@ -129,14 +129,14 @@ def test_least_recently_used_snapshot_is_evicted_first() -> None:
     """Two rows per running sequence, and two for snapshots: later prompts take those of the first."""
     engine = make_engine(prefix_cache=True, num_snapshots=2, max_num_seqs=1)
     often, once, *others = [make_sequence(i, num_tokens=9, max_tokens=1) for i in range(8)]
-    said(engine, often, once)
+    cached_tokens(engine, often, once)
     for index, other in enumerate(others):
         again = make_sequence(20 + index, num_tokens=9, max_tokens=1)
         again.tokens[:9] = often.tokens[:9]
-        assert said(engine, other, again) == [0, 8]
+        assert cached_tokens(engine, other, again) == [0, 8]
     late = make_sequence(40, num_tokens=9, max_tokens=1)
     late.tokens[:9] = once.tokens[:9]
-    assert said(engine, late) == [0]
+    assert cached_tokens(engine, late) == [0]
 
 
 def test_snapshot_in_use_is_not_evicted() -> None:
@@ -166,10 +166,10 @@ def test_snapshot_in_use_is_not_evicted() -> None:
 def test_snapshot_is_removed_with_its_page() -> None:
     first, second = make_sequence(0, num_tokens=20, max_tokens=1), make_sequence(1, num_tokens=20, max_tokens=1)
     engine = make_engine(**SHARES, num_pages=5)
-    assert said(engine, first, second) == [0, 0]
+    assert cached_tokens(engine, first, second) == [0, 0]
     again = make_sequence(2, num_tokens=20, max_tokens=1)
     again.tokens[:20] = first.tokens[:20]
-    assert said(engine, again) == [0]
+    assert cached_tokens(engine, again) == [0]
 
 
 def test_preempted_sequence_continues_from_its_last_snapshot() -> None:
@@ -225,9 +225,9 @@ def test_beams_continue_from_the_state_of_their_parent(num_pages: int, options: 
 
 
 def test_exact_recomputation_has_no_additional_chunk_boundaries() -> None:
-    first, second = alike(0, 0, num_tokens=23)
+    first, second = sequences_with_common_prefix(0, 0, num_tokens=23)
     engine = make_engine(**SHARES, prefill_chunk=8, replays=True)
-    assert said(engine, first, second) == [0, 16]
+    assert cached_tokens(engine, first, second) == [0, 16]
 
 
 class FailsLate(RecurrentHashRunner):
@@ -246,8 +246,8 @@ def test_repeated_step_continues_from_the_states_before_it(chunk: int) -> None:
     sequences[2].tokens[4] = 96
     options: dict[str, Any] = {"num_snapshots": 0, "prefill_chunk": chunk}
     outputs = run(make_engine(*sequences, runner=FailsLate, **options))
-    said = {s.key: expected_output(s) for s in sequences}
-    spoken = [s for s in sequences if s is not sequences[2] and 96 not in said[s.key]]
-    assert len(spoken) >= 2
+    expected = {s.key: expected_output(s) for s in sequences}
+    unaffected = [s for s in sequences if s is not sequences[2] and 96 not in expected[s.key]]
+    assert len(unaffected) >= 2
     assert sequences[2].finish_reason == "error"
-    assert all(outputs[s.key] == said[s.key] for s in spoken)
+    assert all(outputs[s.key] == expected[s.key] for s in unaffected)
