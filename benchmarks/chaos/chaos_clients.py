@@ -170,7 +170,7 @@ class Clients:
             self.watch.count("innocent_failed", f"{error.code}: {error.message:.200}")
             return
         if completion.finish_reason == "abort" and not abort:
-            self.watch.count("lost", "it was aborted, and nobody asked for that")
+            self.watch.count("lost", "it was aborted without a request")
         elif completion.token_ids != expected[: len(completion.token_ids)] or got != completion.token_ids:
             self.watch.count("altered", f"{request} gave {completion.token_ids[:20]}...")
         elif completion.finish_reason != "abort" and len(completion.token_ids) != len(expected):

@@ -115,7 +115,7 @@ def test_stream_whose_request_was_taken_over_does_not_abort_it(driver: Driver, n
     async def body(client: AsyncClient) -> None:
         first = client.submit([5], max_tokens=200, request_id=f"moved-{n}", n=n, keep=True)
         await first.accepted()
-        client.detach(f"moved-{n}", DuplicateId("somebody else reads it"))
+        client.detach(f"moved-{n}", DuplicateId("another reader has it"))
         second = client.resume(f"moved-{n}", n=n)
         first.abort()
         assert (await second.result()).finish_reason == "length"

@@ -165,7 +165,7 @@ def test_stopped_process_is_replaced_and_no_request_blamed(driver: Driver) -> No
 @pytest.mark.parametrize("length", [10, 40_000], ids=["short", "beside"])
 def test_prompt_that_crashes_prepare_is_refused_under_another_id_too(driver: Driver, kind: str, length: int) -> None:
     if kind == "hang" and length > 10:
-        pytest.skip("a thread beside that hangs stops nobody else, and is not a death")
+        pytest.skip("a hanging helper thread blocks no one and kills no process")
     others, deaths = unaffected_requests(driver), restarts(driver, "prepare")
     next(others)
     text = f"<<{kind}>>{deaths}" + "x" * length  # whose worker did not crash before

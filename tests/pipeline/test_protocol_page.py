@@ -263,7 +263,7 @@ def test_submit_that_overtakes_the_acknowledgement_is_refused_on_its_repetition(
 @pytest.mark.parametrize(
     ("again", "answer"),
     [({"seed": 1, "top_p": 0.5}, ACCEPTED), ({"seed": 1, "top_p": 0.5, "n": 1}, REJECTED), ({"top_p": 0.5}, REJECTED)],
-    ids=["another order", "a default that is said", "a field less"],
+    ids=["another order", "an explicit default", "a field less"],
 )
 def test_identity_of_a_request_depends_on_fields_and_values(
     client: RawClient, again: dict[str, Any], answer: int

@@ -169,7 +169,7 @@ class Checks:
         elif end == "abort":
             # A refused client aborts the request accepted from a late repetition of its SUBMIT, and cannot know
             # that another client has taken the id meanwhile.
-            self._require(request.may_abort or request.was_refused, f"{name} was aborted by nobody")
+            self._require(request.may_abort or request.was_refused, f"{name} was aborted by no client")
         elif end == "deadline_exceeded":
             self._require(request.may_expire, f"{name} has no deadline and passed it")
         elif end == "model_failed":
@@ -177,7 +177,8 @@ class Checks:
             self._require(request.is_poison or request.has_failed, f"{name} failed by itself: {reader.error}")
         elif end == "poisoned":
             self._require(
-                request.is_killer or self._world.num_chance_deaths > 0, f"{name} kills nobody and was called poisoned"
+                request.is_killer or self._world.num_chance_deaths > 0,
+                f"{name} crashes no worker and was called poisoned",
             )
         elif end == "pipeline_failed":
             self._require(self._world.num_give_ups > 0, f"{name} failed with a pipeline that did not")

@@ -172,9 +172,9 @@ class DriverProcess(Process):
     def _obey(self, order: Callable[[Driver], object]) -> None:
         try:
             order(self.driver)
-            self.world.note(self, "has done it")
+            self.world.note(self, "done")
         except TriptychError as error:
-            self.world.note(self, f"has not done it: {error.message}")
+            self.world.note(self, f"failed: {error.message}")
 
     def act(self, what: str, half: Callable[[], None] | None = None) -> None:
         if self._strand is None:

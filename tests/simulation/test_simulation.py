@@ -46,7 +46,7 @@ FOUND_BY = {  # any seed will do; the one that found the bug last is tried first
 REGRESSIONS = {  # seeds that once failed, and why
     479: "a poisoned request is accepted again when its client repeats it, and crashes two more workers",
     855: "a client whose ACCEPTED was lost, with prepare down for longer than its lease, is told that its id is taken",
-    1008: "a client that is told late that it was accepted finds its request gone",
+    1008: "a client that receives ACCEPTED late finds its request gone",
     3306: "a drain hides that the driver gave up, and waiting clients never get an end",
     1845: "a request to a stopping driver is refused as draining",
     40: "with overlap a suspect is cleared by the token before the fatal one, and crashes execute three times",

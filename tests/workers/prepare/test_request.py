@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
     "no prompt": ({}, "prompt", "got none"),
     "two prompts": ({"prompt": "x", "messages": [HELLO]}, "prompt", "got prompt and messages"),
     "unknown field": ({"prompt": "x", "tempratur": 1}, "tempratur", "unknown field 'tempratur'"),
-    "unknown field that is no string": ({"prompt": "x", 7: 1}, "7", "unknown field 7"),
+    "unknown field that is not a string": ({"prompt": "x", 7: 1}, "7", "unknown field 7"),
     "prompt of bytes": ({"prompt": b"x"}, "prompt", "must be a string, got b'x'"),
     "ids in a string": ({"prompt_token_ids": "12"}, "prompt_token_ids", "must be a list of integers"),
     "a bool for an id": ({"prompt_token_ids": [1, True]}, "prompt_token_ids", "[1] must be an integer, got True"),
@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
     "a message in a string": ({"messages": ["Hello"]}, "messages", "messages[0] must be a map"),
     "no content": ({"messages": [{"role": "user"}]}, "messages", "messages[0] has no content"),
     "a field too many": ({"messages": [{**HELLO, "mood": "x"}]}, "messages", "unknown field 'mood'"),
-    "a role that is no string": ({"messages": [{"role": 1, "content": ""}]}, "messages", "messages[0].role"),
+    "a role that is not a string": ({"messages": [{"role": 1, "content": ""}]}, "messages", "messages[0].role"),
     "no text content": ({"messages": [{"role": "user", "content": 5}]}, "messages", "messages[0].content must be"),
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "image", "text": ""}]}]},

@@ -121,13 +121,13 @@ def test_intent_keeps_what_an_abandoned_thread_works_on(
     intent.begin()
     tokenizing = begin(world, results)
     hold(tokenizing, gate, monkeypatch)
-    monkeypatch.setattr(tokenizing._beside, "_timeout_s", 0.0)
+    monkeypatch.setattr(tokenizing._job_thread, "_timeout_s", 0.0)
     tokenizing.begin(intake(num_bytes=LONG))
     eventually(lambda: intent.read() == [DIGEST])
     world.clock.now_ns += 10**9
     tokenizing.turn()
     assert len(results) == 1, "it took too long"
-    monkeypatch.setattr(tokenizing._beside, "_timeout_s", 60.0)
+    monkeypatch.setattr(tokenizing._job_thread, "_timeout_s", 60.0)
     tokenizing.begin(intake(DIGEST + 1, num_bytes=LONG))
     eventually(lambda: sorted(intent.read()) == [DIGEST, DIGEST + 1])
     gate.set()

@@ -73,7 +73,7 @@ def follow(body: Summarize) -> None:
     body._on_frame_safely(b"client", encode(m.Follow([["a", 0, True]])))
 
 
-@pytest.mark.parametrize("was_followed", [False, True], ids=["nobody came", "somebody has followed"])
+@pytest.mark.parametrize("was_followed", [False, True], ids=["nobody came", "followed"])
 def test_repeated_acceptance_renews_the_lease(world: World, was_followed: bool) -> None:
     """ACCEPTED is a promise: a resubmitting client follows at once, and must not learn that its request is unknown."""
     body = begin(world)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from tests.waiting import eventually
-from triptych.workers.prepare.beside import MAX_STUCK, Beside
+from triptych.workers.prepare.job_thread import MAX_STUCK, JobThread
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def stuck() -> Iterator[threading.Event]:
     event.set()
 
 
-def collected(beside: Beside[int], results: list[int | None], count: int) -> list[int | None]:
+def collected(jobs: JobThread[int], results: list[int | None], count: int) -> list[int | None]:
     def all_there() -> bool:
-        beside.collect()
+        jobs.collect()
         return len(results) >= count
 
     eventually(all_there)
@@ -35,85 +35,85 @@ def hang(event: threading.Event) -> int:
 
 
 def test_jobs_are_done_in_order_in_another_thread() -> None:
-    beside, results, threads = Beside[int](60.0, ring=lambda: None), list[int | None](), set[int]()
+    jobs, results, threads = JobThread[int](60.0, ring=lambda: None), list[int | None](), set[int]()
 
     def work(number: int) -> int:
         threads.add(threading.get_ident())
         return number
 
     for number in range(5):
-        beside.submit(b"a", partial(work, number), results.append)
-    assert collected(beside, results, 5) == [0, 1, 2, 3, 4]
+        jobs.submit(b"a", partial(work, number), results.append)
+    assert collected(jobs, results, 5) == [0, 1, 2, 3, 4]
     assert len(threads) == 1
     assert threading.get_ident() not in threads
-    beside.close()
+    jobs.close()
 
 
 def test_jobs_of_one_owner_only_delay_that_owner() -> None:
-    beside, results = Beside[int](60.0, ring=lambda: None), list[int | None]()
+    jobs, results = JobThread[int](60.0, ring=lambda: None), list[int | None]()
     for owner, numbers in ((b"greedy", (0, 1, 2, 3)), (b"modest", (10, 11)), (7, (20,))):
         for number in numbers:
-            beside.submit(owner, partial(int, number), results.append)
-    assert collected(beside, results, 7) == [0, 1, 10, 20, 2, 11, 3]
-    beside.close()
+            jobs.submit(owner, partial(int, number), results.append)
+    assert collected(jobs, results, 7) == [0, 1, 10, 20, 2, 11, 3]
+    jobs.close()
 
 
 def test_completion_rings_the_bell() -> None:
     bell = threading.Event()
-    beside = Beside[int](60.0, ring=bell.set)
-    beside.submit(b"a", lambda: 1, lambda result: None)
+    jobs = JobThread[int](60.0, ring=bell.set)
+    jobs.submit(b"a", lambda: 1, lambda result: None)
     assert bell.wait(20)
-    beside.close()
+    jobs.close()
 
 
 def test_hanging_job_fails_alone(stuck: threading.Event) -> None:
-    beside, results = Beside[int](1.0, ring=lambda: None), list[int | None]()
-    beside.submit(b"a", lambda: 1, results.append)
-    beside.submit(b"a", lambda: hang(stuck), results.append)
-    beside.submit(b"a", lambda: 3, results.append)
-    assert collected(beside, results, 3) == [1, None, 3]
-    assert beside.num_stuck == 1
-    beside.close()
+    jobs, results = JobThread[int](1.0, ring=lambda: None), list[int | None]()
+    jobs.submit(b"a", lambda: 1, results.append)
+    jobs.submit(b"a", lambda: hang(stuck), results.append)
+    jobs.submit(b"a", lambda: 3, results.append)
+    assert collected(jobs, results, 3) == [1, None, 3]
+    assert jobs.num_stuck == 1
+    jobs.close()
 
 
 def test_late_result_of_an_abandoned_thread_is_ignored(stuck: threading.Event) -> None:
-    beside, results = Beside[int](1.0, ring=lambda: None), list[int | None]()
-    beside.submit(b"a", lambda: hang(stuck), results.append)
-    assert collected(beside, results, 1) == [None]
+    jobs, results = JobThread[int](1.0, ring=lambda: None), list[int | None]()
+    jobs.submit(b"a", lambda: hang(stuck), results.append)
+    assert collected(jobs, results, 1) == [None]
     stuck.set()
-    beside.submit(b"a", lambda: 2, results.append)
-    assert collected(beside, results, 2) == [None, 2]
-    beside.close()
+    jobs.submit(b"a", lambda: 2, results.append)
+    assert collected(jobs, results, 2) == [None, 2]
+    jobs.close()
 
 
 def test_too_many_stuck_threads_raise(stuck: threading.Event) -> None:
-    beside, results = Beside[int](0.01, ring=lambda: None), list[int | None]()
+    jobs, results = JobThread[int](0.01, ring=lambda: None), list[int | None]()
     for _ in range(MAX_STUCK):
-        beside.submit(b"a", lambda: hang(stuck), results.append)
+        jobs.submit(b"a", lambda: hang(stuck), results.append)
     with pytest.raises(RuntimeError, match=f"{MAX_STUCK} threads"):
-        collected(beside, results, MAX_STUCK + 1)
+        collected(jobs, results, MAX_STUCK + 1)
     assert results == [None] * MAX_STUCK
 
 
 def test_abandoned_thread_that_returns_no_longer_counts_as_stuck(stuck: threading.Event) -> None:
     """Otherwise eight slow jobs during the life of a process would end it."""
-    beside, results, threads = Beside[int](0.01, ring=lambda: None), list[int | None](), list[threading.Thread]()
+    jobs, results, threads = JobThread[int](0.01, ring=lambda: None), list[int | None](), list[threading.Thread]()
 
     def work() -> int:
         threads.append(threading.current_thread())
         return hang(stuck)
 
     for _ in range(MAX_STUCK - 1):
-        beside.submit(b"a", work, results.append)
-    collected(beside, results, MAX_STUCK - 1)
+        jobs.submit(b"a", work, results.append)
+    collected(jobs, results, MAX_STUCK - 1)
     stuck.set()
 
     def all_came_back() -> bool:
-        beside.collect()
-        return beside.num_stuck == 0
+        jobs.collect()
+        return jobs.num_stuck == 0
 
     eventually(all_came_back)
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
-    beside.close()
+    jobs.close()
