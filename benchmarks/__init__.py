@@ -1,1 +1,1 @@
-"""One script a question; each runs without arguments and prints one JSON line."""
+"""One script per question; each runs without arguments and prints one JSON line."""

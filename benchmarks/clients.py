@@ -1,6 +1,6 @@
-"""Ten thousand clients at once, a thousand that vanish, and one that does not read beside 63 that do.
+"""Ten thousand concurrent clients, a thousand that vanish, and one that does not read beside 63 that do.
 
-The hash LM answers, so that what is measured is the pipeline around a model. One JSON line.
+The hash LM answers, so the pipeline is measured without a model. One JSON line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.report import environment
 from tests.pipeline.raw import ABORT, ACCEPTED, ACKNOWLEDGE, FINISHED, REJECTED, SUBMIT, RawClient
 from triptych import Client, Driver
 
-NUM_PROCESSES = 8  # that the clients are spread over: a socket costs its process two descriptors
+NUM_PROCESSES = 8  # that share the clients: a socket costs its process two descriptors
 MAX_TOKENS = 4
 LEASE_S = 3.0
 
@@ -38,7 +38,7 @@ def figures_of(driver: Driver) -> dict[str, dict[str, float]]:
 
 
 def crowd(run_dir: str, count: int, here: Any, go: Any, results: Any) -> None:
-    """``count`` clients with two sockets each, all of them connected before the first asks."""
+    """``count`` clients with two sockets each, all connected before the first request."""
     import zmq
 
     context = zmq.Context()
@@ -63,7 +63,7 @@ def crowd(run_dir: str, count: int, here: Any, go: Any, results: Any) -> None:
 
 
 def advance(client: RawClient, request_id: str) -> str | None:
-    """Take what is there; how the request ended, None while it goes on. One that is overloaded asks again."""
+    """Receive what has arrived; returns how the request ended, or None while it runs. Retries if overloaded."""
     for frame in client.collect("submit", 0):
         if frame[0] == ACCEPTED:
             client.follow(request_id, 0, again=True)
@@ -123,7 +123,7 @@ def wait_for_connections(driver: Driver, count: int) -> None:
 
 
 def vanishing(count: int) -> dict[str, Any]:
-    """Clients that are gone as soon as they were accepted: when nothing of them is held any more."""
+    """Clients that disconnect as soon as they are accepted: the time until all their resources are freed."""
     with Driver(
         "hash-lm", lease_s=LEASE_S, hash_step_ms=5.0, max_queue=4096, max_client_requests=4096, max_num_seqs=64
     ) as driver:
@@ -153,7 +153,7 @@ def is_empty(driver: Driver, num_pages: int) -> bool:
 
 
 def fast_rate(driver: Driver, seconds: float, *, count: int) -> float:
-    """Tokens a second of ``count`` clients that read what they get."""
+    """Tokens per second of ``count`` clients that read everything."""
     totals = [0] * count
     until = time.monotonic() + seconds
 
@@ -171,7 +171,7 @@ def fast_rate(driver: Driver, seconds: float, *, count: int) -> float:
 
 
 def stalled(seconds: float, repeats: int) -> dict[str, Any]:
-    """Rounds with and without one that does not read, in turn, so that other load on the machine hits both."""
+    """Rounds with and without a client that does not read, in turn, so that other load affects both."""
     options = {"lease_s": 600.0, "hash_step_ms": 20.0, "max_num_seqs": 64}
     alone, beside, growth = [], [], []
     with Driver("hash-lm", **options) as driver:

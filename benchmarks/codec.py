@@ -1,4 +1,4 @@
-"""What does a message cost on its way to bytes and back? Prints one JSON line; µs a message."""
+"""What does it cost to encode and decode a message? Prints one JSON line; µs per message."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How fast the CPU decodes: some model shapes with random weights, in bfloat16, int8 and int4, through the engine.
+"""How fast does the CPU decode? Some model shapes with random weights, in bfloat16, int8 and int4, through the engine.
 
-W1: 32 prompts of 32..512 tokens at once, 32..128 tokens each (output tokens a second). W2: one stream, 128 in and 128
-out (decoded tokens a second). W3: one prompt of 1024 tokens (prompt tokens a second). Prints one JSON line, with the
-memory and matrix rates measured in the same run, and what share of them a workload reaches: of memory for W2, where
-every token reads every weight, of arithmetic for W3. Arguments choose models, formats and repeats.
+W1: 32 prompts of 32..512 tokens at once, 32..128 tokens each (output tokens per second). W2: one stream, 128 in and 128
+out (decoded tokens per second). W3: one prompt of 1024 tokens (prompt tokens per second). Prints one JSON line, with
+the memory and matrix rates measured in the same run, and each workload's share of them: of memory for W2, where every
+token reads every weight, of arithmetic for W3. Arguments choose models, formats and repeats.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[str, object]:
-    """Medians of one model in one format, machine limits measured before each workload."""
+    """Medians of one model in one format, with machine limits measured before each workload."""
     runner, scheduler_config, load_s = load(model, form)
     case: dict[str, object] = {"load_s": round(load_s, 2)}
     layers, head = num_weights(SHAPES[model])
@@ -81,7 +81,7 @@ def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[s
 
 
 def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> tuple[Runner, SchedulerConfig, float]:
-    """``draft`` is the shape of a draft model. ``options`` are of ``ModelConfig``."""
+    """``draft`` is the shape of a draft model. ``options`` are those of ``ModelConfig``."""
     folder = make_model(model, has_mxfp4=form == "mxfp4")
     scheduler_config = SchedulerConfig(max_num_seqs=32)
     start = time.perf_counter()
@@ -109,9 +109,9 @@ def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> 
 def run_workload(
     name: str, repeat: int, runner: Runner, config: SchedulerConfig, *, keeps_states: bool = False
 ) -> float:
-    """Tokens a second of one run."""
+    """Tokens per second of one run."""
     sequences = make_sequences(name, repeat)
-    if name == "W2":  # what one prompt and one token take is taken away
+    if name == "W2":  # minus the time of one prompt and one token
         seconds = [run_all([sequence], runner, config, keeps_states=keeps_states) for sequence in sequences]
         return (sequences[1].max_tokens - 1) / (seconds[1] - seconds[0])
     elapsed = run_all(sequences, runner, config, keeps_states=keeps_states)
@@ -121,7 +121,7 @@ def run_workload(
 
 
 def make_sequences(name: str, repeat: int) -> list[Sequence]:
-    """Lengths depend on the workload only; token ids on the repeat too, so that no prefix is cached."""
+    """Lengths depend only on the workload; token ids on the repeat too, so that no prefix is cached."""
     shape, tokens = random.Random(f"{name}/shape"), random.Random(f"{name}/{repeat}/tokens")
     lengths = {
         "W1": [(shape.randint(32, 512), shape.randint(32, 128)) for _ in range(32)],
@@ -158,13 +158,13 @@ def run_all(sequences: list[Sequence], runner: Runner, config: SchedulerConfig, 
 
 
 def memory_rate(num_bytes: int = 1 << 30) -> float:
-    """Bytes a second that all threads together read."""
+    """Bytes per second read by all threads together."""
     memory = torch.ones(num_bytes // 8, dtype=torch.int64)
     return num_bytes / best_of(memory.max)
 
 
 def matrix_rate(size: int = 2048) -> float:
-    """Operations a second of torch's bfloat16 product of matrices."""
+    """Operations per second of torch's bfloat16 matrix product."""
     a, b = (torch.ones(size, size, dtype=torch.bfloat16) for _ in range(2))
     return 2 * size**3 / best_of(lambda: a @ b)
 

@@ -1,11 +1,11 @@
-"""How fast the CPU decodes where layers have experts: random weights, in bfloat16, int8 and int4, beside transformers.
+"""How fast does the CPU decode models with experts? Random weights, in bfloat16, int8 and int4, beside transformers.
 
-``--model gpt-oss-0.6b`` is one whose experts can have the four bits that it is published in, too: mxfp4.
+``--model gpt-oss-0.6b`` is also measured in the four bits in which its experts are published, mxfp4.
 
-Decodes of 1, 8 and 32 streams (tokens a second of all together, 32 in and 64 out) and a prompt of 512 (its tokens a
-second), of every format in turn. Prints one JSON line, with the memory rate measured in the same run and what share of
-it decoding reaches: a step reads the weights of those experts that some row chooses, as many of them as are expected of
-random choices, and all weights of the other matrices.
+Decodes of 1, 8 and 32 streams (tokens per second in total, 32 in and 64 out) and a prompt of 512 tokens (its tokens per
+second), of every format in turn. Prints one JSON line, with the memory rate measured in the same run and the share of
+it that decoding reaches: a step reads the weights of the experts chosen by some row, as many as expected from random
+choices, and all other weights.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def measure(runner: Runner, config: SchedulerConfig, repeat: int) -> dict[str, float]:
-    """Tokens a second."""
+    """Tokens per second."""
     rng = random.Random(repeat)
     found = {}
     for rows in ROWS:
@@ -83,7 +83,7 @@ def entry(shape: dict[str, Any], form: str, name: str, samples: list[float], rea
 
 
 def step_bytes(shape: dict[str, Any], form: str, rows: int) -> float:
-    """That a step with so many rows reads."""
+    """Bytes read by a step with that many rows."""
     layer_bytes, head_bytes = weight_bytes(form)
     return num_step_weights(shape, rows) * layer_bytes + num_weights(shape)[1] * head_bytes
 

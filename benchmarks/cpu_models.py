@@ -1,4 +1,4 @@
-"""Random checkpoints of real shapes, made once and kept: speed depends on shapes, not on what a model knows."""
+"""Random checkpoints of real shapes, made once and kept: speed depends on shapes, not on what a model has learned."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_activation": "gelu_pytorch_tanh",
         "max_position_embeddings": 32768,
     },
-    "qwen3.5-0.8b": {  # of whose layers every fourth attends
+    "qwen3.5-0.8b": {  # every fourth layer attends
         "model_type": "qwen3_5_text",
         "hidden_size": 1024,
         "num_hidden_layers": 24,
@@ -137,8 +137,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 _WEIGHT_BYTES = {
     "int8": (1.0, 1.0), "q8_0": (1.0, 1.0), "int4": (9 / 16, 1.0), "q4_0": (9 / 16, 1.0), "mxfp4": (9 / 16, 1.0),
 }  # fmt: skip
-_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])  # by their four bits
-_BLOCK = 128  # weights in FP8 that share a scale, in both directions
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])  # with 4-bit weights
+_BLOCK = 128  # size of the square blocks of FP8 weights that share a scale
 _COMMON = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
@@ -150,8 +150,8 @@ _COMMON = {
 
 
 def make_model(name: str, *, has_mxfp4: bool = False, has_fp8: bool = False) -> Path:
-    """The directory of a bfloat16 checkpoint of that shape with random weights, made if it is not there yet; of one of
-    gpt-oss also with its experts in MXFP4, of others with the weights of their layers in FP8, by blocks.
+    """The directory of a bfloat16 checkpoint of that shape with random weights, made if it does not exist; for gpt-oss
+    also with experts in MXFP4, for others with the layers' weights in FP8, by blocks.
     """
     folder = Path(os.environ.get("TRIPTYCH_BENCH_DIR") or Path.home() / ".cache" / "triptych" / "bench") / name
     make_checkpoint(folder, SHAPES[name])
@@ -161,7 +161,7 @@ def make_model(name: str, *, has_mxfp4: bool = False, has_fp8: bool = False) -> 
 
 
 def make_checkpoint(folder: Path, shape: dict[str, Any], *, device: str = "cpu") -> Path:
-    """The same in ``folder``; ``device`` draws the numbers, and each has its own."""
+    """Make the same in ``folder``; ``device`` draws the random numbers, and each device has its own."""
     if not (folder / "model.safetensors").exists():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps({**_COMMON, **shape}))
@@ -194,7 +194,7 @@ def _in_fp8(checkpoint: Path, folder: Path) -> Path:
 def _quantised(
     checkpoint: Path, folder: Path, settings: dict[str, Any], quantise: Callable[[dict[str, torch.Tensor]], None]
 ) -> Path:
-    """In ``folder`` what ``quantise`` makes of the checkpoint's tensors, made if it is not there yet."""
+    """In ``folder``, the checkpoint with its tensors changed by ``quantise``, made if it does not exist."""
     if not (folder / "model.safetensors").exists():
         shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
         config = json.loads((checkpoint / "config.json").read_text()) | {"quantization_config": settings}
@@ -219,7 +219,7 @@ def _fp8(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _mxfp4(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Bytes [outputs, groups, 16] and scales [outputs, groups] of weights [inputs, outputs]."""
     groups = weights.T.float().unflatten(1, (-1, 32))
-    exponents = torch.frexp(groups.abs().amax(dim=2, keepdim=True) / 6).exponent  # of the least power that cuts nothing
+    exponents = torch.frexp(groups.abs().amax(dim=2, keepdim=True) / 6).exponent  # the least power that clips nothing
     borders = (_E2M1[:7] + _E2M1[1:8]) / 2
     magnitudes = torch.bucketize(torch.ldexp(groups, -exponents).abs().contiguous(), borders)
     numbers = (magnitudes + 8 * (groups < 0)).to(torch.uint8)
@@ -245,7 +245,7 @@ def make_adapter(folder: Path, checkpoint: Path, seed: int) -> Path:
 
 
 def weight_bytes(form: str) -> tuple[float, float]:
-    """Of a weight of a layer, and of the head."""
+    """Bytes of a weight of a layer, and of the head."""
     return _WEIGHT_BYTES.get(form, (2.0, 2.0))
 
 
@@ -254,7 +254,7 @@ def keeps_states(shape: dict[str, Any]) -> bool:
 
 
 def num_weights(shape: dict[str, Any]) -> tuple[int, int]:
-    """Weights that a token needs of all layers' matrices, and of the head."""
+    """Number of weights of all layers' matrices that a token needs, and of the head."""
     hidden, size = shape["hidden_size"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     inner = shape["intermediate_size"]
@@ -271,8 +271,8 @@ def num_weights(shape: dict[str, Any]) -> tuple[int, int]:
 
 
 def num_step_weights(shape: dict[str, Any], num_tokens: int) -> float:
-    """Weights of all layers' matrices that a step of so many tokens reads, of experts as many as are expected of random
-    choices.
+    """Number of weights of all layers' matrices that a step with that many tokens reads, with as many experts as
+    expected from random choices.
     """
     layers, _ = num_weights(shape)
     if "num_experts" not in shape:
@@ -284,11 +284,11 @@ def num_step_weights(shape: dict[str, Any], num_tokens: int) -> float:
 
 
 def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
-    """Embeddings are small beside what layers add, so that the tied head does not repeat the input."""
+    """Embeddings are small compared with the layers' outputs, so that the tied head does not repeat the input."""
     generator = torch.Generator(device).manual_seed(0)
     tensors = {}
     for name, size in _stored_sizes(shape):
-        if len(size) == 1 or name.endswith("bias"):  # all the same would make all tokens alike
+        if len(size) == 1 or name.endswith("bias"):  # equal values would make all tokens alike
             tensors[name] = torch.full(size, float(not name.endswith("bias")), dtype=torch.bfloat16)
             continue
         values = torch.randn(size, generator=generator, device=device)
@@ -296,14 +296,14 @@ def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tenso
         std = 0.02 if name == "model.embed_tokens.weight" else inputs**-0.5
         tensors[name] = (
             values.mul_(std).to(torch.bfloat16).cpu()
-        )  # rounded where it lies: half as much goes to the host
+        )  # rounded on the device: half as much is copied to the host
     return tensors
 
 
 def _stored_sizes(shape: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Tensors as checkpoints have them: each expert its own, which transformers holds as one tensor of all."""
+    """Tensors as in checkpoints: each expert separately, which transformers holds as one tensor."""
     for name, size in _parameter_sizes(shape).items():
-        # Checkpoints of gpt_oss have it so, too, and the weights of a convolution have three axes.
+        # Checkpoints of gpt_oss have one tensor too, and the weights of a convolution have three axes.
         if len(size) < 3 or shape["model_type"] in ("gpt_oss", "qwen3_5_text"):
             yield name, size
             continue
@@ -314,7 +314,7 @@ def _stored_sizes(shape: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]
 
 
 def _parameter_sizes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    from transformers import AutoConfig, AutoModelForCausalLM  # seconds, for who only wants to know a shape
+    from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, which some callers avoid
 
     config = AutoConfig.for_model(**{**_COMMON, **shape})
     with torch.device("meta"):
@@ -323,6 +323,6 @@ def _parameter_sizes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _make_tokenizer() -> Tokenizer:
-    """A token for each byte: the benchmark runs on token ids, the loader only wants to see a tokenizer."""
+    """One token per byte: the benchmark uses token ids, the loader only needs a tokenizer."""
     vocabulary = {token: i for i, token in enumerate(["<|end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     return Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -1,4 +1,4 @@
-"""What does a token cost on its way to text? Prints one JSON line; µs per token, pushed one at a time."""
+"""What does it cost to turn a token into text? Prints one JSON line; µs per token, pushed one at a time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def candidates(tokenizer: Tokenizer, token_ids: list[int]) -> dict[str, Callable
 
 
 def some_tokens(tokenizer: Tokenizer, num_tokens: int) -> list[int]:
-    """Sentences in random order: a stop string's first characters are frequent in them, its last never come."""
+    """Sentences in random order: they often contain a stop string's first characters, but never its last."""
     rng = random.Random(SEED)
     token_ids: list[int] = []
     while len(token_ids) < num_tokens:
@@ -64,12 +64,12 @@ def detokenize(vocabulary: Vocabulary, token_ids: list[int]) -> None:
 
 
 def stream(vocabulary: Vocabulary, token_ids: list[int], stop: tuple[str, ...]) -> None:
-    """One push and one delta a token, as when every token is sent on its own."""
+    """One push and one delta per token, as if every token were sent separately."""
     output = OutputStream(vocabulary, SamplingParams(stop=stop), stop_token_ids=frozenset({1}))
     for index, token_id in enumerate(token_ids):
         output.push((token_id,))
         output.delta(index)
-    assert output.num_tokens == len(token_ids), "no stop string may come"
+    assert output.num_tokens == len(token_ids), "no stop string may be found"
 
 
 def decode_stream(tokenizer: Tokenizer, token_ids: list[int]) -> None:

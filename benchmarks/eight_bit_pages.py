@@ -1,9 +1,9 @@
-"""What keys and values in eight bits bring on a CPU: decodes at long contexts, and the prompt that they cost.
+"""What do keys and values in eight bits bring on a CPU? Decodes at long contexts, and the cost for prompts.
 
 Two decoders share the packed weights of a real shape with random numbers: one keeps keys and values in bfloat16, one in
-eight bits. Each case is run in turns with both. Printed are the milliseconds of a step of each (medians) and the median
-of the pairs' ratios, as one JSON line: for decodes of some rows that each have a context of so many tokens, and for a
-prompt of 1024 tokens in chunks of 512. Contexts are not computed: the pages are filled with one number.
+eight bits. Each case runs with both in turns. Prints one JSON line with the medians of both in milliseconds per step,
+and the median of the pairs' ratios: for decodes of some rows with a given context each, and for a prompt of 1024 tokens
+in chunks of 512. Contexts are not computed: the pages are filled with one number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAGE_SIZE = 16
 NUM_PAGES = 8 * 8192 // PAGE_SIZE
 DECODES = ((1, 512), (1, 8192), (8, 512), (8, 2048), (8, 8192))  # rows, tokens of context
 PROMPT = ((0, 512), (512, 1024))
-FILLING = 0x3C  # 0.0115 in bfloat16, and a scale of that for numbers of 60
+FILLING = 0x3C  # 0.0115 in bfloat16, and a scale of that for values of 60
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def seconds(decoder: NativeDecoder, steps: list[StepInputs]) -> float:
 
 
 def decodes(rows: int, context: int) -> StepInputs:
-    """The last token of each of ``rows`` sequences, whose pages are in no order."""
+    """The last token of each of ``rows`` sequences, whose pages are in random order."""
     each = context // PAGE_SIZE
     tables = 1 + np.random.default_rng(0).permutation(NUM_PAGES)[: rows * each].reshape(rows, each).astype(np.int32)
     return _step(tables, [(context - 1, context)] * rows)

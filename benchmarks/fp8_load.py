@@ -1,9 +1,8 @@
-"""How long a checkpoint in FP8 takes to load on a CPU, and how much memory, beside the same shape in bfloat16.
+"""How long does a checkpoint in FP8 take to load on a CPU, and how much memory, compared with bfloat16?
 
-Each case is a process of its own that loads the model as execute does: once as a first start, with the self-test, and
-once as the starts after it. Printed are, as one JSON line, the seconds of both (medians), and in MB the most memory of
-its own that the process had beyond what it had before it loaded, mapped files not included, and what it has afterwards,
-without pages.
+Each case is a separate process that loads the model as execute does: as a first start, with the self-test, and as a
+later one. Prints one JSON line with the seconds of both (medians), and in MB the peak of the process's own memory above
+that before loading, without mapped files, and the memory afterwards, without pages.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 from cpu_models import SHAPES, make_model
 from report import environment
 
-CASES = {  # whether the checkpoint is in FP8, and the quantization that is asked for
+CASES = {  # whether the checkpoint is in FP8, and the requested quantization
     "bfloat16": (False, "none"),
     "fp8 to bfloat16": (True, "none"),
     "int8": (False, "int8"),
@@ -47,7 +46,7 @@ def main() -> None:
 
 
 def measure(folder: Path, quantization: str, repeats: int) -> dict[str, float]:
-    """Medians of so many starts of each kind."""
+    """Medians of that many starts of each kind."""
     starts = {kind: [start(folder, quantization, is_first=kind == "first") for _ in range(repeats)]
               for kind in ("first", "again")}  # fmt: skip
     return {
@@ -63,7 +62,7 @@ def start(folder: Path, quantization: str, *, is_first: bool) -> dict[str, float
 
 
 def load(folder: Path, quantization: str, is_first: bool) -> dict[str, float]:
-    """In a process of its own."""
+    """Run in a separate process."""
     from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
     from triptych.workers.execute.model.build import build_runner
     from triptych.workers.execute.model.proof import ProofStore
@@ -87,7 +86,7 @@ def load(folder: Path, quantization: str, is_first: bool) -> dict[str, float]:
 
 
 class _Watch:
-    """Looks a hundred times a second at how much memory this process has."""
+    """Samples the memory of this process a hundred times a second."""
 
     def __init__(self) -> None:
         self._greatest, self._is_over = 0.0, threading.Event()
@@ -105,7 +104,7 @@ class _Watch:
 
 
 def own_mb() -> float:
-    """Memory of this process that is of no file."""
+    """Memory of this process that is not mapped from files."""
     fields: dict[str, Any] = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) / 1000
 

@@ -1,8 +1,8 @@
-"""What does HTTP add to the time between tokens? Prints one JSON line.
+"""How much does HTTP add to the time between tokens? Prints one JSON line.
 
-256 streams at once on the hash model, whose step pretends to cost what a real one might: once followed by a ZeroMQ
-client, once as server-sent events through a gateway process, in turns. Both readers are asyncio and note when each
-token was there. A stall is the longest gap of any stream.
+256 concurrent streams on the hash model, with a simulated step time: read by a ZeroMQ client, and as server-sent events
+through a gateway process, in turns. Both readers use asyncio and record when each token arrived. A stall is the longest
+gap of any stream.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def main() -> None:
 
 
 def gateway_cpu_s() -> float:
-    """Processor time that the gateway process has used."""
+    """Processor time used by the gateway process."""
     children = psutil.Process().children()
     [gateway] = [child for child in children if "triptych.launch.gateway" in child.cmdline()]
     return float(sum(gateway.cpu_times()[:2]))
 
 
 def run_turn(driver: Driver, url: str, num_streams: int, turn: int) -> dict[str, list[list[float]]]:
-    """Arrival times of each stream's tokens, by the way they came. The prompts of a turn are new to the cache."""
+    """Arrival times of each stream's tokens, by transport. The prompts of a turn are not in the prefix cache."""
     return {
         "zeromq": asyncio.run(over_zeromq(driver, num_streams, 2 * turn)),
         "http": asyncio.run(over_http(url, num_streams, 2 * turn + 1)),

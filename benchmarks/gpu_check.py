@@ -6,9 +6,9 @@
     python benchmarks/gpu_check.py --set experts
     python benchmarks/gpu_check.py --dry-run     # any machine: the same code on tiny shapes and Triton's interpreter
 
-Each part runs in a process of its own with a budget of time: one that fails or hangs is reported and the rest goes on.
-Random checkpoints are made in a folder that is removed at the end. The JSON file is written after every part; what it
-held of other parts before, it keeps. ``limits`` is run again whenever a part compares with it.
+Each part runs in a separate process with a time budget: one that fails or hangs is reported, and the others run.
+Random checkpoints are made in a folder that is removed at the end. The JSON file is written after every part, and keeps
+earlier results of other parts. ``limits`` runs again whenever a part compares with it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Part(NamedTuple):
     budget_s: float
 
 
-LIMITS = Part("limits", "kernels", 30)  # of the device: most of what is found is compared with them
+LIMITS = Part("limits", "kernels", 30)  # of the device: most results are compared with them
 BUDGET_S = 465.0  # of one call: below eight minutes
-# In the order of what is least dispensable. The budgets of a set add up to no more than that of a call.
+# The most important ones first. The budgets of a set add up to at most that of a call.
 SETS = {
     "small": [
         LIMITS,
@@ -78,12 +78,12 @@ COMPARED = {
     "fp8",
     "adapters",
     "experts",
-}  # with what ``limits`` finds in the same call
+}  # with the results of ``limits`` in the same call
 NO_TIME = "no time was left"
 
 
 class Row(NamedTuple):
-    """A line of the table: where in the report its value is, and what it should be."""
+    """A line of the table: where its value is in the report, and its target."""
 
     what: str
     path: str
@@ -169,7 +169,7 @@ def main() -> None:
 
 
 def choose(set_name: str, names: list[str] | None) -> list[Part]:
-    """The parts that are run: of a set, or those named and the limits they are compared with."""
+    """The parts to run: those of a set, or the named ones and the limits they are compared with."""
     if names is None:
         return SETS[set_name]
     wanted = set(names) | ({LIMITS.name} if COMPARED & set(names) else set())
@@ -177,14 +177,14 @@ def choose(set_name: str, names: list[str] | None) -> list[Part]:
 
 
 def device_name() -> str | None:
-    """Asked in another process, so that this one takes nothing of the device."""
+    """Determined in another process, so that this one allocates nothing on the device."""
     code = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     return done.stdout.strip() or None
 
 
 def begin(device: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
-    """A report of what was found before, in the file that is written and in those that are added."""
+    """A report with earlier results, from the output file and from added ones."""
     report: dict[str, Any] = {
         "what": "gpu_check",
         "is_dry": arguments.dry_run,
@@ -199,7 +199,7 @@ def begin(device: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add(report: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Takes over the parts of an earlier report, unless it is of another kind of device."""
+    """Take over the parts of an earlier report, unless it is from another kind of device."""
     devices = {report["device"], earlier.get("device")} - {None}
     if earlier.get("is_dry") != report["is_dry"] or len(devices) > 1:
         print(f"not added: a report of {earlier.get('device')}, which is not {report['device']}", flush=True)
@@ -211,7 +211,7 @@ def add(report: dict[str, Any], earlier: dict[str, Any]) -> None:
 
 
 def keep(report: dict[str, Any], name: str, found: dict[str, Any], seconds: float) -> None:
-    """Puts what a part found into the report. That there was no time for it says nothing about what it found before."""
+    """Put the results of a part into the report. A lack of time does not replace earlier results."""
     if found.get("error") == NO_TIME and name in report:
         return
     report[name] = found
@@ -219,7 +219,7 @@ def keep(report: dict[str, Any], name: str, found: dict[str, Any], seconds: floa
 
 
 def check(parts: list[Part], report: dict[str, Any], out: Path | None, end: float) -> None:
-    """Runs the parts until ``end``, and writes and prints the report however they fare."""
+    """Run the parts until ``end``, and write and print the report however they end."""
     folder = Path(tempfile.mkdtemp(prefix="triptych-gpu-", dir=roomiest()))
     try:
         for part in parts:
@@ -237,14 +237,14 @@ def check(parts: list[Part], report: dict[str, Any], out: Path | None, end: floa
 
 
 def finish(report: dict[str, Any], out: Path | None) -> None:
-    """What follows from all parts together, and the file."""
+    """Conclusions from all parts together, and the file."""
     report["ratios"] = ratios(report)
     report["dropped"] = [part.name for part in PARTS if lookup(report, f"{part.name}.error") == NO_TIME]
     write(report, out)
 
 
 def attempt(part: Part, folder: Path, left_s: float, *, is_dry: bool) -> dict[str, Any]:
-    """What the part found, with ``error`` where it did not come to its end."""
+    """The results of the part, with ``error`` if it did not complete."""
     budget_s = part.budget_s * (4 if is_dry else 1)
     if left_s < min(budget_s, part.budget_s) / 2:  # it would be ended before it found anything
         return {"error": NO_TIME}
@@ -262,30 +262,30 @@ def attempt(part: Part, folder: Path, left_s: float, *, is_dry: bool) -> dict[st
         error = wait(process, min(budget_s, left_s))
     file = folder / f"{part.name}.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    told = log.read_text(errors="replace")
+    received = log.read_text(errors="replace")
     if error:
-        found["error"] = explained(error, told)
-        found["log"] = told[-6000:]
-    elif told.strip():  # warnings: why there are no graphs, say
-        found["said"] = told[-2000:]
+        found["error"] = explained(error, received)
+        found["log"] = received[-6000:]
+    elif received.strip():  # warnings, for example why there are no graphs
+        found["said"] = received[-2000:]
     return found
 
 
-def explained(error: str, told: str) -> str:
-    """The error with what the part said last; that alone if a package is lacking, for the rows to say which."""
-    why = last_line(told)
+def explained(error: str, received: str) -> str:
+    """The error with the last output of the part; if a package is missing, only the error, because the rows name it."""
+    why = last_line(received)
     if why.startswith("needs "):
         return why
     return f"{error}: {why}" if why else error
 
 
 def last_line(text: str) -> str:
-    """Where a traceback says what happened."""
+    """The line of a traceback that says what happened."""
     return next((line.strip()[:300] for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Why the part did not come to its end, or nothing. Whatever it started ends with it."""
+    """Why the part did not complete, or None. All its processes end with it."""
     try:
         code = process.wait(limit_s)
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}" if code else ""
@@ -325,7 +325,7 @@ def is_installed(name: str) -> bool:
 
 
 def roomiest() -> str:
-    """A folder for checkpoints: memory if there is enough of it, since weights are read from there several times."""
+    """A folder for checkpoints: in memory if there is enough, because weights are read from there several times."""
     memory = "/dev/shm"
     if os.path.isdir(memory) and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 40 << 30:
         return memory
@@ -333,7 +333,7 @@ def roomiest() -> str:
 
 
 def ratios(report: dict[str, Any]) -> dict[str, float]:
-    """Our throughput over that of transformers' continuous batching, on the same requests."""
+    """Our throughput relative to transformers' continuous batching, on the same requests."""
     found = {}
     for name in ("small", "large"):
         ours = lookup(report, f"{name}.peer_workload.output_tokens_per_s")
@@ -362,7 +362,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def shown(value: Any, row: Row, report: dict[str, Any]) -> str:
-    """The value, or in short why there is none; the whole error stands below the table."""
+    """The value, or a short reason why there is none; the complete error is below the table."""
     part = row.path.split(".")[0]
     if isinstance(value, bool):
         return "yes" if value else "NO"

@@ -1,6 +1,6 @@
-"""Time between tokens of sequences that decode while long prompts keep arriving, with and without ``itl_target_ms``.
+"""Time between tokens of decoding sequences while long prompts keep arriving, with and without ``itl_target_ms``.
 
-The model is the hash LM with a pretended cost: milliseconds a step and microseconds a token. Prints one JSON line.
+The model is the hash LM with a simulated cost: milliseconds per step and microseconds per token. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triptych.workers.execute.scheduling.sequence import Key, Sequence
 VOCAB_SIZE = 251
 NUM_DECODES = 16
 NUM_PROMPTS = 40
-WARM_UP = 4  # prompts, during which costs are learned
+WARM_UP = 4  # prompts during which costs are learned
 PROMPT_TOKENS = 3000
 PROMPT_EVERY_S = 0.25
 STEP_MS, TOKEN_US = 2.0, 20.0  # a full chunk of 512 costs 12 ms

@@ -1,6 +1,6 @@
-"""What does the truth cost? Writing and reading the journal. Prints one JSON line; µs a call.
+"""What does the journal cost? Writing and reading. Prints one JSON line; µs per call.
 
-``publish`` is what every step of the model pays; the rest is paid once a request, or once a tick.
+``publish`` is called in every step; the rest once per request, or once per tick.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What it costs that a request, or a step's tokens, is on the disk and not only in memory.
+"""What does it cost to have a request, or a step's tokens, on disk and not only in memory?
 
-The journal lies in the current directory, or where ``TRIPTYCH_BENCH_DIR`` says: it is that disk which is measured.
-Prints one JSON line.
+The journal is in the current directory, or in ``TRIPTYCH_BENCH_DIR``: that disk is measured. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def measure(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def file_system(folder: Path) -> str:
-    """The type of the file system that a folder lies on."""
+    """The type of a folder's file system."""
     best, kind = "", "unknown"
     for line in Path("/proc/mounts").read_text().splitlines():
         _, point, name, *_ = line.split()

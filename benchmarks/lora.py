@@ -1,10 +1,11 @@
-"""What LoRA adapters cost on a CPU: eight streams, of which none, all with one adapter, or each with another.
+"""What do LoRA adapters cost on a CPU? Eight streams, without adapters, all with one, or each with another.
 
-Streams of 16 prompt tokens and 24 output tokens run on random weights of a real shape, and adapters of rank 16 on all
-linear layers. Each case is run in turns with the same streams on a model without adapters. One thread computes, and its
-processor time counts, so that a busy machine does not matter much. Printed is what a case has of the tokens a second
-without, for prompts and for answers: by the quickest run of each, and the median of all pairs, as one JSON line. "none"
-has eight adapters loaded that nobody asks for, "half" has four streams without one beside four with different ones.
+Streams of 16 prompt tokens and 24 output tokens run on random weights of a real shape, with adapters of rank 16 on all
+linear layers. Each case runs in turns with the same streams on a model without adapters. One thread computes, and its
+processor time counts, so that other load has little effect. Prints one JSON line with each case's tokens per second
+relative to those without adapters, for prompts and for answers: of the fastest run of each, and the median of all
+pairs. "none" has eight loaded adapters that no stream uses, "half" has four streams without one and four with different
+ones.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ CASES = {
 
 
 class Times(NamedTuple):
-    prompts_s: float  # to the last first token
-    answers_s: float  # from there on
+    prompts_s: float  # until the last first token
+    answers_s: float  # from then on
 
 
 def main() -> None:

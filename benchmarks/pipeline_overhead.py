@@ -1,13 +1,12 @@
-"""What do three processes cost against one? Prints one JSON line.
+"""What do three processes cost compared with one? Prints one JSON line.
 
 The same requests on the same runner: once by calling the engine's step loop in this process, once through the whole
-pipeline and a ZeroMQ client; in turns, so that both see the same machine. Where steps overlap, they do in both. Times
-between tokens are taken where they are used: after ``step`` returns, and in the client's listener; their mean counts,
-for of very short steps the client hears of several at once.
+pipeline and a ZeroMQ client; in turns, so that both see the same machine. If steps overlap, they do in both. Times
+between tokens are taken where tokens are used: after ``step`` returns, and in the client's listener; their mean counts,
+because the client receives several very short steps at once.
 
-A third turn is the engine's again, beside a process that keeps one core busy and has nothing to do with us: what the
-machine takes from a loop for the mere fact that somebody else computes. And the processor time of each process, which
-others on the machine change less than they change time.
+A third turn is the engine again, beside an unrelated process that keeps one core busy: what a loop loses because
+another process computes. Also the processor time of each process, which other load affects less than wall time.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Work(NamedTuple):
 class Run(NamedTuple):
     itl_mean_ms: float
     tokens_per_s: float
-    processor_us: dict[str, float]  # of each process, a token
+    processor_us: dict[str, float]  # of each process, per token
 
 
 def main() -> None:
@@ -137,7 +136,7 @@ def busy_core() -> Iterator[None]:
 
 
 def processor_s(pid: int) -> float:
-    """Time that the threads of a process have computed."""
+    """Processor time of a process's threads."""
     files = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
@@ -167,7 +166,7 @@ def run_engine(engine: Engine, work: Work, turn: int) -> Run:
 
 
 class Stopwatch:
-    """A listener that notes when each token was there."""
+    """A listener that records when each token arrived."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -185,8 +184,8 @@ class Stopwatch:
 
 def run_pipeline(driver: Driver, work: Work, turn: int) -> Run:
     service = driver.config.service
-    doors = submit_endpoint(driver.run_dir, service), follow_endpoint(driver.run_dir, service)
-    session = Session(Connection(*doors)).start()
+    endpoints = submit_endpoint(driver.run_dir, service), follow_endpoint(driver.run_dir, service)
+    session = Session(Connection(*endpoints)).start()
     watches = [Stopwatch() for _ in range(work.batch)]
     options = {"max_tokens": work.output_tokens, "ignore_eos": True}
     pids = {role: pid for role, pid in driver.pids.items() if pid is not None}

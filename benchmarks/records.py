@@ -1,4 +1,4 @@
-"""Prompts and requests for what measures the step loop and the journal."""
+"""Prompts and requests for benchmarks of the step loop and the journal."""
 
 from __future__ import annotations
 

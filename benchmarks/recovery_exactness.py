@@ -1,8 +1,8 @@
-"""How many streams go on as if undisturbed after a crash, by backend, dtype and way of recovery.
+"""How many streams continue as if undisturbed after a crash, by backend, dtype and recovery mode?
 
-Each stream is run once undisturbed and once with a crash at a random token: everything but prompt, emitted tokens and
-the cuts of the prompt is lost, as in a journal. ``other mates`` is the control: no crash, but other sequences in the
-batch. Prints one JSON line.
+Each stream runs once undisturbed and once with a crash at a random token: everything except the prompt, emitted tokens
+and the chunk boundaries of the prompt is lost, as in a journal. ``other mates`` is the control: no crash, but other
+sequences in the batch. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED = 3
 NUM_STREAMS, NUM_TOKENS = 48, 80
 ROWS, OTHER_ROWS = 16, 5
 CRASHES = 3  # of each stream
-MODELS = ("llama-6m", "demo")  # the first has random weights: its logits lie closer together than a trained model's
+MODELS = ("llama-6m", "demo")  # the first has random weights: its logits are closer together than a trained model's
 KINDS = [("transformers", "float32"), ("transformers", "bfloat16"), ("native", "bfloat16")]
 Streams = list[list[int]]
 
@@ -81,7 +81,7 @@ def score(streams: Streams, expected: Streams) -> str:
 
 
 def make_streams() -> list[Sequence]:
-    """Half of them greedy, half sampled; prompts of one to four chunks, out of the demo model's vocabulary."""
+    """Half of them greedy, half sampled; prompts of one to four chunks, from the demo model's vocabulary."""
     rng = random.Random(SEED)
     sequences = []
     for index in range(NUM_STREAMS):
@@ -99,7 +99,7 @@ def make_sequence(index: int, prompt: Any) -> Sequence:
 
 
 def after_crash(whole: list[Sequence], crash: int) -> list[Sequence]:
-    """The streams as a journal has them, each at a token of its own."""
+    """The streams as recovered from a journal, each at its own token."""
     rng = random.Random(f"{SEED}/{crash}")
     sequences = []
     for old in whole:

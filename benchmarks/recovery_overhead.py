@@ -1,8 +1,8 @@
-"""What does it cost execute that nothing may be lost? Prints one JSON line.
+"""What does recovery cost execute? Prints one JSON line.
 
-The same step loop in one process, in turns without and with all that recovery asks of a step: the intent before it, its
-tokens in the journal and the message about them after it, the word that shows the supervisor progress. Nobody reads
-what is written, so this is the price of writing alone; ``pipeline_overhead.py`` has that of three processes.
+The same step loop in one process, in turns without and with everything that recovery adds to a step: the intent before
+it, its tokens in the journal and the message about them after it, the progress word for the supervisor. Nobody reads
+what is written, so this is the cost of writing alone; ``pipeline_overhead.py`` measures that of three processes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def load(model: str) -> tuple[Runner, ModelCard, PipelineConfig]:
 def compare(
     runner: Runner, card: ModelCard, config: PipelineConfig, rows: int, num_tokens: int, turns: int
 ) -> dict[str, float]:
-    """Medians: microseconds of a step that recovery takes, measured around its calls, and the ratio of throughputs."""
+    """Medians: microseconds per step for recovery, measured around its calls, and the ratio of throughputs."""
     scheduler = Scheduler(
         config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len
     )
@@ -78,7 +78,7 @@ def compare(
     ratios, costs_us = [], []
     for turn in range(-1, turns):  # the first warms up
         order = (True, False) if turn % 2 else (False, True)
-        # Prompts of its own for each run, or the second would find those of the first in the prefix cache.
+        # Different prompts for each run, otherwise the second would find those of the first in the prefix cache.
         runs = {
             is_kept: Run(engine, rows, num_tokens, seed=2 * (turn + 1) + is_kept, is_kept=is_kept) for is_kept in order
         }
@@ -94,9 +94,9 @@ def compare(
 
 
 class Run:
-    """Some requests to their end, all of the same length. What is kept is what execute keeps; see ``Execute.turn``.
+    """Equally long requests until their end. Everything kept is what execute keeps; see ``Execute.turn``.
 
-    Where steps overlap, so does recovery: what it costs the throughput is less than what it takes.
+    If steps overlap, so does recovery: it costs less throughput than time.
     """
 
     def __init__(self, engine: Engine, rows: int, num_tokens: int, *, seed: int, is_kept: bool) -> None:

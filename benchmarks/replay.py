@@ -1,4 +1,5 @@
-"""How many requests ``triptych replay`` simulates in a minute on one core, and how near its figures are to a real run.
+"""How many requests does ``triptych replay`` simulate per minute on one core, and how close are its results to a real
+run?
 
 Prints one JSON line.
 """
@@ -37,7 +38,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     },
 }
 OUTPUT_TOKENS = 32
-RATE = 600.0  # a second, more than is served: batches are full
+RATE = 600.0  # per second, more than is served: batches are full
 NUM_REAL = 400
 
 
@@ -53,7 +54,7 @@ def main() -> None:
 
 
 def measure(*, num_requests: int, prompt_tokens: str, **prefixes: int) -> dict[str, float]:
-    """Seconds of wall time and of processor time; the second is what one core without neighbours would take."""
+    """Wall time and processor time in seconds; the latter is what an otherwise idle core would take."""
     spec = Synthetic(
         num_requests=num_requests,
         rate=RATE,

@@ -1,4 +1,4 @@
-"""What every benchmark says about where and how it was taken."""
+"""What every benchmark reports about its environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def environment(*packages: str) -> dict[str, object]:
 
 
 def commit() -> str | None:
-    """None where there is no git, or no repository."""
+    """None without git or a repository."""
     with contextlib.suppress(OSError):
         found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         return found.stdout.strip() or None
@@ -46,7 +46,7 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
 
 
 def best_of(function: Callable[[], object], repeats: int = 5) -> float:
-    """Seconds of the fastest call: what the machine can do, whoever else uses it."""
+    """Seconds of the fastest call: the machine's speed without other load."""
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()

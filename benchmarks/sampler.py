@@ -1,7 +1,8 @@
-"""What does sampling cost a step with a large vocabulary? Prints one JSON line; ms of the processor a step of 32 rows.
+"""What does sampling cost per step with a large vocabulary? Prints one JSON line; ms of processor time per step of 32
+rows.
 
-The processor's time, not the clock's: it says the same while others use the machine. Logits fall with the logarithm of
-their rank, as those of language models do; a flat row is there too, for which few candidates are not enough.
+Processor time is the same when others use the machine. Logits fall with the logarithm of their rank, like those of
+language models; there is also a flat row, for which few candidates are not enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What deciding costs: planning, building and applying one step of 256 decodes, with few and with many waiting.
+"""What does scheduling cost? Planning, building and applying a step of 256 decodes, with few and with many waiting.
 
 No model runs. Prints one JSON line; times in milliseconds.
 """
@@ -64,7 +64,7 @@ def step(scheduler: Scheduler) -> tuple[float, float, float, float]:
 
 
 def make_scheduler(num_waiting: int) -> Scheduler:
-    """A scheduler with 256 sequences decoding; memory lets nobody else start."""
+    """A scheduler with 256 decoding sequences; there is no memory for another one to start."""
     config = SchedulerConfig(max_num_seqs=8192, max_num_batched_tokens=16_384, prefill_chunk=1024, safety_margin=0.5)
     scheduler = Scheduler(config, page_size=PAGE_SIZE, num_pages=NUM_DECODES * PAGES_EACH, max_model_len=4096)
     for index in range(NUM_DECODES):
@@ -77,7 +77,7 @@ def make_scheduler(num_waiting: int) -> Scheduler:
 
 
 def make_sequence(index: int) -> Sequence:
-    """Prompts begin differently, so that the prefix cache knows all of their pages and shares none."""
+    """Prompts begin differently, so that the prefix cache contains all of their pages and shares none."""
     tokens = np.ones(PROMPT_TOKENS + OUTPUT_TOKENS, np.int32)
     tokens[0] = index
     return Sequence(

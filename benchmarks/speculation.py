@@ -1,12 +1,12 @@
-"""What speculative decoding saves and costs on a CPU, by how many of the proposals are right.
+"""What does speculative decoding save and cost on a CPU, depending on the share of right proposals?
 
-With ``--draft-model`` a draft model computes as many proposals as are asked for, and then they are made up all the
-same, since random weights agree about nothing.
+With ``--draft-model`` a draft model computes the requested number of proposals, but these are then replaced by made-up
+ones, because models with random weights never agree.
 
-One to eight streams of 128 prompt tokens decode on random weights of a real shape. What they say
-is known from a run before, so a made-up proposer can be right with a given probability for each token. "nothing" is one
-that never finds anything; what that costs is that steps are not planned ahead. Each case is timed in turns with the
-same streams without proposals; printed are medians of the ratios of output tokens a second, as one JSON line.
+One to eight streams of 128 prompt tokens decode on random weights of a real shape. Their tokens are known from an
+earlier run, so a made-up proposer can be right with a given probability for each token. "nothing" never proposes
+anything; its cost is that steps are not planned ahead. Each case runs in turns with the same streams without proposals.
+Prints one JSON line with medians of the ratios of output tokens per second.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def main() -> None:
 def measure(runner: Runner, config: SchedulerConfig, size: tuple[int, int], repeats: int) -> dict[str, float]:
     """``size`` is the number of streams, and of output tokens of each."""
     plain = replace(config, num_speculative_tokens=0)
-    _, said = run(runner, plain, size, Nothing())
-    proposers: dict[str, Proposer] = {f"right {share:g}": MadeUp(said, share, runner.proposer) for share in RIGHT}
+    _, outputs = run(runner, plain, size, Nothing())
+    proposers: dict[str, Proposer] = {f"right {share:g}": MadeUp(outputs, share, runner.proposer) for share in RIGHT}
     if runner.proposer is None:
         proposers["nothing"] = Nothing()
     ratios: dict[str, list[float]] = {name: [] for name in proposers}
@@ -69,7 +69,7 @@ def measure(runner: Runner, config: SchedulerConfig, size: tuple[int, int], repe
         for name, proposer in proposers.items():
             without, _ = run(runner, plain, size, Nothing())
             seconds, again = run(runner, config, size, proposer)
-            assert again == said, "proposals changed what was said"
+            assert again == outputs, "proposals changed the tokens"
             ratios[name].append(without / seconds)
             rates.append(size[0] * size[1] / without)
     medians = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
@@ -83,10 +83,10 @@ class Nothing(Proposer):
 
 
 class MadeUp(Proposer):
-    """Each token is right with probability ``share``, the same ones whenever it is asked. They take their time."""
+    """Each token is right with probability ``share``, always the same ones. Proposing takes its time."""
 
-    def __init__(self, said: list[list[int]], share: float, draft: Proposer | None) -> None:
-        self._said = said
+    def __init__(self, outputs: list[list[int]], share: float, draft: Proposer | None) -> None:
+        self._said = outputs
         self._share = share
         self._draft = draft
         self.cost = draft.cost if draft else 0.0
@@ -110,7 +110,7 @@ class MadeUp(Proposer):
 def run(
     runner: Runner, config: SchedulerConfig, size: tuple[int, int], proposer: Proposer
 ) -> tuple[float, list[list[int]]]:
-    """Seconds from the first output token to the last, and what was said."""
+    """Seconds from the first output token to the last, and the tokens."""
     tokens = random.Random(0)
     num_streams, num_output_tokens = size
     sequences = [make_sequence(i, NUM_PROMPT_TOKENS, num_output_tokens, tokens) for i in range(num_streams)]

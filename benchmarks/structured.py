@@ -1,7 +1,7 @@
-"""What does a step cost more for each row that is held to a form? Prints one JSON line.
+"""What does a structured row cost per step? Prints one JSON line.
 
-Once with the demo model, whose step hides the masks, and once with the sampler alone on a vocabulary of 128 k tokens,
-made of the words of the standard library's sources: there masks are wide, and no forward pass is there to hide them.
+With the demo model, whose steps hide the masks, and with the sampler alone on a vocabulary of 128 k tokens, made of the
+words in the standard library's sources: there masks are wide, and no forward pass hides them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Step = Callable[[], object]
 
 
 class Make(Protocol):
-    """The steps of a batch, all of whose rows are held to the form or none."""
+    """The steps of a batch, whose rows are all structured or all not."""
 
     def __call__(self, batch: int, params: SamplingParams, *, held: bool) -> Step: ...
 
@@ -78,9 +78,9 @@ def main() -> None:
 
 
 def compare(make: Make, batch: int, params: SamplingParams, turns: int) -> dict[str, Any]:
-    """Steps without and with forms, one of each in turns, in ms; and what a row with one costs more.
+    """Steps without and with structured rows, in turns, in ms; and the additional cost of such a row.
 
-    The processor's time is that of all threads. It says the cost where others use the machine too.
+    Processor time is that of all threads. It shows the cost even when others use the machine.
     """
     wall: dict[bool, list[float]] = {False: [], True: []}
     processor: dict[bool, list[float]] = {False: [], True: []}
@@ -168,7 +168,7 @@ def sampler_steps(folder: Path) -> Make:
 
 
 def large_tokenizer_json() -> str:
-    """Bytes, and the words of the standard library's sources with their beginnings, as a byte-level vocabulary."""
+    """Bytes, and the words of the standard library's sources with their prefixes, as a byte-level vocabulary."""
     tokenizer = json.loads(byte_tokenizer_json())
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("**/*.py")):

@@ -104,10 +104,10 @@ class AsyncStream:
         """End the request, unless another stream follows it now: a refused duplicate must not end the original."""
         self._session.abort(self.request_id, reader=self)
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Stop following: the request goes on until it is resumed or its lease ends."""
         with suppress(PipelineClosed):  # which ended every request
-            self._session.let_go(self.request_id, reader=self)
+            self._session.detach(self.request_id, reader=self)
 
     def on_accepted(self, accepted: Accepted) -> None:
         self._mailbox.put(_set, self._accepted, accepted)
@@ -274,9 +274,9 @@ class AsyncClient:
         """Request the end of a request of this client; its stream ends with the finish reason "abort"."""
         self._session.abort(request_id)
 
-    def let_go(self, request_id: str, error: TriptychError) -> None:
+    def detach(self, request_id: str, error: TriptychError) -> None:
         """End the stream that follows this request here, with an error; the request itself goes on."""
-        self._session.let_go(request_id, error)
+        self._session.detach(request_id, error)
 
     def fail(self, error: TriptychError) -> None:
         """End every open stream with this error; accepted requests go on in the service."""

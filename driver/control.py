@@ -100,7 +100,7 @@ class ControlServer:
         try:
             line = _read_line(connection, MAX_QUESTION_BYTES)
         except TimeoutError as error:
-            raise ConfigError(f"nothing was asked within {QUESTION_S:g} s") from error
+            raise ConfigError(f"no question arrived within {QUESTION_S:g} s") from error
         try:
             question = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -24,7 +24,7 @@ class OomWatch:
         self._read = next((read for read in _counters() if _num_kills(read()) is not None), str)
         self._count = _num_kills(self._read()) or 0
 
-    def has_struck(self) -> bool:
+    def has_killed(self) -> bool:
         """Whether the OOM killer has killed a process of this control group since the last call."""
         before, self._count = self._count, _num_kills(self._read()) or 0
         return self._count > before

@@ -17,7 +17,7 @@ from ..protocol.config import ServiceConfig
 from ..protocol.curve import start_gatekeeper
 from ..protocol.errors import BadFrame, PipelineFailed, TriptychError
 from ..protocol.run_dir import follow_endpoint, submit_endpoint
-from ..protocol.service import public_door, service_info
+from ..protocol.service import curve_server, service_info
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +54,11 @@ class Doorkeeper:
     def _run(self) -> None:
         context, gatekeeper = Transport().context(), None
         try:
-            door = public_door(self._run_dir, self._service, self._public)
-            if door is not None:
-                gatekeeper = start_gatekeeper(context, door)
+            server = curve_server(self._run_dir, self._service, self._public)
+            if server is not None:
+                gatekeeper = start_gatekeeper(context, server)
             limit = self._service.max_frame_bytes
-            router = Router(context, self._endpoint, epoch=EPOCH, max_frame_bytes=limit, public=door)
+            router = Router(context, self._endpoint, epoch=EPOCH, max_frame_bytes=limit, public=server)
             poller = Poller(router.socket, self._bell.file)
             while not self._closing:
                 poller.wait(3600.0)

@@ -21,11 +21,11 @@ from ..protocol.groups import request_of
 from .choices import choice_ids, is_read_by
 from .open_request import LastIds, OpenRequest, check_name, checked_size
 from .questions import Question, Questions
-from .stream import NOBODY, Assembly, Listener
+from .stream import NO_LISTENER, Assembly, Listener
 
 REPEAT_S = 0.25  # how often unanswered messages are resent; FOLLOW also renews the lease
 ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
-MAX_SAID_ANEW = 3  # SUBMITs of an accepted, then unknown request: ACCEPTED to an earlier one may still be in flight
+MAX_RESUBMISSIONS = 3  # SUBMITs of an accepted, then unknown request: ACCEPTED to an earlier one may still be in flight
 SURE_BYTES = 1 << 10  # a frame size that every service accepts, whatever its max_frame_bytes
 
 
@@ -54,7 +54,7 @@ class Exchange:
         requests = (request for name in names if (request := self.requests.get(name)) is not None)
         return any(not r.accepted and (r.aborting or r.aborted_choices) for r in requests)
 
-    def say_again(self) -> float:
+    def resend_due(self) -> float:
         """Resend what is unanswered, if it is time; returns the seconds until the next time."""
         now = time.monotonic()
         if now >= self._next_repeat:
@@ -62,10 +62,10 @@ class Exchange:
             self._next_repeat = now + REPEAT_S
         return self._next_repeat - now if self.requests or self._questions else 3600.0
 
-    def hear(self, frames: Iterable[Frame]) -> None:
+    def receive(self, frames: Iterable[Frame]) -> None:
         """Process messages from the service."""
         for frame in frames:
-            self._hear(frame.message)
+            self._on_message(frame.message)
         changed, self._changed = self._changed, {}
         self._follow(r for i, r in changed.items() if self.requests.get(i) is r and self._follow_is_due(r))
 
@@ -74,7 +74,7 @@ class Exchange:
         try:
             check_name(request_id)
             earlier = self.requests.get(request_id)
-            if earlier is not None and earlier.listener is NOBODY:  # let go before it was accepted, and now taken up
+            if earlier is not None and earlier.listener is NO_LISTENER:  # detached before its acceptance, now resumed
                 request.message, request.accepted = request.message or earlier.message, False
                 earlier = None
             if earlier is not None or request_id in self.choices:
@@ -115,14 +115,14 @@ class Exchange:
             if request.num_bytes > SURE_BYTES:
                 self._send_submit(request)
 
-    def let_go(self, request_id: str, error: TriptychError | None, reader: Listener | None) -> None:
+    def detach(self, request_id: str, error: TriptychError | None, reader: Listener | None) -> None:
         for wire_id in self.choices.get(request_id, [request_id]):
             request = self.requests.get(wire_id)
             if request is not None and (reader is None or is_read_by(request.listener, reader)):
                 if request.accepted:
                     self._drop(wire_id)
                 else:
-                    self.requests[wire_id] = replace(request, listener=NOBODY)
+                    self.requests[wire_id] = replace(request, listener=NO_LISTENER)
                 if error is not None:
                     request.fail(copy(error))
 
@@ -172,7 +172,7 @@ class Exchange:
             part = entries[start : start + m.MAX_FOLLOW_ENTRIES]
             self._connection.queue("follow", ("follow", part[0][0], part[0][2]), m.Follow(part))
 
-    def _hear(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         match message:
             case m.Text():
                 for row in message.deltas:
@@ -198,15 +198,15 @@ class Exchange:
             self.acknowledge(message.request_id)
         elif not request.accepted:
             request.accepted = True
-            if not request.num_said_anew:
-                request.tell(request.listener.on_accepted, message)
+            if not request.num_resubmissions:
+                request.notify(request.listener.on_accepted, message)
             self._changed[message.request_id] = request
-            if request.choices and request.listener is not NOBODY:
+            if request.choices and request.listener is not NO_LISTENER:
                 del self.requests[message.request_id]
                 self.follow_choices(request)
             if request.aborting:
                 self.abort(message.request_id)
-            if request.listener is NOBODY:
+            if request.listener is NO_LISTENER:
                 self._drop(message.request_id)
 
     def follow_choices(self, request: OpenRequest) -> None:
@@ -241,7 +241,7 @@ class Exchange:
             request.fail(error)
             return False
         if delta is not None:
-            request.tell(request.listener.on_delta, delta)
+            request.notify(request.listener.on_delta, delta)
         return True
 
     def _end(self, end: m.Finished | m.Failed) -> None:
@@ -249,7 +249,7 @@ class Exchange:
         if request is not None:
             if not request.accepted:
                 return  # of an earlier request with this id; the FOLLOW after ACCEPTED asks for the right one
-            if isinstance(end, m.Failed) and end.code == UnknownRequest.code and self._begin_anew(request):
+            if isinstance(end, m.Failed) and end.code == UnknownRequest.code and self._resubmit(request):
                 return
             if not self._add(end.request_id, end.offset, end.text_offset, end.token_ids, end.text, end.logprobs):
                 return
@@ -264,7 +264,7 @@ class Exchange:
         # Even if it is a repetition: the first acknowledgement may have been lost with summarize.
         self.acknowledge(end.request_id)
 
-    def _begin_anew(self, request: OpenRequest) -> bool:
+    def _resubmit(self, request: OpenRequest) -> bool:
         """Submit an accepted request once more if the service does not know it any more; whether that was done.
 
         Either the SUBMIT overtook the acknowledgement of an earlier answer, and will be refused this time; or nobody
@@ -274,13 +274,13 @@ class Exchange:
         whole, now = request.whole or request, time.monotonic()
         request_id = whole.assembly.request_id
         parts = [self.requests.get(wire_id) for wire_id in self.choices.get(request_id, [request_id])]
-        if whole.num_said_anew == MAX_SAID_ANEW or not whole.may_begin_anew(now):
+        if whole.num_resubmissions == MAX_RESUBMISSIONS or not whole.may_resubmit(now):
             return False
         if not all(part is not None and part.is_untouched for part in parts):
             return False
         for wire_id in self.choices.pop(request_id, [request_id]):
             del self.requests[wire_id]
-        whole.accepted, whole.again, whole.num_said_anew = False, True, whole.num_said_anew + 1
+        whole.accepted, whole.again, whole.num_resubmissions = False, True, whole.num_resubmissions + 1
         self.requests[request_id] = whole
         self._send_submit(whole)
         self._next_repeat = min(self._next_repeat, now + REPEAT_S)

@@ -113,7 +113,7 @@ class JournalKeeper:
             try:
                 self.journal.flush()
             except JournalError as error:
-                logger.error("nothing is flushed any more: %s", error.message)
+                logger.error("the journal is no longer flushed: %s", error.message)
                 return
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ class OpenRequest:
     aborted_choices: set[str] = field(default_factory=set)  # choices aborted before they existed
     whole: OpenRequest | None = None  # for a choice: the request it belongs to
     begun_s: float = 0.0  # time.monotonic() of its first SUBMIT
-    num_said_anew: int = 0  # SUBMITs after it had been accepted
+    num_resubmissions: int = 0  # SUBMITs after it had been accepted
 
     def check(self) -> None:
         """Validate it before anything is sent; its id is known to be a str.
@@ -47,7 +47,7 @@ class OpenRequest:
         if self.message is not None:
             check_request_id(request_id)
 
-    def may_begin_anew(self, now: float) -> bool:
+    def may_resubmit(self, now: float) -> bool:
         """Whether it may be submitted once more after it was accepted: only while its own deadlines have not passed."""
         if self.message is None:
             return False
@@ -64,14 +64,14 @@ class OpenRequest:
         completion = self.assembly.completion(end)
         if error is not None:
             error.partial = completion
-        self.tell(self.listener.on_end, completion, error)
+        self.notify(self.listener.on_end, completion, error)
 
     def fail(self, error: TriptychError) -> None:
         """End it with a local error, without a terminal message from the service."""
         request_id = self.assembly.request_id
         self.end(m.Failed(request_id, 0, 0, b"", "", None, error.code, error.message, {}), error)
 
-    def tell(self, call: Callable[..., None], *what: Any) -> None:
+    def notify(self, call: Callable[..., None], *what: Any) -> None:
         try:
             call(*what)
         except Exception:  # a caller's callback must not stop the other requests

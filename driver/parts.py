@@ -15,8 +15,8 @@ from .blame import Blame
 from .client import Client
 from .control import ControlServer
 from .doorkeeper import PUBLIC_ROLES, Doorkeeper
+from .first_epochs import note_first_epochs
 from .journal_keeper import JournalKeeper
-from .lives import note_first_lives
 from .preparing import prepare_keys, prepare_run_dir, writing
 from .supervisor import Supervisor
 
@@ -80,7 +80,7 @@ def open_parts(
         prepare_keys(run_dir.path, config)
         board = Board(board_path(run_dir.path))
         undo.callback(board.close)
-        note_first_lives(run_dir.path, board)
+        note_first_epochs(run_dir.path, board)
     board.set_mode(RUN)
     client = Client(
         run_dir.path,

@@ -39,7 +39,7 @@ def start_process(
         )
 
 
-def last_words(run_dir: Path, role: str) -> str:
+def last_log_lines(run_dir: Path, role: str) -> str:
     """The last lines of the worker's log."""
     try:
         with open(log_of(run_dir, role), "rb") as file:

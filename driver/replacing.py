@@ -20,7 +20,7 @@ from ..protocol.private_file import write_private
 from ..protocol.run_dir import CONFIG_FILE, MODE, RunDir
 from .journal_keeper import JournalKeeper
 from .preparing import writing
-from .processes import last_words, start_process
+from .processes import last_log_lines, start_process
 from .supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def replace_worker(running: Running, role: str, *, timeout_s: float) -> None:
         if epoch > before and phase == "ready":
             return
         if epoch > before and phase == "failed":
-            raise has_failed(role, supervisor.last_words(role))
+            raise has_failed(role, supervisor.last_log_lines(role))
         time.sleep(POLL_S)
     raise ConfigError(f"the new {role} is not ready after {timeout_s:g} s", param="role")
 
@@ -108,7 +108,7 @@ def rehearse(running: Running, config: PipelineConfig, *, timeout_s: float) -> N
             process.kill()
             code = process.wait()
         if code > 0:
-            raise has_failed("execute", last_words(folder, _REHEARSAL))
+            raise has_failed("execute", last_log_lines(folder, _REHEARSAL))
         if code < 0:
             logger.warning("the trial run of the new execute was killed (exit code %d); replacing it anyway", code)
     finally:
@@ -134,12 +134,12 @@ def reload_model(running: Running, config: PipelineConfig, changed: PipelineConf
             write_private(file, config.to_json())
             logger.warning("execute cannot run with the changed settings; reverting them")
             if not running.is_stopping:
-                _end_life(running, "execute")  # it may merely be late, and would come up with the changed settings
+                _restart_worker(running, "execute")  # it may only be late, and would start with the changed settings
             raise
     running.keeper.name_model(changed.model.model)
 
 
-def _end_life(running: Running, role: str) -> None:
+def _restart_worker(running: Running, role: str) -> None:
     """End the current incarnation of a worker and return once it is over."""
     epoch = running.board.epoch(role)
     running.supervisor.restart(role)

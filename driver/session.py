@@ -83,7 +83,7 @@ class Session:
         checked_size(m.Acknowledge([request_id]))
         self._order(lambda: self._exchange.acknowledge(request_id))
 
-    def let_go(self, request_id: str, error: TriptychError | None = None, *, reader: Listener | None = None) -> None:
+    def detach(self, request_id: str, error: TriptychError | None = None, *, reader: Listener | None = None) -> None:
         """Stop following a request, all of its choices, or the choice with this id; its listener receives nothing more
         than ``error``. The request goes on until it is followed again or its lease ends; if it is not accepted yet, it
         is resent until it is.
@@ -91,7 +91,7 @@ class Session:
         ``reader``: only if it is still the listener: another one may have taken over the request.
         """
         if type(request_id) is str:  # anything else names no request
-            self._order(lambda: self._exchange.let_go(request_id, error, reader))
+            self._order(lambda: self._exchange.detach(request_id, error, reader))
 
     def resume_all(
         self, request_id: str, listener: Listener, choices: Sequence[Listener], *, keep: bool = False
@@ -103,7 +103,7 @@ class Session:
         self._order(lambda: self._exchange.follow_choices(request))
 
     def abort(self, request_id: str, *, reader: Listener | None = None) -> None:
-        """End a request, or the choice with this id; ``reader`` as for ``let_go``."""
+        """End a request, or the choice with this id; ``reader`` as for ``detach``."""
         if type(request_id) is str:  # as above
             self._order(lambda: self._exchange.abort(request_id, reader))
 
@@ -117,7 +117,7 @@ class Session:
         """End everything open, and everything requested from now on, with this error: the service is gone for good."""
         self._order(lambda: self._exchange.fail(error))
 
-    def hear_the_ends(self, timeout: float) -> None:
+    def wait_for_ends(self, timeout: float) -> None:
         """Wait until no accepted request is open: for callers that know the service has sent its last messages."""
         deadline = time.monotonic() + timeout
         while self._exchange.awaits_ends and time.monotonic() < deadline:
@@ -150,7 +150,7 @@ class Session:
         try:
             while not self._closing:
                 self.turn()
-            self._abort_what_was_said()
+            self._abort_sent_requests()
         except Exception as error:
             logger.exception("the client's thread failed")
             end = RequestError(f"the client's thread failed: {error!r}")
@@ -160,14 +160,14 @@ class Session:
         self._exchange.end_all(end)
         self._connection.close()
 
-    def _abort_what_was_said(self) -> None:
+    def _abort_sent_requests(self) -> None:
         """Abort requests in flight that are not wanted any more: they would go on until their leases end."""
         self._take_orders()
-        unsaid = self._connection.drop_requests()
-        said = [name for name in self._exchange.requests if ("submit", name) not in unsaid]
+        unsent = self._connection.drop_requests()
+        sent = [name for name in self._exchange.requests if ("submit", name) not in unsent]
         deadline = time.monotonic() + LAST_ABORTS_S
-        while self._exchange.awaits_aborts(said) and (left_s := deadline - time.monotonic()) > 0:
-            self._exchange.hear(self._connection.wait(left_s))
+        while self._exchange.awaits_aborts(sent) and (left_s := deadline - time.monotonic()) > 0:
+            self._exchange.receive(self._connection.wait(left_s))
 
     def _take_orders(self) -> None:
         while self._orders:
@@ -176,6 +176,6 @@ class Session:
     def turn(self) -> None:
         """Wait for messages or for the next repetition, and process them."""
         self._take_orders()
-        frames = self._connection.wait(self._exchange.say_again())
-        self._take_orders()  # given before these frames arrived: a request let go must not receive them
-        self._exchange.hear(frames)
+        frames = self._connection.wait(self._exchange.resend_due())
+        self._take_orders()  # given before these frames arrived: a detached request must not receive them
+        self._exchange.receive(frames)

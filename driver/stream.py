@@ -97,7 +97,7 @@ class Abort(Protocol):
     def __call__(self, request_id: str, *, reader: Listener | None) -> None: ...
 
 
-class _Nobody:
+class _NoListener:
     def on_accepted(self, accepted: Accepted) -> None: ...
 
     def on_delta(self, delta: Delta) -> None: ...
@@ -105,7 +105,7 @@ class _Nobody:
     def on_end(self, completion: Completion, error: TriptychError | None) -> None: ...
 
 
-NOBODY: Listener = _Nobody()  # for a request that goes on without its caller
+NO_LISTENER: Listener = _NoListener()  # for a request that goes on without its caller
 
 
 class Assembly:

@@ -22,7 +22,7 @@ from ..protocol.config import SupervisorConfig
 from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
 from .deaths import OomWatch, exit_code, is_internal, is_stopped
 from .flag import Flag
-from .processes import last_words, start_process
+from .processes import last_log_lines, start_process
 from .spares import Spares
 from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
 
@@ -116,7 +116,7 @@ class Supervisor:
                 return True
         if time.monotonic() >= deadline:
             late = next(role for role in ROLES if not self._board.ready(role))
-            raise WorkerDied(late, None, f"(it was not ready in time)\n{self.last_words(late)}")
+            raise WorkerDied(late, None, f"(it was not ready in time)\n{self.last_log_lines(late)}")
         return False
 
     def _all_ready(self) -> bool:
@@ -178,9 +178,9 @@ class Supervisor:
                 lambda: self._stopping and not any(w.alive for w in self._workers.values()), timeout_s
             )
 
-    def last_words(self, role: str) -> str:
+    def last_log_lines(self, role: str) -> str:
         """The last lines of the worker's log."""
-        return last_words(self._run_dir, role)
+        return last_log_lines(self._run_dir, role)
 
     # -- everything below runs in the supervisor's thread
 
@@ -205,12 +205,12 @@ class Supervisor:
             if key.data is None:
                 self._drain_bell()
             else:
-                self._bury(key.data)
+                self._on_exit(key.data)
         while self._orders:
             self._orders.popleft()()
         self._look_for_hangs()
         self._fill_spares()
-        self._tell_of_vacancies()
+        self._report_vacancies()
 
     def _is_wanted(self, worker: Worker) -> bool:
         """Whether the worker should run: not during a stop, and not once it was given up.
@@ -267,7 +267,7 @@ class Supervisor:
                 self._fill_spares_at = time.monotonic() + MAX_BACK_OFF_S
                 logger.warning("no spare of %s could be started: %r", missing[0], error)
 
-    def _tell_of_vacancies(self) -> None:
+    def _report_vacancies(self) -> None:
         """Includes workers that were killed because another one was given up."""
         for worker in self._workers.values():
             if worker.abandoned and not worker.alive and worker.role not in self._vacant:
@@ -275,18 +275,18 @@ class Supervisor:
                 self._board.next_epoch(worker.role)  # otherwise the board would still show the last one's phase
                 self._on_vacancy(worker.role)
 
-    def _bury(self, worker: Worker) -> None:
+    def _on_exit(self, worker: Worker) -> None:
         assert worker.process is not None
         code = exit_code(worker.process, worker.pidfd, phase=self._board.phase(worker.role))
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
         worker.process, worker.pidfd = None, -1
         self._exit_codes[worker.role] = code
-        out_of_memory = self._oom.has_struck()
+        out_of_memory = self._oom.has_killed()
         if self._is_wanted(worker):
             internal = is_internal(code, was_hung=worker.hung, out_of_memory=out_of_memory)
             num_explained = self._on_death(worker.role, internal)
-            error = WorkerDied(worker.role, code, self.last_words(worker.role) if internal else "")
+            error = WorkerDied(worker.role, code, self.last_log_lines(worker.role) if internal else "")
             self._plan_restart(worker, error, internal=internal, num_explained=num_explained)
         with self._changed:
             self._changed.notify_all()

@@ -18,7 +18,7 @@ from ..protocol.errors import ConfigError
 from ..protocol.sampling import SamplingParams
 from .aliases import canonical
 from .bench.options import BenchOptions
-from .failures import failures_told
+from .failures import reporting_failures
 from .flags import OutputFormat, given_flags, given_names, number, option, with_flags
 from .gateway.config import GatewayConfig
 from .keys import keys
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     exit_on_signals()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent left it ignored, children would have no exit codes
     try:
-        with failures_told():
+        with reporting_failures():
             app(arguments)
     except (KeyboardInterrupt, RuntimeError) as error:
         # Ctrl-C while flags are created or a verb is imported; Python 3.11 wraps exceptions raised in class bodies.

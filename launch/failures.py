@@ -21,7 +21,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 @contextmanager
-def failures_told() -> Iterator[None]:
+def reporting_failures() -> Iterator[None]:
     """End the program with one line for an error in the block: exit code 2 for an invalid setting, otherwise 1."""
     try:
         try:

@@ -86,8 +86,8 @@ def connected(run_dir: Path) -> Iterator[Client]:
             f"no pipeline runs in {run_dir}: {error.filename}: {error.strerror}", param="connect"
         ) from error
     run_dir = run_dir.absolute()
-    doors = {"submit": submit_endpoint(run_dir, service), "follow": follow_endpoint(run_dir, service)}
-    with Client(run_dir, **doors) as client:
+    endpoints = {"submit": submit_endpoint(run_dir, service), "follow": follow_endpoint(run_dir, service)}
+    with Client(run_dir, **endpoints) as client:
         _await_answer(client, run_dir)
         yield client
 

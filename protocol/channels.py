@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from .codec import Frame, decode, encode
-from .curve import CurveKeys, PublicDoor, Socket, arm_client, arm_server, start_gatekeeper
+from .curve import CurveKeys, CurveServer, Socket, arm_client, arm_server, start_gatekeeper
 from .errors import BadFrame, ConfigError
 from .unsent import MIN_LARGE_BYTES, Unsent
 
@@ -98,7 +98,7 @@ class Links:
         self.inbox = Inbox(self._context, inbox_endpoint(run_dir, role))
         self._outboxes = {peer: Outbox(self._context, inbox_endpoint(run_dir, peer), epoch) for peer in peers}
 
-    def router(self, endpoint: str, *, epoch: int, max_frame_bytes: int, public: PublicDoor | None = None) -> Router:
+    def router(self, endpoint: str, *, epoch: int, max_frame_bytes: int, public: CurveServer | None = None) -> Router:
         """A socket for clients; with ``public`` also on ``tcp://``, for clients on its list of keys."""
         if public is not None:
             self._gatekeeper = start_gatekeeper(self._context, public)
@@ -194,7 +194,7 @@ class Router:
         *,
         epoch: int,
         max_frame_bytes: int,
-        public: PublicDoor | None = None,
+        public: CurveServer | None = None,
     ) -> None:
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 1000)  # only matters at a clean exit: lets the last answers leave
@@ -319,7 +319,7 @@ class Connection:
         self._keys = keys
         self._context = transport.context()
         self._sockets = {"submit": self._dealer(submit), "follow": self._dealer(follow)}
-        self._queues: dict[str, dict[Any, Any]] = {door: {} for door in self._sockets}
+        self._queues: dict[str, dict[Any, Any]] = {name: {} for name in self._sockets}
         self._bell = transport.bell()
         self._poller = transport.poller()
         self._poller.register(self._bell.file, zmq.POLLIN)
@@ -337,9 +337,9 @@ class Connection:
         socket.connect(endpoint)
         return socket
 
-    def queue(self, door: str, key: Any, message: Any) -> None:
+    def queue(self, name: str, key: Any, message: Any) -> None:
         """Send once the server is connected; a later message with the same key replaces one still waiting."""
-        self._queues[door][key] = message
+        self._queues[name][key] = message
 
     def wake(self) -> None:
         self._bell.ring()
@@ -350,8 +350,8 @@ class Connection:
         Frames that are not messages of this protocol version are dropped.
         """
         self._flush()
-        for door, socket in self._sockets.items():
-            self._poller.register(socket, _READ_AND_WRITE if self._queues[door] else _READ)
+        for name, socket in self._sockets.items():
+            self._poller.register(socket, _READ_AND_WRITE if self._queues[name] else _READ)
         ready = dict(self._poller.poll(_milliseconds(timeout_s)))
         if self._bell.file in ready:
             self._bell.silence()
@@ -359,11 +359,11 @@ class Connection:
         return [frame for socket in self._sockets.values() if socket in ready for frame in _drain(socket)]
 
     def _flush(self) -> None:
-        for door, queue in self._queues.items():
+        for name, queue in self._queues.items():
             while queue:
                 key = next(iter(queue))
                 try:
-                    self._sockets[door].send(encode(queue[key], seq=self._seq), _NO_WAIT)
+                    self._sockets[name].send(encode(queue[key], seq=self._seq), _NO_WAIT)
                 except zmq.Again:
                     break
                 self._seq += 1

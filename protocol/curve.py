@@ -13,7 +13,7 @@ DOMAIN = b"triptych"
 
 
 @dataclass(frozen=True, slots=True)
-class PublicDoor:
+class CurveServer:
     """The server's side of CURVE."""
 
     endpoint: str | None  # tcp://; None: local sockets only, still restricted to holders of keys
@@ -40,10 +40,10 @@ def new_key_pair() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
-def arm_server(socket: Socket, door: PublicDoor) -> None:
+def arm_server(socket: Socket, server: CurveServer) -> None:
     """Require a proven key that the gatekeeper accepts. Call it before bind."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, door.server_secret.encode())
+    socket.setsockopt(zmq.CURVE_SECRETKEY, server.server_secret.encode())
     # NOTE: with a domain set ZeroMQ refuses everyone while there is no gatekeeper; without one it accepts everyone.
     socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
 
@@ -54,13 +54,13 @@ def arm_client(socket: Socket, keys: CurveKeys) -> None:
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
 
 
-def start_gatekeeper(context: zmq.Context[Socket], door: PublicDoor) -> Any:
+def start_gatekeeper(context: zmq.Context[Socket], server: CurveServer) -> Any:
     """Answers ZeroMQ's authentication request for each handshake (ZAP, ZeroMQ RFC 27) until ``stop`` is called."""
     from zmq.auth.thread import ThreadAuthenticator  # imported here: it pulls in asyncio, which nothing else needs
 
     gatekeeper = ThreadAuthenticator(context)
     gatekeeper.start()
-    gatekeeper.configure_curve_callback(domain=DOMAIN.decode(), credentials_provider=_AllowList(door.allows))
+    gatekeeper.configure_curve_callback(domain=DOMAIN.decode(), credentials_provider=_AllowList(server.allows))
     return gatekeeper
 
 

@@ -208,4 +208,4 @@ def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T:
     except OSError as error:
         raise ConfigError(f"no key file {path}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:  # never the text itself: it may hold a secret
-        raise ConfigError(f"{path} is no key file: {type(error).__name__}") from None
+        raise ConfigError(f"{path} is not a key file: {type(error).__name__}") from None

@@ -42,7 +42,7 @@ class LoraModule(NamedTuple):
         for file in self.files:
             try:
                 if file.exists() and not file.is_file():  # a pipe, say: opening it would block
-                    raise ConfigError(f"the adapter {self.name!r} cannot be read: {file} is no file", param=PARAM)
+                    raise ConfigError(f"the adapter {self.name!r} cannot be read: {file} is not a file", param=PARAM)
                 with file.open("rb") as stream:
                     digest.update(b"%d\n" % file.stat().st_size)
                     while chunk := stream.read(_CHUNK_BYTES):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import ServiceConfig
-from .curve import PublicDoor
+from .curve import CurveServer
 from .keys import KeyFolder, allow_list
 from .model_card import ModelCard
 
@@ -26,10 +26,10 @@ def service_info(run_dir: Path, service: ServiceConfig) -> dict[str, Any]:
     return {"model": {} if card is None else card.to_wire(), "limits": limits}
 
 
-def public_door(run_dir: Path, service: ServiceConfig, endpoint: str | None) -> PublicDoor | None:
+def curve_server(run_dir: Path, service: ServiceConfig, endpoint: str | None) -> CurveServer | None:
     """How a client socket accepts connections from the network; None if no keys are configured."""
     if service.curve_keys is None:
         return None
     keys = KeyFolder(service.curve_keys)
     public = endpoint if endpoint is not None and endpoint.startswith("tcp://") else None
-    return PublicDoor(public, keys.server.secret, allow_list(keys, run_dir))
+    return CurveServer(public, keys.server.secret, allow_list(keys, run_dir))

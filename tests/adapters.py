@@ -1,4 +1,4 @@
-"""Random LoRA adapters of tiny checkpoints, in PEFT's form, and what they are by definition: other weights."""
+"""Random LoRA adapters of tiny checkpoints, in PEFT's format, and the equivalent merged weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL_LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 def make_adapter(
     folder: Path, checkpoint: Path, *, targets: Sequence[str] = ALL_LINEAR, rank: int = 8, seed: int = 0, **config: Any
 ) -> Path:
-    """An adapter of the modules with these names, whose additions are as great as a fifth of what they add to."""
+    """An adapter of the modules with these names, whose updates have a fifth of the weights' magnitude."""
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     with safe_open(checkpoint / "model.safetensors", framework="pt") as file:
@@ -42,7 +42,7 @@ def write_adapter(folder: Path, tensors: dict[str, torch.Tensor], **config: Any)
 
 
 def make_nominal_adapter(folder: Path, content: bytes = b"") -> Path:
-    """One that nobody looks into: for the hash LM."""
+    """An adapter without meaningful weights, for the hash LM."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text("{}")
     (folder / "adapter_model.safetensors").write_bytes(content)
@@ -50,7 +50,7 @@ def make_nominal_adapter(folder: Path, content: bytes = b"") -> Path:
 
 
 def merge(checkpoint: Path, adapter: Path, folder: Path, *, scale: float = 1.0) -> Path:
-    """The checkpoint whose weights are what the adapter makes of them."""
+    """The checkpoint with the adapter merged into its weights."""
     weights, additions = load_file(checkpoint / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
     for name in additions:
         if name.endswith(".lora_A.weight"):

@@ -1,4 +1,4 @@
-"""A model card for tests that need one and no model."""
+"""A model card for tests that need one without a model."""
 
 from __future__ import annotations
 

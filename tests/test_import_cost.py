@@ -1,4 +1,4 @@
-"""Importing costs little and brings no torch: what embeds a driver, or waits for a model, starts at once."""
+"""Importing is cheap and does not import torch: programs that embed a driver or wait for a model start at once."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ print(json.dumps([time.process_time() - start, [name for name in sys.argv[2:] if
 
 
 def import_in_a_new_process(module: str) -> tuple[float, list[str]]:
-    """Seconds of processor time, and which heavy libraries came with it."""
+    """Seconds of processor time, and which heavy libraries were imported."""
     command = [sys.executable, "-c", PROBE, module, *HEAVY]
     seconds, heavy = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return seconds, heavy
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_importing_is_quick_and_brings_no_torch(module: str) -> None:
-    # The best of a few, if it takes a few: what a busy machine adds is not the package's.
+def test_importing_is_fast_and_imports_no_torch(module: str) -> None:
+    # The best of a few attempts: load of the machine is not the package's fault.
     for _ in range(4):
         seconds, heavy = import_in_a_new_process(module)
         assert heavy == []
@@ -44,7 +44,7 @@ def test_importing_is_quick_and_brings_no_torch(module: str) -> None:
     raise AssertionError(f"importing {module} took {seconds:.2f} s of processor time, the limit is {LIMIT_S}")
 
 
-def test_a_model_that_is_not_there_is_told_of_without_torch() -> None:
+def test_missing_model_is_reported_without_importing_torch() -> None:
     code = """
 import sys
 from triptych.protocol.config import ModelConfig
@@ -58,6 +58,6 @@ except Exception as error:
     assert done.stdout == "model directory /no/such/model does not exist False\n"
 
 
-def test_every_public_name_can_be_had() -> None:
+def test_every_public_name_can_be_imported() -> None:
     code = "import triptych; assert all(getattr(triptych, name) for name in triptych.__all__)"
     subprocess.run([sys.executable, "-c", code], check=True)

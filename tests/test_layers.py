@@ -1,4 +1,4 @@
-"""Which folder may import what, read from the source: the arrows of docs/architecture.md."""
+"""Which folder may import what, checked in the source: the arrows of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TORCH = frozenset({"torch", "transformers", "safetensors", "tokenizers", "huggin
 
 
 class Rule(NamedTuple):
-    """What the files under a path may import; the longest path that fits a file counts."""
+    """What the files under a path may import; the rule with the longest matching path applies."""
 
     inside: tuple[str, ...]  # of this package
     outside: frozenset[str]  # besides the standard library
@@ -62,7 +62,7 @@ RUNS_WHAT_IT_IS_GIVEN = frozenset(
         "os.system", "os.popen",
     }
 )  # fmt: skip
-# What the workers, the driver and the protocol could reach somebody else with.
+# Modules through which workers, driver or protocol could open network connections.
 OUTBOUND = frozenset({"socket", "urllib", "http", "ftplib", "smtplib", "requests", "httpx", "aiohttp", "websockets"})
 LOCAL = ROOT / "driver" / "control.py"  # its socket is a file in the run directory
 EVERYWHERE = ("tcp://*", "0.0.0.0", "[::]", "ipc://@")
@@ -87,13 +87,13 @@ def relative(path: Path) -> str:
 
 @cache
 def nodes(path: Path) -> list[ast.AST]:
-    """The syntax of a file, which every rule looks at."""
+    """The syntax tree of a file, which every rule visits."""
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
 
 
 @cache
 def imports(path: Path) -> list[Import]:
-    """Every import of a file, wherever it stands in it."""
+    """Every import of a file, wherever it is."""
     return list(_imports(path))
 
 
@@ -124,14 +124,14 @@ def is_allowed(item: Import, rule: Rule) -> bool:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_imports_only_what_it_may(folder: str) -> None:
+def test_folder_imports_only_what_it_may(folder: str) -> None:
     found = [item for path in sources(folder) for item in imports(path) if not is_allowed(item, rule_of(path))]
     assert found == []
 
 
 def test_launch_starts_workers_by_name_and_imports_none() -> None:
     names = [i for path in sources("launch") for i in imports(path) if i.is_inside and i.name.startswith("workers")]
-    found = [i for i in names if not i.where.startswith("launch/replay/")]  # whose rule is above
+    found = [i for i in names if not i.where.startswith("launch/replay/")]  # which has its own rule above
     assert found == []
 
 
@@ -150,20 +150,20 @@ def test_scheduling_is_pure() -> None:
     assert found == []
 
 
-def test_nothing_can_turn_data_into_code() -> None:
+def test_no_deserialiser_can_run_code() -> None:
     assert [item for path in sources() for item in imports(path) if item.name in CODE_FROM_DATA] == []
     assert [call for path in sources() for call in dangerous_calls(path)] == []
 
 
 def dotted(node: ast.expr) -> str:
-    """``a.b.c``, or as much of it as follows the last call or index."""
+    """``a.b.c``, or the part after the last call or index."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def dangerous_calls(path: Path) -> Iterator[str]:
-    """Calls that run what they are given, and ``allow_pickle``, ``trust_remote_code`` or ``shell`` switched on."""
+    """Calls that execute their arguments, and ``allow_pickle``, ``trust_remote_code`` or ``shell`` switched on."""
     for node in nodes(path):
         if not isinstance(node, ast.Call):
             continue
@@ -192,31 +192,33 @@ def dangerous_calls(path: Path) -> Iterator[str]:
         ("os.system(command)", 1),
     ],
 )
-def test_dangerous_calls_are_seen(tmp_path: Path, source: str, num_found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dangerous_calls_are_detected(
+    tmp_path: Path, source: str, num_found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     (tmp_path / "file.py").write_text(source)
     assert len(list(dangerous_calls(tmp_path / "file.py"))) == num_found
 
 
 @pytest.mark.parametrize("folder", ["protocol", "workers", "driver"])
-def test_nothing_can_reach_out(folder: str) -> None:
+def test_no_module_can_open_a_network_connection(folder: str) -> None:
     paths = [path for path in sources(folder) if path != LOCAL]
     assert [item for path in paths for item in imports(path) if item.name in OUTBOUND] == []
 
 
-def test_the_one_plain_socket_stays_on_this_machine() -> None:
+def test_only_plain_socket_is_a_local_one() -> None:
     calls = [node for node in nodes(LOCAL) if isinstance(node, ast.Call)]
     made = [ast.unparse(node) for node in calls if ast.unparse(node.func).startswith("socket.")]
     assert made
     assert set(made) == {"socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)"}
 
 
-def test_nothing_is_served_at_every_address() -> None:
+def test_no_source_contains_a_wildcard_address() -> None:
     assert [text for path in sources() for text in everywhere(path)] == []
 
 
 def everywhere(path: Path) -> Iterator[str]:
-    """Text that names every address of a machine, or an abstract socket, for which no folder's mode counts."""
+    """Text that names every address of a machine, or an abstract socket, which no folder's mode protects."""
     refusing = {
         child
         for node in nodes(path)
@@ -229,13 +231,13 @@ def everywhere(path: Path) -> Iterator[str]:
             yield f"{relative(path)}:{node.lineno}: {node.value!r:.80}"  # type: ignore[attr-defined]
 
 
-def test_an_address_of_everywhere_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wildcard_addresses_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     (tmp_path / "file.py").write_text("bind('tcp://*:5')\n_EVERYWHERE = ('0.0.0.0',)\n")
     assert len(list(everywhere(tmp_path / "file.py"))) == 1
 
 
-def test_the_package_is_made_of_links() -> None:
+def test_package_consists_of_links() -> None:
     for name in FOLDERS:
         link = ROOT / "triptych" / name
         assert link.is_symlink()

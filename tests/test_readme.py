@@ -1,4 +1,4 @@
-"""The Python of README.md and of the how-to pages runs as it stands."""
+"""The Python of README.md and of the how-to pages runs unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_first_block_runs_as_it_stands() -> None:
+def test_first_block_runs() -> None:
     command = [sys.executable, "-c", BLOCKS[0]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -25,15 +25,15 @@ def test_the_first_block_runs_as_it_stands() -> None:
 
 
 @pytest.mark.parametrize("block", range(1, len(BLOCKS)))
-def test_a_block_answers_with_text(block: int, demo_driver: Driver, tmp_path: Path) -> None:
+def test_block_answers_with_text(block: int, demo_driver: Driver, tmp_path: Path) -> None:
     assert_no_text_is_blank(run_borrowed(BLOCKS[block], tmp_path, demo_driver))
 
 
-def test_a_service_takes_the_line_without_its_end(demo_driver: Driver, tmp_path: Path) -> None:
+def test_service_accepts_its_line_without_the_end(demo_driver: Driver, tmp_path: Path) -> None:
     [block] = [block for block in BLOCKS if "readline" in block]
     assert run_borrowed(block, tmp_path, demo_driver).startswith("Make an iterator")
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|protocol|launch)/[\w/.]+\.\w+)`", README))))
-def test_a_file_that_is_named_exists(path: str) -> None:
+def test_named_files_exist(path: str) -> None:
     assert (ROOT / path).is_file()

@@ -1,4 +1,4 @@
-"""Random checkpoints of real architectures, small enough to make in a test, with a byte-level tokenizer beside."""
+"""Random checkpoints of real architectures, small enough to be made in a test, with a byte-level tokenizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LLAMA_LIKE = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": EOS_TOKEN_ID,
-    "initializer_range": 0.2,  # ten times the usual, so that attention has a say in the logits
+    "initializer_range": 0.2,  # ten times the usual, so that attention affects the logits
 }
 GPT_LIKE = {
     "vocab_size": VOCAB_SIZE,
@@ -41,7 +41,7 @@ GPT_LIKE = {
     "initializer_range": 0.2,
 }
 
-# Families that run on paged attention, each with a feature of its own.
+# Families that run on paged attention, each with its own feature.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": LLAMA_LIKE,
     "qwen3": LLAMA_LIKE,  # norms on queries and keys
@@ -52,7 +52,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": LLAMA_LIKE,  # norms after attention
     "gpt2": GPT_LIKE,  # learned positions
 }
-# Families some of whose layers keep a state for each sequence in place of keys and values, or beside them.
+# Families with layers that keep a state per sequence instead of keys and values, or beside them.
 _GATED_DELTA = {
     **LLAMA_LIKE,
     "num_hidden_layers": 4,  # the last one attends
@@ -77,11 +77,11 @@ RECURRENT: dict[str, dict[str, Any]] = {
         **LLAMA_LIKE, **_MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32,
         "layer_types": _THIRD_ATTENDS,
     },
-    "nemotron_h": {  # and one layer in which no token sees another
+    "nemotron_h": {  # and one layer in which tokens do not see each other
         **LLAMA_LIKE, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
         "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "num_hidden_layers": 4,
     },
-    "jamba": {  # goes on from a state with one token at a time only, as mamba does
+    "jamba": {  # continues from a state one token at a time only, as mamba does
         **LLAMA_LIKE, "mamba_d_state": 8, "num_experts": 2, "num_experts_per_tok": 1, "attn_layer_period": 3,
         "attn_layer_offset": 1,
     },
@@ -91,14 +91,14 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "n_groups": 2, "state_size": 16, "initializer_range": 0.2, "eos_token_id": EOS_TOKEN_ID,
     },
 }  # fmt: skip
-# Families that would be wrong without an error, each for a reason of its own.
+# Families that would be wrong without an error, each for its own reason.
 REFUSED: dict[str, dict[str, Any]] = {
     "falcon": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 3, "n_head": 4},
     "gptj": GPT_LIKE,
     "minimax": {**LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2},  # a state that no cache is asked for
     "llama4_text": {**LLAMA_LIKE, "attention_chunk_size": 4, "num_local_experts": 2},  # chunks in the mask
-    "doge": LLAMA_LIKE,  # a mask out of the values
+    "doge": LLAMA_LIKE,  # a mask made from the values
 }
 
 
@@ -110,9 +110,10 @@ def make_tiny_model(family: str, folder: Path, **overrides: Any) -> Path:
 
 
 def prove(checkpoint: Path, dtype: str = "auto", *, lora_modules: tuple[str, ...] = ()) -> None:
-    """Find out here what the first start of a checkpoint on the compiled kernels does.
+    """Run the self-test of a checkpoint's first start on the compiled kernels.
 
-    A worker that starts after it needs no transformers, whose import is most of such a start; here it is imported.
+    A worker that starts afterwards does not need to import transformers, which is most of such a start; it is imported
+    here.
     """
     from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
     from triptych.workers.execute.model.build import build_runner
@@ -135,7 +136,7 @@ def build_tiny_model(family: str, **overrides: Any) -> PreTrainedModel:
 
 
 def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each byte, no merges."""
+    """One token per byte, no merges."""
     alphabet = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -9,11 +9,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-SOON_S, LATER_S = 0.005, 0.05  # between two looks, at first and in the end: looking takes time from what is waited for
+SOON_S, LATER_S = 0.005, 0.05  # between two polls, at first and later: polling slows down what is waited for
 
 
 def eventually(condition: Callable[[], T | None], *, timeout: float = 20.0, interval: float = SOON_S) -> T:
-    """The first true value of ``condition``. What takes longer is looked at less often.
+    """The first true value of ``condition``, polled at growing intervals.
 
     Raises:
         AssertionError: it was still false after ``timeout`` seconds.

@@ -18,19 +18,19 @@ from typing import Any, TypeVar
 from ..protocol.board import KEEP, STOP, Board, WorkerPage
 from ..protocol.channels import Links, Router, Transport
 from ..protocol.config import PipelineConfig
-from ..protocol.curve import PublicDoor
+from ..protocol.curve import CurveServer
 from ..protocol.intent import Intent
 from ..protocol.journal.layout import Journal
 from ..protocol.lifeline import die_with, raise_file_limit
 from ..protocol.model_card import ModelCard
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
-from ..protocol.service import public_door
+from ..protocol.service import curve_server
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-HEARING_S = 0.05  # per turn, plus one frame: a client that sends a lot must not hold up the others
+RECEIVING_S = 0.05  # per turn, plus one frame: a client that sends a lot must not hold up the others
 WAIT_FOR_MODEL_S = 0.02
 TICK_S = 0.25  # how often an idle worker checks the journal and shows progress
 FLUSH_S = 60.0  # how long one flush of the disk may take before the waiting worker counts as hung
@@ -53,9 +53,9 @@ class WorkerContext:
         """This worker's inbox, and its channels to ``peers``."""
         return Links(self.run_dir, self.role, epoch=self.epoch, peers=peers, transport=self.transport)
 
-    def public_door(self, endpoint: str | None) -> PublicDoor | None:
+    def curve_server(self, endpoint: str | None) -> CurveServer | None:
         """How a client socket accepts connections from the network; None if no keys are configured."""
-        return public_door(self.run_dir, self.config.service, endpoint)
+        return curve_server(self.run_dir, self.config.service, endpoint)
 
     @property
     def page(self) -> WorkerPage:
@@ -106,9 +106,9 @@ def wait_for_model(context: WorkerContext, load: Callable[[Path], T | None]) -> 
     return None
 
 
-def heard(router: Router, *, max_frames: int) -> Iterator[tuple[bytes, bytes]]:
+def received_frames(router: Router, *, max_frames: int) -> Iterator[tuple[bytes, bytes]]:
     """``(peer, frame)`` of received messages, up to the limits of one turn."""
-    until = time.monotonic() + HEARING_S
+    until = time.monotonic() + RECEIVING_S
     for _ in range(max_frames):
         if (received := router.recv()) is None:
             return

@@ -1,8 +1,8 @@
-"""Chaos: kills, stops and crashes of every process under many streams, with an oracle that knows every text.
+"""Chaos test: kills, stops and crashes of every process under many streams, checked by an oracle that knows every text.
 
-``python benchmarks/chaos --seconds 1800 --model hash-lm`` (or ``demo``, with ``--dtype bfloat16 --backend native``).
-A table goes to standard error, one JSON line to standard output; the exit code is 1 if anything was lost, doubled,
-altered, blamed or leaked.
+``python benchmarks/chaos --seconds 1800 --model hash-lm`` (or ``demo``, with ``--dtype bfloat16 --backend native``). A
+table goes to standard error, one JSON line to standard output; the exit code is 1 if anything was lost, doubled,
+altered, wrongly blamed or leaked.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def flags(arguments: argparse.Namespace) -> list[str]:
 
 def model_flags(arguments: argparse.Namespace) -> list[str]:
     if arguments.model == "hash-lm":
-        # A pool that four times as many tokens want: preemptions all the time.
+        # A pool for a quarter of the wanted tokens, so there are always preemptions.
         return ["--model", "hash-lm", "--hash-step-ms", "2", "--num-pages", "400"]
     model = ["--model", arguments.model, "--dtype", arguments.dtype, "--backend", arguments.backend, "--threads", "1"]
     return [*model, "--recovery", "exact", "--num-pages", "2000"]
@@ -168,9 +168,9 @@ def spread(times: list[float]) -> dict[str, float]:
 
 
 def leaks(service: Service, run_dir: Path, files_before: dict[str, int]) -> dict[str, Any]:
-    """What is held although nobody wants anything any more."""
+    """Resources still held although no client is active."""
     with Client(run_dir) as client:
-        with contextlib.suppress(TimeoutError):  # what is busy then, the figures say
+        with contextlib.suppress(TimeoutError):  # the reported figures say what is busy
             wait_for(lambda: not busy(client), QUIET_S, interval_s=0.1)
         stats = client.stats()
         left = busy(client)
@@ -195,7 +195,7 @@ def busy(client: Client) -> dict[str, int]:
 
 
 def drain(service: Service, run_dir: Path, oracle: Oracle) -> dict[str, Any]:
-    """SIGTERM under load: everybody accepted is answered, and nothing is left behind."""
+    """SIGTERM under load: every accepted request is answered, and nothing is left behind."""
     rng, errors = random.Random(5), 0
     pids = [*service.pids().values(), service.process.pid if service.process else 0]
     with Client(run_dir) as client:

@@ -1,4 +1,4 @@
-"""Somebody who loads and unloads LoRA adapters all the time, with names that clients may ask for meanwhile."""
+"""An operator who loads and unloads LoRA adapters all the time, while clients select them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from triptych.driver.control import ask
 from triptych.protocol.errors import ConfigError
 
 NUM_ADAPTERS = 4
-PAUSE_S = 1.0  # between two of his deeds, on average
+PAUSE_S = 1.0  # between two operations, on average
 
 
 class Operator:
-    """The adapter that came last goes first, so each has the same number for the hash LM as long as it is there."""
+    """The last loaded adapter is unloaded first, so each keeps its number in the hash LM while it is loaded."""
 
     def __init__(self, service: Service, folder: Path, *, seed: int) -> None:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.loaded: list[str] = []  # these may be asked for; the place of each, from 1 on, is its number
+        self.loaded: list[str] = []  # clients may select these; an adapter's number is its position, counted from 1
         self._service, self._rng = service, random.Random(f"operator {seed}")
         self._folders = [_make_adapter(folder / f"adapter{number}", number) for number in range(NUM_ADAPTERS)]
         self._stopping = threading.Event()
@@ -30,7 +30,7 @@ class Operator:
         self._thread.start()
 
     def stop(self) -> None:
-        """With as many adapters as there are."""
+        """Stop with the current adapters."""
         self._stopping.set()
         self._thread.join()
 
@@ -52,7 +52,7 @@ class Operator:
         try:
             ask(self._service.run_dir, "load_adapter", name=name, path=str(folder))
         except ConfigError as error:
-            if "is already loaded" not in error.message:  # by a question whose answer died with the driver
+            if "is already loaded" not in error.message:  # by a question whose answer was lost with the driver
                 raise
         self.loaded.append(name)
         self.counts["loaded"] += 1
@@ -75,5 +75,5 @@ def _make_adapter(folder: Path, number: int) -> Path:
 
 
 def _is_of_a_kill(error: ConfigError) -> bool:
-    """The driver has gone, or the new execute was killed before it was ready: the next question finds how it is."""
+    """The driver was killed, or the new execute before it was ready: the next question shows the state."""
     return any(text in error.message for text in ("no driver responds", "the new execute", "being stopped"))

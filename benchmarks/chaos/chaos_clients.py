@@ -1,4 +1,4 @@
-"""Clients that know what they should get: readers, some who abort or vanish, and some who ask for what is wrong."""
+"""Clients that know their expected answers: readers, some that abort or vanish, and some with invalid requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from triptych.protocol.errors import (
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
-ANSWER_S = 180.0  # without an answer for so long, a request is lost
+ANSWER_S = 180.0  # a request without an answer for this long is lost
 LEASE_S, VANISHED_LEASE_S = 60.0, 2.0
 SPARE = 257  # see tests/pipeline/faults
 POISONS = {1: ModelFailed, 2: Poisoned, 3: Poisoned, 4: Poisoned, 5: ModelFailed, 6: Poisoned, 7: ModelFailed}
@@ -36,7 +36,7 @@ INVALID: list[dict[str, Any]] = [
 
 
 class Oracle(Protocol):
-    """Requests, and what is said to them if nothing happens."""
+    """Requests, and their undisturbed answers."""
 
     can_poison_execute: bool
 
@@ -44,12 +44,12 @@ class Oracle(Protocol):
 
 
 class HashOracle:
-    """The hash LM's answer is a few lines of Python, so no request is ever asked twice."""
+    """The hash LM's answer is computed by a few lines of Python, so no request is ever repeated."""
 
     can_poison_execute = True
 
     def __init__(self, adapters: Sequence[str] = ()) -> None:
-        """``adapters``: names that may be asked for at the moment, in the order of their numbers."""
+        """``adapters``: names that can be selected now, in the order of their numbers."""
         self._adapters = adapters
 
     def draw(self, rng: random.Random) -> tuple[dict[str, Any], list[int]]:
@@ -58,7 +58,7 @@ class HashOracle:
         request: dict[str, Any] = {"prompt": prompt, "max_tokens": num_tokens}
         if rng.random() < 0.5:
             request |= {"temperature": 0.8, "seed": rng.randrange(1 << 30)}
-        names = ["", *self._adapters]  # as they are now: others may follow
+        names = ["", *self._adapters]  # as they are now: more may follow
         adapter = rng.randrange(len(names))
         request["lora"] = names[adapter]
         expected = expected_tokens(
@@ -69,7 +69,7 @@ class HashOracle:
 
 
 class RecordedOracle:
-    """Of a real model: the answers that the same pipeline gave before anything happened."""
+    """For a real model: answers of the same pipeline, recorded before the first fault."""
 
     can_poison_execute = False
 
@@ -93,7 +93,7 @@ class RecordedOracle:
 
 @dataclass
 class Watch:
-    """What the clients saw last, for whoever measures how long they saw nothing."""
+    """What clients received last, to measure how long they received nothing."""
 
     token_at: float = 0.0
     accept_at: float = 0.0
@@ -110,7 +110,7 @@ class Watch:
 
 
 class Clients:
-    """So many concurrent streams over a few connections, until told to stop."""
+    """A number of concurrent streams over a few connections, until told to stop."""
 
     def __init__(self, run_dir: Path, oracle: Oracle, *, streams: int, seed: int, poison_share: float) -> None:
         self.watch = Watch()
@@ -122,7 +122,7 @@ class Clients:
             thread.start()
 
     def stop(self, timeout_s: float) -> int:
-        """How many did not come to an end."""
+        """The number of streams that did not end."""
         self.stopping.set()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
@@ -170,7 +170,7 @@ class Clients:
             self.watch.count("innocent_failed", f"{error.code}: {error.message:.200}")
             return
         if completion.finish_reason == "abort" and not abort:
-            self.watch.count("lost", "it was aborted, and nobody asked for that")
+            self.watch.count("lost", "it was aborted without a request")
         elif completion.token_ids != expected[: len(completion.token_ids)] or got != completion.token_ids:
             self.watch.count("altered", f"{request} gave {completion.token_ids[:20]}...")
         elif completion.finish_reason != "abort" and len(completion.token_ids) != len(expected):
@@ -197,7 +197,7 @@ class Clients:
             client.submit(**request, lease_s=VANISHED_LEASE_S).accepted(ANSWER_S)
         self.watch.count("vanished")
 
-    def _ask_wrongly(self, client: Client, rng: random.Random) -> None:
+    def _send_invalid(self, client: Client, rng: random.Random) -> None:
         began = time.monotonic()
         try:
             client.submit([1, 2, 3], **rng.choice(INVALID)).result(ANSWER_S)

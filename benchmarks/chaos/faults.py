@@ -1,4 +1,4 @@
-"""What is done to the processes, and how long until clients see the next token or the next ACCEPTED."""
+"""The faults injected into processes, and the time until clients receive the next token or the next ACCEPTED."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ WEIGHTS = {
 
 
 class Faults:
-    """One fault after the other, at random moments; only a fault alone is timed."""
+    """One fault after the other, at random moments; only single faults are timed."""
 
     def __init__(self, service: Service, watch: Watch, *, seed: int, gap_s: float, only: str = "") -> None:
-        """``only`` is a part of the names of those faults that shall happen."""
+        """``only`` is a part of the names of the faults to inject."""
         self._weights = {kind: weight for kind, weight in WEIGHTS.items() if only in kind}
         self.kinds: Counter[str] = Counter()
         self.kills: Counter[str] = Counter()  # signals sent, by role
         self.recovery_s: dict[str, list[float]] = defaultdict(list)  # until the next token or ACCEPTED
-        self.ready_s: dict[str, list[float]] = defaultdict(list)  # of these, until the new process was ready
+        self.ready_s: dict[str, list[float]] = defaultdict(list)  # the part until the new process was ready
         self.unrecovered = 0
         self._service, self._watch, self._gap_s = service, watch, gap_s
         self._rng = random.Random(seed)
@@ -62,8 +62,9 @@ class Faults:
             case ["stop", "one"]:
                 self._timed(f"{role} stopped", role, signal.SIGSTOP)
             case ["segv", "one"]:
-                # From outside it cannot be told from a fault of its own: two of them that hit the same request alone
-                # would condemn it, and rightly so. Nobody is alone while there are no suspects and many streams.
+                # An external kill in these moments looks like a crash: two of them that hit the same request alone
+                # would
+                # rightly poison it. No request is alone while there are no suspects and many streams.
                 is_safe = not self._service.board.stats()["execute"].get("suspects")
                 self._send(role, signal.SIGSEGV if is_safe else signal.SIGKILL)
             case ["kill", "at", "start-up"]:
@@ -89,7 +90,7 @@ class Faults:
         self.recovery_s[name].append(getattr(self._watch, seen) - began)
 
     def _kill_at_start_up(self, role: str) -> None:
-        """The first life ends, and the next one somewhere between its first line and its first step."""
+        """The first process is killed, and the next one somewhere between its first line and its first step."""
         for _ in range(self._rng.randrange(2, 4)):
             pid = self._service.pid(role)
             self._send(role, signal.SIGKILL)

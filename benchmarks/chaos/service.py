@@ -1,4 +1,4 @@
-"""A ``triptych serve`` of its own, to be killed, stopped and started again."""
+"""A separate ``triptych serve``, to be killed, stopped and restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-c", "from triptych.launch.cli import main; main()",
 
 
 class Service:
-    """One pipeline in one run directory, over as many lives of its driver as are wanted."""
+    """One pipeline in one run directory, over any number of driver processes."""
 
     def __init__(self, run_dir: Path, flags: list[str]) -> None:
         self.run_dir = run_dir
@@ -50,7 +50,7 @@ class Service:
         return dict(ask(self.run_dir, "health"))
 
     def pid(self, role: str) -> int | None:
-        """The worker's process at this moment."""
+        """The worker's current process."""
         return self.pids().get(role)
 
     def pids(self) -> dict[str, int]:
@@ -61,7 +61,7 @@ class Service:
         return {role: workers[role]["pid"] for role in ROLES if workers[role]["pid"] is not None}
 
     def send(self, role: str, number: int) -> bool:
-        """Whether there was such a process to send the signal to."""
+        """Send a signal; returns whether the process existed."""
         pid = self.pid(role)
         if pid is None:
             return False
@@ -77,7 +77,7 @@ class Service:
         self.process.wait()
 
     def terminate(self, timeout_s: float = 90.0) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM; returns the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout_s)
@@ -93,7 +93,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float, *, interval_s: f
     """Seconds until the condition was true.
 
     Raises:
-        TimeoutError: it never was.
+        TimeoutError: it was never true.
     """
     began = time.monotonic()
     while not condition():

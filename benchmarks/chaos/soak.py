@@ -1,8 +1,8 @@
-"""Many requests through one pipeline: the resident memory of each process stays flat.
+"""Many requests through one pipeline: the resident memory of each process must stay flat.
 
-Compares the last quarter of the samples with the second one: by then caches are as full as they get. Prints one JSON
-line; the exit code is 1 if a process grew by 2 % or more. The clients are a process of their own, whose memory is told
-and not judged.
+Compares the last quarter of the samples with the second one, when caches are as full as they get. Prints one JSON line;
+the exit code is 1 if a process grew by 2 % or more. The clients are a separate process, whose memory is reported but
+not checked.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def drive(run_dir: Path, num_requests: int, rng: random.Random) -> None:
 
 
 class Sampler:
-    """Looks at the memory of the workers, of this process, which holds the driver, and of the clients."""
+    """Samples the memory of the workers, of this process with the driver, and of the clients."""
 
     def __init__(self, driver: Driver, clients: int) -> None:
         self._processes = {role: psutil.Process(pid) for role, pid in driver.pids.items() if pid}
@@ -92,7 +92,7 @@ class Sampler:
     def _run(self) -> None:
         while not self._stopping.wait(SAMPLE_S):
             for role, process in self._processes.items():
-                with suppress(psutil.NoSuchProcess):  # the clients have done all
+                with suppress(psutil.NoSuchProcess):  # the clients have finished
                     self._samples[role].append(_own_bytes(process))
 
     def stop(self) -> dict[str, dict[str, float]]:
@@ -102,7 +102,7 @@ class Sampler:
 
 
 def _own_bytes(process: psutil.Process) -> int:
-    """Resident bytes without what is shared: the journal is mapped into every process, and is filled once."""
+    """Resident bytes without shared memory: the journal is mapped into every process, and filled once."""
     memory = process.memory_info()
     return int(memory.rss - memory.shared)
 

@@ -1,1 +1,1 @@
-"""The parts of ``gpu_check.py``: each measures one thing, in a process of its own."""
+"""The parts of ``gpu_check.py``: each measures one thing, in a separate process."""

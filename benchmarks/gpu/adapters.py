@@ -1,4 +1,4 @@
-"""LoRA adapters on the fused decoder: that they are what merged weights are, and what they cost."""
+"""LoRA adapters on the fused decoder: they equal merged weights, and what they cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.gpu.runs import load, run, summary
 from benchmarks.gpu.setting import Notes, Setting
 
 NAME, NUM_ADAPTERS = "qwen3-0.6b", 8
-CASES = {"none": [0], "one": [1], "eight": list(range(1, NUM_ADAPTERS + 1))}  # that requests have in turns
+CASES = {"none": [0], "one": [1], "eight": list(range(1, NUM_ADAPTERS + 1))}  # assigned to requests in turns
 
 
 def adapters(setting: Setting, note: Notes) -> None:
@@ -24,7 +24,7 @@ def adapters(setting: Setting, note: Notes) -> None:
         return [owners[i % len(owners)] for i in range(len(batch))]
 
     loaded = load(setting, NAME, lora_modules=modules)
-    note("equal_merged_weights", True)  # or it had been refused: the self-test compares each with transformers
+    note("equal_merged_weights", True)  # otherwise refused: the self-test compares each with transformers
     note("load_s", loaded.load_s)
     note("capture_s", loaded.capture_s)
     warm(setting, loaded)

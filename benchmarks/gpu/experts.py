@@ -1,4 +1,4 @@
-"""A mixture of experts on the fused decoder, beside transformers' modules under the same engine and graphs."""
+"""A mixture of experts on the fused decoder, compared with transformers' modules in the same engine with graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAME = "qwen3-moe-8b"
 
 
 def experts(setting: Setting, note: Notes) -> None:
-    """128 experts, 8 of them a token: one stream against memory, and 256 requests of 1024 in and 256 out."""
+    """128 experts, 8 per token: one stream compared with memory, and 256 requests of 1024 in and 256 out."""
     loaded = load(setting, NAME)
     note("load_s", loaded.load_s)
     note("capture_s", loaded.capture_s)

@@ -1,4 +1,4 @@
-"""The limits of the device, and how near attention comes to them."""
+"""The limits of the device, and how close attention comes to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triptych.workers.execute.kernels.triton_decode import DecodeTile, decode_at
 
 Way = Callable[[], object]
 
-# The address of a key is loaded first: below five stages the compiler loads no key ahead.
+# The address of a key is loaded first: with fewer than five stages the compiler prefetches no key.
 DECODE_TILES = [
     DecodeTile(),
     DecodeTile(num_stages=5),
@@ -34,13 +34,15 @@ CHUNK_TILES = [
 
 
 def limits(setting: Setting, note: Notes) -> None:
-    """Bytes a second of a large copy, read and written counted, and operations of a large product in bfloat16."""
+    """Bytes per second of a large copy, counting reads and writes, and operations per second of a large bfloat16
+    product.
+    """
     size = setting.size(2 << 30, 1 << 16)
     source = torch.randint(0, 100, (size // 4,), dtype=torch.int32, device=setting.device)
     target = torch.empty_like(source)
     note("copy_bytes_per_s", 2 * size / setting.seconds(lambda: target.copy_(source)))
     side = setting.size(8192, 64)
-    # Random values: on zeros the same product is an eighth faster.
+    # Random values: with zeros the same product is an eighth faster.
     a, b = (torch.randn(side, side, device=setting.device, dtype=torch.bfloat16) for _ in range(2))
     note("matmul_flop_per_s", 2 * side**3 / setting.seconds(lambda: a @ b))
     if not setting.is_dry:
@@ -49,14 +51,14 @@ def limits(setting: Setting, note: Notes) -> None:
 
 
 def attention(setting: Setting, note: Notes) -> None:
-    """Decodes of 64 sequences with 2048 keys against the copy, a chunk of 2048 tokens against the product.
+    """Decodes of 64 sequences with 2048 keys compared with the copy, a chunk of 2048 tokens with the product.
 
-    What the table shows comes first, since each way is a kernel that has to be compiled.
+    Results shown in the table come first, because each variant is a kernel that has to be compiled.
     """
     rates = setting.found("limits")
 
     def measure(name: str, scene: _Scene, ways: dict[str, Way], limit: str) -> None:
-        found = _Ways(scene.amount, rates.get(limit), lambda summary: note(name, summary))
+        found = _Variants(scene.amount, rates.get(limit), lambda summary: note(name, summary))
         for way, function in ways.items():
             found.measure(way, lambda function=function: setting.seconds(function))
 
@@ -70,23 +72,23 @@ def attention(setting: Setting, note: Notes) -> None:
             measure(f"chunk_{name}", chunk, chunk.ways(setting), "matmul_flop_per_s")
 
 
-class _Ways:
-    """Rates of the ways to do the same. What is known is told after each of them."""
+class _Variants:
+    """Rates of several variants of the same computation. Results are recorded after each of them."""
 
     def __init__(self, amount: float, limit: float | None, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._amount, self._limit, self._tell = amount, limit, tell  # of work, and how much a second is possible
+        self._amount, self._limit, self._tell = amount, limit, tell  # amount of work, and the possible rate per second
         self._rates: dict[str, float] = {}
         self._errors: dict[str, str] = {}
 
     def measure(self, name: str, seconds: Callable[[], float]) -> None:
         try:
             self._rates[name] = self._amount / seconds()
-        except Exception as error:  # a tile may ask for more than a processor has: the others are measured
+        except Exception as error:  # a tile may exceed a multiprocessor's resources: the others are still measured
             self._errors[name] = f"{type(error).__name__}: {str(error)[:300]}"
         self._tell(self._summary())
 
     def _summary(self) -> dict[str, Any]:
-        """What share of the limit each way reaches, the default one and the best one."""
+        """The share of the limit that the default variant and the best one reach."""
         best = max(self._rates, key=lambda name: self._rates[name], default=None)
         shares = {name: round(rate / self._limit, 4) for name, rate in self._rates.items()} if self._limit else {}
         return {
@@ -108,7 +110,7 @@ class _Scene:
         heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
         dim = shape["head_dim"]
         width = -(-context // page_size)
-        dtype = torch.float16 if setting.is_dry else torch.bfloat16  # the interpreter has no products of bfloat16
+        dtype = torch.float16 if setting.is_dry else torch.bfloat16  # the interpreter has no bfloat16 products
 
         def random(*sizes: int) -> torch.Tensor:
             return torch.randn(*sizes, device=device, dtype=torch.float32).to(dtype)
@@ -127,7 +129,7 @@ class _Scene:
         return {"scale": self.scale, "window": None, "softcap": None, "sinks": None}
 
     def varlen(self, setting: Setting, max_query_len: int) -> dict[str, Way]:
-        """torch's own paged attention, where there is one."""
+        """torch's own paged attention, if available."""
         varlen = None if setting.is_dry else find_varlen()
         if varlen is None:
             return {}
@@ -153,7 +155,7 @@ class Decodes(_Scene):
         kernel = TritonAttention(setting.device)
         default = kernel._num_splits(len(self.query) * self.cache.keys.shape[2], int(self.contexts[0]))
         cuts = {"default": (default, DecodeTile())}
-        if self.page_size == 64:  # tiles are kernels of their own at each size of pages, and compiling takes seconds
+        if self.page_size == 64:  # for each page size, tiles are separate kernels, and compiling takes seconds
             splits = sorted({1, default, 2 * default, 4 * default})
             cuts |= {f"splits {default}, {tuple(tile)}": (default, tile) for tile in DECODE_TILES}
             cuts |= {f"splits {n}, {tuple(tile)}": (n, tile) for n in splits for tile in DECODE_TILES}

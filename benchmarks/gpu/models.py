@@ -10,14 +10,14 @@ from benchmarks.gpu.runs import Lengths, Loaded, load, run, summary
 from benchmarks.gpu.setting import Notes, Setting
 from benchmarks.gpu.step_times import step_times
 
-SAMPLED = {  # beside greedy: what a graph ends with, and what follows one
+SAMPLED = {  # beside greedy: sampling at the end of a graph, and after one
     "drawn": {"temperature": 1.0},
     "top_p": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
 }
 
 
 def nano_lengths(setting: Setting) -> list[Lengths]:
-    """256 requests, in and out uniform from 100 to 1024: the bench of nano-vllm."""
+    """256 requests, in and out uniform from 100 to 1024: the benchmark of nano-vllm."""
     rng = random.Random(0)
     low, high = setting.size(100, 2), setting.size(1024, 4)
     return [(rng.randint(low, high), rng.randint(low, high)) for _ in range(setting.size(256, 2))]
@@ -29,17 +29,17 @@ def even_lengths(setting: Setting, num_out: int) -> list[Lengths]:
 
 
 def peer_lengths(setting: Setting) -> list[Lengths]:
-    """What is given to transformers as well."""
+    """Requests that transformers gets too."""
     return [(setting.size(512, 6), setting.size(256, 2))] * setting.size(128, 3)
 
 
 def warm(setting: Setting, loaded: Loaded) -> None:
-    """What is compiled at its first use is compiled."""
+    """Compile everything that is compiled at its first use."""
     run(setting, loaded, [(setting.size(300, 6), setting.size(4, 2))] * setting.size(40, 1), seed=99)
 
 
 def small(setting: Setting, note: Notes) -> None:
-    """Qwen3-0.6B: throughput, what graphs and overlap bring, and the idle share at batch 32."""
+    """Qwen3-0.6B: throughput, the benefit of graphs and overlap, and the idle share at batch 32."""
     loaded = load(setting, "qwen3-0.6b")
     note("load_s", loaded.load_s)
     note("capture_s", loaded.capture_s)
@@ -55,7 +55,7 @@ def small(setting: Setting, note: Notes) -> None:
     peer = summary(setting, "qwen3-0.6b", run(setting, loaded, peer_lengths(setting)))
     note("peer_workload", peer)
     for name, sampling in SAMPLED.items():
-        # Once before, until the graphs of this kind are there.
+        # Once before, until these graphs are captured.
         run(setting, loaded, [(num_in, setting.size(40, 2)) for num_in, _ in batch], seed=98, sampling=sampling)
         done = run(setting, loaded, batch, sampling=sampling)
         note(f"batch_32_{name}", summary(setting, "qwen3-0.6b", done))
@@ -67,7 +67,7 @@ def small(setting: Setting, note: Notes) -> None:
 
 
 def large(setting: Setting, note: Notes) -> None:
-    """Qwen3-8B: one stream against memory, and 256 requests of 1024 in and out."""
+    """Qwen3-8B: one stream compared with memory, and 256 requests of 1024 in and out."""
     loaded = load(setting, "qwen3-8b")
     note("load_s", loaded.load_s)
     note("capture_s", loaded.capture_s)
@@ -85,7 +85,7 @@ def large(setting: Setting, note: Notes) -> None:
 
 
 def one_stream(setting: Setting, name: str, loaded: Loaded, weight_bytes: int = 2) -> dict[str, float | None]:
-    """Decoded tokens a second, without the prompt, and the share of the copy's rate at which weights are read."""
+    """Decoded tokens per second, without the prompt, and the rate of reading weights as a share of the copy's rate."""
     short, long = (run(setting, loaded, [(setting.size(128, 5), n)], seed=n) for n in (2, setting.size(258, 4)))
     num_tokens = long.sequences[0].max_tokens - 2
     rate = num_tokens / max(1e-9, long.elapsed_s - short.elapsed_s)
@@ -96,7 +96,7 @@ def one_stream(setting: Setting, name: str, loaded: Loaded, weight_bytes: int = 
 
 
 def deterministic(setting: Setting, note: Notes) -> None:
-    """``--deterministic``: the same bits whatever company and chunks, and what that costs."""
+    """``--deterministic``: the same bits in any batch and chunks, and what that costs."""
     loaded = load(setting, "qwen3-0.6b", deterministic=True)
     lengths = [(setting.size(100 + 37 * i, 3 + 2 * i), setting.size(64, 3)) for i in range(setting.size(16, 2))]
     together = run(setting, loaded, lengths, prefill_chunk=setting.size(256, 5))
@@ -106,7 +106,7 @@ def deterministic(setting: Setting, note: Notes) -> None:
     del loaded
     loaded = load(setting, "qwen3-8b", deterministic=True)
     warm(setting, loaded)
-    # A quarter of the output first, where prompts weigh more: a lower bound, should no time be left for the whole.
+    # A quarter of the output first, where prompts weigh more: a lower bound, in case time runs out.
     for num_out in (256, 1024):
         done = run(setting, loaded, even_lengths(setting, num_out))
         note("throughput", {"num_out": num_out, **summary(setting, "qwen3-8b", done)})

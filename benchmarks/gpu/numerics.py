@@ -1,4 +1,4 @@
-"""The tests that a GPU changes: kernels compiled and not interpreted, CUDA graphs, the fused decoder on the device."""
+"""Tests that a GPU changes: kernels compiled instead of interpreted, CUDA graphs, the fused decoder on the device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TESTS = [
     "tests/workers/execute/model/test_page_moves.py",
 ]
 DRY_TESTS = ["tests/workers/execute/attention/test_triton_attention.py", "-k", "touches or padded"]
-LIMIT_S = 120.0  # below the part's budget, so that what has failed by then is still told
+LIMIT_S = 120.0  # below the part's budget, so that failures until then are still reported
 OUTCOME = re.compile(
     r"^(?:\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED) .*|.*::.* (PASSED|FAILED|ERROR|SKIPPED)\b.*)"
 )
@@ -43,10 +43,10 @@ def numerics(setting: Setting, note: Notes) -> None:
 
 
 def run_tests(arguments: Items[str], note: Notes, *, limit_s: float) -> None:
-    """Runs pytest. Its output goes on to the part's log, and what each test came to is counted as it is told."""
+    """Run pytest. Its output goes to the part's log, and test outcomes are counted as they arrive."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short"]
     command += ["-p", "benchmarks.gpu.our_tests", *arguments]
-    # Many processes at once: if each computed by all processors, they would mostly wait for each other.
+    # Many processes at once: if each used all processors, they would mostly wait for each other.
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     timer = threading.Timer(limit_s, process.kill)
@@ -63,7 +63,7 @@ def run_tests(arguments: Items[str], note: Notes, *, limit_s: float) -> None:
 
 
 def listen(lines: Any, note: Notes) -> Counter[str]:
-    """Counts outcomes, and notes them with the failures; every line is passed on."""
+    """Count outcomes, and record them with the failures; every line is passed on."""
     counts: Counter[str] = Counter()
     failures: list[str] = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""A plugin of pytest: no test runs where kernels would be interpreted, which would be green and prove nothing."""
+"""A pytest plugin: no test runs if kernels would be interpreted, because it would pass and prove nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 
-def pytest_sessionstart() -> None:  # which the process that hands tests out to others has too
+def pytest_sessionstart() -> None:  # also called in the process that distributes tests
     from tests.conftest import HAS_GPU
 
     why = [

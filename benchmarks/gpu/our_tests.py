@@ -1,6 +1,6 @@
-"""A plugin of pytest: ``tests`` is the folder beside this one, even where some package installed one of that name.
+"""A pytest plugin: ``tests`` is the folder beside this one, even if some package installed one of that name.
 
-Ours has no ``__init__.py``, and Python prefers a folder that has one wherever on its path it lies.
+Ours has no ``__init__.py``, and Python prefers a folder with one, wherever it is on its path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What transformers does with the same weights and requests."""
+"""transformers with the same weights and requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from benchmarks.gpu.models import peer_lengths
 from benchmarks.gpu.runs import make_sequences
-from benchmarks.gpu.setting import Notes, Setting, give_back
+from benchmarks.gpu.setting import Notes, Setting, free_memory
 
 ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
 
@@ -24,7 +24,7 @@ def peers_large(setting: Setting, note: Notes) -> None:
 
 
 def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str, ...]) -> None:
-    """Output tokens a second of continuous batching, with which we compare, then of ``generate`` on a static batch."""
+    """Output tokens per second of continuous batching, our peer, and of ``generate`` on a static batch."""
     folder = setting.checkpoint(name)
     prompts = [s.tokens[: s.num_prompt_tokens].tolist() for s in make_sequences(peer_lengths(setting))]
     num_out = peer_lengths(setting)[0][1]
@@ -32,16 +32,16 @@ def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str,
         max_new_tokens=num_out, min_new_tokens=num_out, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     for implementation in implementations:
-        give_back()
+        free_memory()
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32 if setting.is_dry else torch.bfloat16, attn_implementation=implementation
             ).to(setting.device)
-        except Exception as error:  # what is not installed is no peer here
+        except Exception as error:  # a peer that is not installed is skipped
             note(f"{implementation}", f"{type(error).__name__}: {str(error)[:200]}")
             continue
         for kind, function in (("continuous_batching", _continuous), ("generate", _generate)):
-            model.set_attn_implementation(implementation)  # as the other may have left another one
+            model.set_attn_implementation(implementation)  # the other one may have changed it
             note(f"{implementation} {kind}", _attempt(function, model, prompts, config))
         del model
 
@@ -56,7 +56,7 @@ def _attempt(function: Any, model: Any, prompts: list[list[int]], config: Genera
 
 
 class Done(NamedTuple):
-    num_tokens: int  # that came
+    num_tokens: int  # tokens received
     seconds: float
 
 
@@ -78,8 +78,8 @@ def _generate(model: Any, prompts: list[list[int]], config: GenerationConfig) ->
 
 
 def _continuous(model: Any, prompts: list[list[int]], config: GenerationConfig) -> Done:
-    """transformers' continuous batching, timed from its first request's start: each call makes cache and graphs anew,
-    as our engine does once and before.
+    """transformers' continuous batching, timed from the start of its first request: each call creates cache and graphs
+    again, which our engine does once before.
     """
     if model.device.type == "cpu":
         raise NotImplementedError("on a CPU its default cache takes most of the memory")

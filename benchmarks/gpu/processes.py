@@ -1,4 +1,4 @@
-"""What three processes cost against one on a GPU: the comparison of ``pipeline_overhead.py`` on the 0.6B shape."""
+"""What three processes cost compared with one on a GPU: ``pipeline_overhead.py`` on the 0.6B shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 def processes(setting: Setting, note: Notes) -> None:
     require("zmq", "msgpack")
-    from benchmarks import pipeline_overhead  # here, since it needs both
+    from benchmarks import pipeline_overhead  # here, because it needs both
     from triptych import Driver
 
     pipeline_overhead.OUTPUT_TOKENS = setting.size(400, 6)
@@ -24,8 +24,8 @@ def processes(setting: Setting, note: Notes) -> None:
         device=setting.device.type,
         backend="transformers" if setting.is_dry else "fused",
         max_model_len=setting.size(2048, 128),
-        page_size=setting.size(64, 16),  # as in the part before: its kernels are there
-        num_pages=setting.size(2_000, 64),  # 15 GB; both the driver's worker and the runner here have so many
+        page_size=setting.size(64, 16),  # as in the previous part, whose kernels are cached
+        num_pages=setting.size(2_000, 64),  # 15 GB; both the driver's worker and the runner here have that many
     )
     with tempfile.TemporaryDirectory() as run_dir, Driver(config=config) as driver:
         runner, card = build_runner(
@@ -38,5 +38,5 @@ def processes(setting: Setting, note: Notes) -> None:
             config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len
         )
         engine = Engine(scheduler, runner, depth=0 if setting.is_dry else 1)
-        for name, batch in (("batch_32", setting.size(32, 2)), ("batch_1", 1)):  # what the table shows comes first
+        for name, batch in (("batch_32", setting.size(32, 2)), ("batch_1", 1)):  # results shown in the table come first
             note(name, pipeline_overhead.compare(engine, driver, batch, setting.size(3, 1)))

@@ -1,4 +1,4 @@
-"""Requests through the engine in this process, and how near a run comes to what memory and arithmetic allow."""
+"""Requests through the engine in this process, and how close a run comes to the limits of memory and arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.cpu_models import num_step_weights, num_weights
-from benchmarks.gpu.setting import Setting, give_back
+from benchmarks.gpu.setting import Setting, free_memory
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
@@ -43,9 +43,11 @@ class Loaded(NamedTuple):
 def load(
     setting: Setting, name: str, *, rows: int = 256, max_model_len: int = 2048, chunk: int = 2048, **options: Any
 ) -> Loaded:
-    """The random model of that shape on the fused decoder, its graphs captured; ``options`` are of ``ModelConfig``."""
+    """The random model of that shape on the fused decoder, with captured graphs; ``options`` are those of
+    ``ModelConfig``.
+    """
     folder = setting.checkpoint(name)
-    give_back()
+    free_memory()
     rows = setting.size(rows, 2)
     scheduler_config = SchedulerConfig(
         max_num_seqs=rows,
@@ -80,7 +82,7 @@ def load(
 
 
 def make_sequences(lengths: Items[Lengths], *, seed: int = 0, **sampling: Any) -> list[Sequence]:
-    """Requests of random tokens that end by their length alone, greedy unless ``sampling`` says otherwise."""
+    """Requests of random tokens that only end by their length, greedy unless ``sampling`` says otherwise."""
     rng = np.random.default_rng(seed)
     sequences = []
     for index, (num_in, num_out) in enumerate(lengths):
@@ -101,7 +103,7 @@ def make_sequences(lengths: Items[Lengths], *, seed: int = 0, **sampling: Any) -
 
 
 class Preceded:
-    """Something that can be called, and before each call something else is."""
+    """A callable that calls something else before each call."""
 
     def __init__(self, function: Callable[..., Any], before: Callable[[], None]) -> None:
         self._function, self._before = function, before
@@ -115,11 +117,11 @@ class Preceded:
 
 
 class TimedRunner:
-    """A runner with a mark on the device's time line before and after what each step computes.
+    """A runner with a mark on the device's timeline before and after the computation of each step.
 
-    The first mark is recorded after the step's inputs were uploaded and right before its graph is replayed or its first
-    layer launched. So a device that waits for the host to prepare a step counts as idle. Where it waits within a step,
-    as it may where no graph is replayed, it counts as busy.
+    The first mark is recorded after the step's inputs were uploaded, right before its graph is replayed or its first
+    layer launched. So a device that waits for the host to prepare a step counts as idle. Waits within a step, possible
+    without a graph, count as busy.
     """
 
     def __init__(self, runner: StepRunner, *, on_gpu: bool) -> None:
@@ -136,7 +138,7 @@ class TimedRunner:
 
     @contextmanager
     def marking(self) -> Iterator[None]:
-        """Meanwhile the runner marks where its steps begin."""
+        """Within this block, the runner marks where its steps begin."""
         runner = self._runner
         forward, graphs = runner._forward, getattr(runner, "_graphs", None)  # a CPU has none
         runner._forward = Preceded(forward, self._begin_step)
@@ -147,7 +149,7 @@ class TimedRunner:
         finally:
             runner._forward = forward
             if graphs is not None:
-                del graphs.run  # the class's own is seen again
+                del graphs.run  # the class's own is visible again
 
     def launch(self, inputs: StepInputs) -> None:
         self._begin = None
@@ -155,12 +157,12 @@ class TimedRunner:
         self._marks.append((self._begin, self._mark()))
 
     def _begin_step(self) -> None:
-        # A graph that is missing runs the forward function as well, and may be captured, where no mark must fall.
+        # A missing graph runs the forward function too, and may be captured, where no mark is allowed.
         if self._begin is None:
             self._begin = self._mark()
 
     def idle_share(self) -> float:
-        """Of the time from the first mark to the last, how much lay between steps: 0 where the host is ahead."""
+        """The share of the time from the first mark to the last between steps: 0 if the host is ahead."""
         if self._on_gpu:
             torch.cuda.synchronize()
         gaps = [self._between(a[1], b[0]) for a, b in zip(self._marks, self._marks[1:], strict=False)]
@@ -202,9 +204,9 @@ def run(
     sampling: Mapping[str, Any] = MappingProxyType({}),
     **config: Any,
 ) -> Run:
-    """All requests at once, until the last is done. ``config`` changes the scheduler's.
+    """Run all requests at once, until the last is done. ``config`` changes the scheduler's.
 
-    ``adapters`` has one for each, counted from 1; 0: none. ``sampling`` are parameters of all of them.
+    ``adapters`` has one for each request, counted from 1, or 0 for none. ``sampling`` are parameters of all of them.
     """
     card, runner = loaded.card, TimedRunner(loaded.runner, on_gpu=not setting.is_dry)
     fields = {name: getattr(loaded.scheduler_config, name) for name in loaded.scheduler_config.__dataclass_fields__}
@@ -227,7 +229,7 @@ def run(
             while waiting and len(scheduler.live) < scheduler.config.max_live:
                 engine.add(waiting.pop(0))
             step = engine.step()
-            assert step is not None, "requests are live, and nothing was planned"
+            assert step is not None, "requests are live, but nothing was planned"
             assert not step.progress.failed, f"requests failed: {step.progress.failed}"
             plans.append(step.plan)
             for key in step.progress.finished:
@@ -238,9 +240,9 @@ def run(
 
 
 def floor_s(setting: Setting, name: str, plans: list[Plan], *, weight_bytes: float = 2.0) -> float | None:
-    """Seconds that the steps take at least: each reads its weights and its keys once, or computes its products.
+    """The least time of the steps in seconds: each reads its weights and its keys once, or computes its products.
 
-    By the rates that part ``limits`` measured; None without them.
+    From the rates that part ``limits`` measured; None without them.
     """
     rates, shape = setting.found("limits"), setting.shape(name)
     if "matmul_flop_per_s" not in rates:
@@ -264,6 +266,6 @@ def summary(setting: Setting, name: str, done: Run) -> dict[str, Any]:
         "idle_share": round(done.idle_share, 4),
         "steps": len(done.plans),
         "graph_steps": done.num_graph_steps,
-        "preemptions": done.num_preemptions,  # more than none where the memory does not hold all requests
+        "preemptions": done.num_preemptions,  # nonzero if memory does not hold all requests
         "graph_share": round(done.num_graph_steps / len(done.plans), 4),
     }

@@ -1,4 +1,4 @@
-"""Where a part runs, at what size, and how it takes times and writes down what it found."""
+"""Where a part runs, at what size, and how it measures times and records its results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _QWEN3_8B: Shape = {
     "intermediate_size": 12288,
     "tie_word_embeddings": False,
 }
-_QWEN3_MOE_8B: Shape = {  # a quarter of Qwen3-30B-A3B: of its layers 12
+_QWEN3_MOE_8B: Shape = {  # a quarter of Qwen3-30B-A3B: 12 of its layers
     **SHAPES["qwen3-moe-0.5b"],
     "hidden_size": 2048,
     "num_hidden_layers": 12,
@@ -64,15 +64,15 @@ _SHAPES = {**SHAPES, "qwen3-8b": _QWEN3_8B, "qwen3-moe-8b": _QWEN3_MOE_8B}
 
 
 def require(*modules: str) -> None:
-    """Ends the part with the names of the packages that are not installed."""
+    """End the part with the names of the packages that are not installed."""
     missing = [_PACKAGES.get(name, name) for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise SystemExit(f"needs {', '.join(missing)}: not installed here")
 
 
-def give_back() -> None:
-    """What was dropped goes back to the device. A runner and its graphs refer to each other, so that of two models in
-    a row the second would find no room beside the pages of the first.
+def free_memory() -> None:
+    """Free dropped objects on the device. A runner and its graphs refer to each other, so without a garbage collection
+    the second of two models would find no memory beside the pages of the first.
     """
     gc.collect()
     if torch.cuda.is_available():
@@ -80,7 +80,7 @@ def give_back() -> None:
 
 
 class Notes:
-    """What a part found, on disk as soon as it is known: a part that is cut short keeps what it has."""
+    """The results of a part, on disk as soon as they are known: a part that is cut short keeps what it has."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -97,7 +97,7 @@ class Notes:
 class Setting:
     """A GPU and real shapes, or a dry run: a CPU, tiny shapes, and Triton's interpreter."""
 
-    folder: Path  # for checkpoints, and for what a part hands to later ones
+    folder: Path  # for checkpoints, and for results passed to later parts
     is_dry: bool
 
     @property
@@ -117,7 +117,7 @@ class Setting:
         return make_checkpoint(self.folder / name, self.shape(name), device=str(self.device))
 
     def found(self, part: str) -> dict[str, Any]:
-        """What another part found before; nothing where it failed."""
+        """Results of another part; empty if it failed."""
         file = self.folder / f"{part}.json"
         return json.loads(file.read_text()) if file.exists() else {}
 
@@ -133,7 +133,7 @@ class Setting:
             function()
             return time.perf_counter() - start
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The device is kept busy until the launches are queued: else the time would be the host's, which takes longer.
+        # Keep the device busy until the launches are queued: otherwise the host's time is measured, which is longer.
         torch.cuda._sleep(_SLEEP_CYCLES)
         begin.record()
         function()

@@ -1,4 +1,4 @@
-"""Where the time of single steps goes: in launching them, and in which kernels."""
+"""Where the time of single steps goes: into launches, and into which kernels."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from triptych.workers.execute.model.step_runner import trash_decodes, trash_pref
 from triptych.workers.execute.step import StepInputs
 
 NUM_PROFILED = 3  # steps of each size
-NUM_KERNELS = 12  # that are told of, those that take most
+NUM_KERNELS = 12  # reported kernels, the longest ones
 
 
 class Step(NamedTuple):
-    """Of equal sequences."""
+    """Equally long sequences."""
 
     num_seqs: int
     num_before: int  # tokens of each that are in its pages
@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 
 def step_times(setting: Setting, loaded: Loaded) -> dict[str, Any]:
-    """Milliseconds of steps of several sizes, and of their kernels. One that fails is told of in its place."""
+    """Milliseconds of steps of several sizes, and of their kernels. A failure is reported in its place."""
     context, most = setting.size(1024, 20), loaded.scheduler_config.token_budget
     steps = {f"decode_{n}": Step(n, context - 1, 1) for n in (1, 32, 256) if n <= loaded.scheduler_config.max_num_seqs}
     for n in (64, 512, 2048, 4096):
@@ -39,13 +39,13 @@ def step_times(setting: Setting, loaded: Loaded) -> dict[str, Any]:
     for name, step in steps.items():
         try:
             found[name] = _times(setting, loaded, _inputs(loaded, step))
-        except Exception as error:  # as where there is no profiler: what else was found is worth more
+        except Exception as error:  # as if there were no profiler: the other results are worth more
             found[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
     return found
 
 
 def _inputs(loaded: Loaded, step: Step) -> StepInputs:
-    """Sequences in pages of their own, as far as there are enough; whatever is in these is read and written."""
+    """Sequences with their own pages, as far as there are enough; whatever these contain is read and written."""
     page_size, end = loaded.card.page_size, step.num_before + step.num_tokens
     width = -(-end // page_size)
     tables = 1 + np.arange(step.num_seqs * width, dtype=np.int32).reshape(step.num_seqs, width) % loaded.card.num_pages
@@ -82,7 +82,7 @@ def _times(setting: Setting, loaded: Loaded, inputs: StepInputs) -> dict[str, An
 
 
 def _kernels(loaded: Loaded, inputs: StepInputs) -> dict[str, Any]:
-    """By name: how often a step has it, and its milliseconds in a step altogether."""
+    """By name: how often a step runs it, and its total milliseconds per step."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(NUM_PROFILED):
@@ -92,10 +92,10 @@ def _kernels(loaded: Loaded, inputs: StepInputs) -> dict[str, Any]:
 
 
 def summed(events: Iterable[Any]) -> dict[str, Any]:
-    """Of ``NUM_PROFILED`` steps: what the device was busy with, the longest first."""
+    """Of ``NUM_PROFILED`` steps: the device's kernels, the longest first."""
     taken = [event for event in events if event.self_device_time_total > 0]
     taken.sort(key=lambda event: -event.self_device_time_total)
-    of_step = 1e3 * NUM_PROFILED  # microseconds of all of them to milliseconds of one
+    of_step = 1e3 * NUM_PROFILED  # microseconds of all steps to milliseconds of one
     return {
         "kernels_ms": round(sum(event.self_device_time_total for event in taken) / of_step, 3),
         "kernels": {

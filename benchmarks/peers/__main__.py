@@ -1,9 +1,9 @@
-"""Ours beside the peers that are installed: the same checkpoints, the same requests, in turns, in one run.
+"""Triptych and the installed peers: the same checkpoints, the same requests, in turns, in one run.
 
-``python benchmarks/peers --peers DIR`` (or ``TRIPTYCH_PEERS=DIR``); README.md says what DIR holds. Memory and clock of
-a machine drift, so nothing is compared but what ran in turns: every engine has the model loaded, and each workload goes
-round all of them before the next one; the round is repeated, starting with another engine. A run during which others
-took more than 10 % of the machine is repeated. Tables go to standard error, one JSON line to standard output.
+``python benchmarks/peers --peers DIR`` (or ``TRIPTYCH_PEERS=DIR``); README.md describes DIR. Memory and clock rates of
+a machine drift, so only runs in turns are compared: every engine has the model loaded, and each workload runs on all of
+them before the next one; the round is repeated, starting with another engine. A run during which other processes used
+more than 10 % of the machine is repeated. Tables go to standard error, one JSON line to standard output.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from workloads import WORKLOADS, make_requests  # noqa: E402
 
 FORMS = ("bf16", "int8", "int4", "transformers")
 MODELS = ("smollm2-135m", "qwen3-0.6b")
-LOAD = 0.6  # of W4: arrivals, of what the best bf16 engine of the others has completed in W1 of the same run
-REQUESTS_PER_S = {"smollm2-135m": 3.5, "qwen3-0.6b": 1.0}  # where W1 or the others are left out
+LOAD = 0.6  # of W4: arrival rate, relative to the best bf16 rate of the other engines in W1 of the same run
+REQUESTS_PER_S = {"smollm2-135m": 3.5, "qwen3-0.6b": 1.0}  # if W1 or the other engines are left out
 MOST_FOREIGN, MOST_TRIES = 0.1, 2
 
 
 def main() -> None:
     arguments = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no engine is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no engine is left running
     report: dict[str, Any] = {"what": "peers", **environment("torch", "transformers"), "repeats": arguments.repeats}
     report["threads"], report["models"] = arguments.threads, {}
     for name in arguments.models:
@@ -82,7 +82,7 @@ def compare(name: str, arguments: argparse.Namespace) -> Results:
                 for workload in arguments.workloads:
                     if workload == "W4" and not results.requests_per_s:
                         results.requests_per_s = arrival_rate(results) or REQUESTS_PER_S[name]
-                        say(f"W4: {results.requests_per_s} requests/s")
+                        print_line(f"W4: {results.requests_per_s} requests/s")
                     results.limits.append(limits.measure())
                     for running in engines[run % len(engines) :] + engines[: run % len(engines)]:
                         if results.spent_s(running.contestant.name, workload) < arguments.budget_s:
@@ -94,14 +94,14 @@ def compare(name: str, arguments: argparse.Namespace) -> Results:
 
 
 def start(model: Path, arguments: argparse.Namespace, results: Results, engines: list[Running]) -> None:
-    """All that take part, one after the other, ours first. They are in ``engines`` as soon as there is one to stop."""
+    """Start all contestants one by one, ours first. Each is in ``engines`` as soon as it has to be stopped."""
     for contestant in find_contestants(arguments.peers, model, arguments.forms):
         if arguments.only and not {contestant.name, contestant.engine} & set(arguments.only):
             continue
         if contestant.why_not is not None:
             results.skipped[contestant.name] = contestant.why_not
             continue
-        say(f"{model.name}: {contestant.name} loads")
+        print_line(f"{model.name}: {contestant.name} loads")
         log = Path(tempfile.gettempdir()) / f"triptych-peers-{contestant.engine}-{contestant.form}.log"
         running = Running(contestant, model, arguments.threads, log)
         engines.append(running)
@@ -112,11 +112,11 @@ def start(model: Path, arguments: argparse.Namespace, results: Results, engines:
         else:
             results.facts[contestant.name] = facts
     for name, why in results.skipped.items():
-        say(f"{model.name}: without {name}: {why}")
+        print_line(f"{model.name}: without {name}: {why}")
 
 
 def arrival_rate(results: Results) -> float | None:
-    """Requests a second of W4, by what W1 of this run says of this machine; None where it says nothing."""
+    """Requests per second of W4, from this run's W1; None if there is none."""
     tokens_per_s = results.best_peer("bf16", "W1")
     if tokens_per_s is None:
         return None
@@ -125,7 +125,7 @@ def arrival_rate(results: Results) -> float | None:
 
 
 def measure(running: Running, workload: str, run: int, results: Results) -> None:
-    """One run that others left alone, or the last of some tries, with what they took written down."""
+    """One undisturbed run, or the last of several attempts, with the share that other processes used."""
     name = running.contestant.name
     for attempt in range(MOST_TRIES):
         with Meter() as meter:
@@ -134,10 +134,12 @@ def measure(running: Running, workload: str, run: int, results: Results) -> None
             break
     results.add(name, workload, {**answer, "foreign": round(meter.foreign, 3)})
     shown = {key: round(value, 1) for key, value in answer.items() if isinstance(value, float) and key != "seconds"}
-    say(f"{time.strftime('%H:%M:%S')} {workload} {name}: {answer.get('error') or shown}, others {meter.foreign:.0%}")
+    print_line(
+        f"{time.strftime('%H:%M:%S')} {workload} {name}: {answer.get('error') or shown}, others {meter.foreign:.0%}"
+    )
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

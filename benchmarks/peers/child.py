@@ -1,6 +1,6 @@
-"""One engine in the environment it is installed in: runs what it is told on stdin, answers on stdout, in JSON lines.
+"""One engine in its own environment: reads commands from stdin and answers on stdout, in JSON lines.
 
-``python child.py ENGINE FORMAT MODEL_DIR THREADS``; an order is {"workload": ..., "run": ..., "requests_per_s": ...}.
+``python child.py ENGINE FORMAT MODEL_DIR THREADS``; a command is {"workload": ..., "run": ..., "requests_per_s": ...}.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workloads import Request, make_requests
 def main() -> None:
     engine_name, form, folder, threads = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # engines print what they like, and this is no place for it
+    os.dup2(2, 1)  # engines print to stdout, which must not mix with answers
     engine = None
     try:
         start = time.perf_counter()
@@ -50,7 +50,7 @@ def failure(error: Exception) -> dict[str, Any]:
 
 
 def measure(engine: Any, workload: str, run: int, requests_per_s: float) -> dict[str, Any]:
-    """Tokens a second, or of W4 the latencies in ms."""
+    """Tokens per second, or for W4 the latencies in ms."""
     requests = make_requests(workload, run, requests_per_s=requests_per_s)
     if workload == "W4":
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Who takes part: what is installed below the peers' folder, each in a child process that is told what to run."""
+"""The contestants: engines installed below the peers' folder, each in a child process that receives commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OURS = "triptych"
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """An engine in one format, or why it does not take part."""
+    """An engine in one format, or the reason why it does not take part."""
 
     engine: str  # a module of engines/
     form: str
@@ -33,9 +33,9 @@ class Contestant:
 
 
 def find_contestants(peers: Path | None, model: Path, forms: list[str]) -> list[Contestant]:
-    """Ours in each of ``forms``, and every known peer; ``peers`` is laid out as README.md says.
+    """Triptych in each of ``forms``, and every known peer; README.md describes the layout of ``peers``.
 
-    Peers in four bits take part where ours does.
+    Peers take part in four bits if Triptych does.
     """
     found = [Contestant(OURS, form, Path(sys.executable), {}) for form in forms]
     in_four_bits = [
@@ -58,7 +58,7 @@ def _find(peers: Path | None, model: Path, engine: str, form: str, converted: st
     python, environment = peers / engine / "bin" / "python", {}
     needed = [python]
     if engine == "llama_cpp":
-        python = Path(sys.executable)  # its adapter needs the standard library only
+        python = Path(sys.executable)  # its adapter only needs the standard library
         environment["LLAMA_SERVER"] = str(peers / engine / "llama-server")
         needed = [peers / engine / "llama-server"]
     if engine == "vllm":  # its best setting, see its manual
@@ -71,7 +71,7 @@ def _find(peers: Path | None, model: Path, engine: str, form: str, converted: st
 
 
 class Running:
-    """A contestant with the model loaded. It waits without using the processor until it is told to run."""
+    """A contestant with the model loaded. It waits for commands without using the processor."""
 
     def __init__(self, contestant: Contestant, model: Path, threads: int, log: Path) -> None:
         self.contestant = contestant
@@ -88,13 +88,13 @@ class Running:
             )
 
     def load(self) -> dict[str, Any]:
-        """What it says of itself once the model is loaded, or {"error": ...}."""
+        """Its description once the model is loaded, or {"error": ...}."""
         facts = self._answer()
         share_priority(self._process.pid)
         return facts
 
     def run(self, workload: str, run: int, requests_per_s: float) -> dict[str, Any]:
-        """What ``measure`` of child.py returns, or {"error": ...}."""
+        """The result of ``measure`` in child.py, or {"error": ...}."""
         assert self._process.stdin is not None
         order = {"workload": workload, "run": run, "requests_per_s": requests_per_s}
         try:

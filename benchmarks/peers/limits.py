@@ -1,4 +1,4 @@
-"""What the machine can do at most, measured beside the engines: a workload's share of it says what is left to gain."""
+"""The machine's limits, measured beside the engines: a workload's share of them shows what is left to gain."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SIZE = 2048  # of the matrices
 
 
 class Limits:
-    """``read_rate`` in bytes, ``bf16_rate`` and ``int8_rate`` in operations a second, of ``threads`` threads."""
+    """``read_rate`` in bytes, ``bf16_rate`` and ``int8_rate`` in operations per second, with ``threads`` threads."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        """``folder`` takes the compiled reader of memory; without a C compiler torch reads, which is slower."""
+        """``folder`` is for the compiled memory reader; without a C compiler torch reads, which is slower."""
         torch.set_num_threads(threads)
         self._threads = threads
         compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)

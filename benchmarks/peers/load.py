@@ -1,4 +1,4 @@
-"""How much of the machine others took while something was measured, and a priority for all that is."""
+"""The share of the machine used by other processes during a measurement, and equal priority for all engines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _busy_s() -> float:
 
 
 def _tree_s(pid: int) -> float:
-    """Seconds of processor time of a process and its descendants, the waited for included."""
+    """Processor time in seconds of a process and its descendants, including terminated ones."""
     total = 0.0
     for process in _tree(pid):
         try:
@@ -43,7 +43,7 @@ def _tree_s(pid: int) -> float:
 
 
 def share_priority(pid: int) -> None:
-    """Give our own autogroup's priority to a process and its descendants, where Linux has autogroups and lets us.
+    """Give our own autogroup's priority to a process and its descendants, if Linux has autogroups and permits it.
 
     A process that starts a session, as our workers do, leaves its parent's autogroup, and with it the priority.
     """

@@ -1,4 +1,4 @@
-"""Runs collected, their medians, the shares of the machine's limits, a table and a picture."""
+"""Collects runs: their medians, the shares of the machine's limits, a table and a plot."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Results:
         return median(limits[key] for limits in self.limits)
 
     def share(self, name: str, workload: str) -> float | None:
-        """Of the memory's rate for W2, where a token reads every weight; of the matrix rate for W3. 1 is the limit."""
+        """Of the memory rate for W2, where a token reads every weight; of the matrix rate for W3. 1 is the limit."""
         rate, form = self.median(name, workload), name.split()[-1]
         if rate is None:
             return None
@@ -64,7 +64,7 @@ class Results:
         return None
 
     def best_peer(self, form: str, workload: str) -> float | None:
-        """Tokens a second of the best of the others that have as many bits a weight as ``form``, or more."""
+        """Tokens per second of the best peer with at least as many bits per weight as ``form``."""
         rates = [
             rate
             for name in self.names
@@ -74,7 +74,7 @@ class Results:
         return max(rates, default=None)
 
     def lead(self, name: str, workload: str) -> float | None:
-        """How many times the best peer ours is."""
+        """Our rate relative to the best peer's."""
         ours, peer = self.median(name, workload), self.best_peer(name.split()[-1], workload)
         return ours / peer if ours is not None and peer is not None else None
 
@@ -110,7 +110,7 @@ def _rounded(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(model: str, results: Results) -> str:
-    """Markdown: tokens a second as median (least to most), the share of the limit, and ours over the best peer."""
+    """Markdown: tokens per second, median (minimum to maximum), share of the limit, and ours over the best peer."""
     rates = [workload for workload in results.workloads if workload != "W4"]
     columns = rates + (["W4: TTFT p50 / ITL p50 / p99, ms"] if "W4" in results.workloads else [])
     lines = [f"\n### {model}", f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
@@ -138,7 +138,7 @@ def _cell(results: Results, name: str, workload: str) -> str:
 
 
 def draw(path: Path, model: str, results: Results) -> None:
-    """Bars of the medians for each workload, whiskers from the least to the most. Nothing without matplotlib."""
+    """Bars of the medians for each workload, with whiskers from minimum to maximum. Nothing without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""The five workloads, which every engine gets as the same token ids. Standard library only: it runs in any environment.
+"""The five workloads, given to every engine as the same token ids. Standard library only: runs in any environment.
 
 W1 offline: 32 prompts of 32..512 tokens, 32..128 out. W2 one stream, 128 in, 128 out. W3 one prompt of 1024, one out.
 W4 Poisson arrivals of the mix of W1. W5 16 prompts that share 512 tokens, 32 of their own, 32 out.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 WORKLOADS = ("W1", "W2", "W3", "W4", "W5")
-FIRST_ID, END_ID = 100, 8000  # of the prompts: in every vocabulary, and none of them special
+FIRST_ID, END_ID = 100, 8000  # of the prompts: in every vocabulary, and not special
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ def make_requests(workload: str, run: int, *, requests_per_s: float = 1.0) -> li
             requests = [Request(i, prompt(shape.randint(32, 512)), shape.randint(32, 128)) for i in range(32)]
         case "W2":
             requests = [Request(0, prompt(128), 128)]
-        case "W2 prefill":  # what is taken off the time of W2
+        case "W2 prefill":  # subtracted from the time of W2
             requests = [Request(0, prompt(128), 1)]
         case "W3":
             requests = [Request(0, prompt(1024), 1)]

@@ -169,7 +169,7 @@ class ChatReply:
         head = Head(self.head.request_id, "chat.completion.chunk", self.head.model, self.head.created)
         with_usage = bool(self.stream_options and self.stream_options.include_usage)
         starts = self.positions or [0] * self.num_choices
-        spoken = [self._spoken(index) for index in range(self.num_choices)]
+        choices = [self._streamed_choice(index) for index in range(self.num_choices)]
         writer = ChunkWriter(
             head, shape=CHAT_TEXT,
             with_usage=with_usage, positions=list(starts) if self.with_ids else None,
@@ -177,14 +177,14 @@ class ChatReply:
         )  # fmt: skip
         for index in range(self.num_choices if self.positions is None else 0):
             first = {"role": "assistant", "content": "", "refusal": None}
-            for delta in (first, *spoken[index].reader.deltas(self.echo)):
+            for delta in (first, *choices[index].reader.deltas(self.echo)):
                 yield writer.choice(_chunk(index, delta), num_tokens=0)
         is_plain = not (self.with_logprobs or self.with_token_ids)
         async for piece in generation.pieces():
-            choice = spoken[piece.index]
+            choice = choices[piece.index]
             if piece.end is not None:
                 choice.end(piece.end.finish_reason, choice.tokens.flush())
-                for event in choice.say(writer, starts[piece.index] + len(piece.end.token_ids)):
+                for event in choice.events(writer, starts[piece.index] + len(piece.end.token_ids)):
                     yield event
                 continue
             choice.catch_up(piece.deltas[0])
@@ -193,18 +193,20 @@ class ChatReply:
                 if text:  # empty for an incomplete character or a special token
                     yield writer.text(piece.index, text, num_tokens=num_tokens)
                 continue
-            choice.hear(text, *self._extra(piece.deltas, choice.tokens))
+            choice.push(text, *self._extra(piece.deltas, choice.tokens))
             if self.with_ids and choice.reader.is_holding:
                 continue  # ids count tokens: resuming here would skip the text that is held back
-            for event in choice.say(writer, num_tokens):
+            for event in choice.events(writer, num_tokens):
                 yield event
         if with_usage:
             yield writer.usage(self._usage(generation.ends))
         yield DONE
 
-    def _spoken(self, index: int) -> _Spoken:
+    def _streamed_choice(self, index: int) -> _StreamedChoice:
         known = "" if self.known is None else self.known[index].text
-        return _Spoken(index, AnswerReader(self.reasoning, self.tools), self._content_tokens(), self.with_ids, known)
+        return _StreamedChoice(
+            index, AnswerReader(self.reasoning, self.tools), self._content_tokens(), self.with_ids, known
+        )
 
     def _extra(self, deltas: list[Delta], tokens: ContentTokens) -> tuple[dict[str, Any], list[Any]]:
         """Further fields of a chunk about its tokens, and the logprobs now known to belong to the content."""
@@ -217,7 +219,7 @@ class ChatReply:
 
 
 @dataclass
-class _Spoken:
+class _StreamedChoice:
     """A streamed choice on its way to the client."""
 
     index: int
@@ -233,7 +235,7 @@ class _Spoken:
             self.reader.push(self.known[: first.num_chars - len(first.text)])
             self.known = ""
 
-    def hear(self, text: str, extra: dict[str, Any], logprobs: list[Any]) -> None:
+    def push(self, text: str, extra: dict[str, Any], logprobs: list[Any]) -> None:
         """Take more text, further fields for its first chunk, and logprobs for its first chunk with content."""
         deltas = self.reader.deltas(self.reader.push(text)) or ([{"content": ""}] if extra else [])
         self._wait(deltas, logprobs, extra)
@@ -255,7 +257,7 @@ class _Spoken:
             self.waiting.append(chunk)
             extra = {}
 
-    def say(self, writer: ChunkWriter, num_tokens: int) -> Iterator[bytes]:
+    def events(self, writer: ChunkWriter, num_tokens: int) -> Iterator[bytes]:
         """Send the waiting chunks. For a resumable stream they are merged into one: a client can only resume between
         chunks with different token counts, and would otherwise receive the first of several again.
         """

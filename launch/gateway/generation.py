@@ -15,7 +15,7 @@ from ...driver.stream import Completion
 from ...protocol.errors import TriptychError
 from .errors import json_response
 from .state import Gateway
-from .streaming import EventStream, answered, last_words
+from .streaming import EventStream, answered, failure_events
 from .submission import Choices, Piece
 
 logger = logging.getLogger(__name__)
@@ -111,17 +111,17 @@ class Generation:
             yield piece
 
     def stream(
-        self, events: AsyncIterator[bytes], *, last_words: Callable[[TriptychError], bytes] = last_words
+        self, events: AsyncIterator[bytes], *, failure_events: Callable[[TriptychError], bytes] = failure_events
     ) -> EventStream:
-        """``last_words``: the final event in case of an error."""
+        """``failure_events``: the final event in case of an error."""
         limit_s = self._gateway.config.request_timeout_s
         return EventStream(
-            events, on_close=self._close, timeout_s=limit_s, spent_s=self._spent_s, last_words=last_words
+            events, on_close=self._close, timeout_s=limit_s, spent_s=self._spent_s, failure_events=failure_events
         )
 
     def _close(self) -> None:
         if self._keep:
-            self._choices.let_go()
+            self._choices.detach()
         else:
             self._choices.abort()
         self._gateway.tracer(self._request, self.ends)

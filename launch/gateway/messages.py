@@ -47,7 +47,7 @@ async def create_message(gateway: Gateway, body: MessageRequest, request: Reques
         generation = await Generation.begin(gateway, request, reply.message_id, [wanted], model=model)
         if body.stream:
             return generation.stream(
-                reply.events(generation), last_words=lambda error: event(message_error_map(error), name="error")
+                reply.events(generation), failure_events=lambda error: event(message_error_map(error), name="error")
             )
         return await generation.reply(reply.whole)
 

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 MAX_HEAD_BYTES = 1 << 16  # for headers that arrive in several pieces; h11 has such a limit, httptools does not
 
 
-class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # whichever of its two is installed
+class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # whichever of its two is installed
     """uvicorn's protocol, which closes a connection whose headers are not complete ``limit_s`` after it was opened or
     they began, or are larger than ``MAX_HEAD_BYTES``.
     """
@@ -87,4 +87,4 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # whichever
 
 def impatient(limit_s: float) -> type[asyncio.Protocol]:
     """A class with this limit, as uvicorn instantiates its protocols itself."""
-    return type("Impatient", (Impatient,), {"limit_s": limit_s})
+    return type("TimeLimitedProtocol", (TimeLimitedProtocol,), {"limit_s": limit_s})

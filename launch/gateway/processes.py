@@ -100,7 +100,7 @@ class _Process(threading.Thread):
         back_off_s = FIRST_BACK_OFF_S
         while not self._stopping.is_set():
             began = time.monotonic()
-            end = self._end_of_life()
+            end = self._run_one()
             if self._stopping.is_set():
                 return
             lasted_s = time.monotonic() - began
@@ -108,14 +108,14 @@ class _Process(threading.Thread):
             logger.warning("gateway %d %s; restarting it in %.2f s", self._index, end, back_off_s)
             self._stopping.wait(back_off_s)
 
-    def _end_of_life(self) -> str:
+    def _run_one(self) -> str:
         """Start one, wait for its end, and describe that."""
         try:
-            return f"ended with exit code {self._live()}"
+            return f"ended with exit code {self._run_process()}"
         except OSError as error:  # out of memory, processes or files, for the moment
             return f"cannot be started: {error.strerror}"
 
-    def _live(self) -> int:
+    def _run_process(self) -> int:
         pulse, childs_end = os.pipe2(os.O_CLOEXEC)
         try:
             process = self._start(childs_end)

@@ -60,7 +60,7 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
         reply = ResponseReply(gateway, body, new_id(KIND, body.request_id), model, tools, reasoning)
         generation = await Generation.begin(gateway, request, reply.request_id, [options], model=model)
         if body.stream:
-            return generation.stream(reply.events(generation), last_words=reply.last_words)
+            return generation.stream(reply.events(generation), failure_events=reply.failure_events)
         return await generation.reply(reply.whole)
 
 
@@ -232,7 +232,7 @@ class ResponseReply:
                 response = self.response(piece.end, writer.output)
                 yield writer.event(f"response.{response['status']}", response=response)
 
-    def last_words(self, error: TriptychError) -> bytes:
+    def failure_events(self, error: TriptychError) -> bytes:
         """The last event of a failed stream: the typed event, which includes the error map of other streams for clients
         that ignore types.
         """

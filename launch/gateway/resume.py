@@ -52,7 +52,7 @@ async def resume_request(
         raise _unknown(request_id)
     # A lost connection may not have been noticed yet: the latest reader takes over.
     for name in {request_id, *choice_ids(request_id, n)}:
-        gateway.client.let_go(name, DuplicateId("another connection has taken over this answer"))
+        gateway.client.detach(name, DuplicateId("another connection has taken over this answer"))
     reply = _reply(gateway, request_id, positions)
     if stream and isinstance(reply, ChatReply) and not reply.is_plain:
         reply.known = await _known(gateway, request, request_id, positions)
@@ -82,7 +82,7 @@ async def forget_request(gateway: Gateway, request_id: str) -> Response:
     if state in ("queued", "running"):
         n = read_id(request_id).num_choices
         for name in {request_id, *choice_ids(request_id, n)}:
-            gateway.client.let_go(name, aborted("the request was deleted"))
+            gateway.client.detach(name, aborted("the request was deleted"))
         streams = _follow(gateway, request_id, [0] * n, keep=False)
         for followed in streams:
             followed.abort()
@@ -131,7 +131,7 @@ async def _take(gateway: Gateway, name: str, num_tokens: int) -> Known:
             ids += [token_id for delta in deltas for token_id in delta.token_ids]
             text += "".join(delta.text for delta in deltas)
     finally:
-        stream.let_go()
+        stream.detach()
     return Known(ids[:num_tokens], text)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...driver.async_client import AsyncClient
-from ...driver.lives import first_lives
+from ...driver.first_epochs import first_epochs
 from ...protocol.board import FAILED, RUN, Board
 from ...protocol.config import PipelineConfig
 from ...protocol.model_card import LatestCard, ModelCard
@@ -47,8 +47,8 @@ class Gateway:
         return PipelineConfig.from_json((self.run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
 
     @cached_property
-    def _first_lives(self) -> dict[str, int]:
-        return first_lives(self.run_dir)
+    def _first_epochs(self) -> dict[str, int]:
+        return first_epochs(self.run_dir)
 
     @cached_property
     def board(self) -> Board:
@@ -128,7 +128,7 @@ class Gateway:
 
     @property
     def is_loaded(self) -> bool:
-        return is_loaded(self.board, self.run_dir, self._first_lives)
+        return is_loaded(self.board, self.run_dir, self._first_epochs)
 
     def health(self) -> dict[str, Any]:
         return health(self.board, self.run_dir, self.pipeline)

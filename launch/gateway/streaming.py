@@ -37,7 +37,7 @@ def event(content: Any, *, event_id: str | None = None, name: str | None = None)
     return f"{head}data: {to_json(content)}\n\n".encode()
 
 
-def last_words(error: TriptychError) -> bytes:
+def failure_events(error: TriptychError) -> bytes:
     """The last events of a failed stream."""
     return event(error_map(error)) + DONE
 
@@ -52,16 +52,16 @@ class EventStream(Response):
         on_close: Callable[[], None],
         timeout_s: float | None,
         spent_s: float = 0.0,
-        last_words: Callable[[TriptychError], bytes] = last_words,
+        failure_events: Callable[[TriptychError], bytes] = failure_events,
     ) -> None:
-        """``spent_s``: the part of ``timeout_s`` used before the stream. ``last_words``: the end of a failed stream."""
+        """``spent_s``: the part of ``timeout_s`` already used. ``failure_events``: the end of a failed stream."""
         self.status_code, self.background = 200, None
         self.media_type = "text/event-stream"
         self.init_headers(_HEADERS)  # not the base's __init__, which would set a content-length
         self._events = events
         self._on_close = on_close
         self._timeout_s, self._spent_s = timeout_s, spent_s
-        self._last_words = last_words
+        self._failure_events = failure_events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -77,12 +77,12 @@ class EventStream(Response):
                 async for chunk in self._events:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except TimeoutError:
-            await send(_last(self._last_words(late(self._timeout_s))))
+            await send(_last(self._failure_events(late(self._timeout_s))))
         except TriptychError as error:
-            await send(_last(self._last_words(error)))
+            await send(_last(self._failure_events(error)))
         except Exception as error:  # the headers have been sent, so the error can only go into the stream
             logger.exception("a stream failed")
-            await send(_last(self._last_words(RequestError(f"internal error: {type(error).__name__}"))))
+            await send(_last(self._failure_events(RequestError(f"internal error: {type(error).__name__}"))))
         else:
             await send(_last(b""))
 

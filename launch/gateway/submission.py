@@ -81,7 +81,7 @@ class Choices:
                 await asyncio.shield(accepted)
         except BaseException as error:
             if keep and isinstance(error, asyncio.CancelledError):  # the connection is lost, but the request is kept
-                choices.let_go()
+                choices.detach()
             else:
                 choices.abort()
             raise
@@ -172,12 +172,12 @@ class Choices:
             if not request.done:
                 request.abort()
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Stop following what is running: it goes on until it is resumed or its lease ends."""
         self._stop_sending()
         for request in self._sent:
             if not request.done:
-                request.let_go()
+                request.detach()
 
     def _stop_sending(self) -> None:
         for task in self._tasks:

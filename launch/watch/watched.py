@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...driver.lives import first_lives
+from ...driver.first_epochs import first_epochs
 from ...driver.standing import RequestList
 
 HISTORY = 120  # maximum number of samples in a sparkline
@@ -57,7 +57,7 @@ class Watched:
     @property
     def num_restarts(self) -> int:
         """Starts of workers beyond the first one under the current driver."""
-        stats, first = self.sample.stats if self.sample else {}, first_lives(self.run_dir)
+        stats, first = self.sample.stats if self.sample else {}, first_epochs(self.run_dir)
         return sum(max(0, stage.get("epoch", 1) - first[role]) for role, stage in stats.items())
 
     @property

@@ -1,4 +1,4 @@
-"""The check of the GPU path finds its own mistakes on a machine without one."""
+"""The GPU check, tried on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ gpu_check = load_script()
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_parts_run_to_their_end_in_a_dry_run(tmp_path: Path) -> None:
-    """The shortest as a process, and here one that runs a model; ``gpu_check.py --dry-run`` runs all, in minutes."""
+def test_parts_complete_in_a_dry_run(tmp_path: Path) -> None:
+    """The shortest part as a process, and one here that runs a model; ``gpu_check.py --dry-run`` runs all of them."""
     out = tmp_path / "report.json"
     command = [sys.executable, str(SCRIPT), "--dry-run", "--budget-s", "840", "--out", str(out), "--parts", "limits"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -78,7 +78,7 @@ ERRORS = {
 
 
 @pytest.mark.slow
-def test_a_part_that_fails_hangs_or_is_killed_is_named_and_the_others_are_told(
+def test_failed_hung_or_killed_part_is_named_and_the_others_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, out = tmp_path / "fake.py", tmp_path / "there" / "report.json"
@@ -86,7 +86,7 @@ def test_a_part_that_fails_hangs_or_is_killed_is_named_and_the_others_are_told(
     monkeypatch.setattr(gpu_check, "__file__", str(script))
     monkeypatch.setenv("PYTHONPATH", "/carried/packages")  # of a machine where nothing can be installed
     report = {"what": "gpu_check", "is_dry": True, "device": "dry run", "date": "2026-01-01", "seconds": {}}
-    # In a dry run a part has four times as long.
+    # In a dry run, a part has four times as long.
     parts = [gpu_check.Part(name, "fake", 3.0 if name == "processes" else 60.0) for name in (*ERRORS, "limits")]
     gpu_check.check(parts, report, out, gpu_check.time.monotonic() + 600)
     found, lines = json.loads(out.read_text()), capsys.readouterr().out.splitlines()
@@ -99,7 +99,7 @@ def test_a_part_that_fails_hangs_or_is_killed_is_named_and_the_others_are_told(
     assert any(line.startswith("copy bandwidth") and line.split()[-1] == "2" for line in lines)
 
 
-def test_a_part_without_time_is_not_begun_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_part_without_time_left_is_not_started_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = {"what": "gpu_check", "is_dry": True, "device": "dry run", "date": "2026-01-01", "seconds": {}}
     gpu_check.check(gpu_check.SETS["large"], report, tmp_path / "report.json", gpu_check.time.monotonic())
     names = [part.name for part in gpu_check.SETS["large"]]
@@ -121,7 +121,7 @@ def test_every_set_fits_into_a_call_and_begins_with_the_limits() -> None:
     [(["large"], ["limits", "large"]), (["numerics", "peers_large"], ["numerics", "peers_large"]), ([], [])],
     ids=["compared", "not compared", "none"],
 )
-def test_limits_are_run_with_what_is_compared_with_them(names: list[str], run: list[str]) -> None:
+def test_limits_run_together_with_what_they_are_compared_with(names: list[str], run: list[str]) -> None:
     assert [part.name for part in gpu_check.choose("small", names)] == run
 
 
@@ -131,10 +131,10 @@ def run_none(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> None:
     gpu_check.main()
 
 
-def test_reports_of_two_calls_add_up(
+def test_reports_of_two_calls_are_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was measured before is not replaced by a lack of time; a report of another device is left out."""
+    """A part skipped for lack of time does not replace an earlier result; reports of another device are ignored."""
     shared = {"is_dry": False, "device": "NVIDIA H200"}
     small = {"small": {"peer_workload": {"output_tokens_per_s": 60.0}}, "fp8": {"batch_1": {"tokens_per_s": 9.0}}}
     second = {"peers_small": {"sdpa continuous_batching": 20.0}, "fp8": {"error": "no time was left"}}
@@ -152,18 +152,18 @@ def test_reports_of_two_calls_add_up(
 
 
 @pytest.mark.parametrize(
-    ("told", "error"),
+    ("last_output", "error"),
     [
         ("", "exit code 1"),
         ("warning\nRuntimeError: no luck\n\n", "exit code 1: RuntimeError: no luck"),
         ("needs pyzmq: not installed here\n", "needs pyzmq: not installed here"),
     ],
 )
-def test_an_error_says_what_a_part_said_last(told: str, error: str) -> None:
-    assert gpu_check.explained("exit code 1", told) == error
+def test_error_contains_the_last_output_of_the_part(last_output: str, error: str) -> None:
+    assert gpu_check.explained("exit code 1", last_output) == error
 
 
-def test_the_table_says_what_was_met_missed_and_not_measured() -> None:
+def test_table_says_what_was_met_missed_and_not_measured() -> None:
     report = {
         "seconds": {"small": 1.0, "large": 2.0, "processes": 3.0},
         "small": {"batch_32": {"idle_share": 0.01}, "throughput": {"output_tokens_per_s": 10.0}},
@@ -179,9 +179,7 @@ def test_the_table_says_what_was_met_missed_and_not_measured() -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is one")
-def test_a_machine_without_a_gpu_is_told_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_gpu_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
     gpu_check.main()
     assert "dry-run" in json.loads(capsys.readouterr().out)["skipped"]

@@ -1,4 +1,4 @@
-"""What the parts of the check of the GPU path do where something is missing or goes wrong."""
+"""How the parts of the GPU check behave when something is missing or fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.workers.execute.conftest import quick_interpreter as quick_interprete
 
 pytest.importorskip("triton")
 
-kernels, numerics, peers, runs, setting, step_times = (  # not checked for types, as no benchmark is
+kernels, numerics, peers, runs, setting, step_times = (  # not type-checked, like all benchmarks
     importlib.import_module(f"benchmarks.gpu.{name}")
     for name in ("kernels", "numerics", "peers", "runs", "setting", "step_times")
 )
@@ -27,34 +27,34 @@ gpu_check = importlib.import_module("benchmarks.gpu_check")
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_way_that_cannot_be_measured_is_named_and_the_others_are_compared() -> None:
+def test_backend_that_cannot_be_measured_is_named_and_the_others_are_compared() -> None:
     def fail() -> float:
         raise MemoryError("too much")
 
-    told: list[dict[str, Any]] = []
-    ways = kernels._Ways(10.0, 100.0, told.append)
+    notes: list[dict[str, Any]] = []
+    ways = kernels._Variants(10.0, 100.0, notes.append)
     ways.measure("default", lambda: 0.5)
     ways.measure("broken", fail)
     ways.measure("better", lambda: 0.2)
-    assert [summary["best"] for summary in told] == ["default", "default", "better"]
-    assert told[-1]["shares"] == {"default": 0.2, "better": 0.5}
-    assert told[-1]["errors"] == {"broken": "MemoryError: too much"}
+    assert [summary["best"] for summary in notes] == ["default", "default", "better"]
+    assert notes[-1]["shares"] == {"default": 0.2, "better": 0.5}
+    assert notes[-1]["errors"] == {"broken": "MemoryError: too much"}
 
 
-def test_where_nothing_could_be_measured_there_is_no_best_way() -> None:
-    told: list[dict[str, Any]] = []
-    kernels._Ways(10.0, None, told.append).measure("default", lambda: 1 / 0)
-    assert told[0]["best"] is None
-    assert "ZeroDivisionError" in told[0]["errors"]["default"]
+def test_without_measurements_there_is_no_best_backend() -> None:
+    notes: list[dict[str, Any]] = []
+    kernels._Variants(10.0, None, notes.append).measure("default", lambda: 1 / 0)
+    assert notes[0]["best"] is None
+    assert "ZeroDivisionError" in notes[0]["errors"]["default"]
 
 
-def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_as_pip_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name != "json" else name)
     with pytest.raises(SystemExit, match="needs pyzmq, no_such_package: not installed here"):
         setting.require("json", "zmq", "no_such_package")
 
 
-def test_outcomes_of_tests_are_noted_as_they_come(tmp_path: Path) -> None:
+def test_outcomes_of_tests_are_recorded_as_they_arrive(tmp_path: Path) -> None:
     """With and without pytest-xdist."""
     lines = [
         "tests/a.py::test_a[1-PASSED] PASSED   [ 10%]\n",
@@ -84,7 +84,7 @@ def write_test(folder: Path, body: str) -> str:
     ],
     ids=["fails", "hangs"],
 )
-def test_tests_that_do_not_pass_end_the_part(
+def test_failed_tests_fail_the_part(
     body: str, limit_s: float, why: str, counts: dict[str, int] | None, tmp_path: Path
 ) -> None:
     file = tmp_path / "numerics.json"
@@ -95,10 +95,10 @@ def test_tests_that_do_not_pass_end_the_part(
     assert found.get("counts") == counts
 
 
-def test_tests_find_packages_where_their_caller_does_and_take_one_processor_each(
+def test_tests_find_the_caller_s_packages_and_use_one_processor_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dozen processes of them run at once, and torch is imported before any test can say how many threads it gets."""
+    """A dozen processes run at once, and torch is imported before any test can limit its threads."""
     monkeypatch.setenv("PYTHONPATH", "/carried/packages")
     monkeypatch.delenv("OMP_NUM_THREADS")
     body = "import os, sys; assert '/carried/packages' in sys.path; assert os.environ['OMP_NUM_THREADS'] == '1'"
@@ -117,7 +117,7 @@ def test_kernels_are_tested_without_packages_that_only_processes_need(tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_models_run_on_every_way_without_packages_that_only_processes_need() -> None:
+def test_models_run_on_every_backend_without_packages_that_only_processes_need() -> None:
     ways = "from triptych.workers.execute.model import device_runner, fused_build, transformers_build"
     parts = ", ".join(sorted({part.module for part in gpu_check.PARTS}))
     code = f"import sys; sys.modules.update(zmq=None, msgpack=None); from benchmarks.gpu import {parts}; {ways}"
@@ -125,7 +125,7 @@ def test_models_run_on_every_way_without_packages_that_only_processes_need() -> 
     assert done.returncode == 0, done.stderr
 
 
-def test_no_test_of_another_distribution_is_taken_for_ours(tmp_path: Path) -> None:
+def test_tests_of_another_distribution_are_not_run_as_ours(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "__init__.py").touch()
     code = "import benchmarks.gpu.our_tests, tests.conftest; print(tests.conftest.__file__)"
@@ -135,7 +135,7 @@ def test_no_test_of_another_distribution_is_taken_for_ours(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is one")
-def test_tests_of_the_device_are_not_run_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_device_tests_are_skipped_without_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["-p", "benchmarks.gpu.on_device", *numerics.TESTS[-1:]]
     with pytest.raises(SystemExit, match="exit code 9"):
         numerics.run_tests(arguments, setting.Notes(tmp_path / "numerics.json"), limit_s=120)
@@ -169,7 +169,7 @@ class Shelf:
         self.runner._forward(key)
 
 
-def test_a_step_is_timed_from_its_first_computation_and_marked_once() -> None:
+def test_step_is_timed_from_its_first_computation_and_marked_once() -> None:
     log: list[str] = []
     inner: Any = FakeRunner(log)
     timed = runs.TimedRunner(inner, on_gpu=False)
@@ -193,10 +193,8 @@ class Model:
         self.itself = self
 
 
-def test_a_model_that_was_dropped_is_gone_before_the_next_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU its pages are most of the memory, and no collection comes by itself."""
+def test_dropped_model_is_freed_before_the_next_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU its pages are most of the memory, and no garbage collection runs by itself."""
     model = Model()
     is_there, seen = weakref.ref(model), []
     del model
@@ -212,7 +210,7 @@ def test_a_model_that_was_dropped_is_gone_before_the_next_is_loaded(
     assert seen == [False]
 
 
-def test_kernels_of_a_step_are_told_by_the_time_they_take() -> None:
+def test_kernels_of_a_step_are_ranked_by_their_time() -> None:
     events = [
         types.SimpleNamespace(key=key, count=count, self_device_time_total=us)
         for key, count, us in (("short", 3, 30.0), ("on the host", 9, 0.0), ("long", 6, 3000.0))
@@ -220,7 +218,7 @@ def test_kernels_of_a_step_are_told_by_the_time_they_take() -> None:
     assert step_times.summed(events) == {"kernels_ms": 1.01, "kernels": {"long": [2.0, 1.0], "short": [1.0, 0.01]}}
 
 
-def test_a_timed_step_reads_and_writes_pages_that_there_are() -> None:
+def test_timed_step_reads_and_writes_existing_pages() -> None:
     loaded = types.SimpleNamespace(card=types.SimpleNamespace(page_size=16, num_pages=9))
     inputs = step_times._inputs(loaded, step_times.Step(2, 19, 1))
     assert inputs.block_tables.tolist() == [[1, 2], [3, 4]]
@@ -231,8 +229,8 @@ def test_a_timed_step_reads_and_writes_pages_that_there_are() -> None:
     assert inputs.positions[50:100].tolist() == list(range(50))
 
 
-def test_a_peer_is_not_timed_while_it_makes_its_cache() -> None:
-    """By the times that its requests began and ended."""
+def test_peer_is_not_timed_while_it_creates_its_cache() -> None:
+    """From the start and end times of its requests."""
 
     def generate_batch(prompts: list[list[int]], **_: Any) -> dict[int, Any]:
         spans = [(10.0 + i, 12.0 + i) for i in range(len(prompts))]

@@ -1,4 +1,4 @@
-"""What a benchmark says about itself does not depend on tools that a machine may lack."""
+"""A benchmark's report does not depend on tools that a machine may lack."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where other people's clients are, and a gateway for them.
+"""Where third-party clients are installed, and a gateway for them.
 
-The Python that runs the tests is asked first. ``TRIPTYCH_CLIENTS`` may name a folder with more: virtual environments,
-and a folder ``node`` in which ``npm install`` was said.
+The Python that runs the tests is tried first. ``TRIPTYCH_CLIENTS`` may name a folder with more: virtual environments,
+and a folder ``node`` in which ``npm install`` was run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pythons_with(module: str) -> list[str]:
 
 
 def node_folder_with(*modules: str) -> Path:
-    """The folder whose ``node_modules`` has them. Skips the test if there is none, or no node."""
+    """The folder whose ``node_modules`` has the packages. Skips the test if there is none, or no node."""
     folder = CLIENTS / "node"
     missing = [module for module in modules if not (folder / "node_modules" / module).is_dir()]
     if missing:

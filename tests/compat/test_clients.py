@@ -1,4 +1,4 @@
-"""Clients that others wrote, each run as a program of its own against the gateway."""
+"""Third-party clients, each run as its own program against the gateway."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def run(command: list[str], cwd: Path = FOLDER) -> None:
     ],
     ids=lambda value: value.partition(".")[0],
 )
-def test_a_python_client_finds_what_it_expects(demo: Site, script: str, module: str) -> None:
+def test_python_client_works(demo: Site, script: str, module: str) -> None:
     for python in pythons_with(module):
         run([python, "-B", script, demo.url])
 
 
 @pytest.mark.slow
-def test_lm_eval_finds_the_scores_of_its_own_forward_pass(demo: Site) -> None:
+def test_lm_eval_scores_equal_those_of_its_own_forward_pass(demo: Site) -> None:
     for python in pythons_with("lm_eval"):
         run([python, "-B", "lm_eval_scores.py", demo.url, str(DEMO_CHECKPOINT)])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_the_node_client_finds_what_it_expects(demo: Site) -> None:
+def test_node_client_works(demo: Site) -> None:
     run(["node", str(FOLDER / "openai_client.mjs"), demo.url], cwd=node_folder_with("openai"))

@@ -1,4 +1,4 @@
-"""The Node program of docs/other-languages.md, run as it stands."""
+"""The Node program of docs/other-languages.md, run unchanged."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def node(site: Site, folder: Path, *words: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_it_is_short() -> None:
+def test_program_is_short() -> None:
     assert sum(1 for line in PROGRAM.splitlines() if line.strip()) <= 46
 
 
 @needs_node
-def test_it_streams_an_answer(demo: Site, tmp_path: Path) -> None:
+def test_program_streams_an_answer(demo: Site, tmp_path: Path) -> None:
     done = node(demo, tmp_path, QUESTION)
     assert (done.returncode, done.stderr) == (0, "")
     assert demo.driver is not None
@@ -40,7 +40,7 @@ def test_it_streams_an_answer(demo: Site, tmp_path: Path) -> None:
 
 
 @needs_node
-def test_it_tells_why_it_was_refused(demo: Site, tmp_path: Path) -> None:
+def test_program_reports_a_refusal(demo: Site, tmp_path: Path) -> None:
     done = node(demo, tmp_path)  # without a question
     assert done.returncode == 1
     assert "invalid_request: messages[0].content" in done.stderr

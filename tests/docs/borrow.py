@@ -1,6 +1,6 @@
-"""Runs a program of a page where a pipeline runs already: ``borrow.py RUN_DIR PROGRAM``.
+"""Runs a program of a page with an already running pipeline: ``borrow.py RUN_DIR PROGRAM``.
 
-Its drivers are clients of that one, so that a page is read with the model that it names and nobody waits for a start.
+Its drivers are clients of that pipeline, so the page keeps its model names without the cost of a start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ RUN_DIR, PROGRAM = sys.argv[1:]
 
 
 class Driver(triptych.Client):
-    """As much of a driver as a program needs that neither stops nor configures it."""
+    """The part of a driver used by programs that neither stop nor configure it."""
 
     def __init__(self, model: str, *, run_dir: str = "", **options: Any) -> None:
         triptych.PipelineConfig.from_options(model=model, **options)  # raises where a driver would
@@ -24,7 +24,7 @@ class Driver(triptych.Client):
 
 
 class AsyncDriver(triptych.AsyncClient):
-    """The same inside an event loop."""
+    """The same in an event loop."""
 
     def __init__(self, model: str) -> None:
         super().__init__(RUN_DIR)

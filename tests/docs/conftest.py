@@ -1,4 +1,4 @@
-"""One pipeline for all pages that need one to run beside them."""
+"""One pipeline shared by all pages that need a running one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page of docs/ shows, taken apart so that a test can run it as it stands."""
+"""Extracts the programs, commands and tables of docs/ so that tests can run them unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRIPTYCH = f'#!/bin/sh\nexec {sys.executable} -c "from triptych.launch.cli impor
 
 
 class Block(NamedTuple):
-    """A fenced block, and the heading that it stands under."""
+    """A fenced block, and the heading above it."""
 
     heading: str
     language: str
@@ -35,7 +35,7 @@ def read(name: str) -> str:
 
 
 def blocks(name: str, language: str) -> list[Block]:
-    """Of one language, in order."""
+    """The blocks of one language, in order."""
     found, heading = [], ""
     for part in _PART.finditer(read(name)):
         if part["heading"] is not None:
@@ -46,16 +46,15 @@ def blocks(name: str, language: str) -> list[Block]:
 
 
 def table(name: str, heading: str) -> list[list[str]]:
-    """The cells of the first table under a heading, its head first."""
+    """The cells of the first table under a heading, header row first."""
     section = re.split(r"\n## ", read(name).split(f"\n## {heading}\n", 1)[1], maxsplit=1)[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows if not row.startswith("|---")]
 
 
 def parse_triptych(call: str) -> None:
-    """
-    Raises:
-        click.UsageError: the command line would not take this call.
+    """Raises:
+    click.UsageError: the command line would refuse this call.
     """
     program, verb, *arguments = shlex.split(call, comments=True)
     assert program == "triptych", call
@@ -65,7 +64,7 @@ def parse_triptych(call: str) -> None:
 
 
 def shell_environment(folder: Path, **variables: str) -> dict[str, str]:
-    """Where ``triptych`` and ``python`` are those of this checkout; the programs are put into ``folder``."""
+    """An environment whose ``triptych`` and ``python`` are those of this checkout, put into ``folder``."""
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     (programs / "triptych").write_text(TRIPTYCH)
@@ -75,14 +74,14 @@ def shell_environment(folder: Path, **variables: str) -> dict[str, str]:
 
 
 def borrowed(code: str, folder: Path, driver: Driver) -> list[str]:
-    """The command that runs a program of a page where that driver runs already."""
+    """The command that runs a program of a page with that driver's pipeline."""
     program = folder / "program.py"
     program.write_text(code, encoding="utf-8")
     return [sys.executable, str(Path(__file__).with_name("borrow.py")), str(driver.run_dir), str(program)]
 
 
 def run_borrowed(code: str, folder: Path, driver: Driver) -> str:
-    """What it prints."""
+    """The program's output."""
     command = borrowed(code, folder, driver)
     environment = shell_environment(folder)
     done = subprocess.run(
@@ -93,14 +92,14 @@ def run_borrowed(code: str, folder: Path, driver: Driver) -> str:
 
 
 def assert_no_text_is_blank(output: str) -> None:
-    """An empty answer looks broken to whoever tries an example, on a line of its own as well as in a list."""
+    """An empty answer, on its own line or in a list, would look broken to a reader who tries the example."""
     lines = output.splitlines() or [""]
     assert [line for line in lines if not line.strip() or re.search(r"""(''|"")(?=[],)])""", line)] == []
 
 
 @contextmanager
 def background(script: str, folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A program of one block that stays; killed at the end if it is still there."""
+    """A program of one block in the background; killed at the end if it still runs."""
     with subprocess.Popen(
         ["sh", "-c", f"exec {script.strip()}"], cwd=folder, env=environment, text=True, stderr=subprocess.PIPE
     ) as process:

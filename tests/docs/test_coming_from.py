@@ -1,4 +1,4 @@
-"""docs/coming-from.md: its flags, routes and fields are those of the code, and its program runs."""
+"""docs/coming-from.md: its flags, routes and fields match the code, and its program runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OURS = {flag for verb in ("serve", "generate") for p in VERBS[verb].params for f
 OF_OTHERS = [cell for row in FLAGS for cell in row[1:]]
 OF_CHATS = ("reasoning_effort", "separate_reasoning", "include_reasoning", "chat_template", "continue_final_message")
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}]
-VALUES: dict[str, Any] = {  # what asks for something; 1 for all others
+VALUES: dict[str, Any] = {  # values that request something; 1 for all others
     "min_p": 0.1,
     "ignore_eos": True,
     "stop_token_ids": [7],
@@ -70,20 +70,20 @@ def api(driver: Driver) -> Iterator[Site]:
 
 
 @pytest.mark.parametrize("cell", [row[0] for row in FLAGS])
-def test_a_flag_of_ours_exists(cell: str) -> None:
+def test_flag_of_ours_exists(cell: str) -> None:
     assert [flag for flag in flags_in(cell) if flag not in OURS] == []
 
 
 @pytest.mark.parametrize(
     "flag", sorted({flag for text in re.findall(r"\*\*(.*?)\*\*", PAGE) for flag in flags_in(text)})
 )
-def test_a_flag_in_bold_is_understood(flag: str) -> None:
+def test_flag_in_bold_is_accepted(flag: str) -> None:
     assert is_understood(flag)
 
 
-def test_what_is_understood_is_in_bold() -> None:
+def test_accepted_flag_is_in_bold() -> None:
     plain = {flag for cell in OF_OTHERS for flag in flags_in(re.sub(r"\*\*.*?\*\*", "", cell))}
-    assert {flag for flag in plain if is_understood(flag)} <= {"--config"}, "--config: the files are not the same"
+    assert {flag for flag in plain if is_understood(flag)} <= {"--config"}, "--config: the files differ"
 
 
 def test_every_alias_is_on_the_page_beside_our_own_name() -> None:
@@ -97,18 +97,18 @@ THERE = [route for cell, here in ROUTES.items() if here.startswith("yes") for ro
 
 
 @pytest.mark.parametrize("route", THERE)
-def test_a_route_that_is_there_is_there(api: Site, route: str) -> None:
+def test_listed_route_exists(api: Site, route: str) -> None:
     assert api.http.get(route).status_code in (200, 405)
 
 
 @pytest.mark.parametrize("cell", [cell for cell, here in ROUTES.items() if here.startswith("404")])
-def test_a_route_that_is_not_there_is_a_404(api: Site, cell: str) -> None:
+def test_route_listed_as_missing_is_a_404(api: Site, cell: str) -> None:
     status, error = api.refusal(cell.strip("`"), prompt="hi")
     assert (status, error["code"]) == (404, "unknown_route")
 
 
 @pytest.mark.parametrize("row", FIELDS, ids=lambda row: row[0].split("`")[1])
-def test_a_field_is_taken_or_refused_by_its_name(api: Site, row: list[str]) -> None:
+def test_field_is_accepted_or_refused_as_documented(api: Site, row: list[str]) -> None:
     for name in re.findall(r"`(\w+)`", row[0].replace("`timings`", "")):
         route = "chat/completions" if name in OF_CHATS else "completions"
         prompt = {"messages": CHAT} if route[:4] == "chat" else {"prompt": "hi"}
@@ -119,11 +119,11 @@ def test_a_field_is_taken_or_refused_by_its_name(api: Site, row: list[str]) -> N
             assert reply.status_code == 200, (name, reply.text)
 
 
-def test_the_account_of_time_is_in_every_reply(api: Site) -> None:
+def test_every_reply_accounts_for_its_time(api: Site) -> None:
     assert api.ask("/v1/completions", prompt="hi", max_tokens=2)["usage"]["triptych"]["ledgers"]
 
 
-def test_the_program_runs(demo_driver: Driver, tmp_path: Path) -> None:
+def test_program_runs(demo_driver: Driver, tmp_path: Path) -> None:
     lines = run_borrowed(PROGRAM.text, tmp_path, demo_driver).splitlines()
     assert [len(line.split()) > 2 for line in lines[:2]] == [True, True], "an id and a text"
     assert_no_text_is_blank(lines[-1])

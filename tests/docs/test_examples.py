@@ -1,4 +1,4 @@
-"""Programs and commands of the pages that have no test of their own run, or are taken, as they stand there."""
+"""Programs run, and commands are accepted, on the pages that have no test of their own."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def api(demo_driver: Driver) -> Iterator[Site]:
 
 
 @pytest.mark.parametrize(("page", "call"), CALLS)
-def test_a_command_is_one_that_is_taken(page: str, call: str) -> None:
+def test_documented_command_is_accepted(page: str, call: str) -> None:
     parse_triptych(call)
 
 
-def test_no_page_is_passed_over() -> None:
+def test_every_page_with_code_is_tested() -> None:
     assert {"cli.md", "scaling.md", "../README.md", "../SECURITY.md"} <= {page for page, _ in CALLS}
     assert {page for page, _ in REQUESTS} == {"http.md", "../README.md"}
 
 
-def test_answers_keep_to_their_forms(demo_driver: Driver, tmp_path: Path) -> None:
+def test_structured_answers_follow_their_schemas(demo_driver: Driver, tmp_path: Path) -> None:
     pytest.importorskip("llguidance")
     output = run_borrowed(STRUCTURED.text, tmp_path, demo_driver)
     assert_no_text_is_blank(output)

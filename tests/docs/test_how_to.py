@@ -1,4 +1,4 @@
-"""The programs and commands of docs/how-to.md: run where that can be, else held against what they name."""
+"""The programs and commands of docs/how-to.md: run where possible, otherwise compared with what they refer to."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SHELL = blocks("how-to.md", "sh")
 CALLS = [line for block in SHELL for line in block.text.splitlines()]
 FASTAPI_CALLS = [line for block in SHELL if "FastAPI" in block.heading for line in block.text.splitlines()]
 [UNIT] = blocks("how-to.md", "ini")
-LEAVING_S = 15  # what a stop takes besides the drain: gateways and workers get a few seconds each
+LEAVING_S = 15  # duration of a stop besides the drain: gateways and workers get a few seconds each
 
 
 def program(block: Block, folder: Path) -> Path:
@@ -82,7 +82,7 @@ def test_fastapi_refuses_with_a_status(fastapi: tuple[int, httpx2.Client]) -> No
     assert (reply.status_code, reply.json()["code"], reply.json()["param"]) == (400, "invalid_request", "max_tokens")
 
 
-def test_fastapi_ends_the_request_of_a_client_that_is_gone(fastapi: tuple[int, httpx2.Client]) -> None:
+def test_fastapi_aborts_the_request_of_a_disconnected_client(fastapi: tuple[int, httpx2.Client]) -> None:
     pid, http = fastapi
     with http.stream("POST", "/ask", json={"text": "hi", "max_tokens": 4000}) as reply:
         next(reply.iter_text())
@@ -92,7 +92,7 @@ def test_fastapi_ends_the_request_of_a_client_that_is_gone(fastapi: tuple[int, h
 
 
 class Signal:
-    """A signal of Celery: it remembers who listens."""
+    """A Celery signal: it records its listeners."""
 
     def __init__(self) -> None:
         self.listeners: list[Any] = []
@@ -103,7 +103,7 @@ class Signal:
 
 
 class Celery:
-    """As much of Celery as the page uses: a task is a function whose first argument has the request."""
+    """The part of Celery used by the page: a task is a function whose first argument has the request."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -112,7 +112,7 @@ class Celery:
 
 
 def celery_child(path: Path, task_id: str, answers: Any) -> None:
-    """What a forked worker does: load the tasks, call who waits for the fork, run one task."""
+    """What a forked worker does: load the tasks, call the listeners of the fork signal, run one task."""
     signals = ModuleType("celery.signals")
     signals.worker_process_init = Signal()  # type: ignore[attr-defined]
     package = ModuleType("celery")
@@ -141,28 +141,28 @@ def test_celery_children_share_the_pipeline(driver: Driver, tmp_path: Path) -> N
 
 
 def num_accepted(driver: Driver) -> int:
-    """As prepare said last."""
+    """From prepare's last statistics."""
     return int(driver.stats()["prepare"]["accepted"])
 
 
-def test_a_task_that_is_delivered_again_is_not_computed_again() -> None:
+def test_redelivered_task_is_not_computed_again() -> None:
     request: dict[str, Any] = {"request_id": "task", "lease_s": 3600, "max_tokens": 100}
-    # Its own, where what others were accepted for is not counted; and slow, for who has the whole answer forgets it.
+    # Its own pipeline, where no other request is counted; and slow, because a completely read answer is forgotten.
     with Driver("hash-lm", max_model_len=256, hash_step_ms=10) as driver:
         with Client(driver.run_dir) as first:
             next(iter(first.submit("hello", **request)))
         with Client(driver.run_dir) as second:
             assert second.generate("hello", **request).text == driver.generate("hello", max_tokens=100).text
-        eventually(lambda: num_accepted(driver) > 1)  # with the one that it is compared with, which came last
+        eventually(lambda: num_accepted(driver) > 1)  # including the one that it is compared with, which was last
         assert num_accepted(driver) == 2
 
 
 @pytest.mark.parametrize("block", [POOL, BEGUN, MODELS], ids=lambda block: block.heading)
-def test_a_program_answers_with_text(block: Block, demo_driver: Driver, tmp_path: Path) -> None:
+def test_program_answers_with_text(block: Block, demo_driver: Driver, tmp_path: Path) -> None:
     assert_no_text_is_blank(run_borrowed(block.text, tmp_path, demo_driver))
 
 
-def test_a_journal_on_disk_is_taken_up_by_the_next_driver(tmp_path: Path) -> None:
+def test_journal_on_disk_is_continued_by_the_next_driver(tmp_path: Path) -> None:
     command = [sys.executable, str(program(JOURNAL, tmp_path))]
     environment = shell_environment(tmp_path)
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=240, check=False)
@@ -170,7 +170,7 @@ def test_a_journal_on_disk_is_taken_up_by_the_next_driver(tmp_path: Path) -> Non
     assert done.stdout == b"length\n"
 
 
-def test_an_adapter_answers_in_a_program(tmp_path: Path) -> None:
+def test_adapter_answers_in_a_program(tmp_path: Path) -> None:
     make_nominal_adapter(tmp_path / "adapters" / "formal")
     command = [sys.executable, str(program(ADAPTERS, tmp_path))]
     environment = shell_environment(tmp_path)
@@ -181,7 +181,7 @@ def test_an_adapter_answers_in_a_program(tmp_path: Path) -> None:
     assert done.stdout.decode() == "".join(f"{text}\n" for text in texts)
 
 
-def test_a_file_of_prompts_goes_on_after_a_kill(driver: Driver, tmp_path: Path) -> None:
+def test_file_of_prompts_continues_after_a_kill(driver: Driver, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(300)))
     [call] = [call for call in CALLS if "--resume" in call]
     call = f"{call.replace('200', '20')} --connect {driver.run_dir}"
@@ -206,7 +206,7 @@ def drain_s(call: str) -> float:
     return float(found[1]) if found else 20.0
 
 
-def test_the_unit_starts_what_there_is_and_gives_it_time_to_drain() -> None:
+def test_systemd_unit_starts_an_existing_program_and_lets_it_drain() -> None:
     service = unit()
     command = service["ExecStart"].split(maxsplit=1)[1]
     parse_triptych(f"triptych {command}")
@@ -216,7 +216,7 @@ def test_the_unit_starts_what_there_is_and_gives_it_time_to_drain() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     text = UNIT.text.replace("/opt/triptych/bin/triptych", sys.executable).replace("User=triptych\n", "")
     (tmp_path / "triptych.service").write_text(text)
     command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "triptych.service")]
@@ -224,7 +224,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, [line for line in done.stderr.splitlines() if "triptych" in line]) == (0, [])
 
 
-def test_every_setting_of_the_unit_that_needs_a_reason_has_one() -> None:
+def test_every_unusual_setting_of_the_unit_is_explained() -> None:
     reasons = read("how-to.md").split("| line | why |")[1]
     needs_none = {
         "User",
@@ -238,7 +238,7 @@ def test_every_setting_of_the_unit_that_needs_a_reason_has_one() -> None:
     assert {name for name in unit() if f"`{name}" not in reasons} <= {*needs_none, "ProtectSystem"}
 
 
-def test_the_container_has_room_for_the_journal_and_time_to_drain() -> None:
+def test_container_has_room_for_the_journal_and_time_to_drain() -> None:
     [call] = [call for call in CALLS if call.startswith("docker run")]
     words = shlex.split(call)
     parse_triptych(call[call.index("triptych serve") :])

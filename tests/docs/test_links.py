@@ -1,4 +1,4 @@
-"""Links between the pages lead to a file that is there, and to a heading that it has."""
+"""Links between the pages lead to existing files and headings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PAGES = [*sorted(DOCS.glob("*.md")), *(DOCS.parent / name for name in ("README.m
 
 
 def anchors(page: Path) -> set[str]:
-    """Of every heading, as GitHub makes them."""
+    """The anchor of every heading, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_resolves(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
         file = page.parent / target if target else page

@@ -1,4 +1,4 @@
-"""Every command and program of docs/tutorial.md, in its order, by the shell."""
+"""Every command and program of docs/tutorial.md, in its order, in a shell."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ pytestmark = [
 
 
 class Terminal:
-    """A shell in a folder of its own, with free ports and a run directory in place of those of the page."""
+    """A shell in its own folder, with free ports and another run directory than on the page."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # The hash LM starts in a moment. It never ends an answer by itself, so its context is made short.
+        # The hash LM starts in a moment. It never ends an answer by itself, so its context is short.
         self.environment = shell_environment(folder, TRIPTYCH_MODEL="hash-lm", TRIPTYCH_MAX_MODEL_LEN="256")
         run_dir = str(folder / "run")
         self._changes = {"/tmp/tutorial": run_dir, ":8000": f":{_free_port()}", "8001": str(_free_port())}
 
     def text(self, block: Block) -> str:
-        # A shorter answer, which still has a middle in which a process can be killed.
+        # A shorter answer, which is still long enough to kill a process in its middle.
         text = block.text.replace("hash_step_ms=15", "hash_step_ms=2").replace("900", "200")
         for old, new in self._changes.items():
             text = text.replace(old, new)
         return text
 
     def run(self, block: Block) -> str:
-        """What it prints. As a shell does it that is typed into: pgrep -f must not find the shell's own arguments."""
+        """The output. Like an interactive shell: pgrep -f must not find the shell's own arguments."""
         done = subprocess.run(
             ["bash", "-e"], input=self.text(block), cwd=self.folder, env=self.environment,
             capture_output=True, text=True, timeout=240, check=False,
@@ -119,7 +119,7 @@ def test_a_service_of_your_own(terminal: Terminal, demo_driver: Driver) -> None:
         assert (process.wait(60), process.stderr and process.stderr.read().partition("Traceback")[1]) == (0, "")
 
 
-def test_an_answer_lasts_long_enough_to_type_a_kill() -> None:
+def test_answer_lasts_long_enough_to_type_a_kill() -> None:
     [num_tokens] = re.findall(r"max_tokens=(\d+)", PROGRAM.text)
     [step_ms] = re.findall(r"hash_step_ms=(\d+)", SLOW.text)
     assert int(num_tokens) * int(step_ms) >= 10_000

@@ -1,4 +1,4 @@
-"""A client and the service that it talks to, which says what the test tells it."""
+"""A client, and a fake service that sends it what the test says."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from triptych.driver.session import Session
 
 @pytest.fixture
 def service() -> Iterator[FakeService]:
-    with tempfile.TemporaryDirectory() as folder:  # one whose name is short enough for a socket
+    with tempfile.TemporaryDirectory() as folder:  # with a path short enough for a socket
         service = FakeService(Path(folder))
         yield service
         service.close()
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that says again soon what was not answered."""
+def fast_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client repeats unanswered messages after a short time."""
     monkeypatch.setattr(exchange, "REPEAT_S", REPEAT_S)
 
 
@@ -37,6 +37,6 @@ def session(service: FakeService) -> Iterator[Session]:
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Driver]:
-    """A small service, easily filled: two rows, and four requests that wait."""
+    """A small service that is easily full: two rows, and a queue of four requests."""
     with Driver("hash-lm", max_num_seqs=2, max_queue=4, hash_step_ms=1) as driver:
         yield driver

@@ -1,4 +1,4 @@
-"""A service that does what a test tells it, turn by turn: the client's other side without a pipeline."""
+"""A service under the test's control: the other side of the client, without a pipeline."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from triptych.protocol.channels import Connection, Router, ipc_endpoint
 from triptych.protocol.codec import decode
 
 M = TypeVar("M")
-DOORS = ("submit", "follow")
-REPEAT_S = 0.03  # of an impatient client
+SOCKETS = ("submit", "follow")
+REPEAT_S = 0.03  # used by the fixture fast_repeats
 
 
 def packed(*token_ids: int) -> bytes:
@@ -38,69 +38,69 @@ def failed(request_id: str, code: str, message: str, offset: int = 0) -> m.Faile
 
 
 def has_entry(*entry: Any) -> Any:
-    """Whether a FOLLOW has this entry."""
+    """A predicate: the FOLLOW has this entry."""
     return lambda follow: list(entry) in follow.entries
 
 
 class FakeService:
-    """Two public sockets in one folder. What the client says is heard in the order in which it is asked for."""
+    """Two public sockets in one folder. Client messages are received in the order in which the test asks for them."""
 
     def __init__(self, folder: Path) -> None:
         self._context = zmq.Context()
-        self._endpoints = {door: ipc_endpoint(folder / door) for door in DOORS}
+        self._endpoints = {socket: ipc_endpoint(folder / socket) for socket in SOCKETS}
         self._routers: dict[str, Router] = {}
-        self._peers: dict[str, bytes] = {}  # who spoke last at each door
-        self.heard: list[Any] = []  # everything, also what nobody asked for
-        for door in DOORS:
-            self.open(door)
+        self._peers: dict[str, bytes] = {}  # the last sender at each socket
+        self.received: list[Any] = []  # all messages, also those that the test skipped
+        for socket in SOCKETS:
+            self.open_socket(socket)
 
-    def open(self, door: str) -> None:
-        self._routers[door] = Router(self._context, self._endpoints[door], epoch=1, max_frame_bytes=1 << 20)
+    def open_socket(self, socket: str) -> None:
+        self._routers[socket] = Router(self._context, self._endpoints[socket], epoch=1, max_frame_bytes=1 << 20)
 
-    def shut(self, door: str) -> None:
-        self._routers.pop(door).socket.close(linger=0)
+    def close_socket(self, socket: str) -> None:
+        self._routers.pop(socket).socket.close(linger=0)
 
     def client(self) -> Session:
         return Session(Connection(*self._endpoints.values())).start()
 
-    def hear(self, kind: type[M], *, timeout: float = 10.0, where: Callable[[M], bool] = lambda _: True) -> M:
-        """The next message of this kind; what else is said until then is passed over."""
+    def recv(self, kind: type[M], *, timeout: float = 10.0, where: Callable[[M], bool] = lambda _: True) -> M:
+        """The next message of this kind; others before it are skipped."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            message = self.hear_any(0.05)
+            message = self.recv_any(0.05)
             if isinstance(message, kind) and where(message):
                 return message
         raise AssertionError(f"no {kind.__name__} within {timeout} s")
 
-    def hear_any(self, timeout: float) -> Any:
-        """The next message on either socket; None if nothing is said for so long."""
+    def recv_any(self, timeout: float) -> Any:
+        """The next message on either socket; None after the timeout."""
         poller = zmq.Poller()
         for router in self._routers.values():
             poller.register(router.socket, zmq.POLLIN)
         poller.poll(int(timeout * 1000))
-        for door, router in self._routers.items():
+        for socket, router in self._routers.items():
             if (received := router.recv()) is not None:
-                self._peers[door] = received[0]
-                self.heard.append(decode(received[1]).message)
-                return self.heard[-1]
+                self._peers[socket] = received[0]
+                self.received.append(decode(received[1]).message)
+                return self.received[-1]
         return None
 
-    def say(self, door: str, message: Any) -> None:
-        """To whoever spoke last at this door."""
-        assert self._routers[door].send(self._peers[door], message)
+    def send(self, socket: str, message: Any) -> None:
+        """Send to the last sender at this socket."""
+        assert self._routers[socket].send(self._peers[socket], message)
 
     def accept(self, request_id: str) -> None:
-        """Take the request, and have its client follow it."""
-        self.hear(m.Submit, where=lambda submit: submit.request_id == request_id)
-        self.say("submit", m.Accepted(request_id, 1, 0, 16))
-        self.hear(m.Follow, where=lambda follow: any(entry[0] == request_id for entry in follow.entries))
+        """Accept the request, and wait until its client follows it."""
+        self.recv(m.Submit, where=lambda submit: submit.request_id == request_id)
+        self.send("submit", m.Accepted(request_id, 1, 0, 16))
+        self.recv(m.Follow, where=lambda follow: any(entry[0] == request_id for entry in follow.entries))
 
     def settle(self, session: Session) -> None:
-        """Return when all that was told to either side has been done, known by a request that comes after it."""
+        """Return when both sides have processed all earlier messages: a later request has ended."""
         submit(session, "last")
         self.accept("last")
-        self.say("follow", finished("last"))
-        self.hear(m.Acknowledge, where=lambda said: said.request_ids == ["last"])
+        self.send("follow", finished("last"))
+        self.recv(m.Acknowledge, where=lambda message: message.request_ids == ["last"])
 
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -1,4 +1,4 @@
-"""Rows may come twice, overlap and begin anywhere before the end: each token and each character is taken once."""
+"""Rows may be repeated, overlap and begin anywhere: each token and each character is taken once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triptych.driver.stream import Assembly, Delta
 from triptych.protocol.errors import InvalidRequest
 
 TOKENS = [11, 12, 13, 14, 15, 16]
-PIECES = ["a", "", "bc", "d", "", "ef"]  # text that became final with each token
+PIECES = ["a", "", "bc", "d", "", "ef"]  # text that becomes final with each token
 LOGPROBS = [[-float(i), [[i, -float(i)]]] for i in range(len(TOKENS))]
 NUM = len(TOKENS)
 ROWS = st.tuples(st.integers(0, NUM), st.integers(0, NUM)).map(sorted)
@@ -28,18 +28,18 @@ def contents(assembly: Assembly) -> tuple[list[int], str]:
     return completion.token_ids, completion.text
 
 
-def test_a_row_becomes_a_delta() -> None:
+def test_row_becomes_a_delta() -> None:
     delta = add(Assembly("a"), 0, 3, with_logprobs=True)
     assert delta == Delta("abc", [11, 12, 13], 3, 5.0, LOGPROBS[:3], num_chars=3)
 
 
-def test_only_what_is_new_becomes_a_delta() -> None:
+def test_only_new_tokens_become_a_delta() -> None:
     assembly = Assembly("a")
     add(assembly, 0, 3)
     assert add(assembly, 1, 5, with_logprobs=True) == Delta("d", [14, 15], 5, 5.0, LOGPROBS[3:5], num_chars=4)
 
 
-def test_a_row_seen_before_is_nothing() -> None:
+def test_repeated_row_gives_no_delta() -> None:
     assembly = Assembly("a")
     add(assembly, 0, 3)
     assert [add(assembly, 0, 3), add(assembly, 1, 2), add(assembly, 3, 3)] == [None, None, None]
@@ -52,7 +52,7 @@ def test_text_may_come_without_a_token() -> None:
 
 
 @pytest.mark.parametrize(("offset", "text_offset"), [(4, 0), (0, 9), (4, 9)], ids=["token", "character", "both"])
-def test_a_gap_is_an_error_and_changes_nothing(offset: int, text_offset: int) -> None:
+def test_gap_is_an_error_and_changes_nothing(offset: int, text_offset: int) -> None:
     assembly = Assembly("a")
     add(assembly, 0, 3)
     with pytest.raises(LookupError, match="a: a row begins at"):
@@ -62,7 +62,7 @@ def test_a_gap_is_an_error_and_changes_nothing(offset: int, text_offset: int) ->
 
 @settings(deadline=None)
 @given(st.lists(ROWS, max_size=30))
-def test_any_rows_in_any_order_give_a_prefix_and_no_token_twice(rows: list[list[int]]) -> None:
+def test_rows_in_any_order_give_a_prefix_and_no_token_twice(rows: list[list[int]]) -> None:
     assembly = Assembly("a")
     deltas, num = [], 0
     for start, stop in rows:
@@ -81,7 +81,7 @@ def test_any_rows_in_any_order_give_a_prefix_and_no_token_twice(rows: list[list[
 
 @settings(deadline=None)
 @given(st.integers(0, NUM), st.lists(ROWS, max_size=20))
-def test_who_resumes_gets_the_rest_and_only_that(begin: int, rows: list[list[int]]) -> None:
+def test_resumed_answer_contains_only_the_rest(begin: int, rows: list[list[int]]) -> None:
     assembly = Assembly("a", num_tokens=begin, num_chars=sum(map(len, PIECES[:begin])))
     num = begin
     for start, stop in rows:
@@ -92,14 +92,14 @@ def test_who_resumes_gets_the_rest_and_only_that(begin: int, rows: list[list[int
 
 
 @pytest.mark.parametrize("num_chars", [2, 4], ids=["few", "many"])
-def test_who_resumes_with_other_characters_than_its_tokens_have_is_told(num_chars: int) -> None:
-    """With too many of them the text that follows would begin too late, and nobody would know."""
+def test_resuming_with_a_wrong_number_of_characters_is_an_error(num_chars: int) -> None:
+    """With too many characters, the following text would begin too late, unnoticed."""
     assembly = Assembly("a", num_tokens=3, num_chars=num_chars)
     with pytest.raises(InvalidRequest, match=f"the first 3 tokens have 3 characters, not {num_chars}"):
         add(assembly, 3, 6)
 
 
-def test_an_answer_without_logprobs_has_none() -> None:
+def test_answer_without_logprobs_has_none() -> None:
     assembly = Assembly("a")
     add(assembly, 0, 3)
     assert assembly.completion(finished("a")).logprobs is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.driver.test_client import said_after
+from tests.driver.test_client import tokens_after
 from tests.waiting import eventually
 from triptych import AsyncClient, Client, Driver
 from triptych.driver.stream import Completion, Delta
@@ -30,12 +30,12 @@ def with_client(driver: Driver, body: Callable[[AsyncClient], Coroutine[Any, Any
     asyncio.run(run())
 
 
-def test_deltas_come_with_async_for(driver: Driver) -> None:
+def test_deltas_are_iterated_with_async_for(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         stream = client.submit([5, 6, 7], max_tokens=20)
         assert (await stream.accepted()).max_tokens == 20
         deltas = [delta async for delta in stream]
-        assert [token for delta in deltas for token in delta.token_ids] == said_after([5, 6, 7], 20)
+        assert [token for delta in deltas for token in delta.token_ids] == tokens_after([5, 6, 7], 20)
         assert (await stream.result()).text == "".join(delta.text for delta in deltas)
         assert stream.done
 
@@ -52,23 +52,23 @@ def test_iterating_again_ends_at_once(driver: Driver) -> None:
     with_client(driver, body)
 
 
-def test_many_requests_run_beside_each_other(driver: Driver) -> None:
+def test_many_requests_run_concurrently(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         answers = await asyncio.gather(*(client.generate([i], max_tokens=10) for i in range(1, 5)))
-        assert [answer.token_ids for answer in answers] == [said_after([i], 10) for i in range(1, 5)]
+        assert [answer.token_ids for answer in answers] == [tokens_after([i], 10) for i in range(1, 5)]
 
     with_client(driver, body)
 
 
-def test_all_are_answered_in_order_though_the_queue_is_full_at_times(driver: Driver) -> None:
+def test_all_prompts_are_answered_in_order_though_the_queue_is_full_at_times(driver: Driver) -> None:
     before = driver.stats()["prepare"]["rejected"].get("overloaded", 0)
     lengths = [1 + 7 * i % 11 for i in range(1, 41)]
 
     async def body(client: AsyncClient) -> None:
         asked = [{"prompt": [i], "max_tokens": n} for i, n in enumerate(lengths, 1)]
-        told: list[Completion] = []
-        assert await client.generate_all(asked, progress=told.append, max_tokens=99) == told
-        assert [answer.token_ids for answer in told] == [said_after([i], n) for i, n in enumerate(lengths, 1)]
+        received: list[Completion] = []
+        assert await client.generate_all(asked, progress=received.append, max_tokens=99) == received
+        assert [answer.token_ids for answer in received] == [tokens_after([i], n) for i, n in enumerate(lengths, 1)]
         assert await client.generate_all([]) == []
 
     with_client(driver, body)
@@ -76,7 +76,7 @@ def test_all_are_answered_in_order_though_the_queue_is_full_at_times(driver: Dri
 
 
 @pytest.mark.parametrize("ends", ["one is refused", "the caller is cancelled"])
-def test_what_ends_the_call_ends_all_its_requests(ends: str, driver: Driver) -> None:
+def test_refused_or_cancelled_generate_all_aborts_all_its_requests(ends: str, driver: Driver) -> None:
     def num_aborted() -> int:
         return int(driver.stats()["summarize"]["finished"]["abort"])
 
@@ -97,12 +97,12 @@ def test_what_ends_the_call_ends_all_its_requests(ends: str, driver: Driver) -> 
     with_client(driver, body)
 
 
-def test_a_stream_that_was_refused_for_its_id_ends_nobody_elses(driver: Driver) -> None:
+def test_closing_a_stream_refused_for_its_id_does_not_end_the_live_request(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         first = client.submit([5], max_tokens=200, request_id="taken")
         await first.accepted()
         second = client.submit([6], max_tokens=200, request_id="taken")
-        second.abort()  # before it is known that it was refused
+        second.abort()  # before the refusal arrives
         with pytest.raises(DuplicateId):
             await second.result()
         assert (await first.result()).finish_reason == "length"
@@ -111,11 +111,11 @@ def test_a_stream_that_was_refused_for_its_id_ends_nobody_elses(driver: Driver) 
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_stream_whose_request_was_taken_over_does_not_end_it(driver: Driver, n: int) -> None:
+def test_stream_whose_request_was_taken_over_does_not_abort_it(driver: Driver, n: int) -> None:
     async def body(client: AsyncClient) -> None:
         first = client.submit([5], max_tokens=200, request_id=f"moved-{n}", n=n, keep=True)
         await first.accepted()
-        client.let_go(f"moved-{n}", DuplicateId("somebody else reads it"))
+        client.detach(f"moved-{n}", DuplicateId("another reader has it"))
         second = client.resume(f"moved-{n}", n=n)
         first.abort()
         assert (await second.result()).finish_reason == "length"
@@ -123,7 +123,7 @@ def test_a_stream_whose_request_was_taken_over_does_not_end_it(driver: Driver, n
     with_client(driver, body)
 
 
-def test_a_refusal_is_raised_wherever_it_is_awaited(driver: Driver) -> None:
+def test_refusal_is_raised_wherever_it_is_awaited(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         stream = client.submit([5], top_p=2.0)
         for awaited in (stream.accepted(), stream.result()):
@@ -135,7 +135,7 @@ def test_a_refusal_is_raised_wherever_it_is_awaited(driver: Driver) -> None:
     with_client(driver, body)
 
 
-def test_who_cancels_the_wait_for_an_answer_cancels_the_request(driver: Driver) -> None:
+def test_cancelling_the_wait_for_an_answer_aborts_the_request(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         aborted = (await client.stats())["summarize"]["finished"]["abort"]
         task = asyncio.create_task(client.generate([5], max_tokens=4000, request_id="cancelled"))
@@ -150,7 +150,7 @@ def test_who_cancels_the_wait_for_an_answer_cancels_the_request(driver: Driver) 
     with_client(driver, body)
 
 
-def test_who_is_cancelled_when_the_client_is_closed_is_cancelled() -> None:
+def test_task_cancelled_while_the_client_closes_is_cancelled() -> None:
     async def body(client: Client) -> None:
         waiting = asyncio.create_task(AsyncClient(client=client).generate("hello"))
         await asyncio.sleep(0)
@@ -163,17 +163,17 @@ def test_who_is_cancelled_when_the_client_is_closed_is_cancelled() -> None:
         asyncio.run(body(Client(folder)))
 
 
-def test_who_cancels_the_wait_for_a_result_may_ask_again(driver: Driver) -> None:
+def test_after_a_cancelled_wait_the_result_can_be_awaited_again(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         stream = client.submit([5], max_tokens=20)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(stream.result(), 0)
-        assert (await stream.result()).token_ids == said_after([5], 20)
+        assert (await stream.result()).token_ids == tokens_after([5], 20)
 
     with_client(driver, body)
 
 
-def test_an_abort_ends_an_async_stream(driver: Driver) -> None:
+def test_abort_ends_an_async_stream(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         stream = client.submit([5], max_tokens=4000)
         await stream.accepted()
@@ -183,7 +183,7 @@ def test_an_abort_ends_an_async_stream(driver: Driver) -> None:
     with_client(driver, body)
 
 
-def test_resuming_what_nobody_knows_is_an_error_for_asyncio_too(driver: Driver) -> None:
+def test_resuming_an_unknown_request_is_an_error_in_asyncio_too(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         with pytest.raises(UnknownRequest):
             await client.resume("never heard of").result()
@@ -192,8 +192,8 @@ def test_resuming_what_nobody_knows_is_an_error_for_asyncio_too(driver: Driver) 
     with_client(driver, body)
 
 
-def test_a_loop_that_ended_disturbs_nobody(driver: Driver) -> None:
-    """Its request goes on and ends with nobody there to hear of it."""
+def test_closed_event_loop_disturbs_no_other_client(driver: Driver) -> None:
+    """Its request continues and ends with no one to receive it."""
     client = Client(driver.run_dir)
 
     async def leave_early() -> None:
@@ -201,11 +201,11 @@ def test_a_loop_that_ended_disturbs_nobody(driver: Driver) -> None:
         async_client.submit([5], max_tokens=50)
 
     asyncio.run(leave_early())
-    assert client.generate([5], max_tokens=60).token_ids == said_after([5], 60)
+    assert client.generate([5], max_tokens=60).token_ids == tokens_after([5], 60)
     client.close()
 
 
-def test_an_async_question_that_nobody_answers_ends_in_time() -> None:
+def test_unanswered_async_question_times_out() -> None:
     async def ask(folder: str) -> None:
         async with AsyncClient(folder) as client:
             await client.requests(timeout=0.05)
@@ -215,13 +215,15 @@ def test_an_async_question_that_nobody_answers_ends_in_time() -> None:
     assert caught.value.message == "GetRequests: no answer within 0.05 s"
 
 
-def test_async_questions_take_no_threads(driver: Driver) -> None:
+def test_async_questions_use_no_threads(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         before = threading.enumerate()
         found = await asyncio.gather(*(client.status(f"q{number}") for number in range(50)))
         assert {status.state for status in found} == {"unknown"}
         assert (await client.info())["model"]["model"] == "hash-lm"
         new = [thread.name for thread in threading.enumerate() if thread not in before]
-        assert [name for name in new if name.startswith("asyncio")] == []  # the driver may start others at any time
+        assert [
+            name for name in new if name.startswith("asyncio")
+        ] == []  # the driver may start other threads at any time
 
     with_client(driver, body)

@@ -1,4 +1,4 @@
-"""Whom the driver holds a death against."""
+"""Which requests the driver blames for a worker's death."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ def work_on(board: Board, digest: int) -> None:
     intent.begin()
 
 
-def test_a_death_by_its_own_fault_is_held_against_what_was_being_worked_on(board: Board, journal: Journal) -> None:
+def test_crash_is_blamed_on_the_requests_in_progress(board: Board, journal: Journal) -> None:
     blame = Blame(board, journal)
     work_on(board, DIGEST)
     blame.note_death("prepare", internal=True)
     assert board.suspects() == {DIGEST: 1}
 
 
-def test_a_death_from_outside_is_held_against_nobody(board: Board, journal: Journal) -> None:
+def test_kill_from_outside_is_blamed_on_no_request(board: Board, journal: Journal) -> None:
     blame = Blame(board, journal)
     work_on(board, DIGEST)
     blame.note_death("prepare", internal=False)
     assert board.suspects() == {}
 
 
-def test_what_was_worked_on_when_the_driver_died_is_not_held_against_anybody(board: Board, journal: Journal) -> None:
-    """The workers go with it, and the next one would read what they left as the work of its own, which died early."""
+def test_requests_in_progress_when_the_driver_died_are_not_blamed(board: Board, journal: Journal) -> None:
+    """The workers die with the driver, and the next driver must not blame their unfinished work for it."""
     work_on(board, DIGEST)
     blame = Blame(board, journal)
     blame.note_death("prepare", internal=True)
     assert board.suspects() == {}
 
 
-def test_two_deaths_far_apart_name_nobody_if_it_did_no_harm_in_between(board: Board, journal: Journal) -> None:
+def test_two_crashes_far_apart_poison_no_request_that_survived_in_between(board: Board, journal: Journal) -> None:
     blame = Blame(board, journal)
     for deaths in (1, 2):
         work_on(board, DIGEST)
@@ -66,8 +66,10 @@ def test_two_deaths_far_apart_name_nobody_if_it_did_no_harm_in_between(board: Bo
 
 
 @pytest.mark.parametrize("role", ["execute", "summarize"])
-def test_what_ended_a_worker_twice_is_known_by_its_content(board: Board, journal: Journal, role: str) -> None:
-    """Or its client sends it once more, under another id, and two more deaths are what it costs."""
+def test_request_that_crashed_a_worker_twice_is_recognised_by_its_content(
+    board: Board, journal: Journal, role: str
+) -> None:
+    """Otherwise its client could send it again under another id, at the cost of two more crashes."""
     view = accept(RequestWriter(journal), journal, make_record(digest=DIGEST))
     blame = Blame(board, journal)
     for suspects in ({}, {DIGEST: POISONED}):
@@ -76,7 +78,7 @@ def test_what_ended_a_worker_twice_is_known_by_its_content(board: Board, journal
         assert board.suspects() == suspects
 
 
-def test_who_was_named_stays_named(board: Board, journal: Journal) -> None:
+def test_poisoned_request_stays_poisoned(board: Board, journal: Journal) -> None:
     blame = Blame(board, journal)
     board.set_suspect(DIGEST, POISONED)
     board.intent("prepare").set_others([DIGEST + 1])
@@ -85,7 +87,7 @@ def test_who_was_named_stays_named(board: Board, journal: Journal) -> None:
     assert board.suspects() == {DIGEST: POISONED, DIGEST + 1: 1}
 
 
-def test_the_beams_of_a_search_are_named_together_for_they_never_run_alone(board: Board, journal: Journal) -> None:
+def test_beams_of_a_search_are_poisoned_together_because_they_never_run_alone(board: Board, journal: Journal) -> None:
     beams = [replace(make_record(f"a {index}", digest=DIGEST, num_beams=2), index=index) for index in range(2)]
     keys = RequestWriter(journal).accept_all(beams, TIMES)
     blame, explained = Blame(board, journal), []
@@ -97,8 +99,8 @@ def test_the_beams_of_a_search_are_named_together_for_they_never_run_alone(board
     assert [held_against(journal, "execute", *key) for key in keys] == [POISONED] * 2
 
 
-def test_with_the_death_it_is_noted_how_far_the_worker_was_ahead_of_the_journal(board: Board, journal: Journal) -> None:
-    """So many tokens a suspect says again, alone, before the one that killed."""
+def test_crash_records_how_far_the_worker_was_ahead_of_the_journal(board: Board, journal: Journal) -> None:
+    """A suspect repeats that many tokens, alone, before the one that crashed."""
     key = accept(RequestWriter(journal), journal, make_record()).slot, 1
     blame = Blame(board, journal)
     for deaths, ahead in enumerate((12, MAX_AHEAD + 5), 1):
@@ -112,7 +114,7 @@ def test_with_the_death_it_is_noted_how_far_the_worker_was_ahead_of_the_journal(
         assert slots_of_suspects(journal, "execute") == []
 
 
-def test_suspects_of_two_requests_are_not_named_together(board: Board, journal: Journal) -> None:
+def test_suspects_of_two_requests_are_not_poisoned_together(board: Board, journal: Journal) -> None:
     writer, blame = RequestWriter(journal), Blame(board, journal)
     views = [accept(writer, journal, make_record(name)) for name in "ab"]
     for deaths in (1, 2):
@@ -123,7 +125,7 @@ def test_suspects_of_two_requests_are_not_named_together(board: Board, journal: 
 
 
 @pytest.mark.parametrize("role", ["prepare", "execute"])
-def test_when_one_is_named_his_two_deaths_are_explained(board: Board, journal: Journal, role: str) -> None:
+def test_poisoning_a_request_explains_both_of_its_crashes(board: Board, journal: Journal, role: str) -> None:
     view = accept(RequestWriter(journal), journal, make_record(digest=DIGEST))
     key, blame = DIGEST if role == "prepare" else view.slot << 32 | view.generation, Blame(board, journal)
     explained = []

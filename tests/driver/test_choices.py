@@ -1,4 +1,4 @@
-"""A request with several choices, as its client hears of it."""
+"""A request with several choices, seen by its client."""
 
 from __future__ import annotations
 
@@ -20,82 +20,84 @@ def submit(session: Session, n: int = 2) -> GroupStream:
 
 
 def accept(service: FakeService, n: int = 2) -> None:
-    """Take the request, and wait until each of its choices is followed."""
-    service.hear(m.Submit)
-    service.say("submit", m.Accepted("a", 1, 0, 16))
+    """Accept the request, and wait until each of its choices is followed."""
+    service.recv(m.Submit)
+    service.send("submit", m.Accepted("a", 1, 0, 16))
     followed: set[str] = set()
     while len(followed) < n:
-        followed |= {entry[0] for entry in service.hear(m.Follow).entries}
+        followed |= {entry[0] for entry in service.recv(m.Follow).entries}
     assert followed == {f"a {index}" for index in range(n)}
 
 
-def test_one_submit_is_followed_choice_by_choice(service: FakeService, session: Session) -> None:
+def test_each_choice_of_a_submit_is_followed(service: FakeService, session: Session) -> None:
     stream = submit(session)
     accept(service)
-    service.say("follow", m.Text([row("a 1", 0, 7, text="x"), row("a 0", 0, 8, text="y")]))
-    service.say("follow", m.Finished("a 0", 1, 1, packed(9), "", None, "stop", {"usage": {}}))
+    service.send("follow", m.Text([row("a 1", 0, 7, text="x"), row("a 0", 0, 8, text="y")]))
+    service.send("follow", m.Finished("a 0", 1, 1, packed(9), "", None, "stop", {"usage": {}}))
     assert stream.choices[0].result(10).token_ids == [8, 9]
     assert not stream.done
-    service.say("follow", finished("a 1", 1))
+    service.send("follow", finished("a 1", 1))
     whole = stream.result(10)
     assert [choice.token_ids for choice in whole.choices] == [[8, 9], [7]]
     assert (whole.request_id, whole.token_ids) == ("a", [8, 9])
     assert [(delta.index, delta.token_ids) for delta in stream] == [(1, [7]), (0, [8]), (0, [9])]
 
 
-def test_a_refusal_ends_every_choice(service: FakeService, session: Session) -> None:
+def test_refusal_ends_every_choice(service: FakeService, session: Session) -> None:
     stream = submit(session)
-    service.hear(m.Submit)
-    service.say("submit", m.Rejected("a", "invalid_request", "n is 2, the limit is max_live, 1", "n"))
+    service.recv(m.Submit)
+    service.send("submit", m.Rejected("a", "invalid_request", "n is 2, the limit is max_live, 1", "n"))
     for part in (stream, *stream.choices):
         with pytest.raises(InvalidRequest, match="the limit is max_live"):
             part.result(10)
 
 
-def test_an_abort_reaches_every_choice_and_one_of_a_choice_only_that(service: FakeService, session: Session) -> None:
+def test_abort_of_the_request_reaches_every_choice_and_of_a_choice_only_that(
+    service: FakeService, session: Session
+) -> None:
     stream = submit(session, 3)
-    stream.choices[1].abort()  # before it is there
+    stream.choices[1].abort()  # before it is accepted
     accept(service, 3)
-    assert service.hear(m.Abort).request_id == "a 1"
+    assert service.recv(m.Abort).request_id == "a 1"
     stream.abort()
-    heard = {service.hear(m.Abort).request_id for _ in range(9)}
-    assert heard == {"a 0", "a 1", "a 2"}
+    received = {service.recv(m.Abort).request_id for _ in range(9)}
+    assert received == {"a 0", "a 1", "a 2"}
     for index in range(3):
-        service.say("follow", finished(f"a {index}", reason="abort"))
+        service.send("follow", finished(f"a {index}", reason="abort"))
     assert [choice.finish_reason for choice in stream.result(10).choices] == ["abort"] * 3
 
 
-def test_an_acceptance_that_comes_twice_changes_nothing(service: FakeService, session: Session) -> None:
+def test_repeated_acceptance_changes_nothing(service: FakeService, session: Session) -> None:
     stream = submit(session)
     accept(service)
-    service.say("submit", m.Accepted("a", 1, 0, 16))
-    service.say("follow", finished("a 0", 0, 4))
-    service.say("follow", finished("a 1", 0, 5))
+    service.send("submit", m.Accepted("a", 1, 0, 16))
+    service.send("follow", finished("a 0", 0, 4))
+    service.send("follow", finished("a 1", 0, 5))
     assert [choice.token_ids for choice in stream.result(10).choices] == [[4], [5]]
 
 
-def test_a_choice_that_fails_is_raised_with_what_the_others_said(service: FakeService, session: Session) -> None:
+def test_failed_choice_is_raised_with_the_answers_of_the_others(service: FakeService, session: Session) -> None:
     stream = submit(session)
     accept(service)
-    service.say("follow", finished("a 1", 0, 5))
-    service.say("follow", failed("a 0", "model_failed", "not a number"))
+    service.send("follow", finished("a 1", 0, 5))
+    service.send("follow", failed("a 0", "model_failed", "not a number"))
     with pytest.raises(ModelFailed):
         stream.result(10)
     assert stream.choices[1].result(10).token_ids == [5]
 
 
-def test_an_id_of_a_live_group_is_taken(service: FakeService, session: Session) -> None:
+def test_id_of_a_live_group_is_taken(service: FakeService, session: Session) -> None:
     stream = submit(session)
     accept(service)
     with pytest.raises(InvalidRequest, match="already has a live request 'a'"):
         submit(session).result(10)
     for index in range(2):
-        service.say("follow", finished(f"a {index}"))
+        service.send("follow", finished(f"a {index}"))
     stream.wait(10)
     eventually(lambda: not session._exchange.choices)
 
 
-def test_a_closed_client_ends_every_choice(service: FakeService) -> None:
+def test_closing_the_client_ends_every_choice(service: FakeService) -> None:
     session = service.client()
     stream = submit(session)
     session.close()
@@ -104,21 +106,19 @@ def test_a_closed_client_ends_every_choice(service: FakeService) -> None:
             part.result(10)
 
 
-def test_what_a_caller_does_at_the_end_of_a_choice_does_not_keep_the_whole_from_its_own(
-    service: FakeService, session: Session
-) -> None:
+def test_callback_of_a_choice_that_raises_does_not_stop_later_callbacks(service: FakeService, session: Session) -> None:
     stream = submit(session)
-    told: list[str] = []
+    reported: list[str] = []
     stream.choices[1].on_done(lambda: [][0])
-    stream.choices[1].on_done(lambda: told.append("after one that raised"))
+    stream.choices[1].on_done(lambda: reported.append("after one that raised"))
     accept(service)
     for index in range(2):
-        service.say("follow", finished(f"a {index}"))
+        service.send("follow", finished(f"a {index}"))
     assert stream.result(10).finish_reason == "stop"
-    assert told == ["after one that raised"]
+    assert reported == ["after one that raised"]
 
 
-def test_of_the_usage_of_several_choices_the_prompt_counts_once() -> None:
+def test_usage_counts_the_prompt_of_several_choices_once() -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 0, "truncated_tokens": 0}
     parts = [Completion(f"a {i}", "x", [1], "stop", None, {"usage": usage, "index": i}) for i in range(3)]
     whole = combine("a", parts)
@@ -128,6 +128,6 @@ def test_of_the_usage_of_several_choices_the_prompt_counts_once() -> None:
 
 
 @pytest.mark.parametrize(("n", "count"), [(1, 1), (2, 2), (64, 64), (65, 1), (10**9, 1), (0, 1), (True, 1), ("3", 1)])
-def test_only_a_number_that_can_be_makes_choices(n: object, count: int) -> None:
-    """The others are refused by the service, so nobody waits for what they would be."""
+def test_only_a_valid_n_makes_choices(n: object, count: int) -> None:
+    """The service refuses the others, so no one waits for their choices."""
     assert num_choices({"n": n}) == count

@@ -1,4 +1,4 @@
-"""The client in front of the session: requests as they travel, many at once."""
+"""The client on top of the session: encoding of requests, and many requests at once."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from triptych.workers.execute.hash_model import VOCAB_SIZE
 BAD_IDS = [2**31, -(2**31) - 1, 1.5, "5", None, True]
 
 
-def said_after(prompt: list[int], num_tokens: int) -> list[int]:
+def tokens_after(prompt: list[int], num_tokens: int) -> list[int]:
     return expected_tokens(prompt, num_tokens, VOCAB_SIZE)
 
 
-# -- requests as they travel
+# -- encoding of requests
 
 
-def test_text_travels_as_it_is() -> None:
+def test_text_is_sent_unchanged() -> None:
     assert request_map("hello", None, None, {}) == {"prompt": "hello"}
 
 
 @pytest.mark.parametrize("ids", [[], [5, 6, 7], [-1, 2**31 - 1, -(2**31)], (5, 6), range(3)], ids=repr)
-def test_token_ids_travel_as_int32(ids: Any) -> None:
+def test_token_ids_are_sent_as_int32(ids: Any) -> None:
     assert request_map(ids, None, None, {}) == {"prompt_token_ids": packed(*ids)}
 
 
 @pytest.mark.parametrize("wrong", BAD_IDS, ids=repr)
-def test_ids_that_are_none_travel_as_they_are(wrong: Any) -> None:
-    """So that the service's refusal names the one that is wrong."""
+def test_invalid_token_ids_are_sent_unchanged(wrong: Any) -> None:
+    """So that the service's refusal names the wrong one."""
     assert request_map([5, wrong], None, None, {}) == {"prompt_token_ids": [5, wrong]}
 
 
-def test_a_chat_travels_as_plain_maps() -> None:
+def test_chat_is_sent_as_plain_maps() -> None:
     message = {"role": "user", "content": "hi"}
     assert request_map(None, [message], None, {}) == {"messages": [message]}
 
 
-def test_options_are_said_over_params() -> None:
+def test_options_override_params() -> None:
     params = SamplingParams(temperature=0.5, max_tokens=7)
     options = {"max_tokens": 9, "truncation": "left"}
     expected = {"temperature": 0.5, "max_tokens": 9, "truncation": "left", "prompt": "x"}
@@ -68,7 +68,7 @@ def test_options_are_said_over_params() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"submit": "ipc:///a"}, {"follow": "ipc:///a"}])
-def test_a_client_needs_both_endpoints(given: dict[str, str]) -> None:
+def test_client_needs_both_endpoints(given: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="a run directory, or a submit and a follow endpoint"):
         Client(**given)
 
@@ -76,12 +76,12 @@ def test_a_client_needs_both_endpoints(given: dict[str, str]) -> None:
 # -- one request
 
 
-def test_a_client_needs_only_the_run_directory(driver: Driver) -> None:
+def test_client_can_be_made_from_a_run_directory(driver: Driver) -> None:
     with Client(driver.run_dir) as client:
-        assert client.generate([5, 6, 7], max_tokens=9).token_ids == said_after([5, 6, 7], 9)
+        assert client.generate([5, 6, 7], max_tokens=9).token_ids == tokens_after([5, 6, 7], 9)
 
 
-def test_a_closed_client_says_so(driver: Driver) -> None:
+def test_closed_client_refuses_requests(driver: Driver) -> None:
     client = Client(driver.run_dir)
     client.close()
     with pytest.raises(PipelineClosed):
@@ -89,28 +89,28 @@ def test_a_closed_client_says_so(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("wrong", [2**31, 1.5, "5", None, True], ids=repr)
-def test_a_wrong_id_is_refused_by_its_place(driver: Driver, wrong: Any) -> None:
+def test_wrong_token_id_is_refused_with_its_index(driver: Driver, wrong: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"prompt_token_ids\[1\]") as caught:
         driver.generate([5, wrong])
     assert caught.value.param == "prompt_token_ids"
 
 
-def test_a_request_too_large_is_refused_and_others_go_on(driver: Driver) -> None:
+def test_oversized_request_is_refused_and_others_continue(driver: Driver) -> None:
     other = driver.submit([5, 6], max_tokens=50)
     with pytest.raises(InvalidRequest, match="the limit is 8388608"):
         driver.generate("x" * 9_000_000, timeout=20)
-    assert other.result(20).token_ids == said_after([5, 6], 50)
+    assert other.result(20).token_ids == tokens_after([5, 6], 50)
 
 
-def test_a_request_is_resumed_by_another_client(driver: Driver) -> None:
+def test_request_can_be_resumed_by_another_client(driver: Driver) -> None:
     with Client(driver.run_dir) as one:
         first = next(iter(one.submit([5, 6, 7], request_id="carried", max_tokens=300)))
     with Client(driver.run_dir) as other:
         rest = other.resume("carried", num_tokens=first.num_tokens, num_chars=len(first.text)).result(20)
-    assert first.token_ids + rest.token_ids == said_after([5, 6, 7], 300)
+    assert first.token_ids + rest.token_ids == tokens_after([5, 6, 7], 300)
 
 
-def test_a_status_is_told(driver: Driver) -> None:
+def test_status_of_a_request_is_returned(driver: Driver) -> None:
     stream = driver.submit([5], request_id="busy", max_tokens=4000)
     eventually(lambda: driver.client.status("busy").state == "running")
     status = driver.client.status("busy")
@@ -124,8 +124,8 @@ def test_a_status_is_told(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_who_sends_a_request_again_has_the_answer_that_was_kept(driver: Driver, n: int) -> None:
-    """As a queue of tasks does that is not told that the first one had it."""
+def test_resubmitting_a_request_returns_the_kept_answer(driver: Driver, n: int) -> None:
+    """As a task queue does that does not know that the first attempt succeeded."""
     again: dict[str, Any] = {"request_id": f"task-{n}", "seed": 1, "temperature": 1.0, "n": n, "max_tokens": 9}
     first = driver.generate([5, 6], keep=True, **again)
     with Client(driver.run_dir) as other:
@@ -137,17 +137,17 @@ def test_who_sends_a_request_again_has_the_answer_that_was_kept(driver: Driver, 
             other.generate([5, 6], **again)
 
 
-def test_an_abort_keeps_what_was_said(driver: Driver) -> None:
+def test_abort_keeps_the_text_so_far(driver: Driver) -> None:
     stream = driver.submit([5, 6, 7], max_tokens=4000)
     next(iter(stream))
     driver.abort(stream.request_id)
     result = stream.result(20)
     assert result.finish_reason == "abort"
-    assert result.token_ids == said_after([5, 6, 7], len(result.token_ids))
+    assert result.token_ids == tokens_after([5, 6, 7], len(result.token_ids))
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_aborting_a_refused_stream_leaves_the_live_request_with_its_id_alone(driver: Driver, n: int) -> None:
+def test_aborting_a_refused_stream_does_not_abort_the_live_request_with_its_id(driver: Driver, n: int) -> None:
     with Client(driver.run_dir) as client:
         first = client.submit([5], max_tokens=200, request_id=f"in-use-{n}", n=n)
         first.accepted(10)
@@ -158,7 +158,7 @@ def test_aborting_a_refused_stream_leaves_the_live_request_with_its_id_alone(dri
         assert first.result(10).finish_reason == "length"
 
 
-def test_an_answer_that_takes_too_long_is_a_timeout(driver: Driver) -> None:
+def test_slow_answer_times_out(driver: Driver) -> None:
     stream = driver.submit([5], max_tokens=4000)
     with pytest.raises(RequestTimeout):
         stream.result(0.01)
@@ -166,63 +166,63 @@ def test_an_answer_that_takes_too_long_is_a_timeout(driver: Driver) -> None:
     assert stream.result(20).finish_reason == "abort"
 
 
-def test_a_question_nobody_answers_is_a_timeout() -> None:
+def test_unanswered_question_times_out() -> None:
     with tempfile.TemporaryDirectory() as folder, Client(folder) as client, pytest.raises(RequestTimeout) as caught:
         client.info(timeout=0.05)
     assert caught.value.message == "GetInfo: no answer within 0.05 s"
 
 
-def test_an_abort_does_no_harm_to_whoever_gets_the_record_next(driver: Driver) -> None:
-    """Its bytes may be given away only after the step that was in flight has written its last token into them."""
+def test_abort_does_not_damage_the_next_request_in_the_record(driver: Driver) -> None:
+    """Its bytes may be reused only after the step in flight has written its last token into them."""
     for turn in range(1, 30):
         stream = driver.submit([turn], max_tokens=4000)
         next(iter(stream))
         stream.abort()
         stream.result(20)
-        prompt = [turn] * 300  # over where the tokens of the one before were
-        assert driver.generate(prompt, max_tokens=3, timeout=20).token_ids == said_after(prompt, 3)
+        prompt = [turn] * 300  # to overwrite the tokens of the earlier request
+        assert driver.generate(prompt, max_tokens=3, timeout=20).token_ids == tokens_after(prompt, 3)
 
 
 # -- many requests
 
 
-def test_answers_come_in_the_order_of_the_prompts(driver: Driver) -> None:
+def test_answers_are_in_the_order_of_the_prompts(driver: Driver) -> None:
     prompts = [[i, i + 1] for i in range(1, 30)]
     lengths = [1 + 7 * i % 11 for i in range(len(prompts))]
     asked = [{"prompt": prompt, "max_tokens": n} for prompt, n in zip(prompts, lengths, strict=True)]
     answers = driver.generate_all(asked)
-    assert [a.token_ids for a in answers] == [said_after(*pair) for pair in zip(prompts, lengths, strict=True)]
+    assert [a.token_ids for a in answers] == [tokens_after(*pair) for pair in zip(prompts, lengths, strict=True)]
 
 
-def test_a_full_queue_is_asked_again(driver: Driver) -> None:
+def test_requests_are_retried_while_the_queue_is_full(driver: Driver) -> None:
     before = driver.stats()["prepare"]["rejected"].get("overloaded", 0)
     answers = driver.generate_all([[i] for i in range(1, 41)], max_tokens=10)
-    assert [answer.token_ids for answer in answers] == [said_after([i], 10) for i in range(1, 41)]
+    assert [answer.token_ids for answer in answers] == [tokens_after([i], 10) for i in range(1, 41)]
     eventually(lambda: driver.stats()["prepare"]["rejected"]["overloaded"] > before)
 
 
-def test_options_are_for_all_and_a_prompt_may_have_its_own(driver: Driver) -> None:
+def test_options_apply_to_all_prompts_and_a_prompt_may_override_them(driver: Driver) -> None:
     answers = driver.generate_all(["a", {"prompt": "b", "max_tokens": 2}, [5]], max_tokens=4)
     assert [len(answer.token_ids) for answer in answers] == [4, 2, 4]
 
 
-def test_progress_is_told_in_order(driver: Driver) -> None:
-    told: list[Completion] = []
-    assert driver.generate_all([[5], [6], [7]], progress=told.append, max_tokens=3) == told
+def test_progress_is_reported_in_order(driver: Driver) -> None:
+    seen: list[Completion] = []
+    assert driver.generate_all([[5], [6], [7]], progress=seen.append, max_tokens=3) == seen
 
 
 def test_no_prompts_give_no_answers(driver: Driver) -> None:
     assert driver.generate_all([]) == []
 
 
-def test_one_failure_ends_the_others(driver: Driver) -> None:
+def test_one_failure_aborts_the_other_requests(driver: Driver) -> None:
     before = driver.stats()["summarize"]["finished"]["abort"]
     with pytest.raises(InvalidRequest, match="top_p"):
         driver.generate_all([{"prompt": [5], "top_p": 2.0}, [6], [7]], max_tokens=4000)
     eventually(lambda: driver.stats()["summarize"]["finished"]["abort"] == before + 2)
 
 
-def test_an_interruption_ends_all_requests(driver: Driver) -> None:
+def test_interrupt_aborts_all_requests(driver: Driver) -> None:
     before = driver.stats()["summarize"]["finished"]["abort"]
     with Client(driver.run_dir) as client:
 
@@ -238,14 +238,14 @@ def test_an_interruption_ends_all_requests(driver: Driver) -> None:
         eventually(lambda: driver.stats()["summarize"]["finished"]["abort"] == before + 3)
 
 
-def test_a_service_that_stays_full_is_not_asked_without_pause() -> None:
+def test_retries_of_a_full_service_are_paced() -> None:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
         service = FakeService(Path(folder))
         client = Client(folder)
         answer = pool.submit(client.generate_all, [[5]])
         started, num_asked = time.monotonic(), 0
         while time.monotonic() < started + 0.5:
-            service.say("submit", m.Rejected(service.hear(m.Submit).request_id, "overloaded", "full", None))
+            service.send("submit", m.Rejected(service.recv(m.Submit).request_id, "overloaded", "full", None))
             num_asked += 1
         client.close()
         service.close()

@@ -1,4 +1,4 @@
-"""How a command of the same user asks the driver."""
+"""How commands of the same user talk to the driver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def no_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_who_asks_while_no_descriptor_is_left_is_answered_later(
+def test_connection_without_a_free_file_descriptor_is_served_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = ControlServer(tmp_path, {"health": lambda: "well"})
@@ -44,8 +44,8 @@ def test_who_asks_while_no_descriptor_is_left_is_answered_later(
     server.close()
 
 
-def test_who_asks_and_leaves_ends_nobody(tmp_path: Path) -> None:
-    """Where the host has SIGPIPE end it, as programs that write into a pipe like to."""
+def test_asking_process_that_exits_early_does_not_end_the_driver(tmp_path: Path) -> None:
+    """Even if the host program lets SIGPIPE end it, as programs that write to pipes often do."""
     pipes, may_answer = list[int](), threading.Event()
     server = ControlServer(tmp_path, {"health": may_answer.wait})
     before = signal.signal(signal.SIGPIPE, lambda number, _: pipes.append(number))
@@ -61,7 +61,7 @@ def test_who_asks_and_leaves_ends_nobody(tmp_path: Path) -> None:
     assert pipes == []
 
 
-def test_a_question_that_takes_long_keeps_nobody_waiting_and_is_answered_before_the_end(tmp_path: Path) -> None:
+def test_slow_question_blocks_no_other_and_is_answered_before_the_end(tmp_path: Path) -> None:
     begun, may_answer, answers = threading.Event(), threading.Event(), list[object]()
 
     def load() -> bool:
@@ -83,7 +83,7 @@ def test_a_question_that_takes_long_keeps_nobody_waiting_and_is_answered_before_
     assert answers == [True]
 
 
-def test_more_questions_than_can_be_answered_at_once_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excess_concurrent_questions_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "MAX_QUESTIONS", 1)
     begun, may_answer, answers = threading.Semaphore(0), threading.Event(), list[object]()
 
@@ -95,7 +95,7 @@ def test_more_questions_than_can_be_answered_at_once_wait(tmp_path: Path, monkey
     askers = [threading.Thread(target=lambda: answers.append(ask(tmp_path, "load"))) for _ in range(4)]
     for asker in askers:
         asker.start()
-    assert all(begun.acquire(timeout=20) for _ in range(2)), "the second by the thread that listens"
+    assert all(begun.acquire(timeout=20) for _ in range(2)), "the second one by the listening thread"
     assert not begun.acquire(blocking=False)
     may_answer.set()
     for asker in askers:
@@ -118,7 +118,7 @@ def test_more_questions_than_can_be_answered_at_once_wait(tmp_path: Path, monkey
         (b"x" * 9000 + b"\n", "a question or an answer has more than 8192 bytes"),
     ],
 )
-def test_what_is_no_question_is_told_so_and_no_fault_of_ours(
+def test_malformed_question_gets_an_error_and_is_not_logged_as_our_fault(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, line: bytes, message: str
 ) -> None:
     server = ControlServer(tmp_path, {"health": lambda: "well", "restart": lambda role: role})
@@ -133,7 +133,7 @@ def test_what_is_no_question_is_told_so_and_no_fault_of_ours(
     assert caplog.text == ""
 
 
-def test_who_connects_and_says_half_a_word_hears_so(
+def test_incomplete_question_times_out_with_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "QUESTION_S", 0.1)
@@ -142,15 +142,15 @@ def test_who_connects_and_says_half_a_word_hears_so(
         with socket.socket(socket.AF_UNIX) as asker:
             asker.connect(str(control_path(tmp_path)))
             asker.sendall(b'{"ask": "hea')
-            assert json.loads(asker.makefile().readline()) == {"error": "nothing was asked within 0.1 s"}
+            assert json.loads(asker.makefile().readline()) == {"error": "no question arrived within 0.1 s"}
     finally:
         server.close()
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_long_answer_arrives_whole(tmp_path: Path, fails: bool) -> None:
-    """A worker that does not start says why in forty lines, of any length."""
+def test_long_reply_arrives_completely(tmp_path: Path, fails: bool) -> None:
+    """The error of a worker that does not start contains forty lines, of any length."""
     text = "why \n" * 50_000
 
     def health() -> str:

@@ -1,4 +1,4 @@
-"""What the kernel says of a process: whether it was killed for its memory, and how long it waited for a processor."""
+"""What the kernel knows about a process: whether the OOM killer ended it, and how long it waited for a processor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Place = Callable[[str, str], None]
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Writes a file of the kernel."""
+    """Writes fake files of the kernel."""
     monkeypatch.setattr(cgroups, "ROOT", tmp_path / "groups")
     monkeypatch.setattr(cgroups, "MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(deaths, "VMSTAT", tmp_path / "vmstat")
@@ -49,35 +49,35 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     ],
     ids=["version 2", "version 2 seen from inside", "version 1", "root group", "no groups"],
 )
-def test_a_kill_for_want_of_memory_is_seen_once(place: Place, membership: str | None, name: str, text: str) -> None:
+def test_oom_kill_is_detected_once(place: Place, membership: str | None, name: str, text: str) -> None:
     if membership is not None:
         place("membership", membership)
-    place("vmstat", "oom_kill 9\n")  # of the whole machine: counts only where no group does
+    place("vmstat", "oom_kill 9\n")  # of the whole machine: only counts where no cgroup does
     place(name, text.format(2))
     watch = OomWatch()
-    assert not watch.has_struck()
+    assert not watch.has_killed()
     place(name, text.format(3))
-    assert watch.has_struck()
-    assert not watch.has_struck()
+    assert watch.has_killed()
+    assert not watch.has_killed()
 
 
-def test_kills_elsewhere_are_not_ours_where_our_group_counts_its_own(place: Place) -> None:
+def test_oom_kills_elsewhere_are_ignored_if_our_cgroup_has_its_own_count(place: Place) -> None:
     place("membership", "0::/a\n")
     place("groups/a/memory.events", "oom_kill 0\n")
     place("vmstat", "oom_kill 1\n")
     watch = OomWatch()
     place("vmstat", "oom_kill 2\n")
-    assert not watch.has_struck()
+    assert not watch.has_killed()
 
 
-def test_a_kernel_that_counts_nothing_is_silent(place: Place) -> None:
+def test_kernel_without_counters_reports_nothing(place: Place) -> None:
     place("membership", "4:memory:/a\n")
     place("groups/memory/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n")
-    assert not OomWatch().has_struck()
+    assert not OomWatch().has_killed()
 
 
-def test_waiting_for_a_processor_is_counted_by_the_kernel() -> None:
-    """Two processes that never rest, on one processor: each waits while the other has it."""
+def test_waiting_for_a_processor_is_measured() -> None:
+    """Two busy processes on one processor: each waits while the other runs."""
     processor = min(os.sched_getaffinity(0))
     spin = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
     with contextlib.ExitStack() as stack:

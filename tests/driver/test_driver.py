@@ -1,4 +1,4 @@
-"""The driver's life: start and stop in any order, from any thread, several at once, and nothing left behind."""
+"""The driver's life cycle: start and stop in any order, from any thread, several at once, and leave nothing."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def pids_of(driver: Driver) -> list[int]:
     return [pid for pid in driver.pids.values() if pid is not None]
 
 
-def test_everything_about_a_life_in_order() -> None:
-    """One pipeline for what needs only one: each start costs half a second."""
+def test_life_cycle_of_one_driver() -> None:
+    """One pipeline for everything that needs only one: each start takes half a second."""
     num_open = len(os.listdir("/proc/self/fd"))
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     num_threads = threading.active_count()
@@ -79,7 +79,7 @@ def test_everything_about_a_life_in_order() -> None:
     for mine in (driver, client):
         with pytest.raises(TypeError, match="cannot be sent to another process: connect a Client to the"):
             ForkingPickler.dumps(mine)
-    assert answers(driver), "a child that stops the driver of its parent stops nothing"
+    assert answers(driver), "a forked child that stops its parent's driver stops nothing"
     driver.stop()
     driver.stop()
     assert not any(map(is_alive, pids))
@@ -103,7 +103,7 @@ def refuses_to_be_used(driver: Driver, client: Client) -> bool:
 
 
 def in_a_forked_child(check: Callable[[], bool]) -> int:
-    """The child's exit status, 0 if the check holds."""
+    """The child's exit status, 0 if the check passes."""
     if (pid := os.fork()) == 0:
         with contextlib.suppress(BaseException):
             os._exit(0 if check() else 1)
@@ -113,7 +113,7 @@ def in_a_forked_child(check: Callable[[], bool]) -> int:
 
 @contextlib.contextmanager
 def a_forked_child() -> Iterator[None]:
-    """One that does nothing and keeps open what its parent had open."""
+    """A child that does nothing and keeps open what its parent had open."""
     until, end = os.pipe()
     if (pid := os.fork()) == 0:
         os.close(end)
@@ -127,8 +127,8 @@ def a_forked_child() -> Iterator[None]:
         os.waitpid(pid, 0)
 
 
-def test_a_forked_child_does_not_keep_the_folder_of_a_driver_that_stopped(tmp_path: Path) -> None:
-    """As multiprocessing makes them: they have the files of both locks open too."""
+def test_forked_child_does_not_keep_the_folder_of_a_stopped_driver_locked(tmp_path: Path) -> None:
+    """As multiprocessing forks them: the child has the files of both locks open too."""
     driver = Driver("hash-lm", run_dir=tmp_path).start()
     with a_forked_child():
         driver.stop()
@@ -136,7 +136,7 @@ def test_a_forked_child_does_not_keep_the_folder_of_a_driver_that_stopped(tmp_pa
             assert answers(again)
 
 
-def test_several_drivers_live_in_one_process_and_each_run_directory_has_one(tmp_path: Path) -> None:
+def test_several_drivers_run_in_one_process_and_a_run_directory_has_only_one(tmp_path: Path) -> None:
     with Driver("hash-lm", run_dir=tmp_path) as one, Driver("hash-lm") as two:
         assert set(pids_of(one)).isdisjoint(pids_of(two))
         with pytest.raises(ConfigError, match="another driver runs in"):
@@ -149,13 +149,13 @@ def test_several_drivers_live_in_one_process_and_each_run_directory_has_one(tmp_
             assert answers(again)
 
 
-def test_a_start_in_a_thread_that_ends_and_does_not_wait() -> None:
+def test_driver_can_be_started_in_a_thread_that_exits_without_waiting() -> None:
     driver = Driver("hash-lm")
     thread = threading.Thread(target=driver.start, kwargs={"wait": False})
     thread.start()
     thread.join()
     try:
-        assert answers(driver), "what is asked before the workers are ready is answered after"
+        assert answers(driver), "a request sent before the workers are ready is answered later"
         assert driver.stats()["restarts"] == dict.fromkeys(ROLES, 0)
     finally:
         stopper = threading.Thread(target=driver.stop)
@@ -163,7 +163,7 @@ def test_a_start_in_a_thread_that_ends_and_does_not_wait() -> None:
         stopper.join()
 
 
-def test_workers_do_not_outlive_a_driver_that_is_killed(tmp_path: Path) -> None:
+def test_workers_do_not_outlive_a_killed_driver(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -173,7 +173,7 @@ def test_workers_do_not_outlive_a_driver_that_is_killed(tmp_path: Path) -> None:
         eventually(lambda: not any(map(is_alive, pids)), timeout=2)
 
 
-def test_the_next_driver_goes_on_where_a_killed_one_was(tmp_path: Path) -> None:
+def test_next_driver_continues_the_requests_of_a_killed_one(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -186,7 +186,7 @@ def test_the_next_driver_goes_on_where_a_killed_one_was(tmp_path: Path) -> None:
     assert result.token_ids == expected_tokens([5, 6, 7], 1500, VOCAB_SIZE)
 
 
-def test_a_clean_stop_lets_the_accepted_finish() -> None:
+def test_clean_stop_lets_accepted_requests_finish() -> None:
     driver = Driver("hash-lm", hash_step_ms=1).start()
     streams = [driver.submit([i], max_tokens=200) for i in range(1, 5)]
     for stream in streams:
@@ -195,7 +195,7 @@ def test_a_clean_stop_lets_the_accepted_finish() -> None:
     assert [stream.result(0).finish_reason for stream in streams] == ["length"] * 4
 
 
-def test_a_draining_pipeline_takes_nothing_new() -> None:
+def test_draining_pipeline_refuses_new_requests() -> None:
     with Driver("hash-lm", hash_step_ms=1) as driver:
         stream = driver.submit([5], max_tokens=4000)
         stream.accepted(20)
@@ -207,7 +207,7 @@ def test_a_draining_pipeline_takes_nothing_new() -> None:
 
 
 @pytest.mark.parametrize("mode", ["abort", "drain"])
-def test_a_stop_under_load_ends_every_stream(mode: str) -> None:
+def test_stop_under_load_ends_every_stream(mode: str) -> None:
     driver = Driver("hash-lm", max_num_seqs=8, hash_step_ms=2).start()
     streams = [driver.submit([i], max_tokens=3000) for i in range(1, 100)]
     eventually(lambda: driver.stats()["execute"].get("decoding") == 8)
@@ -220,16 +220,16 @@ def test_a_stop_under_load_ends_every_stream(mode: str) -> None:
         except (PipelineClosed, Draining) as error:
             ends.append(error.code)
     assert set(ends) <= {"abort", "closed", "draining"}
-    assert ends.count("abort") >= 8, "whoever was running was told"
+    assert ends.count("abort") >= 8, "every running request has an end"
 
 
-def test_leaving_with_an_error_does_not_wait_for_answers() -> None:
+def test_leaving_the_with_block_with_an_error_does_not_wait_for_answers() -> None:
     started = time.monotonic()
     streams: list[Stream] = []
     with pytest.raises(KeyboardInterrupt):
         interrupted_after_a_request(streams)
     assert streams[0].done
-    assert time.monotonic() - started < 10, "four thousand steps take twenty seconds"
+    assert time.monotonic() - started < 10, "four thousand steps would take twenty seconds"
 
 
 def interrupted_after_a_request(streams: list[Stream]) -> None:
@@ -239,7 +239,7 @@ def interrupted_after_a_request(streams: list[Stream]) -> None:
         raise KeyboardInterrupt
 
 
-def test_who_asks_while_a_driver_stops_is_told_that_it_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_of_a_stopping_driver_raise_pipeline_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, leave, seen = Driver("hash-lm").start(), Parts.leave, list[Exception]()
 
     def ask_and_leave(self: Parts) -> None:
@@ -255,13 +255,13 @@ def test_who_asks_while_a_driver_stops_is_told_that_it_is_not_started(monkeypatc
     assert [type(error) for error in seen] == [PipelineClosed] * 3
 
 
-def test_a_stop_that_is_interrupted_at_its_end_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_interrupted_at_its_end_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     threads = threading.active_count()
     driver = Driver("hash-lm", run_dir=tmp_path).start()
-    monkeypatch.setattr(Session, "hear_the_ends", interrupt)
+    monkeypatch.setattr(Session, "wait_for_ends", interrupt)
     with pytest.raises(KeyboardInterrupt):
         driver.stop()
     assert driver.stop() == {}
@@ -269,7 +269,7 @@ def test_a_stop_that_is_interrupted_at_its_end_leaves_nothing(tmp_path: Path, mo
     RunDir(tmp_path).unlock()
 
 
-def test_a_stop_that_is_interrupted_when_the_workers_are_gone_can_be_said_again() -> None:
+def test_stop_interrupted_after_the_workers_ended_can_be_repeated() -> None:
     driver = Driver("hash-lm").start()
     assert driver._started is not None
     run_dir, thread = driver.run_dir, driver._started.supervisor._thread
@@ -287,7 +287,7 @@ def test_a_stop_that_is_interrupted_when_the_workers_are_gone_can_be_said_again(
     assert not run_dir.exists()
 
 
-def test_a_start_that_another_thread_has_stopped_leaves_the_next_one_alone() -> None:
+def test_start_stopped_by_another_thread_does_not_affect_the_next_start() -> None:
     driver = Driver("hash-lm")
 
     def stop_and_start(_: Driver) -> None:
@@ -300,7 +300,7 @@ def test_a_start_that_another_thread_has_stopped_leaves_the_next_one_alone() -> 
     driver.stop()
 
 
-def test_a_signal_while_a_driver_drains_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_while_a_driver_drains_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -313,37 +313,37 @@ def test_a_signal_while_a_driver_drains_leaves_nothing(monkeypatch: pytest.Monke
     assert not run_dir.exists()
 
 
-def test_a_config_or_options_but_not_both() -> None:
+def test_config_and_options_exclude_each_other() -> None:
     config = PipelineConfig.from_options(model="hash-lm")
     assert Driver(config=config).config is config
     with pytest.raises(ConfigError, match="give a config or options, not both: page_size"):
         Driver(config=config, page_size=4)
 
 
-def test_an_unknown_option_is_refused_before_anything_starts() -> None:
+def test_unknown_option_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="unknown option 'page_sise'"):
         Driver("hash-lm", page_sise=4)
 
 
-def test_a_run_directory_with_too_long_a_path_is_refused_and_let_go_of(tmp_path: Path) -> None:
+def test_run_directory_with_a_too_long_path_is_refused_and_released(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 100)
     for _ in range(2):
         with pytest.raises(ConfigError, match="the limit is 107"):
             Driver("hash-lm", run_dir=path).start()
 
 
-def test_a_foreign_journal_is_refused_and_kept(tmp_path: Path) -> None:
+def test_foreign_journal_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(bytes(8192))
     with pytest.raises(TriptychError, match="is not a journal"):
         Driver("hash-lm", journal=str(tmp_path / "precious")).start()
     assert (tmp_path / "precious").read_bytes() == bytes(8192)
 
 
-def test_what_nobody_released_is_unanswered(tmp_path: Path) -> None:
+def test_new_journal_has_no_unanswered_requests(tmp_path: Path) -> None:
     assert num_unanswered(Journal.create(tmp_path / "journal", num_records=2, arena_bytes=1 << 12)) == 0
 
 
-def test_an_async_driver_starts_answers_and_stops() -> None:
+def test_async_driver_starts_answers_and_stops() -> None:
     async def body() -> None:
         driver = AsyncDriver("hash-lm")
         with pytest.raises(PipelineClosed):
@@ -368,7 +368,7 @@ def test_an_async_driver_starts_answers_and_stops() -> None:
     asyncio.run(body())
 
 
-def test_a_run_directory_that_cannot_be_written_is_an_error_that_names_it(
+def test_run_directory_that_cannot_be_written_is_an_error_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -381,7 +381,7 @@ def test_a_run_directory_that_cannot_be_written_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize(("arena_bytes", "is_small"), [(1 << 16, True), (64 << 20, False)])
-def test_a_journal_that_is_small_for_its_model_is_warned_of(
+def test_journal_too_small_for_its_model_is_warned_about(
     caplog: pytest.LogCaptureFixture, arena_bytes: int, is_small: bool
 ) -> None:
     with Driver("hash-lm", arena_bytes=arena_bytes) as driver:

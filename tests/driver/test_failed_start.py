@@ -1,4 +1,4 @@
-"""A start that fails says what helps, and leaves nothing."""
+"""A failed start says what helps, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from triptych.protocol.run_dir import PREFIX, TEMPORARY_FILE, RunDir
 
 
 def pids_of(driver: Driver) -> list[int]:
-    """The workers' process ids, once there are all three."""
+    """The workers' process ids, once all three exist."""
     by_role = {} if driver._started is None else driver._started.supervisor.pids
     pids = [pid for pid in by_role.values() if pid is not None]
     return pids if len(pids) == 3 else []
 
 
 def leave_requests(folder: Path) -> None:
-    """As a driver that was killed leaves its run directory."""
+    """Leave a run directory as a killed driver leaves it."""
     run_dir = RunDir(folder)
     journal = make_journal(run_dir.path)
     accept(RequestWriter(journal), journal)
@@ -45,7 +45,7 @@ def leave_requests(folder: Path) -> None:
 
 
 def allocate_all_but(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ``nth`` file that a start wants to have room for finds none."""
+    """The ``nth`` allocation of file space during a start fails."""
     allocate, calls = os.posix_fallocate, list[int]()
 
     def allocate_or_fail(file: int, offset: int, size: int) -> None:
@@ -65,9 +65,7 @@ def allocate_all_but(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["journal", "board"],
 )
-def test_without_room_the_error_says_what_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, text: str
-) -> None:
+def test_full_disk_error_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, text: str) -> None:
     allocate_all_but(nth, monkeypatch)
     monkeypatch.setattr(run_dir_module, "SHARED_MEMORY", tmp_path)
     with pytest.raises(ConfigError, match=text):
@@ -76,7 +74,7 @@ def test_without_room_the_error_says_what_helps(
 
 
 @pytest.mark.parametrize("nth", [1, 2], ids=["journal", "board"])
-def test_without_room_the_error_names_what_a_killed_driver_left(
+def test_full_disk_error_names_what_a_killed_driver_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     kept = tmp_path / f"{PREFIX}kept"
@@ -90,16 +88,16 @@ def test_without_room_the_error_names_what_a_killed_driver_left(
 
 
 def our_threads() -> set[threading.Thread]:
-    """Also those of pipelines that other tests share."""
+    """Including those of pipelines shared with other tests."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("triptych-")}
 
 
-def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_start_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_ready = Supervisor.wait_ready
 
     def wait_for_ever(self: Supervisor, deadline: float, *, patience_s: float) -> bool:
         wait_ready(self, deadline, patience_s=patience_s)
-        assert time.monotonic() < deadline, "nobody has cancelled it"
+        assert time.monotonic() < deadline, "the start was not cancelled"
         return False
 
     async def body() -> list[int]:
@@ -119,7 +117,7 @@ def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_start_that_is_cancelled_changes_nothing() -> None:
+def test_cancelling_a_second_start_changes_nothing() -> None:
     async def body() -> None:
         async with AsyncDriver("hash-lm") as driver:
             again = asyncio.create_task(driver.start())
@@ -132,9 +130,9 @@ def test_a_second_start_that_is_cancelled_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "raised"), [("note_first_lives", ConfigError), ("Client", OSError), ("ControlServer", ConfigError)]
+    ("name", "raised"), [("note_first_epochs", ConfigError), ("Client", OSError), ("ControlServer", ConfigError)]
 )
-def test_whatever_fails_a_start_leaves_nothing(
+def test_any_failed_start_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, raised: type[Exception]
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -157,10 +155,8 @@ def test_whatever_fails_a_start_leaves_nothing(
     assert driver.stop() == {}
 
 
-def test_a_start_that_fails_ends_no_request_of_the_driver_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And another driver may use the folder at once."""
+def test_failed_start_ends_no_request_of_the_previous_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And another driver can use the folder at once."""
     keep_a_request(tmp_path)
 
     def fail(*_: object) -> None:
@@ -177,17 +173,17 @@ def test_a_start_that_fails_ends_no_request_of_the_driver_before(
 
 
 def keep_a_request(folder: Path) -> None:
-    """As a driver that was told to keep what is unanswered leaves its run directory."""
+    """Leave a run directory as a driver leaves it that was stopped and told to keep unanswered requests."""
     folder.chmod(0o700)
     with Driver("hash-lm", run_dir=folder, hash_step_ms=50.0) as driver:
         driver.submit([5, 6, 7], max_tokens=100, request_id="a").accepted(20)
         driver.stop(mode="keep")
 
 
-def test_a_start_that_is_interrupted_ends_no_request_of_the_driver_before(
+def test_interrupted_start_ends_no_request_of_the_previous_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who ends requests at a stop is ready long before a model is loaded."""
+    """summarize, which ends requests at a stop, is ready long before a model is loaded."""
     keep_a_request(tmp_path)
     wait_ready = Supervisor.wait_ready
 
@@ -205,10 +201,10 @@ def test_a_start_that_is_interrupted_ends_no_request_of_the_driver_before(
     assert num_unanswered(Journal.open(tmp_path / "journal")) == 1
 
 
-def test_a_worker_that_fails_at_the_start_ends_no_request_of_the_driver_before(
+def test_worker_that_fails_to_start_ends_no_request_of_the_previous_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the others may live after it: here until summarize would have ended the request."""
+    """However long the other workers survive it: here until summarize would have ended the request."""
     keep_a_request(tmp_path)
     start_process, set_mode, journal = Supervisor._start_process, Board.set_mode, Journal.open(tmp_path / "journal")
 
@@ -232,7 +228,7 @@ def test_a_worker_that_fails_at_the_start_ends_no_request_of_the_driver_before(
     assert num_unanswered(journal) == 1
 
 
-def test_a_cancelled_start_ends_no_request_of_the_driver_before(tmp_path: Path) -> None:
+def test_cancelled_start_ends_no_request_of_the_previous_driver(tmp_path: Path) -> None:
     keep_a_request(tmp_path)
 
     async def body() -> None:
@@ -257,8 +253,8 @@ def test_a_cancelled_start_ends_no_request_of_the_driver_before(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("length", [92, 100])
-def test_a_run_directory_whose_sockets_would_have_too_long_names_is_refused(tmp_path: Path, length: int) -> None:
-    """Some of them would fit."""
+def test_run_directory_whose_socket_paths_would_be_too_long_is_refused(tmp_path: Path, length: int) -> None:
+    """Even if some of them would fit."""
     folder = tmp_path / ("p" * (length - len(str(tmp_path)) - 1))
     with pytest.raises(ConfigError, match=f"summarize.inbox has {length + 16} bytes, the limit is 107"):
         Driver("hash-lm", run_dir=folder).start()

@@ -1,4 +1,4 @@
-"""A driver that gives up says so to everybody who waits."""
+"""When the driver gives up, everyone who waits for an answer gets an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_streams_end_when_the_driver_gives_up() -> None:
         assert codes["execute"] == -signal.SIGABRT
 
 
-def test_a_drain_does_not_hide_that_the_driver_gave_up() -> None:
+def test_drain_does_not_hide_that_the_driver_gave_up() -> None:
     with Driver(**SLOW) as driver, Client(driver.run_dir) as client:
         streams = [client.submit([1, 2], max_tokens=2000) for _ in range(3)]
         next(iter(streams[0]))
@@ -50,7 +50,7 @@ def test_a_drain_does_not_hide_that_the_driver_gave_up() -> None:
                 stream.result(20)
 
 
-def test_a_drain_in_which_the_driver_gives_up_has_not_answered_all() -> None:
+def test_drain_during_which_the_driver_gives_up_returns_false() -> None:
     with Driver(**SLOW) as driver, ThreadPoolExecutor(1) as pool:
         stream = driver.submit([1, 2], max_tokens=2000)
         next(iter(stream))
@@ -72,8 +72,8 @@ def test_async_streams_end_when_the_driver_gives_up() -> None:
     asyncio.run(run())
 
 
-def test_who_waits_for_prepare_is_told_that_there_is_none_any_more() -> None:
-    """Also one whose request is so large that it asks for the limit first."""
+def test_requests_waiting_for_prepare_fail_when_it_is_given_up() -> None:
+    """Including a request so large that its client first asks for the size limit."""
     with Driver(**SLOW) as driver, Client(driver.run_dir) as client:
         run_dir, service = driver.run_dir, client.info()["limits"]
         kill_and_give_up(driver, "prepare")
@@ -83,7 +83,7 @@ def test_who_waits_for_prepare_is_told_that_there_is_none_any_more() -> None:
         assert client.info()["limits"] == service
 
 
-def test_who_has_a_large_request_is_refused_also_where_no_model_was_ever_found(tmp_path: Path) -> None:
+def test_large_request_fails_even_if_no_model_was_ever_loaded(tmp_path: Path) -> None:
     board = Board(board_path(tmp_path))
     doorkeeper = Doorkeeper("prepare", tmp_path, ServiceConfig(), board)
     try:
@@ -95,7 +95,7 @@ def test_who_has_a_large_request_is_refused_also_where_no_model_was_ever_found(t
 
 
 @pytest.mark.parametrize("role", ["execute", "summarize"])
-def test_requests_are_refused_whoever_was_given_up(role: str) -> None:
+def test_requests_are_refused_whichever_worker_was_given_up(role: str) -> None:
     with Driver(**SLOW) as driver:
         run_dir = driver.run_dir
         kill_and_give_up(driver, role)
@@ -103,8 +103,8 @@ def test_requests_are_refused_whoever_was_given_up(role: str) -> None:
             late.submit([1, 2], max_tokens=2).result(20)
 
 
-def test_who_follows_is_told_its_end_where_there_is_no_summarize_any_more() -> None:
-    """A client of another process, which nobody but the service tells: of what was accepted, and how things stand."""
+def test_followers_get_an_end_when_summarize_is_given_up() -> None:
+    """Even a client in another process, which only the service can inform, of accepted requests and of their status."""
     with Driver(**SLOW) as driver, Client(driver.run_dir) as client:
         run_dir = driver.run_dir
         streams = [client.submit([1, index], max_tokens=2000) for index in range(3)]
@@ -115,8 +115,8 @@ def test_who_follows_is_told_its_end_where_there_is_no_summarize_any_more() -> N
         for index, stream in enumerate(streams):
             with pytest.raises(PipelineFailed, match="gave up") as caught:
                 stream.result(20)
-            said = caught.value.partial.token_ids
-            assert said == expected([1, index], len(said))
+            output = caught.value.partial.token_ids
+            assert output == expected([1, index], len(output))
         with Client(run_dir) as late:
             assert late.stats()["summarize"]["phase"] == "down"
             assert late.status(streams[0].request_id).state == "unknown"

@@ -1,4 +1,4 @@
-"""Signals that come in the middle of a call: the handler raises, or calls the driver or client that was interrupted."""
+"""Signals in the middle of a call: the handler raises, or calls the driver or client that was interrupted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from triptych.protocol.errors import PipelineClosed
 
 
 def interrupt(session: Session, handler: Callable[[], object]) -> None:
-    """Let a signal come while the next order is given."""
+    """Deliver a signal while the next command is queued."""
     wake = session._connection.wake
 
     def handle_and_wake() -> None:
@@ -40,22 +40,20 @@ def interrupt(session: Session, handler: Callable[[], object]) -> None:
 
 
 def in_time(call: Callable[[], object]) -> None:
-    """In a thread that may wait for itself."""
+    """Run in a thread that may deadlock with itself."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(10)
-    assert not thread.is_alive(), "it waits for itself"
+    assert not thread.is_alive(), "it deadlocked with itself"
 
 
-def test_who_is_interrupted_while_he_asks_for_something_may_ask_for_more(
-    service: FakeService, session: Session
-) -> None:
+def test_client_can_be_used_after_an_interrupted_question(service: FakeService, session: Session) -> None:
     interrupt(session, lambda: submit(session, "b"))
     in_time(lambda: submit(session, "a"))
-    assert {service.hear(m.Submit).request_id for _ in range(2)} == {"a", "b"}
+    assert {service.recv(m.Submit).request_id for _ in range(2)} == {"a", "b"}
 
 
-def test_who_is_interrupted_while_he_asks_for_something_may_close(
+def test_client_can_be_closed_after_an_interrupted_question(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "CLOSING_S", 0.05)
@@ -67,7 +65,7 @@ def test_who_is_interrupted_while_he_asks_for_something_may_close(
     eventually(lambda: not session._thread.is_alive())
 
 
-def test_who_is_interrupted_while_he_reads_may_close(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_can_be_closed_after_an_interrupted_read(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "CLOSING_S", 0.05)
     session = service.client()
     stream = submit(session)
@@ -91,7 +89,7 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.mark.parametrize("has_begun", [True, False])
 @pytest.mark.parametrize("name", ["journal", "supervisor", "control"])
-def test_a_start_that_is_interrupted_while_a_thread_begins_leaves_nothing(
+def test_start_interrupted_while_a_thread_starts_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, has_begun: bool
 ) -> None:
     start = threading.Thread.start
@@ -114,10 +112,8 @@ def test_a_start_that_is_interrupted_while_a_thread_begins_leaves_nothing(
     assert driver.stop() == {}
 
 
-def test_a_stop_that_is_said_while_the_driver_begins_breaks_the_start_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a signal handler says it: the thread that starts the driver is the one that stops it."""
+def test_stop_during_a_start_cancels_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler calls it: the thread that starts the driver also stops it."""
     driver = Driver("hash-lm", run_dir=tmp_path / "run")
 
     def stop_and_make(run_dir: Path, handlers: Handlers) -> ControlServer:
@@ -132,7 +128,7 @@ def test_a_stop_that_is_said_while_the_driver_begins_breaks_the_start_off(
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Supervisor:
-    """Of a board that says STOP: no worker is wanted. Who takes it stops it."""
+    """With a board whose mode is STOP: no worker is wanted. The test that uses it stops it."""
     board = Board(tmp_path / "board")
     board.set_mode(STOP)
     supervisor = Supervisor(tmp_path, board, SupervisorConfig(), on_give_up=lambda error: None)
@@ -140,10 +136,10 @@ def supervisor(tmp_path: Path) -> Supervisor:
     return supervisor
 
 
-def test_a_stop_in_a_handler_that_interrupts_a_wait_for_ready_ends(
+def test_stop_in_a_handler_that_interrupted_wait_ready_returns(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that has to leave wanted the lock of the one that waited for it."""
+    """The thread that must end needed the lock held by the thread that waited for it."""
     order = supervisor._order
 
     def order_and_let_it_happen(what: Callable[[], None]) -> None:
@@ -153,13 +149,13 @@ def test_a_stop_in_a_handler_that_interrupts_a_wait_for_ready_ends(
     monkeypatch.setattr(supervisor, "_order", order_and_let_it_happen)
 
     def handle() -> None:
-        with supervisor._changed:  # as ``wait_ready`` has it
+        with supervisor._changed:  # as ``wait_ready`` holds it
             supervisor.stop(1, mode=STOP)
 
     in_time(handle)
 
 
-def test_a_start_hears_of_a_stop_in_a_handler_that_closes_the_board_while_it_looks_at_it(
+def test_start_notices_a_stop_in_a_handler_that_closes_the_board_while_it_reads_it(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board, ready = supervisor._board, supervisor._board.ready

@@ -1,4 +1,4 @@
-"""What the driver does with a journal that the disk did not take."""
+"""What the driver does with a journal that could not be flushed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def keep(folder: Path, flush: str = "accept") -> JournalKeeper:
     return JournalKeeper(folder, config)
 
 
-def test_the_next_driver_writes_again_what_a_flush_has_failed_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_driver_writes_again_what_a_flush_failed_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = keep(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", fail_to_sync)
@@ -30,13 +28,13 @@ def test_the_next_driver_writes_again_what_a_flush_has_failed_to_write(
             keeper.journal.flush()
         keeper.close()
         with pytest.raises(JournalError, match="Input/output error"):
-            keep(tmp_path)  # the disk is as it was
+            keep(tmp_path)  # the disk is unchanged
     keeper = keep(tmp_path)
     keeper.journal.flush()
     keeper.close()
 
 
-def test_the_thread_that_flushes_ends_with_the_first_error(
+def test_flushing_thread_ends_at_the_first_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "fdatasync", fail_to_sync)
@@ -45,4 +43,4 @@ def test_the_thread_that_flushes_ends_with_the_first_error(
     assert thread is not None
     eventually(lambda: not thread.is_alive())
     keeper.close()
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["nothing is flushed any more"]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["the journal is no longer flushed"]

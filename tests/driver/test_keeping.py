@@ -1,4 +1,4 @@
-"""Answers that stay with the service, and readers that come and go."""
+"""Answers that are kept by the service while readers come and go."""
 
 from __future__ import annotations
 
@@ -15,65 +15,61 @@ from triptych.protocol import messages as m
 from triptych.protocol.errors import DuplicateId, InvalidRequest
 
 
-def test_the_end_of_a_kept_answer_is_not_acknowledged_until_it_is_forgotten(
-    service: FakeService, session: Session
-) -> None:
+def test_end_of_a_kept_answer_is_not_acknowledged_until_it_is_forgotten(service: FakeService, session: Session) -> None:
     streams = {name: Stream(name, session.abort) for name in ("kept", "plain")}
     for name, stream in streams.items():
         session.submit(name, {"prompt": "hi"}, stream, keep=name == "kept")
         service.accept(name)
-        service.say("follow", finished(name, 0, 1, text="a"))
+        service.send("follow", finished(name, 0, 1, text="a"))
         assert stream.result(10).text == "a"
-    assert service.hear(m.Acknowledge).request_ids == ["plain"]
+    assert service.recv(m.Acknowledge).request_ids == ["plain"]
     session.forget("kept")
-    assert service.hear(m.Acknowledge).request_ids == ["kept"]
+    assert service.recv(m.Acknowledge).request_ids == ["kept"]
 
 
-def test_a_request_that_is_let_go_is_neither_followed_nor_aborted(service: FakeService, session: Session) -> None:
+def test_detached_request_is_neither_followed_nor_aborted(service: FakeService, session: Session) -> None:
     stream, other = Stream("a", session.abort), Stream("b", session.abort)
     session.submit("a", {"prompt": "hi"}, stream)
     service.accept("a")
     session.submit("b", {"prompt": "hi"}, other)
     service.accept("b")
-    session.let_go("a", DuplicateId("somebody else reads"))
+    session.detach("a", DuplicateId("somebody else reads"))
     with pytest.raises(DuplicateId):
         stream.result(10)
-    follow = service.hear(m.Follow, where=lambda follow: all(entry[0] != "a" for entry in follow.entries))
+    follow = service.recv(m.Follow, where=lambda follow: all(entry[0] != "a" for entry in follow.entries))
     assert [entry[0] for entry in follow.entries] == ["b"]
 
 
-def test_an_earlier_reader_who_lets_go_late_does_not_disturb_the_next_one(
-    service: FakeService, session: Session
-) -> None:
-    """A connection that broke is noticed after its client has come back by another one."""
+def test_late_detach_by_an_earlier_reader_does_not_disturb_the_next_one(service: FakeService, session: Session) -> None:
+    """A broken connection is noticed after its client has come back on another one."""
     early, late = Stream("a", session.abort), Stream("a", session.abort)
     session.submit("a", {"prompt": "hi"}, early, keep=True)
     service.accept("a")
-    session.let_go("a", DuplicateId("somebody else reads"))
+    session.detach("a", DuplicateId("somebody else reads"))
     session.resume("a", late, num_tokens=0, num_chars=0, keep=True)
-    session.let_go("a", reader=early)
-    assert service.hear(m.Follow, where=lambda follow: follow.entries[0][2]).entries == [["a", 0, True]]
-    service.say("follow", finished("a", 0, 1, text="a"))
+    session.detach("a", reader=early)
+    assert service.recv(m.Follow, where=lambda follow: follow.entries[0][2]).entries == [["a", 0, True]]
+    service.send("follow", finished("a", 0, 1, text="a"))
     assert late.result(10).text == "a"
 
 
-def test_who_reads_all_choices_or_one_lets_go_of_them(service: FakeService, session: Session) -> None:
+def test_reader_of_all_choices_or_of_one_can_detach(service: FakeService, session: Session) -> None:
     streams = [GroupStream(name, 2, session.abort) for name in ("a", "b")]
     for name, stream in zip("ab", streams, strict=True):
         session.submit(name, {"prompt": "hi", "n": 2}, stream, stream.choices)
-        service.hear(m.Submit)
-        service.say("submit", m.Accepted(name, 1, 0, 16))
+        service.recv(m.Submit)
+        service.send("submit", m.Accepted(name, 1, 0, 16))
         stream.accepted(10)
-    session.let_go("a", reader=streams[1])  # not its own
-    session.let_go("b", reader=streams[1])
+    session.detach("a", reader=streams[1])  # belongs to another reader
+    session.detach("b", reader=streams[1])
     last = choice_ids("a", 2)[1]
-    session.let_go(last, reader=streams[0].choices[1])
+    session.detach(last, reader=streams[0].choices[1])
     left = choice_ids("a", 2)[0]
-    follow = service.hear(m.Follow, where=lambda follow: len(follow.entries) == 1)
+    follow = service.recv(m.Follow, where=lambda follow: len(follow.entries) == 1)
     assert [entry[0] for entry in follow.entries] == [left]
 
 
-def test_a_reader_who_knows_only_the_tokens_learns_the_characters() -> None:
+def test_reader_that_only_knows_the_token_count_learns_the_character_count() -> None:
     assembly = Assembly("a", num_tokens=2, num_chars=None)
     _, offset, text_offset, ids, text, *_ = row("a", 2, 7, 8, text="cd", text_offset=5)
     delta = assembly.add(offset, text_offset, ids, text, None)
@@ -81,13 +77,13 @@ def test_a_reader_who_knows_only_the_tokens_learns_the_characters() -> None:
     assert (delta.text, delta.num_tokens, delta.num_chars) == ("cd", 4, 7)
 
 
-def test_a_reader_who_has_every_token_has_the_text_of_the_end_too() -> None:
+def test_reader_that_has_every_token_gets_the_final_text_too() -> None:
     assembly = Assembly("a", num_tokens=2, num_chars=None)
     assert assembly.add(2, 5, b"", "\ufffd", None) is None
     assert assembly.num_chars == 6
 
 
-def test_a_reader_who_claims_too_many_tokens_is_told() -> None:
+def test_reader_that_claims_too_many_tokens_gets_an_error() -> None:
     assembly = Assembly("a", num_tokens=9, num_chars=None)
     for _ in range(MAX_MISPLACED):
         with pytest.raises(LookupError):
@@ -96,7 +92,7 @@ def test_a_reader_who_claims_too_many_tokens_is_told() -> None:
         assembly.add(3, 3, b"", "", None)
 
 
-def test_many_calls_wake_the_loop_once() -> None:
+def test_many_callbacks_wake_the_event_loop_once() -> None:
     async def scenario() -> tuple[list[int], int]:
         loop, seen, wakes = asyncio.get_running_loop(), list[int](), 0
         mailbox, wake = Mailbox(loop), loop.call_soon_threadsafe

@@ -1,4 +1,4 @@
-"""What is waited for before a worker is replaced."""
+"""What the driver waits for before it replaces a worker."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from triptych.protocol.board import RUN, Board
 from triptych.protocol.errors import ConfigError
 
 
-def test_an_adapter_is_unused_once_prepare_has_turned_since_it_was_withdrawn(
+def test_adapter_is_unused_once_prepare_has_completed_a_turn_after_it_was_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was about to accept a request for it has then written it down, where it is looked for."""
+    """By then, a request for it that prepare was just accepting is in the journal, where the driver looks."""
     board = Board(tmp_path / "board")
     board.set_mode(RUN)
     keeper = SimpleNamespace(unanswered_adapters=lambda: iter(()))

@@ -1,4 +1,4 @@
-"""Restarts have a limit: a worker that keeps failing by itself is given up, with its last log lines in the error."""
+"""Restarts are limited: a worker that keeps failing is given up, with its last log lines in the error."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 
 def break_settings(run_dir: Path) -> None:
-    """From now on a worker that starts finds nothing that it can read."""
+    """From now on, a worker that starts cannot read its settings."""
     (run_dir / CONFIG_FILE).write_text("{")
 
 
-def test_whoever_keeps_dying_is_given_up_on(tmp_path: Path) -> None:
+def test_worker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
     with Driver("hash-lm", run_dir=tmp_path, max_restarts=2, hash_step_ms=5) as driver:
         stream = driver.submit([5], max_tokens=4000)
         stream.accepted(20)
@@ -35,12 +35,14 @@ def test_whoever_keeps_dying_is_given_up_on(tmp_path: Path) -> None:
         driver.restart("summarize")
         error = soon(lambda: error_of(driver))
         restarts = driver._started.supervisor.num_restarts if driver._started else {}
-    assert (error.role, error.exit_code, restarts["summarize"]) == ("summarize", 1, 4), "one asked for, three failed"
+    assert (error.role, error.exit_code, restarts["summarize"]) == ("summarize", 1, 4), (
+        "one replacement requested, three failed"
+    )
     assert "JSONDecodeError" in error.stderr
     assert stream.done
 
 
-def test_a_driver_that_gave_up_says_why_and_does_not_turn_in_circles(
+def test_driver_that_gave_up_gives_the_reason_and_does_not_spin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn, num_turns = Supervisor._turn, itertools.count()
@@ -58,8 +60,8 @@ def test_a_driver_that_gave_up_says_why_and_does_not_turn_in_circles(
         assert next(num_turns) - before < 20
 
 
-def test_a_stop_at_the_moment_in_which_a_worker_is_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAILED, written after STOP, kept the others at work, and who stopped waited for them for ever."""
+def test_stop_at_the_moment_a_worker_is_given_up_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAILED, written after STOP, kept the other workers running, so the stop waited for them for ever."""
     note_death, driver = Blame.note_death, Driver("hash-lm", max_restarts=0).start()
     stop = threading.Thread(target=driver.stop, kwargs={"mode": "abort"}, daemon=True)
 
@@ -75,7 +77,7 @@ def test_a_stop_at_the_moment_in_which_a_worker_is_given_up_ends(monkeypatch: py
     assert not stop.is_alive()
 
 
-def test_who_replaces_a_worker_that_is_given_up_is_told_at_once(tmp_path: Path) -> None:
+def test_replacing_a_worker_that_is_given_up_fails_at_once(tmp_path: Path) -> None:
     with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
         break_settings(tmp_path)
         with pytest.raises(ConfigError, match="the new prepare does not start: worker prepare ended with exit code 1"):
@@ -90,7 +92,7 @@ def error_of(driver: Driver) -> WorkerDied | None:
     return None
 
 
-def test_kills_from_outside_count_against_nobody(tmp_path: Path) -> None:
+def test_kills_from_outside_do_not_count(tmp_path: Path) -> None:
     with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
         for _ in range(3):
             old = pid_of(driver, "prepare")
@@ -99,7 +101,7 @@ def test_kills_from_outside_count_against_nobody(tmp_path: Path) -> None:
         assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
 
 
-def test_a_settings_file_that_is_mended_in_time_saves_the_pipeline(tmp_path: Path) -> None:
+def test_repairing_the_settings_in_time_saves_the_pipeline(tmp_path: Path) -> None:
     with Driver("hash-lm", run_dir=tmp_path, max_restarts=50) as driver:
         settings = (tmp_path / CONFIG_FILE).read_text()
         old = pid_of(driver, "prepare")
@@ -111,10 +113,10 @@ def test_a_settings_file_that_is_mended_in_time_saves_the_pipeline(tmp_path: Pat
         assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
 
 
-def test_a_worker_that_every_request_ends_is_given_up_in_the_end(
+def test_worker_that_every_request_crashes_is_given_up_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each death is somebody's, and still there is no sense in going on."""
+    """Each crash is blamed on a request, and yet continuing makes no sense."""
     monkeypatch.setattr(Blame, "note_death", lambda *_, internal: 2 if internal else 0)
     with Driver("hash-lm", run_dir=tmp_path, max_restarts=1) as driver:
         break_settings(tmp_path)

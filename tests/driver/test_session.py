@@ -1,4 +1,4 @@
-"""The client's thread: three messages, said again and again until they are answered, whatever the other side does."""
+"""The client's thread repeats its messages until they are answered, whatever the other side does."""
 
 from __future__ import annotations
 
@@ -19,112 +19,112 @@ from triptych.protocol.errors import (
     Overloaded,
 )
 
-pytestmark = pytest.mark.usefixtures("impatient")
+pytestmark = pytest.mark.usefixtures("fast_repeats")
 
 
 # -- until it is accepted
 
 
-def test_a_request_is_said_again_until_it_is_answered(service: FakeService, session: Session) -> None:
+def test_request_is_repeated_until_it_is_answered(service: FakeService, session: Session) -> None:
     submit(session, "a", prompt="hello")
-    assert [service.hear(m.Submit) for _ in range(4)] == [m.Submit("a", {"prompt": "hello"})] * 4
+    assert [service.recv(m.Submit) for _ in range(4)] == [m.Submit("a", {"prompt": "hello"})] * 4
 
 
-def test_what_a_caller_changes_after_a_request_was_said_ends_nobody(service: FakeService, session: Session) -> None:
+def test_changing_the_fields_after_submit_has_no_effect(service: FakeService, session: Session) -> None:
     stop: list[Any] = ["x"]
     submit(session, "a", stop=stop, chat=({"role": "user"},))
-    first = service.hear(m.Submit)
+    first = service.recv(m.Submit)
     stop.append(object())
-    assert service.hear(m.Submit) == first == m.Submit("a", {"stop": ["x"], "chat": [{"role": "user"}]})
+    assert service.recv(m.Submit) == first == m.Submit("a", {"stop": ["x"], "chat": [{"role": "user"}]})
 
 
-def test_an_accepted_request_is_not_said_again(service: FakeService, session: Session) -> None:
+def test_accepted_request_is_not_repeated(service: FakeService, session: Session) -> None:
     submit(session)
     service.accept("a")
-    said = [service.hear_any(1.0) for _ in range(5)]
-    assert {type(message) for message in said} <= {m.Follow, m.Submit}
-    assert not any(isinstance(message, m.Submit) for message in said[1:]), "one may have been under way"
+    messages = [service.recv_any(1.0) for _ in range(5)]
+    assert {type(message) for message in messages} <= {m.Follow, m.Submit}
+    assert not any(isinstance(message, m.Submit) for message in messages[1:]), "one may have been in flight"
 
 
-def test_an_accepted_request_is_followed_from_its_beginning(service: FakeService, session: Session) -> None:
+def test_accepted_request_is_followed_from_its_beginning(service: FakeService, session: Session) -> None:
     stream = submit(session)
-    service.hear(m.Submit)
-    service.say("submit", m.Accepted("a", 1, 0, 16))
-    assert service.hear(m.Follow) == m.Follow([["a", 0, True]])
+    service.recv(m.Submit)
+    service.send("submit", m.Accepted("a", 1, 0, 16))
+    assert service.recv(m.Follow) == m.Follow([["a", 0, True]])
     assert stream.accepted(10) == m.Accepted("a", 1, 0, 16)
 
 
-def test_a_request_that_is_accepted_twice_is_accepted_once(service: FakeService, session: Session) -> None:
+def test_repeated_acceptance_is_ignored(service: FakeService, session: Session) -> None:
     stream = submit(session)
-    service.hear(m.Submit)
-    service.say("submit", m.Accepted("a", 1, 0, 16))
-    service.say("submit", m.Accepted("a", 2, 0, 32))
-    service.hear(m.Follow)
-    service.say("follow", finished("a"))
+    service.recv(m.Submit)
+    service.send("submit", m.Accepted("a", 1, 0, 16))
+    service.send("submit", m.Accepted("a", 2, 0, 32))
+    service.recv(m.Follow)
+    service.send("follow", finished("a"))
     stream.result(10)
     assert stream.accepted() == m.Accepted("a", 1, 0, 16)
 
 
-def test_a_request_that_was_let_go_and_is_accepted_once_more_goes_on(service: FakeService, session: Session) -> None:
-    """Its SUBMIT was repeated before the first ACCEPTED came; nobody has refused it, so it is not aborted."""
+def test_detached_request_that_is_accepted_again_continues(service: FakeService, session: Session) -> None:
+    """Its SUBMIT was repeated before the first ACCEPTED arrived; it was not refused, so it is not aborted."""
     stream = submit(session)
-    service.hear(m.Submit)
-    service.say("submit", m.Accepted("a", 1, 0, 16))
-    service.hear(m.Follow)
+    service.recv(m.Submit)
+    service.send("submit", m.Accepted("a", 1, 0, 16))
+    service.recv(m.Follow)
     stream.accepted(10)
-    session.let_go("a")
-    service.say("submit", m.Accepted("a", 1, 0, 16))
+    session.detach("a")
+    service.send("submit", m.Accepted("a", 1, 0, 16))
     submit(session, "b")
-    service.hear(m.Submit, where=lambda said: said.request_id == "b")
-    service.say("submit", m.Accepted("b", 2, 0, 16))
-    service.hear(m.Follow, where=has_entry("b", 0, True))
-    assert not any(isinstance(message, m.Abort | m.Acknowledge) for message in service.heard)
+    service.recv(m.Submit, where=lambda message: message.request_id == "b")
+    service.send("submit", m.Accepted("b", 2, 0, 16))
+    service.recv(m.Follow, where=has_entry("b", 0, True))
+    assert not any(isinstance(message, m.Abort | m.Acknowledge) for message in service.received)
 
 
 @pytest.mark.parametrize("request_id", ["", "a b", "x" * 65, "x" * 150], ids=["empty", "space", "long", "longer"])
-def test_an_id_that_is_none_is_refused_at_once(service: FakeService, session: Session, request_id: str) -> None:
+def test_invalid_id_is_refused_at_once(service: FakeService, session: Session, request_id: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"1 to 64 .* of {len(request_id)} characters") as caught:
         submit(session, request_id).result(10)
     assert caught.value.param == "request_id"
-    assert service.hear_any(0.0) is None
+    assert service.recv_any(0.0) is None
 
 
-def test_a_refusal_is_raised(service: FakeService, session: Session) -> None:
+def test_refusal_is_raised(service: FakeService, session: Session) -> None:
     stream = submit(session)
-    service.hear(m.Submit)
-    service.say("submit", m.Rejected("a", "invalid_request", "top_p is 2, the limits are 0 and 1", "top_p"))
+    service.recv(m.Submit)
+    service.send("submit", m.Rejected("a", "invalid_request", "top_p is 2, the limits are 0 and 1", "top_p"))
     with pytest.raises(InvalidRequest, match="top_p is 2") as caught:
         stream.result(10)
     assert caught.value.param == "top_p"
 
 
-def test_an_overloaded_service_says_so_and_may_be_asked_again(service: FakeService, session: Session) -> None:
+def test_overloaded_refusal_is_raised_and_the_request_may_be_sent_again(service: FakeService, session: Session) -> None:
     stream = submit(session)
-    service.hear(m.Submit)
-    service.say("submit", m.Rejected("a", "overloaded", "1024 requests are waiting, the limit is 1024", None))
+    service.recv(m.Submit)
+    service.send("submit", m.Rejected("a", "overloaded", "1024 requests are waiting, the limit is 1024", None))
     with pytest.raises(Overloaded):
         stream.result(10)
     again = submit(session)
     service.accept("a")
-    service.say("follow", finished("a"))
+    service.send("follow", finished("a"))
     again.result(10)
 
 
-def test_a_late_refusal_of_an_accepted_request_changes_nothing(service: FakeService, session: Session) -> None:
+def test_late_refusal_of_an_accepted_request_is_ignored(service: FakeService, session: Session) -> None:
     stream = submit(session)
     service.accept("a")
-    service.say("submit", m.Rejected("a", "overloaded", "full", None))
-    service.say("follow", finished("a", 0, 5, text="x"))
+    service.send("submit", m.Rejected("a", "overloaded", "full", None))
+    service.send("follow", finished("a", 0, 5, text="x"))
     assert stream.result(10).text == "x"
 
 
-def test_a_refusal_of_somebody_else_changes_nothing(service: FakeService, session: Session) -> None:
+def test_refusal_of_an_unknown_request_is_ignored(service: FakeService, session: Session) -> None:
     stream = submit(session)
-    service.hear(m.Submit)
-    service.say("submit", m.Rejected("", "bad_frame", "not a message", None))
-    service.say("submit", m.Rejected("b", "overloaded", "full", None))
+    service.recv(m.Submit)
+    service.send("submit", m.Rejected("", "bad_frame", "not a message", None))
+    service.send("submit", m.Rejected("b", "overloaded", "full", None))
     service.accept("a")
-    service.say("follow", finished("a"))
+    service.send("follow", finished("a"))
     stream.result(10)
 
 
@@ -148,16 +148,16 @@ def nested(depth: int) -> Any:
     ],
     ids=["lone surrogate", "an object", "huge integer", "a set", "large map", "large array", "too deep"],
 )
-def test_a_request_the_service_could_not_read_fails_alone(
+def test_request_that_the_service_cannot_decode_fails_alone(
     service: FakeService, session: Session, request_map: dict[str, Any]
 ) -> None:
-    """It could not say whose it was, so the client would ask for ever."""
+    """The service cannot name the request, so without this the client would repeat it for ever."""
     other = submit(session, "other")
     stream = submit(session, "a", **request_map)
     with pytest.raises((InvalidRequest, BadFrame)):
         stream.result(10)
     service.accept("other")
-    service.say("follow", finished("other"))
+    service.send("follow", finished("other"))
     other.result(10)
 
 
@@ -165,40 +165,40 @@ def limits(max_frame_bytes: int) -> m.Info:
     return m.Info({"limits": {"max_frame_bytes": max_frame_bytes}})
 
 
-def test_a_large_request_waits_until_it_is_known_how_large_one_may_be(service: FakeService, session: Session) -> None:
+def test_large_request_waits_until_the_size_limit_is_known(service: FakeService, session: Session) -> None:
     submit(session, "large", prompt="x" * 5000)
-    assert [service.hear_any(10), service.hear_any(10)] == [m.GetInfo()] * 2
-    service.say("submit", limits(6000))
+    assert [service.recv_any(10), service.recv_any(10)] == [m.GetInfo()] * 2
+    service.send("submit", limits(6000))
     service.accept("large")
 
 
-def test_a_request_too_large_fails_alone_and_is_never_sent(service: FakeService, session: Session) -> None:
+def test_oversized_request_fails_alone_and_is_never_sent(service: FakeService, session: Session) -> None:
     stream = submit(session, "large", prompt="x" * 5000)
-    service.hear(m.GetInfo)
-    service.say("submit", limits(4000))
+    service.recv(m.GetInfo)
+    service.send("submit", limits(4000))
     with pytest.raises(InvalidRequest, match=r"the request has 50\d\d bytes, the limit is 4000"):
         stream.result(10)
     with pytest.raises(InvalidRequest, match="the limit is 4000"):
         submit(session, "again", prompt="x" * 4000).result(10)
     submit(session, "small", prompt="x" * 3000)
-    assert service.hear(m.Submit).request_id == "small"
+    assert service.recv(m.Submit).request_id == "small"
 
 
-def test_a_service_that_came_back_with_a_lower_limit_is_asked_for_it(service: FakeService, session: Session) -> None:
-    """It cuts off who sends more, so it cannot say that it does; the same frame again would be cut off for ever."""
+def test_restarted_service_is_asked_for_its_new_size_limit(service: FakeService, session: Session) -> None:
+    """It disconnects senders of larger frames without a reply, so repeating the frame would be cut off for ever."""
     submit(session, "first", prompt="x" * 2000)
-    service.hear(m.GetInfo)
-    service.say("submit", limits(6000))
+    service.recv(m.GetInfo)
+    service.send("submit", limits(6000))
     service.accept("first")
     stream = submit(session, "large", prompt="x" * 5000)
-    service.hear(m.GetInfo)
-    service.say("submit", limits(4000))
+    service.recv(m.GetInfo)
+    service.send("submit", limits(4000))
     with pytest.raises(InvalidRequest, match="the limit is 4000"):
         stream.result(10)
 
 
 @pytest.mark.parametrize("request_id", ["\ud800", 5, ["a"]], ids=["lone surrogate", "number", "list"])
-def test_an_id_that_cannot_travel_fails_alone(service: FakeService, session: Session, request_id: Any) -> None:
+def test_id_that_cannot_be_encoded_fails_alone(service: FakeService, session: Session, request_id: Any) -> None:
     stream, resumed = submit(session, request_id), Stream(request_id, session.abort)
     session.resume(request_id, resumed, num_tokens=0, num_chars=0)
     for refused in (stream, resumed):
@@ -209,49 +209,51 @@ def test_an_id_that_cannot_travel_fails_alone(service: FakeService, session: Ses
     with pytest.raises((InvalidRequest, BadFrame)):
         session.forget(request_id)
     session.abort(request_id)
-    session.let_go(request_id)
+    session.detach(request_id)
     submit(session, "small")
     service.accept("small")
 
 
 @pytest.mark.parametrize("start", [-1, 2**63, 3.0, "3", None, True], ids=repr)
 @pytest.mark.parametrize("name", ["num_tokens", "num_chars"])
-def test_who_resumes_from_nowhere_fails_alone(service: FakeService, session: Session, name: str, start: Any) -> None:
+def test_resuming_from_an_invalid_offset_fails_alone(
+    service: FakeService, session: Session, name: str, start: Any
+) -> None:
     if (name, start) == ("num_chars", None):
-        return  # that is not known
+        return  # an unknown offset
     other, resumed = submit(session, "other"), Stream("a", session.abort)
     service.accept("other")
     session.resume("a", resumed, **{"num_tokens": 0, "num_chars": 0, name: start})
     with pytest.raises(InvalidRequest, match=f"{name} must be an int, 0 or more") as caught:
         resumed.result(10)
     assert caught.value.param == name
-    service.say("follow", finished("other"))
+    service.send("follow", finished("other"))
     other.result(10)
 
 
-def test_a_question_that_is_none_and_was_given_up_hurts_nobody(service: FakeService, session: Session) -> None:
+def test_invalid_question_that_timed_out_disturbs_nothing(service: FakeService, session: Session) -> None:
     begin, stream = threading.Event(), submit(session)
     session._order(begin.wait)
     assert session.ask(m.GetStatus(cast(str, 5))).cancel()
     begin.set()
     service.accept("a")
-    service.say("follow", finished("a"))
+    service.send("follow", finished("a"))
     stream.result(10)
 
 
-def test_two_live_requests_of_one_id_are_refused_here(service: FakeService, session: Session) -> None:
+def test_second_live_request_with_the_same_id_is_refused_locally(service: FakeService, session: Session) -> None:
     first, second = submit(session, "a"), submit(session, "a")
     with pytest.raises(DuplicateId, match="this client already has a live request 'a'") as caught:
         second.result(10)
     assert caught.value.param == "request_id"
     service.accept("a")
-    service.say("follow", finished("a", text="mine"))
+    service.send("follow", finished("a", text="mine"))
     assert first.result(10).text == "mine"
 
 
-def test_an_id_may_be_used_again_after_its_end(service: FakeService, session: Session) -> None:
+def test_id_can_be_reused_after_its_end(service: FakeService, session: Session) -> None:
     for text in ("first", "second"):
         stream = submit(session, "a")
         service.accept("a")
-        service.say("follow", finished("a", text=text))
+        service.send("follow", finished("a", text=text))
         assert stream.result(10).text == text

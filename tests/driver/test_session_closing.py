@@ -1,4 +1,4 @@
-"""Servers and clients that go away: what is open is taken up again, or ends, and what was said last is heard."""
+"""When servers or clients go away, open requests are resumed or ended, and the last messages are sent."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from triptych.driver.stream import Stream
 from triptych.protocol import messages as m
 from triptych.protocol.errors import PipelineClosed, PipelineFailed
 
-pytestmark = pytest.mark.usefixtures("impatient")
+pytestmark = pytest.mark.usefixtures("fast_repeats")
 
 
-def test_a_server_that_was_away_hears_everything_then(service: FakeService, session: Session) -> None:
-    service.shut("submit")
+def test_messages_for_an_absent_server_are_sent_when_it_is_back(service: FakeService, session: Session) -> None:
+    service.close_socket("submit")
     stream = submit(session)
-    assert service.hear_any(5 * REPEAT_S) is None
-    service.open("submit")
+    assert service.recv_any(5 * REPEAT_S) is None
+    service.open_socket("submit")
     service.accept("a")
-    service.say("follow", finished("a", text="x"))
+    service.send("follow", finished("a", text="x"))
     assert stream.result(10).text == "x"
 
 
-def test_a_summarize_that_comes_back_is_followed_again(service: FakeService, session: Session) -> None:
+def test_restarted_summarize_is_followed_again(service: FakeService, session: Session) -> None:
     stream = submit(session)
     service.accept("a")
-    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
-    service.hear(m.Follow, where=has_entry("a", 1, False))
-    service.shut("follow")
-    service.open("follow")
-    service.hear(m.Follow, where=has_entry("a", 1, False))
-    service.say("follow", m.Finished("a", 1, 1, packed(6), "y", None, "stop", {}))
+    service.send("follow", m.Text([row("a", 0, 5, text="x")]))
+    service.recv(m.Follow, where=has_entry("a", 1, False))
+    service.close_socket("follow")
+    service.open_socket("follow")
+    service.recv(m.Follow, where=has_entry("a", 1, False))
+    service.send("follow", m.Finished("a", 1, 1, packed(6), "y", None, "stop", {}))
     assert stream.result(10).text == "xy"
 
 
-def test_an_idle_client_says_nothing(service: FakeService, session: Session) -> None:
-    assert service.hear_any(5 * REPEAT_S) is None
+def test_idle_client_sends_nothing(service: FakeService, session: Session) -> None:
+    assert service.recv_any(5 * REPEAT_S) is None
 
 
-def test_closing_ends_what_is_open(service: FakeService, session: Session) -> None:
+def test_closing_ends_open_requests(service: FakeService, session: Session) -> None:
     streams = [submit(session, name) for name in "ab"]
     question = session.ask(m.GetInfo())
     service.accept("a")
-    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
+    service.send("follow", m.Text([row("a", 0, 5, text="x")]))
     next(iter(streams[0]))
     session.close()
     for stream in streams:
@@ -63,7 +63,7 @@ def test_closing_ends_what_is_open(service: FakeService, session: Session) -> No
 
 
 @pytest.mark.parametrize("turn", range(10))
-def test_a_request_given_just_before_the_close_ends_too(service: FakeService, turn: int) -> None:
+def test_request_submitted_just_before_the_close_ends_too(service: FakeService, turn: int) -> None:
     session = service.client()
     stream, question = submit(session, f"{turn}"), session.ask(m.GetInfo())
     session.close()
@@ -73,8 +73,8 @@ def test_a_request_given_just_before_the_close_ends_too(service: FakeService, tu
         question.result(10)
 
 
-def test_what_is_asked_just_before_the_close_is_said(service: FakeService) -> None:
-    """Without its ABORT a request would go on until its lease ends."""
+def test_abort_just_before_the_close_is_sent(service: FakeService) -> None:
+    """Without the ABORT, the request would run until its lease ends."""
     session, begin = service.client(), threading.Event()
     stream = submit(session)
     service.accept("a")
@@ -85,11 +85,11 @@ def test_what_is_asked_just_before_the_close_is_said(service: FakeService) -> No
     eventually(lambda: session._closing)
     begin.set()
     close.join()
-    assert service.hear(m.Abort).request_id == "a"
+    assert service.recv(m.Abort).request_id == "a"
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_what_is_aborted_before_it_is_accepted_is_aborted_though_its_client_closes(
+def test_request_aborted_before_its_acceptance_is_aborted_though_its_client_closes(
     service: FakeService, n: int
 ) -> None:
     session = service.client()
@@ -101,27 +101,27 @@ def test_what_is_aborted_before_it_is_accepted_is_aborted_though_its_client_clos
         session.submit("a", {"prompt": "hello", "n": n}, Stream("a", session.abort), choices)
         for choice in choices:
             choice.abort()
-    service.hear(m.Submit)
+    service.recv(m.Submit)
     close = threading.Thread(target=session.close)
     close.start()
     eventually(lambda: session._closing)
-    service.say("submit", m.Accepted("a", 1, 0, 16))
-    assert {service.hear(m.Abort).request_id for _ in names} == set(names)
+    service.send("submit", m.Accepted("a", 1, 0, 16))
+    assert {service.recv(m.Abort).request_id for _ in names} == set(names)
     close.join()
-    assert sum(isinstance(message, m.Submit) for message in service.heard) == 1
+    assert sum(isinstance(message, m.Submit) for message in service.received) == 1
 
 
-def test_a_service_that_is_away_holds_up_no_close_for_long(service: FakeService) -> None:
+def test_absent_service_does_not_delay_a_close_for_long(service: FakeService) -> None:
     session = service.client()
     submit(session).abort()
-    service.hear(m.Submit)
-    service.shut("submit")
+    service.recv(m.Submit)
+    service.close_socket("submit")
     began = time.monotonic()
     session.close()
     assert time.monotonic() - began < 2 * LAST_ABORTS_S
 
 
-def test_an_end_that_came_just_before_the_close_is_acknowledged(service: FakeService) -> None:
+def test_end_received_just_before_the_close_is_acknowledged(service: FakeService) -> None:
     session = service.client()
 
     def wait_for_the_close() -> None:
@@ -130,13 +130,13 @@ def test_an_end_that_came_just_before_the_close_is_acknowledged(service: FakeSer
     stream = submit(session)
     service.accept("a")
     stream.on_done(wait_for_the_close)
-    service.say("follow", finished("a"))
+    service.send("follow", finished("a"))
     stream.result(10)
     session.close()
-    assert service.hear(m.Acknowledge).request_ids == ["a"]
+    assert service.recv(m.Acknowledge).request_ids == ["a"]
 
 
-def test_no_request_is_sent_by_who_closes(service: FakeService) -> None:
+def test_closing_client_submits_nothing(service: FakeService) -> None:
     session, begin = service.client(), threading.Event()
     session._order(begin.wait)
     submit(session, "late")
@@ -145,10 +145,10 @@ def test_no_request_is_sent_by_who_closes(service: FakeService) -> None:
     eventually(lambda: session._closing)
     begin.set()
     close.join()
-    assert service.hear_any(0.1) is None
+    assert service.recv_any(0.1) is None
 
 
-def test_a_closed_client_takes_nothing(service: FakeService) -> None:
+def test_closed_client_refuses_everything(service: FakeService) -> None:
     session = service.client()
     session.close()
     session.close()
@@ -156,7 +156,7 @@ def test_a_closed_client_takes_nothing(service: FakeService) -> None:
         submit(session)
 
 
-def test_requests_of_many_threads_and_a_close_all_end(service: FakeService) -> None:
+def test_requests_of_many_threads_end_during_a_close(service: FakeService) -> None:
     session = service.client()
     streams: list[Stream] = []
 
@@ -177,8 +177,8 @@ def test_requests_of_many_threads_and_a_close_all_end(service: FakeService) -> N
     eventually(lambda: all(stream.done for stream in streams), timeout=5)
 
 
-def test_whoever_asks_a_service_that_was_given_up_is_told(service: FakeService, session: Session) -> None:
-    """The one who was just about to ask when it was given up would wait for ever."""
+def test_question_to_a_service_that_gave_up_is_an_error(service: FakeService, session: Session) -> None:
+    """A caller that was about to ask when the service gave up would otherwise wait for ever."""
     before = submit(session, "before")
     session.fail(PipelineFailed("it died again and again"))
     with pytest.raises(PipelineFailed):
@@ -189,9 +189,9 @@ def test_whoever_asks_a_service_that_was_given_up_is_told(service: FakeService, 
         session.ask(m.GetStats()).result(10)
 
 
-def test_a_close_does_not_wait_for_a_server(service: FakeService, session: Session) -> None:
-    for door in ("submit", "follow"):
-        service.shut(door)
+def test_close_does_not_wait_for_a_server(service: FakeService, session: Session) -> None:
+    for socket in ("submit", "follow"):
+        service.close_socket(socket)
     submit(session)
     started = time.monotonic()
     session.close()
@@ -199,10 +199,10 @@ def test_a_close_does_not_wait_for_a_server(service: FakeService, session: Sessi
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_client_whose_thread_could_not_begin_leaves_no_socket(
+def test_client_whose_thread_could_not_start_leaves_no_socket(
     service: FakeService, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    """No thread is left, or a signal came while it began."""
+    """There are no threads left, or a signal came while it started."""
     start, num_open = threading.Thread.start, len(os.listdir("/proc/self/fd"))
 
     def fail(thread: threading.Thread) -> None:

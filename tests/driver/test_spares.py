@@ -1,4 +1,4 @@
-"""Processes in reserve."""
+"""Spare processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def spares(driver: Driver) -> list[psutil.Process]:
     return [p for p in psutil.Process().children() if p.pid not in workers and "--spare" in p.cmdline()]
 
 
-def test_a_spare_takes_over_and_is_replaced() -> None:
+def test_spare_takes_over_and_is_replaced() -> None:
     with Driver("hash-lm", hash_step_ms=1.0, lease_s=30.0, spares=True) as driver:
         run_dir = driver.run_dir
         stream = driver.submit([4, 2], max_tokens=2000)
@@ -43,7 +43,7 @@ def test_a_spare_takes_over_and_is_replaced() -> None:
     assert not Path(run_dir).exists()
 
 
-def test_a_spare_that_died_is_not_missed() -> None:
+def test_dead_spare_does_not_prevent_a_restart() -> None:
     with Driver("hash-lm", spares=True) as driver:
         eventually(lambda: len(spares(driver)) == len(ROLES))
         for process in spares(driver):
@@ -53,7 +53,7 @@ def test_a_spare_that_died_is_not_missed() -> None:
         assert driver.generate([1, 2], max_tokens=3).token_ids == expected([1, 2], 3)
 
 
-def test_a_spare_that_cannot_be_started_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spare_that_cannot_be_started_does_not_prevent_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = threading.Event()
 
     def fail(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What a caller sees of a request: deltas as they come, the whole at the end, errors with what came before."""
+"""What a caller sees of a request: deltas, the completion at the end, and errors with the answer so far."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_deltas_are_yielded_until_the_end() -> None:
     assert list(stream) == DELTAS
 
 
-def test_deltas_are_yielded_while_they_come() -> None:
+def test_deltas_are_yielded_as_they_arrive() -> None:
     stream = make_stream()
     stream.on_delta(DELTAS[0])
     deltas = iter(stream)
@@ -54,19 +54,19 @@ def test_deltas_are_yielded_while_they_come() -> None:
         assert second.result(10) == DELTAS[1]
 
 
-def test_an_iteration_after_the_end_ends_at_once() -> None:
+def test_iterating_after_the_end_ends_at_once() -> None:
     stream = make_stream()
     play(stream)
     assert (list(stream), list(stream)) == (DELTAS, [])
 
 
-def test_the_result_is_there_without_an_iteration() -> None:
+def test_result_is_available_without_iterating() -> None:
     stream = make_stream()
     play(stream)
     assert (stream.result(), stream.result(), stream.done) == (completion(), completion(), True)
 
 
-def test_usage_and_ledger_come_with_the_result() -> None:
+def test_result_has_usage_and_ledger() -> None:
     assert completion().usage == {"completion_tokens": 2}
     assert completion().ledger == {"tps": 1.0}
 
@@ -80,7 +80,7 @@ def test_several_threads_may_wait_for_one_result() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.01])
-def test_a_result_that_takes_too_long_is_a_timeout_and_the_request_goes_on(timeout: float) -> None:
+def test_wait_for_a_result_times_out_and_the_request_continues(timeout: float) -> None:
     stream = make_stream()
     with pytest.raises(RequestTimeout, match=f"request a: no answer within {timeout} s"):
         stream.result(timeout)
@@ -89,31 +89,31 @@ def test_a_result_that_takes_too_long_is_a_timeout_and_the_request_goes_on(timeo
     assert stream.result(timeout) == completion()
 
 
-def test_an_acceptance_that_takes_too_long_is_a_timeout() -> None:
+def test_wait_for_the_acceptance_times_out() -> None:
     with pytest.raises(RequestTimeout):
         make_stream().accepted(0.01)
 
 
-def test_the_acceptance_is_there_before_the_answer() -> None:
+def test_acceptance_is_available_before_the_answer() -> None:
     stream = make_stream()
     stream.on_accepted(ACCEPTED)
     assert (stream.accepted(), stream.done) == (ACCEPTED, False)
 
 
-def test_a_refusal_is_raised_to_who_waits_for_the_acceptance() -> None:
+def test_refusal_is_raised_by_the_wait_for_the_acceptance() -> None:
     stream = make_stream()
     stream.on_end(completion("error"), failure())
     with pytest.raises(ModelFailed):
         stream.accepted()
 
 
-def test_a_request_that_failed_later_was_accepted() -> None:
+def test_request_that_failed_later_was_accepted() -> None:
     stream = make_stream()
     play(stream, failure())
     assert stream.accepted() == ACCEPTED
 
 
-def test_an_error_comes_after_the_deltas_before_it() -> None:
+def test_error_comes_after_the_deltas_before_it() -> None:
     stream = make_stream()
     play(stream, failure())
     deltas = iter(stream)
@@ -122,7 +122,7 @@ def test_an_error_comes_after_the_deltas_before_it() -> None:
         next(deltas)
 
 
-def test_an_error_carries_what_was_produced_before_it() -> None:
+def test_error_contains_the_answer_so_far() -> None:
     stream = make_stream()
     play(stream, failure())
     with pytest.raises(ModelFailed, match="not a number") as caught:
@@ -130,21 +130,21 @@ def test_an_error_carries_what_was_produced_before_it() -> None:
     assert caught.value.partial == completion("error")
 
 
-def test_waiting_does_not_raise_what_the_request_failed_with() -> None:
+def test_waiting_does_not_raise_the_error_of_the_request() -> None:
     stream = make_stream()
     play(stream, failure())
     stream.wait()
     assert stream.done
 
 
-def test_an_abort_names_the_request_and_its_reader() -> None:
+def test_abort_names_the_request_and_its_reader() -> None:
     asked: list[Any] = []
     stream = Stream("the id", lambda request_id, reader: asked.append((request_id, reader)))
     stream.abort()
     assert asked == [("the id", stream)]
 
 
-def test_an_end_wakes_who_iterates() -> None:
+def test_end_wakes_an_iterating_thread() -> None:
     stream = make_stream()
     seen: list[Delta] = []
     reader = threading.Thread(target=lambda: seen.extend(stream))
@@ -162,9 +162,9 @@ def test_tokens_are_counted_before_they_are_read() -> None:
 
 
 @pytest.mark.parametrize("error", [None, failure()], ids=["well", "failed"])
-def test_the_end_is_told_to_whoever_wants_to_know(error: ModelFailed | None) -> None:
-    stream, told = make_stream(), []
-    stream.on_done(lambda: told.append((stream.done, "before")))
+def test_end_is_passed_to_every_callback(error: ModelFailed | None) -> None:
+    stream, received = make_stream(), []
+    stream.on_done(lambda: received.append((stream.done, "before")))
     play(stream, error)
-    stream.on_done(lambda: told.append((stream.done, "after")))
-    assert told == [(True, "before"), (True, "after")]
+    stream.on_done(lambda: received.append((stream.done, "after")))
+    assert received == [(True, "before"), (True, "after")]

@@ -1,4 +1,4 @@
-"""A worker that dies or hangs is restarted; a start that fails ends with the last log lines of the worker."""
+"""A worker that dies or hangs is restarted; a failed start ends with the worker's last log lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 HANG_S = 0.5
-soon = partial(eventually, timeout=60.0)  # a process starts in half a second, on a busy machine in many
+soon = partial(eventually, timeout=60.0)  # a process starts in half a second, but much slower on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +51,15 @@ def is_replaced(driver: Driver, role: str, old: int) -> bool:
 
 
 def run_before(run_dir: Path) -> Path:
-    """The model card of a run directory in which a pipeline like these ran before."""
+    """The model card of a run directory in which a similar pipeline ran before."""
     (run_dir / CONFIG_FILE).write_text(PipelineConfig.from_options(model="hash-lm").to_json())
     return run_dir / CARD_FILE
 
 
-def test_health_tells_of_a_disk_that_did_not_take_the_journal(driver: Driver) -> None:
+def test_health_reports_a_journal_that_could_not_be_flushed(driver: Driver) -> None:
     journal = Journal.open(driver.run_dir / JOURNAL_FILE)
     soon(lambda: driver.health().status == "ok")
-    journal.header["has_failed"] = 1  # as whoever flushes says
+    journal.header["has_failed"] = 1  # as the flushing thread does
     try:
         health = driver.health()
         assert (health.status, driver.healthy) == ("degraded", True)
@@ -69,7 +69,7 @@ def test_health_tells_of_a_disk_that_did_not_take_the_journal(driver: Driver) ->
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_worker_can_be_replaced_while_it_works(driver: Driver, role: str) -> None:
+def test_worker_can_be_replaced_while_it_works(driver: Driver, role: str) -> None:
     stream = driver.submit([5, 6, 7], max_tokens=400)
     next(iter(stream))
     old = pid_of(driver, role)
@@ -86,7 +86,7 @@ def test_replacements_are_counted(driver: Driver) -> None:
     assert driver.stats()["restarts"]["execute"] == before + 1
 
 
-def test_a_replacement_is_a_new_life(driver: Driver) -> None:
+def test_replacement_is_a_new_epoch(driver: Driver) -> None:
     before = driver.stats()["prepare"]["epoch"]
     old = pid_of(driver, "prepare")
     driver.restart("prepare")
@@ -94,7 +94,9 @@ def test_a_replacement_is_a_new_life(driver: Driver) -> None:
     assert driver.stats()["prepare"]["epoch"] == before + 1
 
 
-def test_a_model_whose_settings_find_no_room_is_not_taken(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacement_whose_settings_cannot_be_written_keeps_the_model(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def write_nothing(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -104,12 +106,12 @@ def test_a_model_whose_settings_find_no_room_is_not_taken(driver: Driver, monkey
     assert driver.config.model.model == "hash-lm"
 
 
-def test_nobody_unknown_is_replaced(driver: Driver) -> None:
+def test_replacing_an_unknown_role_is_refused(driver: Driver) -> None:
     with pytest.raises(ConfigError, match="role is 'driver', known are: prepare, execute, summarize"):
         driver.restart("driver")
 
 
-def test_workers_do_not_react_to_a_ctrl_c_meant_for_the_driver(driver: Driver) -> None:
+def test_workers_ignore_a_ctrl_c_meant_for_the_driver(driver: Driver) -> None:
     before = dict(driver.pids)
     for pid in before.values():
         assert pid is not None
@@ -120,47 +122,47 @@ def test_workers_do_not_react_to_a_ctrl_c_meant_for_the_driver(driver: Driver) -
 
 
 @pytest.fixture(scope="module")
-def impatient() -> Iterator[Driver]:
+def fast_repeats() -> Iterator[Driver]:
     with Driver("hash-lm", hang_s=HANG_S) as driver:
         yield driver
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_worker_that_hangs_is_replaced_in_time(impatient: Driver, role: str) -> None:
-    old = pid_of(impatient, role)
+def test_hanging_worker_is_replaced_in_time(fast_repeats: Driver, role: str) -> None:
+    old = pid_of(fast_repeats, role)
     os.kill(old, signal.SIGSTOP)
     stopped = time.monotonic()
-    eventually(lambda: impatient.pids[role] != old)
+    eventually(lambda: fast_repeats.pids[role] != old)
     noticed_s = time.monotonic() - stopped
-    soon(lambda: is_replaced(impatient, role, old))
-    assert impatient.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
+    soon(lambda: is_replaced(fast_repeats, role, old))
+    assert fast_repeats.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
     assert noticed_s < HANG_S + 1
 
 
-def test_a_worker_without_a_processor_is_waited_for(impatient: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine with more to do than it has processors. Killed, it would only start again there."""
-    role, old = "prepare", pid_of(impatient, "prepare")
+def test_worker_without_processor_time_is_waited_for(fast_repeats: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an overloaded machine. If it were killed, it would only have to start again there."""
+    role, old = "prepare", pid_of(fast_repeats, "prepare")
     with monkeypatch.context() as patch:
         patch.setattr(worker_module, "run_delays", lambda pid: {1: time.monotonic_ns()})
         os.kill(old, signal.SIGSTOP)
-        eventually(lambda: impatient.health().workers[role].since_progress_s > 3 * HANG_S)
-        assert impatient.pids[role] == old
-    soon(lambda: is_replaced(impatient, role, old))
+        eventually(lambda: fast_repeats.health().workers[role].since_progress_s > 3 * HANG_S)
+        assert fast_repeats.pids[role] == old
+    soon(lambda: is_replaced(fast_repeats, role, old))
 
 
-def test_a_worker_that_is_stopped_while_it_starts_is_replaced_too(impatient: Driver) -> None:
-    """How long a start takes nobody knows, but one that is stopped takes for ever."""
-    role, old = "summarize", pid_of(impatient, "summarize")
+def test_worker_stopped_by_a_signal_while_it_starts_is_replaced_too(fast_repeats: Driver) -> None:
+    """The length of a start is unknown, but a stopped process never finishes it."""
+    role, old = "summarize", pid_of(fast_repeats, "summarize")
     os.kill(old, signal.SIGKILL)
-    starting = eventually(lambda: pid if (pid := impatient.pids[role]) not in (None, old) else None)
+    starting = eventually(lambda: pid if (pid := fast_repeats.pids[role]) not in (None, old) else None)
     assert starting is not None
     os.kill(starting, signal.SIGSTOP)
-    assert impatient.phases[role][0] != "ready"
-    soon(lambda: is_replaced(impatient, role, starting))
-    assert impatient.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
+    assert fast_repeats.phases[role][0] != "ready"
+    soon(lambda: is_replaced(fast_repeats, role, starting))
+    assert fast_repeats.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
 
 
-def test_a_failed_start_shows_the_traceback(tmp_path: Path) -> None:
+def test_failed_start_shows_the_traceback(tmp_path: Path) -> None:
     run_before(tmp_path).write_text("{")
     with pytest.raises(WorkerDied, match="Traceback") as caught:
         Driver("hash-lm", run_dir=tmp_path).start()
@@ -168,29 +170,31 @@ def test_a_failed_start_shows_the_traceback(tmp_path: Path) -> None:
     assert "JSONDecodeError" in caught.value.stderr
 
 
-def test_a_model_that_is_not_there_is_named() -> None:
+def test_missing_model_is_named() -> None:
     with pytest.raises(WorkerDied, match="/nonexistent") as caught:
         Driver("/nonexistent").start()
     assert (caught.value.role, caught.value.exit_code) == ("execute", 1)
 
 
-def test_a_start_that_takes_too_long_names_who_was_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_timeout_names_the_late_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "CLEAN_STOP_S", 0.1)
-    os.mkfifo(run_before(tmp_path))  # whoever opens it waits
+    os.mkfifo(run_before(tmp_path))  # opening it blocks
     with pytest.raises(WorkerDied, match=r"was stuck; .*\n\(it was not ready in time\)"):
         Driver("hash-lm", run_dir=tmp_path, start_timeout_s=1.0).start()
 
 
-def test_a_stop_does_not_wait_for_who_is_still_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_does_not_wait_for_a_worker_that_is_still_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(driver_module, "CLEAN_STOP_S", 600.0)
-    os.mkfifo(run_before(tmp_path))  # whoever opens it waits
+    os.mkfifo(run_before(tmp_path))  # opening it blocks
     driver = Driver("hash-lm", run_dir=tmp_path).start(wait=False)
     eventually(lambda: driver.phases["execute"][0] == "loading")
     assert driver.stop(mode="abort")["execute"] == -signal.SIGKILL
 
 
-def test_a_start_that_waits_ends_when_another_thread_stops_the_driver(tmp_path: Path) -> None:
-    os.mkfifo(run_before(tmp_path))  # whoever opens it waits
+def test_waiting_start_ends_when_another_thread_stops_the_driver(tmp_path: Path) -> None:
+    os.mkfifo(run_before(tmp_path))  # opening it blocks
     driver = Driver("hash-lm", run_dir=tmp_path)
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(driver.start)
@@ -199,7 +203,7 @@ def test_a_start_that_waits_ends_when_another_thread_stops_the_driver(tmp_path: 
         assert isinstance(start.exception(20), PipelineClosed)
 
 
-def test_after_a_failed_start_nothing_is_left(tmp_path: Path) -> None:
+def test_failed_start_leaves_nothing(tmp_path: Path) -> None:
     card = run_before(tmp_path)
     card.write_text("{")
     driver = Driver("hash-lm", run_dir=tmp_path)
@@ -210,14 +214,14 @@ def test_after_a_failed_start_nothing_is_left(tmp_path: Path) -> None:
         assert driver.healthy
 
 
-def test_a_worker_of_a_driver_that_has_stopped_is_not_replaced() -> None:
+def test_worker_of_a_stopped_driver_is_not_replaced() -> None:
     with Driver("hash-lm") as driver:
         assert driver._started is not None
         supervisor = driver._started.supervisor
     supervisor.restart("prepare")
 
 
-def test_who_leaves_before_the_supervisor_hears_of_the_stop_is_not_started_again(
+def test_worker_that_exits_before_the_supervisor_notices_the_stop_is_not_restarted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Driver("hash-lm") as driver:
@@ -228,9 +232,7 @@ def test_who_leaves_before_the_supervisor_hears_of_the_stop_is_not_started_again
     assert "restarting it" not in caplog.text
 
 
-def test_a_process_that_cannot_be_started_at_the_moment_is_started_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_that_cannot_be_started_now_is_started_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, errors = Supervisor._start_process, [BlockingIOError(errno.EAGAIN, "no process left") for _ in range(3)]
 
     def start_or_fail(supervisor: Supervisor, role: str, **options: Any) -> Any:
@@ -245,7 +247,7 @@ def test_a_process_that_cannot_be_started_at_the_moment_is_started_later(
         assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
 
 
-def test_a_process_without_a_descriptor_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_a_file_descriptor_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     open_descriptor, pids = os.pidfd_open, list[int]()
 
     def open_or_fail(pid: int) -> int:
@@ -269,8 +271,8 @@ def _sigchld_ignored() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_sigchld_ignored")
-def test_a_failed_start_is_one_also_where_the_kernel_keeps_no_exit_codes(tmp_path: Path) -> None:
-    """They read as 0, and a worker that ended by itself was started again at once, for ever."""
+def test_failed_start_is_detected_even_if_the_kernel_keeps_no_exit_codes(tmp_path: Path) -> None:
+    """They read as 0, so a worker that exited by itself was restarted at once, for ever."""
     run_before(tmp_path).write_text("{")
     with pytest.raises(WorkerDied, match="Traceback") as caught:
         Driver("hash-lm", run_dir=tmp_path, start_timeout_s=10.0).start()
@@ -278,7 +280,7 @@ def test_a_failed_start_is_one_also_where_the_kernel_keeps_no_exit_codes(tmp_pat
 
 
 @pytest.mark.usefixtures("_sigchld_ignored")
-def test_where_the_kernel_keeps_no_exit_codes_a_death_is_taken_for_the_worker_s_own_fault() -> None:
+def test_without_exit_codes_a_death_counts_as_the_worker_s_own_fault() -> None:
     with Driver("hash-lm", max_restarts=1000) as driver:
         os.kill(old := pid_of(driver, "execute"), signal.SIGABRT)
         soon(lambda: is_replaced(driver, "execute", old))
@@ -295,7 +297,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__")
 """
 
 
-def test_workers_that_have_nothing_to_do_are_woken_by_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_workers_are_woken_by_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     popen = subprocess.Popen
 
     def start_with_a_long_tick(command: list[str], **options: Any) -> subprocess.Popen[bytes]:

@@ -11,7 +11,7 @@ from triptych.driver.worker import MAX_BACK_OFF_S, Worker
 
 
 def make_worker(*explained: int) -> Worker:
-    """One that died so often, a second apart, each time with so many deaths explained."""
+    """A worker that died that often, a second apart, with that many deaths explained each time."""
     worker = Worker("prepare")
     for second, count in enumerate(explained):
         worker.note_death(float(second), num_explained=count)
@@ -23,25 +23,25 @@ def make_worker(*explained: int) -> Worker:
     [((0, 0, 0), 3), ((0, 2), 0), ((0, 0, 2), 1), ((0, 2, 0, 2, 0), 1), ((2,), 0)],
     ids=["nobody named", "named", "one besides", "again and again", "more than there are"],
 )
-def test_deaths_for_which_somebody_was_named_do_not_count(explained: tuple[int, ...], num_left: int) -> None:
+def test_deaths_blamed_on_a_request_do_not_count(explained: tuple[int, ...], num_left: int) -> None:
     worker = make_worker(*explained)
     assert (len(worker.deaths), len(worker.all_deaths)) == (num_left, len(explained))
 
 
-def test_what_is_long_ago_is_forgotten() -> None:
+def test_old_deaths_are_forgotten() -> None:
     worker = make_worker(0, 0, 2, 0)
     worker.forget_deaths(before=2.0)
     assert (list(worker.deaths), list(worker.all_deaths)) == ([3.0], [2.0, 3.0])
 
 
-def test_the_wait_grows_with_the_deaths_that_nobody_explains() -> None:
+def test_restart_delay_grows_with_unexplained_deaths() -> None:
     assert make_worker().back_off_s == make_worker(0, 2).back_off_s == 0.0
     assert [make_worker(*[0] * n).back_off_s for n in (1, 2, 3)] == [0.01, 0.02, 0.04]
     assert make_worker(*[0] * 2000).back_off_s == MAX_BACK_OFF_S
 
 
-def test_silence_without_a_processor_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts from the second half of the patience on, by the thread that waited longest, until there is progress."""
+def test_silence_without_processor_time_is_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting counts in the second half of the patience, for the longest-waiting thread, until there is progress."""
     delays_s = [{1: 5.0}, {1: 6.5, 2: 0.5}, {1: 7.0, 2: 9.0}, {1: 9.0}]
     seen = iter([{thread: int(s * 1e9) for thread, s in each.items()} for each in delays_s])
     monkeypatch.setattr(worker_module, "run_delays", lambda pid: next(seen))

@@ -1,4 +1,4 @@
-"""Damaged bytes into every decoder: each is refused in the way that is promised, in bounded time.
+"""Feeds damaged bytes to every decoder: each input is refused with the documented error, in bounded time.
 
 ``python -m tests.fuzz.fuzz`` for a million inputs; ``test_fuzz.py`` does some thousands.
 """
@@ -19,7 +19,7 @@ from benchmarks.report import environment
 from tests.fuzz.mutate import mutate
 from tests.fuzz.targets import Target, make_targets
 
-MAX_INPUT_S = 1.0  # generous: a busy machine adds much to what takes a millisecond
+MAX_INPUT_S = 1.0  # generous: on a busy machine, a millisecond's work may take much longer
 MAX_GROWTH_KIB = 64 << 10
 
 
@@ -31,21 +31,21 @@ class Outcome:
 
 
 class Escaped(AssertionError):
-    """Something else than a refusal came out of a decoder."""
+    """A decoder raised something else than a refusal."""
 
 
 def fuzz(target: Target, name: str, *, seed: int, count: int) -> Outcome:
     rng, outcome = random.Random(f"{name} {seed}"), Outcome()
     for number in range(count):
         damaged = mutate(rng, rng.choice(target.sources))
-        began = time.process_time()  # what else the machine does is not the decoder's
+        began = time.process_time()  # load of the machine is not the decoder's fault
         try:
             target.read(damaged)
             outcome.num_read += 1
         except target.refusals:
             outcome.num_refused += 1
         except UnicodeDecodeError as error:
-            if name not in ("config", "card"):  # their callers decode
+            if name not in ("config", "card"):  # decoding is done by the callers
                 raise Escaped(f"{name}, seed {seed}, input {number}: {damaged!r}") from error
             outcome.num_refused += 1
         except BaseException as error:
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def share(name: str, inputs: int, targets: dict[str, Target]) -> int:
-    """Half for what strangers send, the rest among the others."""
+    """Half for public frames, the rest divided among the others."""
     return inputs // 2 if name == "public frames" else inputs // 2 // (len(targets) - 1)
 
 

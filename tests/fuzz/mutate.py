@@ -1,4 +1,4 @@
-"""Damaged copies of valid bytes: bits turned, pieces cut, doubled, moved, and the lengths that formats announce."""
+"""Damaged copies of valid bytes: flipped bits, pieces cut, doubled or moved, and wrong length fields."""
 
 from __future__ import annotations
 

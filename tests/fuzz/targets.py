@@ -1,4 +1,4 @@
-"""Everything in the package that reads bytes it did not write itself, and how each may refuse them."""
+"""Everything in the package that decodes bytes, and the errors with which each may refuse them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REQUEST = {
 
 @dataclass(frozen=True)
 class Target:
-    """``read`` takes damaged bytes; only ``refusals`` may come out of it."""
+    """``read`` decodes damaged bytes; it may raise only ``refusals``."""
 
     sources: tuple[bytes, ...]
     read: Callable[[bytes], object]
@@ -49,7 +49,7 @@ class Target:
 
 
 def _public(frame: bytes) -> None:
-    """What prepare does with a stranger's frame before anything is tokenised."""
+    """What prepare does with a public frame before tokenisation."""
     peek_request_id(frame)
     message = decode_public(frame, max_bytes=MAX_FRAME_BYTES).message
     if isinstance(message, m.Submit):
@@ -117,7 +117,7 @@ def _journal_reader(path: Path) -> Callable[[bytes], None]:
 
 
 def _read_all(journal: Journal) -> None:
-    """As the three workers do when they start: a damaged record is given up, and none else."""
+    """As the three workers read it at their start: damaged records are given up, and only those."""
     for slot in range(journal.num_records):
         try:
             view = read_request(journal, slot)

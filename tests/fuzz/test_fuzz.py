@@ -1,4 +1,4 @@
-"""A little of the fuzzing with every test run; ``fuzz.py`` does much."""
+"""A small part of the fuzzing with every test run; ``fuzz.py`` does the rest."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def test_damaged_bytes_are_refused_cleanly(name: str, tmp_path: Path) -> None:
     assert peak_kib() - before < MAX_GROWTH_KIB
 
 
-def test_every_decoder_is_tried(tmp_path: Path) -> None:
+def test_every_decoder_is_fuzzed(tmp_path: Path) -> None:
     assert list(make_targets(tmp_path)) == NAMES

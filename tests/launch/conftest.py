@@ -17,7 +17,7 @@ from triptych.launch.signals import ENDING
 
 
 class Outcome(NamedTuple):
-    """How a call ended."""
+    """The result of a call."""
 
     code: int
     out: str
@@ -29,7 +29,7 @@ Triptych: TypeAlias = Callable[..., Outcome]
 
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a pipeline of the hash model runs."""
+    """The run directory of a running pipeline with the hash model."""
     folder = tmp_path_factory.mktemp("p")
     folder.chmod(0o700)
     with Driver("hash-lm", run_dir=folder, max_queue=1024):
@@ -38,7 +38,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def triptych(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Triptych]:
-    """``triptych("generate", "hi", stdin=b"...")`` as a shell would call it."""
+    """``triptych("generate", "hi", stdin=b"...")``, called as from a shell."""
 
     def call(*arguments: str | Path, stdin: bytes = b"") -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

@@ -1,4 +1,4 @@
-"""A verb in a terminal of its own, as a person would use it."""
+"""A verb in its own terminal, as a person would use it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[()][A-Z]|\r")
 
 
 class Terminal:
-    """What the process wrote so far, and a keyboard."""
+    """The output of the process so far, and a keyboard."""
 
     def __init__(self, master: int, process: subprocess.Popen[bytes]) -> None:
         self._master, self.process = master, process
@@ -27,7 +27,7 @@ class Terminal:
 
     @property
     def raw(self) -> str:
-        with suppress(OSError):  # nothing new, or the other end is closed
+        with suppress(OSError):  # there is nothing new, or the other end is closed
             while piece := os.read(self._master, 1 << 16):
                 self._seen += piece
         return self._seen.decode(errors="replace")
@@ -37,16 +37,14 @@ class Terminal:
         return _ESCAPES.sub("", self.raw)
 
     def see(self, words: str, *, times: int = 1) -> None:
-        """Wait until the words were written so many times."""
+        """Wait until the words were written that many times."""
         try:
             eventually(lambda: self.text.count(words) >= times, timeout=60)
         except AssertionError:
             raise AssertionError(f"{words!r} is not {times} times in:\n{self.text}") from None
 
     def see_prompt(self, prompt: str = "> ") -> None:
-        """Wait until the prompt is the last that was written: what is typed before it is the terminal's to read, for
-        which Ctrl-D is not a key.
-        """
+        """Wait until the prompt is the last output: the terminal processes earlier input itself, Ctrl-D included."""
         try:
             eventually(lambda: self.text.endswith(prompt), timeout=60)
         except AssertionError:
@@ -63,7 +61,7 @@ class Terminal:
 
 @contextmanager
 def terminal(*arguments: str, **environment: str) -> Iterator[Terminal]:
-    """A verb that was started in a terminal; killed at the end if it is still there."""
+    """A verb started in a terminal; killed at the end if it still runs."""
     master, slave = pty.openpty()
     os.set_blocking(master, False)
     with subprocess.Popen(

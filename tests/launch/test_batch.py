@@ -1,4 +1,4 @@
-"""A batch waits for events, and ends when its pipeline does."""
+"""A batch waits for events, and ends when its pipeline ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def batch_on(driver: Driver, *prompts: str, max_tokens: int) -> Batch:
     return Batch(pipeline, [(job, {**job.request, "max_tokens": max_tokens}) for job in jobs_from_texts(prompts)])
 
 
-def test_tokens_are_counted_while_they_come() -> None:
+def test_tokens_are_counted_as_they_arrive() -> None:
     with Driver("hash-lm", hash_step_ms=1) as driver:
         batch = batch_on(driver, "a", "b", "c", max_tokens=50)
         seen = []
@@ -33,7 +33,7 @@ def test_tokens_are_counted_while_they_come() -> None:
         assert [num_tokens >= 50 for _, num_tokens in seen] == [True] * 3
 
 
-def test_a_pipeline_that_is_given_up_ends_the_batch() -> None:
+def test_pipeline_that_gives_up_ends_the_batch() -> None:
     with Driver("hash-lm", hash_step_ms=5, max_restarts=0) as driver:
         batch, pid = batch_on(driver, "a", "b", max_tokens=3000), driver.pids["execute"]
         assert pid is not None
@@ -49,7 +49,7 @@ def test_a_pipeline_that_is_given_up_ends_the_batch() -> None:
                 list(batch.answers())
 
 
-def test_a_rate_is_that_of_the_last_moments() -> None:
+def test_rate_is_that_of_the_last_moments() -> None:
     rate = TokenRate()
     assert rate.update(0, now=0.0) == 0
     assert rate.update(10, now=1.0) == 10

@@ -28,7 +28,7 @@ def chat(triptych: Triptych, run_dir: str) -> Triptych:
 
 
 def answers(run_dir: str, *questions: str, system: str | None = None) -> str:
-    """What is said to the questions of one conversation, as the chat shows it."""
+    """The answers to the questions of one conversation, as the chat shows them."""
     messages = [] if system is None else [{"role": "system", "content": system}]
     shown = ""
     with Client(run_dir) as client:
@@ -40,11 +40,11 @@ def answers(run_dir: str, *questions: str, system: str | None = None) -> str:
     return shown
 
 
-def test_the_model_is_told_the_whole_conversation(chat: Triptych, run_dir: str) -> None:
+def test_model_gets_the_whole_conversation(chat: Triptych, run_dir: str) -> None:
     assert chat("first", "second") == (0, answers(run_dir, "first", "second"), "")
 
 
-def test_a_system_prompt_opens_the_conversation(chat: Triptych, run_dir: str) -> None:
+def test_system_prompt_begins_the_conversation(chat: Triptych, run_dir: str) -> None:
     outcome = chat("first", flags=("--system", "be brief"))
     assert outcome.out == answers(run_dir, "first", system="be brief")
 
@@ -62,30 +62,30 @@ def test_stats_show_where_the_time_of_the_last_answer_went(chat: Triptych) -> No
 
 
 @pytest.mark.parametrize("command", ["/quit", "/exit"])
-def test_nothing_is_asked_after_quit(chat: Triptych, command: str) -> None:
+def test_no_question_is_sent_after_quit(chat: Triptych, command: str) -> None:
     assert chat(command, "first") == (0, "", "")
 
 
-def test_an_unknown_command_shows_the_list_and_is_not_asked(chat: Triptych) -> None:
+def test_unknown_command_shows_the_list_and_is_not_sent(chat: Triptych) -> None:
     outcome = chat("/frobnicate")
     assert outcome.out == ""
     assert "/frobnicate is not a command" in outcome.err
     assert "/reset" in outcome.err
 
 
-def test_a_refused_question_is_forgotten(chat: Triptych, run_dir: str) -> None:
+def test_refused_question_is_forgotten(chat: Triptych, run_dir: str) -> None:
     outcome = chat("x" * 5000, "second")
     assert "(prompt_too_long)" in outcome.err
     assert (outcome.out, outcome.code) == (answers(run_dir, "second"), 1)
 
 
-def test_a_question_that_is_no_utf_8_is_refused_and_the_next_answered(triptych: Triptych, run_dir: str) -> None:
+def test_question_that_is_not_utf8_is_refused_and_the_next_one_answered(triptych: Triptych, run_dir: str) -> None:
     outcome = triptych("chat", "--connect", run_dir, "--max-tokens", "4", stdin=b"caf\xe9\nsecond")
     assert "the question is not UTF-8: byte 0xe9 after 3 others (invalid_request)" in outcome.err
     assert (outcome.out, outcome.code) == (answers(run_dir, "second"), 1)
 
 
-def test_the_system_prompt_can_be_changed(chat: Triptych, run_dir: str) -> None:
+def test_system_prompt_can_be_changed(chat: Triptych, run_dir: str) -> None:
     outcome = chat("/system", "/system be brief", "first", "/system -", "/reset", "second")
     assert outcome.out == answers(run_dir, "first", system="be brief") + answers(run_dir, "second")
     assert outcome.err.splitlines()[:2] == ["system: nothing", "system: be brief"]
@@ -94,19 +94,19 @@ def test_the_system_prompt_can_be_changed(chat: Triptych, run_dir: str) -> None:
 @pytest.mark.parametrize(
     "lines", [("one\\", "two"), ('"""one', 'two"""'), ('"""', "one", "two", '"""')], ids=["backslash", "short", "block"]
 )
-def test_a_message_may_have_several_lines(chat: Triptych, run_dir: str, lines: tuple[str, ...]) -> None:
+def test_message_may_have_several_lines(chat: Triptych, run_dir: str, lines: tuple[str, ...]) -> None:
     assert chat(*lines) == (0, answers(run_dir, "one\ntwo"), "")
 
 
-def test_a_block_that_never_ends_ends_with_the_input(chat: Triptych, run_dir: str) -> None:
+def test_unclosed_block_ends_with_the_input(chat: Triptych, run_dir: str) -> None:
     assert chat('"""one', "two").out == answers(run_dir, "one\ntwo")
 
 
-def test_a_question_may_begin_with_a_slash(chat: Triptych, run_dir: str) -> None:
+def test_question_may_begin_with_a_slash(chat: Triptych, run_dir: str) -> None:
     assert chat("/etc/passwd is what?").out == answers(run_dir, "/etc/passwd is what?")
 
 
-def test_a_conversation_is_saved(chat: Triptych, run_dir: str, tmp_path: Path) -> None:
+def test_conversation_is_saved(chat: Triptych, run_dir: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     outcome = chat("first", f"/save {file}", f"/save {file}", "/save", "/save /none/a", flags=("--system", "s"))
     messages = json.loads(file.read_text())
@@ -124,11 +124,11 @@ def test_a_conversation_is_saved(chat: Triptych, run_dir: str, tmp_path: Path) -
 # -- in a terminal
 
 
-def test_a_conversation_in_a_terminal(run_dir: str, tmp_path: Path) -> None:
+def test_conversation_in_a_terminal(run_dir: str, tmp_path: Path) -> None:
     arguments = ("chat", "--connect", run_dir, "--max-tokens", "6")
     with terminal(*arguments, XDG_STATE_HOME=str(tmp_path)) as screen:
         screen.see_prompt()
-        screen.type("half a line\x03")  # given up, as in a shell
+        screen.type("half a line\x03")  # cancelled, as in a shell
         screen.see("> ", times=2)
         screen.see_prompt()
         screen.type("/he\t\r")
@@ -147,7 +147,7 @@ def test_a_conversation_in_a_terminal(run_dir: str, tmp_path: Path) -> None:
     assert history.stat().st_mode & 0o777 == 0o600
 
 
-def test_ctrl_c_in_a_terminal_ends_the_answer_alone(tmp_path: Path) -> None:
+def test_ctrl_c_in_a_terminal_ends_only_the_answer(tmp_path: Path) -> None:
     slow = ("chat", "hash-lm", "--hash-step-ms", "5", "--max-tokens", "3000")
     with terminal(*slow, XDG_STATE_HOME=str(tmp_path)) as screen:
         screen.see_prompt()
@@ -166,7 +166,7 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     assert printable("a\x1b[31mb\x9b\x00\tc\n") == "a�[31mb��\tc\n"
 
 
-def test_on_a_narrow_terminal_lines_are_broken_between_words() -> None:
+def test_lines_are_wrapped_between_words_on_a_narrow_terminal() -> None:
     written = io.StringIO()
     say(Console(file=written, force_terminal=True, color_system=None, width=40), HELP, is_wrapped=True)
     assert written.getvalue().split() == HELP.split()

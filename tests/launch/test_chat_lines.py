@@ -9,7 +9,7 @@ import pytest
 from triptych.launch.chat_lines import history_path, line_editing
 
 
-def test_a_user_without_a_home_has_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_home_directory_has_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)

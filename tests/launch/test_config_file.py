@@ -1,4 +1,4 @@
-"""``--config FILE``: what it may hold, who wins over it, and what is said of a wrong key."""
+"""``--config FILE``: what it may contain, its precedence, and the errors for wrong keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 @pytest.fixture
 def generate(triptych: Triptych, run_dir: str, tmp_path: Path) -> Callable[..., Outcome]:
-    """The verb on the shared pipeline, with a config file of this text."""
+    """Run the verb on the shared pipeline, with a config file of this text."""
 
     def call(toml: str, *arguments: str) -> Outcome:
         (tmp_path / "own.toml").write_text(toml)
@@ -33,7 +33,7 @@ def num_tokens(outcome: Outcome) -> int:
 
 
 @pytest.mark.parametrize("key", ["max_tokens", "max-tokens", "max_new_tokens"])
-def test_a_key_is_the_name_of_a_flag(generate: Callable[..., Outcome], key: str) -> None:
+def test_key_is_the_name_of_a_flag(generate: Callable[..., Outcome], key: str) -> None:
     assert num_tokens(generate(f"{key} = 3")) == 3
 
 
@@ -49,17 +49,17 @@ def test_flag_wins_over_environment_over_file_over_default(
     assert num_tokens(generate("")) == 256
 
 
-def test_a_table_is_for_its_verb_alone(generate: Callable[..., Outcome]) -> None:
+def test_table_applies_to_its_verb_only(generate: Callable[..., Outcome]) -> None:
     assert num_tokens(generate("max_tokens = 3\n[generate]\nmax_tokens = 4\n[chat]\nmax_tokens = 5")) == 4
-    assert num_tokens(generate("drain_timeout = 9\nmax_tokens = 3")) == 3  # of serve
+    assert num_tokens(generate("drain_timeout = 9\nmax_tokens = 3")) == 3  # a setting of serve
 
 
-def test_lists_maps_and_booleans_are_those_of_toml(generate: Callable[..., Outcome]) -> None:
+def test_lists_maps_and_booleans_use_toml_syntax(generate: Callable[..., Outcome]) -> None:
     toml = "max_tokens = 3\nstop = ['q', 'r']\nlogit_bias = { 7 = -1.5 }\nignore_eos = true\nprefix_cache = false"
     assert num_tokens(generate(toml)) <= 3
 
 
-def test_the_file_may_be_named_by_the_environment(
+def test_file_may_be_named_by_the_environment(
     triptych: Triptych, run_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own.toml").write_text(f"max_tokens = 2\nconnect = '{run_dir}'\nformat = 'jsonl'")
@@ -82,25 +82,25 @@ def test_the_file_may_be_named_by_the_environment(
     ],
     ids=["misspelt", "other verb", "table", "twice", "fraction", "boolean", "limit", "sampling", "syntax"],
 )
-def test_a_wrong_key_or_value_is_refused_by_name(generate: Callable[..., Outcome], toml: str, words: str) -> None:
+def test_wrong_key_or_value_is_refused_with_its_name(generate: Callable[..., Outcome], toml: str, words: str) -> None:
     outcome = generate(toml)
     assert outcome.code == 2
     assert words in " ".join(outcome.err.replace("│", " ").split())
 
 
-def test_a_file_that_cannot_be_read_is_named(triptych: Triptych, tmp_path: Path) -> None:
+def test_unreadable_file_is_named(triptych: Triptych, tmp_path: Path) -> None:
     outcome = triptych("generate", "hi", "--config", tmp_path / "none.toml")
     assert outcome.code == 2
     assert f"cannot read {tmp_path}/none.toml: No such file or directory" in outcome.err
 
 
-def test_a_byte_order_mark_is_no_part_of_a_file(triptych: Triptych, tmp_path: Path) -> None:
+def test_byte_order_mark_is_ignored(triptych: Triptych, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text("page_size = 7", encoding="utf-8-sig")
     outcome = triptych("generate", "hi", "--config", tmp_path / "own.toml")
     assert (outcome.code, "page_size is 7" in outcome.err) == (2, True)
 
 
-def test_a_file_that_is_utf_16_is_named_so(triptych: Triptych, tmp_path: Path) -> None:
+def test_utf16_file_is_refused_as_such(triptych: Triptych, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text("page_size = 32", encoding="utf-16")
     outcome = triptych("generate", "hi", "--config", tmp_path / "own.toml")
     assert (outcome.code, "own.toml is UTF-16, not UTF-8; iconv" in outcome.err) == (2, True)

@@ -1,4 +1,4 @@
-"""The committed demo model: its entries, its tokenizer and, to the letter, a sample of its answers."""
+"""The committed demo model: its entries, its tokenizer, and a sample of its answers, word for word."""
 
 import random
 from functools import cache
@@ -65,7 +65,7 @@ def test_first_paragraph(docstring: str, answer: str) -> None:
     assert first_paragraph(docstring) == answer
 
 
-def test_a_sample_of_entries_is_answered_to_the_letter() -> None:
+def test_sample_of_entries_is_answered_word_for_word() -> None:
     rng = random.Random(20)
     pairs = [(entry, phrasing) for entry in rng.sample(load_entries(), 20) for phrasing in rng.sample(PHRASINGS, 2)]
     answers = answers_to(*[phrasing.format(name=entry.name) for entry, phrasing in pairs])
@@ -90,7 +90,7 @@ def test_most_held_out_questions_are_declined() -> None:
     assert answers.count(OFF_TOPIC_ANSWER) >= 0.8 * len(answers)
 
 
-def test_a_later_turn_is_answered_like_a_first_one() -> None:
+def test_later_turn_is_answered_like_a_first_one() -> None:
     entries = {entry.name: entry.answer for entry in load_entries()}
     messages = [
         {"role": "system", "content": "You are a helpful assistant."},
@@ -119,7 +119,7 @@ def test_training_rows_equal_the_chat_template() -> None:
     assert encoded.token_ids == tokenizer.encode(rendered)
 
 
-def test_an_epoch_asks_every_entry_and_depends_on_the_seed_only() -> None:
+def test_epoch_contains_every_entry_and_depends_only_on_the_seed() -> None:
     entries = tuple(load_entries())
     first, again = (sample_epoch(entries, upweighted=(), mixture=Mixture(), rng=random.Random(1)) for _ in range(2))
     answers = {turn.answer for conversation in first for turn in conversation.turns}
@@ -130,12 +130,12 @@ def test_an_epoch_asks_every_entry_and_depends_on_the_seed_only() -> None:
 @pytest.mark.parametrize(
     "text", ["", " a\n\tb  ", "naïve café", "👩‍👩‍👧 🇩🇪", "日本語 العربية", "\x00\x7f\ufffd", "def f(x): ..."]
 )
-def test_tokenizer_gives_any_text_back(text: str) -> None:
+def test_tokenizer_round_trips_any_text(text: str) -> None:
     _, tokenizer = loaded_checkpoint()
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_checkpoint_is_an_ordinary_one() -> None:
+def test_checkpoint_has_the_standard_format() -> None:
     model = AutoModelForCausalLM.from_pretrained(CHECKPOINT)
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
     assert isinstance(model, LlamaForCausalLM)

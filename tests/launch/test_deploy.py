@@ -1,4 +1,4 @@
-"""launch/deploy: valid by Kubernetes' own schema, and true of the program that it starts."""
+"""launch/deploy is valid by Kubernetes' schema, and matches the program that it starts."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ INSTRUCTIONS = [
 
 
 def serve_flags(arguments: list[str]) -> dict[str, Any]:
-    """What the command line makes of a container's arguments."""
+    """The settings that the command line makes from a container's arguments."""
     verb, *flags = arguments
     return dict(typer.main.get_command(app).commands[verb].make_context(verb, flags).params)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=list(BY_KIND))
-def test_a_document_is_valid_by_the_schema(document: dict[str, Any]) -> None:
+def test_manifest_is_valid_by_the_schema(document: dict[str, Any]) -> None:
     kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_the_schema_refuses_a_misspelt_field() -> None:
+def test_schema_refuses_a_misspelt_field() -> None:
     wrong = json.loads(json.dumps(BY_KIND["Deployment"]))
     wrong["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_the_arguments_are_ones_that_serve_takes() -> None:
+def test_arguments_are_accepted_by_serve() -> None:
     flags = serve_flags(CONTAINER["args"])
     assert flags["http"].rpartition(":")[2] == str(CONTAINER["ports"][0]["containerPort"])
 
 
 @pytest.mark.parametrize(("probe", "path"), [("startup", "/ready"), ("readiness", "/ready"), ("liveness", "/health")])
-def test_each_probe_asks_the_right_question(probe: str, path: str) -> None:
+def test_each_probe_uses_the_right_route(probe: str, path: str) -> None:
     asked = CONTAINER[f"{probe}Probe"]["httpGet"]
     assert (asked["path"], asked["port"]) == (path, CONTAINER["ports"][0]["name"])
     assert f"GET `{path}`" in (ROOT / "docs" / "http.md").read_text()
 
 
-def test_the_grace_period_holds_the_hook_and_the_drain() -> None:
+def test_grace_period_covers_the_hook_and_the_drain() -> None:
     hook = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][-1])
     drain = serve_flags(CONTAINER["args"])["drain_timeout"]
     assert hook + drain + 10 <= POD["spec"]["terminationGracePeriodSeconds"]
 
 
-def test_shared_memory_holds_the_journal() -> None:
+def test_shared_memory_is_large_enough_for_the_journal() -> None:
     [volume] = [v for v in POD["spec"]["volumes"] if v.get("emptyDir", {}).get("medium") == "Memory"]
     [mount] = [m for m in CONTAINER["volumeMounts"] if m["name"] == volume["name"]]
     assert mount["mountPath"] == "/dev/shm"
@@ -82,7 +82,7 @@ def test_every_mount_is_a_volume_and_every_selector_finds_the_pods() -> None:
     assert BY_KIND["Service"]["spec"]["ports"][0]["targetPort"] == CONTAINER["ports"][0]["name"]
 
 
-def test_the_pod_may_do_nothing_it_does_not_need() -> None:
+def test_pod_has_only_the_permissions_it_needs() -> None:
     assert POD["spec"]["securityContext"]["runAsNonRoot"]
     context = CONTAINER["securityContext"]
     assert context["readOnlyRootFilesystem"]
@@ -91,7 +91,7 @@ def test_the_pod_may_do_nothing_it_does_not_need() -> None:
     assert {"cpu", "memory"} <= CONTAINER["resources"]["requests"].keys()
 
 
-def test_the_image_runs_as_the_user_of_the_manifest_without_a_shell() -> None:
+def test_image_runs_as_the_user_of_the_manifest_without_a_shell() -> None:
     words = {name: rest for name, rest in INSTRUCTIONS if name in ("USER", "ENTRYPOINT", "CMD", "STOPSIGNAL")}
     context = POD["spec"]["securityContext"]
     assert words["USER"] == f"{context['runAsUser']}:{context['runAsGroup']}"
@@ -100,7 +100,7 @@ def test_the_image_runs_as_the_user_of_the_manifest_without_a_shell() -> None:
     assert words["STOPSIGNAL"] == "SIGTERM"
 
 
-def test_the_image_copies_what_there_is_and_the_context_holds_it() -> None:
+def test_image_copies_existing_files_that_are_in_the_build_context() -> None:
     sources = [
         word for name, rest in INSTRUCTIONS if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]
     ]
@@ -111,12 +111,12 @@ def test_the_image_copies_what_there_is_and_the_context_holds_it() -> None:
         assert f"!{source}" in allowed
 
 
-def test_the_image_that_runs_has_a_compiler_for_the_kernels() -> None:
+def test_final_image_has_a_compiler_for_the_kernels() -> None:
     text = (FOLDER / "Dockerfile").read_text()
     assert re.search(r"apt-get install .*\bg\+\+", text.rpartition("\nFROM ")[2])
 
 
-def test_the_image_installs_extras_that_exist() -> None:
+def test_image_installs_existing_extras() -> None:
     [extras] = re.findall(r"'\.\[(.*)\]'", (FOLDER / "Dockerfile").read_text())
     known = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert set(extras.split(",")) <= set(known)

@@ -1,4 +1,4 @@
-"""How the program begins, and how it ends when it is told to before it has begun."""
+"""How the program starts, and how it ends when it is interrupted before it has started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from triptych.launch import cli
 
-# Ctrl-C while the module is looked for, which is in the middle of an import.
+# Ctrl-C while the module is looked up, which is in the middle of an import.
 INTERRUPT_AT = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,15 +24,13 @@ main()
 """
 
 
-def test_ctrl_c_while_the_program_is_imported_ends_it_in_silence() -> None:
+def test_ctrl_c_while_the_program_is_imported_exits_silently() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPT_AT, "--version"], capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("Error calling __set_name__")], ids=repr)
-def test_ctrl_c_while_a_verb_is_imported_ends_it_in_silence(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_a_verb_is_imported_exits_silently(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def app(_: object) -> None:
         raise error from None if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
 
@@ -43,6 +41,6 @@ def test_ctrl_c_while_a_verb_is_imported_ends_it_in_silence(
 
 
 @pytest.mark.parametrize("package", ["triptych", "triptych.launch"])
-def test_python_m_is_the_command_line(package: str) -> None:
+def test_python_m_runs_the_command_line(package: str) -> None:
     done = subprocess.run([sys.executable, "-m", package, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("triptych ")

@@ -1,4 +1,4 @@
-"""What a person at a terminal reads of a worker that failed."""
+"""What a person at a terminal reads about a failed worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triptych.protocol.errors import ConfigError, TriptychError, WorkerDied
 
 
 def words_of(error: BaseException) -> str:
-    """As a worker logs it."""
+    """The lines that a worker logs."""
     return "12:00:00 execute ERROR worker execute failed\n" + "".join(traceback.format_exception(error)).rstrip()
 
 
@@ -23,19 +23,19 @@ def failed(first: Exception, then: Exception) -> Exception:
         return error
 
 
-def told(error: Exception) -> str:
+def explained(error: Exception) -> str:
     return explain(WorkerDied("execute", 1, words_of(error)))
 
 
-def test_an_error_of_ours_is_told_without_its_traceback() -> None:
-    assert told(failed(OSError("gone"), ConfigError("it is not there"))) == "execute: it is not there"
+def test_error_of_ours_is_shown_without_its_traceback() -> None:
+    assert explained(failed(OSError("gone"), ConfigError("it is not there"))) == "execute: it is not there"
 
 
-def test_of_one_that_came_of_another_the_last_is_told() -> None:
+def test_last_error_of_a_chain_is_shown() -> None:
     error = failed(ConfigError("no such folder"), ConfigError("the draft model: no such folder\nlook again"))
-    assert told(error) == "execute: the draft model: no such folder\nlook again"
+    assert explained(error) == "execute: the draft model: no such folder\nlook again"
 
 
-def test_any_other_is_told_with_all_it_said() -> None:
-    assert "ValueError: what is this" in told(failed(KeyError("key"), ValueError("what is this")))
+def test_other_errors_are_shown_completely() -> None:
+    assert "ValueError: what is this" in explained(failed(KeyError("key"), ValueError("what is this")))
     assert explain(TriptychError("no")) == "no"

@@ -21,7 +21,7 @@ from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import TriptychError
 from triptych.protocol.sampling import SamplingParams
 
-# A value for every field that is not its default, as it is written on a command line and as it is.
+# For every field, a value that is not its default, as written on a command line and as parsed.
 CONFIG_VALUES: dict[str, Any] = {
     "model": "hash-lm",
     "dtype": "float32",
@@ -77,7 +77,7 @@ def config_fields() -> Iterator[tuple[str, str, Any]]:
 
 
 def parse(arguments: list[str], env: dict[str, str] | None = None) -> tuple[PipelineConfig, SamplingParams]:
-    """What a verb gets that takes both."""
+    """What a verb receives that accepts both kinds of options."""
     seen = []
     probe = typer.Typer(context_settings={"token_normalize_func": canonical})
 
@@ -110,15 +110,15 @@ def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, na
     assert value_of(by_flag, owner, name) == value_of(by_env, owner, name) == value
 
 
-def test_what_other_servers_call_it_is_understood() -> None:
+def test_flag_names_of_other_servers_are_accepted() -> None:
     for alias, name in ALIASES.items():
-        if name != "drain-timeout":  # of serve alone
+        if name != "drain-timeout":  # of serve only
             known = {"lora-modules": "a=b", "kv-dtype": "int8", "num-speculative-tokens": "3"}
             value = [] if name.startswith("no-") else [known.get(name, "64")]
             assert parse([f"--{alias}", *value]) == parse([f"--{name}", *value]) != parse([])
 
 
-def test_the_short_form_of_tensor_parallelism_is_taken() -> None:
+def test_short_form_of_tensor_parallelism_is_accepted() -> None:
     assert parse(["--model", "demo", "-tp", "2"])[0].model.tensor_parallel_size == 2
 
 
@@ -144,7 +144,7 @@ def test_every_sampling_parameter_is_a_flag(name: str) -> None:
     ],
     ids=["port", "long", "form"],
 )
-def test_an_address_that_cannot_be_had_is_refused_before_anything_starts(
+def test_impossible_address_is_refused_before_anything_starts(
     address: str, words: str, triptych: Triptych, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("triptych.driver.driver.Driver.start", lambda *_, **__: pytest.fail("the driver was started"))
@@ -154,7 +154,7 @@ def test_an_address_that_cannot_be_had_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize("columns", [60, 80, 100])
 @pytest.mark.parametrize("verb", ["serve", "generate", "chat", "bench", "replay"])
-def test_help_shows_every_flag_whole(
+def test_help_shows_complete_flag_names(
     verb: str, columns: int, triptych: Triptych, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -191,27 +191,27 @@ def test_every_flag_has_a_help_text() -> None:
     ],
     ids=lambda value: value[0][2:] if isinstance(value, list) else "",
 )
-def test_a_wrong_value_is_refused_with_its_limits(triptych: Triptych, arguments: list[str], words: str) -> None:
+def test_wrong_value_is_refused_with_its_limits(triptych: Triptych, arguments: list[str], words: str) -> None:
     outcome = triptych("generate", "hi", "--model", "hash-lm", *arguments)
     assert outcome.code == 2
     assert words in outcome.err
 
 
-def test_a_drain_takes_no_time_that_is_no_number(triptych: Triptych) -> None:
+def test_drain_timeout_that_is_not_a_number_is_refused(triptych: Triptych) -> None:
     outcome = triptych("serve", "--model", "hash-lm", "--drain-timeout", "soon")
     assert (outcome.code, "'--drain-timeout': 'soon' is not a number" in outcome.err) == (2, True)
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "86401"])
-def test_a_drain_takes_no_time_that_cannot_be(triptych: Triptych, value: str) -> None:
+def test_impossible_drain_timeout_is_refused(triptych: Triptych, value: str) -> None:
     outcome = triptych("serve", "--model", "hash-lm", "--drain-timeout", value)
     assert outcome.code == 2
     assert f"drain_timeout is {float(value)}, the limits are 0 and 86400" in outcome.err
 
 
-def test_a_flag_wins_over_the_environment(triptych: Triptych, monkeypatch: pytest.MonkeyPatch, run_dir: str) -> None:
+def test_flag_wins_over_the_environment(triptych: Triptych, monkeypatch: pytest.MonkeyPatch, run_dir: str) -> None:
     monkeypatch.setenv("TRIPTYCH_MAX_TOKENS", "2")
-    monkeypatch.setenv("TRIPTYCH_PAGE_SIZE", "64")  # of the other pipeline: no reason to refuse --connect
+    monkeypatch.setenv("TRIPTYCH_PAGE_SIZE", "64")  # a setting of the other pipeline is no reason to refuse --connect
     monkeypatch.setenv("TRIPTYCH_CONNECT", run_dir)
     by_env = json.loads(triptych("generate", "hi", "--format", "jsonl").out)
     by_flag = json.loads(triptych("generate", "hi", "--format", "jsonl", "--max-tokens", "3").out)

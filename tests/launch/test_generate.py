@@ -1,4 +1,4 @@
-"""``triptych generate``: where prompts come from, where answers go, and what one bad prompt costs."""
+"""``triptych generate``: sources of prompts, formats of answers, and the handling of bad prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triptych import Client, Driver
 
 @pytest.fixture
 def generate(triptych: Triptych, run_dir: str) -> Triptych:
-    """The verb on the shared pipeline."""
+    """Run the verb on the shared pipeline."""
     return lambda *arguments, stdin=b"": triptych(
         "generate", "--connect", run_dir, "--max-tokens", "4", *arguments, stdin=stdin
     )
@@ -27,20 +27,20 @@ def rows_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_prompt_is_answered_on_standard_output(generate: Triptych, run_dir: str) -> None:
+def test_prompt_is_answered_on_standard_output(generate: Triptych, run_dir: str) -> None:
     with Client(run_dir) as client:
         expected = client.generate("hello", max_tokens=4)
     assert generate("hello", "--raw") == (0, expected.text + "\n", "")
 
 
-def test_a_prompt_goes_through_the_chat_template_unless_it_is_raw(generate: Triptych, run_dir: str) -> None:
+def test_prompt_goes_through_the_chat_template_unless_raw(generate: Triptych, run_dir: str) -> None:
     with Client(run_dir) as client:
         expected = client.generate(messages=[{"role": "user", "content": "hello"}], max_tokens=4)
     assert generate("hello").out == generate("hello", "--chat").out == expected.text + "\n"
     assert generate("hello", "--raw").out != expected.text + "\n"
 
 
-def test_answers_come_in_the_order_of_the_prompts(generate: Triptych) -> None:
+def test_answers_are_in_the_order_of_the_prompts(generate: Triptych) -> None:
     prompts = [f"prompt {index}" for index in range(20)]
     outcome = generate(*prompts, "--format", "jsonl")
     assert [(row["index"], row["prompt"]) for row in rows_of(outcome.out)] == list(enumerate(prompts))
@@ -57,7 +57,7 @@ def test_lines_of_a_file_or_a_pipe_are_prompts(generate: Triptych, tmp_path: Pat
     assert outcome.code == 0
 
 
-def test_a_line_may_say_when_it_must_be_answered(generate: Triptych) -> None:
+def test_line_may_have_a_deadline(generate: Triptych) -> None:
     limits = {"priority": -1, "max_queue_ms": 60_000, "cache_salt": "tenant"}
     lines = [{"prompt": "a", "deadline_ms": ms, **limits} for ms in (60_000, 1e-3)]
     outcome = generate("--format", "jsonl", stdin="\n".join(map(json.dumps, lines)).encode())
@@ -67,7 +67,7 @@ def test_a_line_may_say_when_it_must_be_answered(generate: Triptych) -> None:
     assert outcome.code == 1
 
 
-def test_a_line_may_have_every_field_of_a_request(generate: Triptych) -> None:
+def test_line_may_have_every_field_of_a_request(generate: Triptych) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     lines: list[dict[str, Any]] = [
         {"prompt": "a", "structured": {"choice": ["yes", "no"]}, "max_tokens": 9},
@@ -84,7 +84,7 @@ def test_a_line_may_have_every_field_of_a_request(generate: Triptych) -> None:
     assert cut["usage"]["prompt_tokens"] == 10
 
 
-def test_a_line_may_be_an_object_with_parameters_of_its_own(generate: Triptych) -> None:
+def test_line_may_be_an_object_with_its_own_parameters(generate: Triptych) -> None:
     lines = [
         {"prompt": "a", "max_tokens": 2},
         {"prompt_token_ids": [5, 6, 7], "logprobs": 0},
@@ -111,7 +111,7 @@ def test_every_choice_of_an_answer_has_a_row(generate: Triptych) -> None:
     assert len(set(texts.rstrip("\n").split("\n"))) >= 3
 
 
-def test_a_row_holds_all_that_is_known_of_an_answer(generate: Triptych) -> None:
+def test_row_contains_everything_known_about_an_answer(generate: Triptych) -> None:
     [row] = rows_of(generate("hello", "--format", "jsonl").out)
     assert set(row) == {"index", "request_id", "prompt", "text", "token_ids", "finish_reason", "usage", "ledger"}
     assert row["usage"]["completion_tokens"] == 4
@@ -134,7 +134,7 @@ def test_a_row_holds_all_that_is_known_of_an_answer(generate: Triptych) -> None:
     ],
     ids=["limit", "unknown", "argument", "empty", "type", "messages", "name", "syntax", "surrogate", "utf-8"],
 )
-def test_a_bad_prompt_is_a_row_with_an_error_and_stops_no_other(
+def test_bad_prompt_gives_an_error_row_and_does_not_stop_others(
     generate: Triptych, line: bytes, param: str | None
 ) -> None:
     outcome = generate("--format", "jsonl", stdin=b"good\n" + line + b"\ngood")
@@ -145,7 +145,7 @@ def test_a_bad_prompt_is_a_row_with_an_error_and_stops_no_other(
     assert "2 of 3 prompts answered, 1 failed" in outcome.err
 
 
-def test_a_failed_prompt_leaves_its_line_of_text_empty(generate: Triptych) -> None:
+def test_failed_prompt_leaves_its_line_of_text_empty(generate: Triptych) -> None:
     good = generate("good").out
     outcome = generate(stdin=b'good\n{"prompt": "x", "top_p": 7}\ngood')
     assert outcome.out == f"{good}\n{good}"
@@ -153,15 +153,13 @@ def test_a_failed_prompt_leaves_its_line_of_text_empty(generate: Triptych) -> No
 
 
 @pytest.mark.parametrize(("name", "is_jsonl"), [("a.jsonl", True), ("a.txt", False), ("a", False)])
-def test_the_suffix_of_the_output_chooses_the_format(
-    generate: Triptych, tmp_path: Path, name: str, is_jsonl: bool
-) -> None:
+def test_output_suffix_determines_the_format(generate: Triptych, tmp_path: Path, name: str, is_jsonl: bool) -> None:
     assert generate("hello", "--output", tmp_path / name) == (0, "", "")
     assert (tmp_path / name).read_text().startswith('{"index": 0') == is_jsonl
 
 
 @pytest.mark.parametrize("output", ["/dev/full", "{tmp}", "{tmp}/no/such/folder/out.txt"])
-def test_an_output_that_cannot_be_written_is_named(generate: Triptych, tmp_path: Path, output: str) -> None:
+def test_unwritable_output_is_named(generate: Triptych, tmp_path: Path, output: str) -> None:
     output = output.format(tmp=tmp_path)
     outcome = generate("hello", "--output", output)
     assert outcome.code == 1
@@ -184,13 +182,13 @@ def test_an_output_that_cannot_be_written_is_named(generate: Triptych, tmp_path:
     ],
     ids=lambda value: value[-2][2:] if isinstance(value, list) else "",
 )
-def test_a_call_that_cannot_work_says_why(generate: Triptych, arguments: list[str], words: str) -> None:
+def test_impossible_options_are_refused_with_the_reason(generate: Triptych, arguments: list[str], words: str) -> None:
     outcome = generate(*arguments)
     assert outcome.code == 2
     assert words in outcome.err
 
 
-def test_the_prompts_are_not_replaced_by_their_answers(generate: Triptych, tmp_path: Path) -> None:
+def test_prompts_are_not_overwritten_by_their_answers(generate: Triptych, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("hello\n")
     (tmp_path / "link").symlink_to("a.jsonl")
     outcome = generate("--file", tmp_path / "link", "--output", tmp_path / "a.jsonl")
@@ -199,11 +197,11 @@ def test_the_prompts_are_not_replaced_by_their_answers(generate: Triptych, tmp_p
     assert (tmp_path / "a.jsonl").read_text() == "hello\n"
 
 
-def test_one_answer_can_be_streamed_into_a_pipe(generate: Triptych) -> None:
+def test_single_answer_can_be_streamed_into_a_pipe(generate: Triptych) -> None:
     assert generate("hello", "--stream") == generate("hello", "--no-stream")
 
 
-def test_more_prompts_than_the_queue_takes_are_all_answered(triptych: Triptych) -> None:
+def test_more_prompts_than_the_queue_holds_are_all_answered(triptych: Triptych) -> None:
     stdin = b"\n".join(b"prompt %d" % index for index in range(12))
     own = ["--model", "hash-lm", "--max-queue", "1", "--max-num-seqs", "2", "--hash-step-ms", "2"]
     outcome = triptych("generate", *own, "--max-tokens", "8", "--format", "jsonl", stdin=stdin)
@@ -211,7 +209,7 @@ def test_more_prompts_than_the_queue_takes_are_all_answered(triptych: Triptych) 
     assert [len(row["token_ids"]) for row in rows_of(outcome.out)] == [8] * 12
 
 
-def test_nobody_there_to_connect_to_is_an_error(triptych: Triptych, tmp_path: Path) -> None:
+def test_connecting_to_no_pipeline_is_an_error(triptych: Triptych, tmp_path: Path) -> None:
     outcome = triptych("generate", "hello", "--connect", tmp_path)
     assert outcome.code == 2
     assert f"no pipeline runs in {tmp_path}" in outcome.err
@@ -226,13 +224,13 @@ def test_nobody_there_to_connect_to_is_an_error(triptych: Triptych, tmp_path: Pa
     ],
     ids=["latin-1", "surrogate", "utf-16"],
 )
-def test_what_is_no_utf8_is_told_of_by_its_byte(generate: Triptych, line: bytes, words: str) -> None:
+def test_invalid_utf8_is_reported_with_its_byte(generate: Triptych, line: bytes, words: str) -> None:
     outcome = generate(stdin=line)
     assert words in outcome.err
     assert outcome.code in (1, 2)
 
 
-def test_a_pipeline_whose_driver_is_gone_is_told_of_at_once(triptych: Triptych, run_dir: str, tmp_path: Path) -> None:
+def test_pipeline_without_a_driver_is_reported_at_once(triptych: Triptych, run_dir: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     shutil.copy(Path(run_dir, "config.json"), tmp_path)
     (tmp_path / "lock").touch(0o600)
@@ -242,13 +240,13 @@ def test_a_pipeline_whose_driver_is_gone_is_told_of_at_once(triptych: Triptych, 
 
 
 @pytest.mark.parametrize("flags", [["--stream"], ["--format", "jsonl"]], ids=["streamed", "batch"])
-def test_what_is_under_way_is_aborted_where_answers_cannot_be_written(triptych: Triptych, flags: list[str]) -> None:
-    """Else a service would go on with what nobody reads, until its lease ends."""
+def test_requests_are_aborted_when_answers_cannot_be_written(triptych: Triptych, flags: list[str]) -> None:
+    """Otherwise a service would continue unread answers until their leases end."""
     quick = [] if flags == ["--stream"] else [{"prompt": "x", "max_tokens": 9}]
     slow = {"prompt": "x", "max_tokens": 4000, "request_id": "slow"}
     stdin = b"\n".join(json.dumps(line).encode() for line in [*quick, slow])
     with Driver("hash-lm", hash_step_ms=10.0) as driver, Client(driver.run_dir) as client:
         outcome = triptych("generate", "--connect", driver.run_dir, "--output", "/dev/full", *flags, stdin=stdin)
         assert "cannot write /dev/full" in outcome.err
-        # Its end may be acknowledged already, and then it is forgotten, but for the list of what ended.
+        # Its end may have been acknowledged and forgotten already, but it is still in the list of ended requests.
         eventually(lambda: ("slow", "abort") in [(line.request_id, line.state) for line in client.requests().ended])

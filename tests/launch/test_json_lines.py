@@ -5,7 +5,7 @@ import json
 from triptych.launch.json_lines import json_line
 
 
-def test_a_row_is_one_line_whatever_it_says() -> None:
+def test_row_is_one_line_for_any_content() -> None:
     row = {"text": "".join(map(chr, [*range(0x3000), 0x1F642])), "é\u2028": 1}
     [line] = json_line(row).splitlines()
     assert json.loads(line) == row

@@ -16,7 +16,7 @@ def run(*arguments: object) -> int:
     return int(caught.value.code or 0)
 
 
-def test_a_folder_is_made_and_a_client_let_in_shown_and_revoked(
+def test_folder_is_created_and_a_client_added_listed_and_revoked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, file = tmp_path / "keys", tmp_path / "alice.json"
@@ -31,7 +31,7 @@ def test_a_folder_is_made_and_a_client_let_in_shown_and_revoked(
     assert KeyFolder(folder).clients() == {}
 
 
-def test_an_existing_file_is_not_replaced_and_nobody_is_let_in(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten_and_no_client_is_added(tmp_path: Path) -> None:
     (tmp_path / "alice.json").write_text("mine")
     assert run("keys", "init", tmp_path / "keys") == 0
     assert run("keys", "add", tmp_path / "keys", "alice", "--output", tmp_path / "alice.json") == 2
@@ -39,6 +39,6 @@ def test_an_existing_file_is_not_replaced_and_nobody_is_let_in(tmp_path: Path) -
     assert (tmp_path / "alice.json").read_text() == "mine"
 
 
-def test_a_folder_without_keys_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_keys_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("keys", "list", tmp_path) == 2
     assert "no key file" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Verbs as processes: how they start, what signals do, and what they leave behind."""
+"""Verbs as processes: how they start, how they react to signals, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HASH = ["--model", "hash-lm", "--hash-step-ms", "5"]
 
 @contextmanager
 def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A verb as a process, killed at the end if it is still there."""
+    """A verb as a process, killed at the end if it still runs."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*COMMAND, *arguments], text=True, **pipes) as running:  # type: ignore[call-overload]
         try:
@@ -64,7 +64,7 @@ def run_dir_of(worker: int) -> Path:
     return Path(arguments[arguments.index("--run-dir") + 1])
 
 
-def test_the_first_signal_lets_requests_finish(tmp_path: Path) -> None:
+def test_first_signal_lets_requests_finish(tmp_path: Path) -> None:
     with serving(tmp_path) as (server, client):
         stream = client.submit("hello", max_tokens=100)
         next(iter(stream))
@@ -75,8 +75,8 @@ def test_the_first_signal_lets_requests_finish(tmp_path: Path) -> None:
         assert "draining for at most 20 s, requests left: 1" in server.stderr.read()
 
 
-def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:
-    number = signal.SIGINT  # two of SIGTERM: the test after this
+def test_second_signal_stops_at_once(tmp_path: Path) -> None:
+    number = signal.SIGINT  # for SIGTERM twice, see the next test
     with serving(tmp_path) as (server, client):
         stream = client.submit("hello", max_tokens=400)
         next(iter(stream))
@@ -86,11 +86,11 @@ def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:
         server.send_signal(number)
         assert server.wait(20) == 1
         assert "requests kept for the next driver: 1" in server.stderr.read()
-        with serving(tmp_path):  # the same client goes on, and does not notice
+        with serving(tmp_path):  # the same client continues without noticing
             assert len(stream.result(60).token_ids) == 400
 
 
-def test_what_no_driver_can_take_over_is_cut_short() -> None:
+def test_requests_that_no_next_driver_can_resume_are_ended() -> None:
     with process("serve", *HASH) as server:
         assert server.stderr is not None
         ready = next(line for line in server.stderr if "ready: " in line)
@@ -106,7 +106,7 @@ def test_what_no_driver_can_take_over_is_cut_short() -> None:
     assert not run_dir.exists()
 
 
-def test_draining_ends_with_its_timeout(tmp_path: Path) -> None:
+def test_draining_ends_at_its_timeout(tmp_path: Path) -> None:
     with serving(tmp_path, "--drain-timeout", "0.2") as (server, client):
         stream = client.submit("hello", max_tokens=3000)
         next(iter(stream))
@@ -114,7 +114,7 @@ def test_draining_ends_with_its_timeout(tmp_path: Path) -> None:
         assert server.wait(20) == 1
 
 
-def test_a_server_that_gave_up_answers_how_things_stand_until_it_is_ended(tmp_path: Path) -> None:
+def test_server_that_gave_up_reports_its_state_until_it_is_stopped(tmp_path: Path) -> None:
     with serving(tmp_path, "--max-restarts", "0") as (server, client):
         stream = client.submit("hello", max_tokens=3000)
         next(iter(stream))
@@ -138,7 +138,7 @@ def test_statistics_are_logged_while_there_is_work(tmp_path: Path) -> None:
         assert " · 1 live · 0 waiting · " in line
 
 
-def test_a_model_that_is_not_there_is_one_clear_line() -> None:
+def test_missing_model_is_one_clear_line() -> None:
     with process("generate", "hi", "--model", "/no/such/model") as running:
         _, errors = running.communicate(timeout=60)
     assert running.returncode == 1
@@ -146,7 +146,7 @@ def test_a_model_that_is_not_there_is_one_clear_line() -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_generate_and_leaves_nothing(number: signal.Signals, code: int) -> None:
+def test_signal_ends_generate_and_leaves_nothing(number: signal.Signals, code: int) -> None:
     with process("generate", "hi", *HASH, "--max-tokens", "3000", "--stream") as running:
         assert running.stdout is not None
         assert running.stdout.read(1)
@@ -175,7 +175,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat() -> None:
     assert "= wall" in errors
 
 
-def test_a_full_standard_output_is_named() -> None:
+def test_full_standard_output_is_named() -> None:
     with open("/dev/full", "w") as full:
         command = [*COMMAND, "generate", "hi", *HASH]
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
@@ -185,7 +185,7 @@ def test_a_full_standard_output_is_named() -> None:
     )
 
 
-def test_a_reader_that_has_enough_ends_generate_quietly() -> None:
+def test_closed_pipe_ends_generate_quietly() -> None:
     with process("generate", "hi", *HASH, "--max-tokens", "3000", "--stream") as running:
         assert running.stdout is not None
         assert running.stdout.read(1)
@@ -196,12 +196,12 @@ def test_a_reader_that_has_enough_ends_generate_quietly() -> None:
 
 
 VERBS = [*typer.main.get_command(app).commands]  # type: ignore[attr-defined]
-MAX_HELP_SHARE = 2.5  # of the processor time that importing typer takes; 0.7 to 1.4 is usual, and 0.3 s for both
+MAX_HELP_SHARE = 2.5  # relative to the processor time of importing typer; usually 0.7 to 1.4, with 0.3 s for both
 HEAVY = ("torch", "transformers", "numpy", "zmq", "msgpack", "matplotlib", "fastapi", "uvicorn", "pydantic", "asyncio")
 
 
-def test_help_is_quick_and_brings_nothing_heavy() -> None:
-    """Of every verb, in one process: what the first of them imports is the share of each."""
+def test_help_is_fast_and_imports_nothing_heavy() -> None:
+    """For every verb, in one process: the first one pays for the imports of all."""
     code = """
 import json, sys, time
 start = time.process_time()
@@ -232,7 +232,7 @@ print(json.dumps(found), file=sys.stderr)
     ("words", "expected"),
     [("triptych ser", ["serve"]), ("triptych serve --page", ["--page-size"]), ("triptych b", ["bench"])],
 )
-def test_a_shell_completes_verbs_and_flags(words: str, expected: list[str]) -> None:
+def test_shell_completes_verbs_and_flags(words: str, expected: list[str]) -> None:
     asked = {"_TRIPTYCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     code = "import sys; sys.argv[0] = 'triptych'; from triptych.launch.cli import main; main()"
     command = [sys.executable, "-c", code]
@@ -240,7 +240,7 @@ def test_a_shell_completes_verbs_and_flags(words: str, expected: list[str]) -> N
     assert done.stdout.split() == expected
 
 
-def test_info_knows_the_model_and_a_running_pipeline(triptych: Triptych, run_dir: str) -> None:
+def test_info_shows_the_model_and_a_running_pipeline(triptych: Triptych, run_dir: str) -> None:
     facts = json.loads(triptych("info", "--connect", run_dir, "--json").out)
     assert facts["model"]["model"] == "hash-lm"
     assert set(facts["statistics"]) == {"prepare", "execute", "summarize"}
@@ -259,13 +259,13 @@ def test_info_knows_the_model_and_a_running_pipeline(triptych: Triptych, run_dir
     assert time.monotonic() - started < 20
 
 
-def test_the_version_is_the_package_s(triptych: Triptych) -> None:
+def test_version_is_that_of_the_package(triptych: Triptych) -> None:
     from triptych import __version__
 
     assert triptych("--version") == (0, f"triptych {__version__}\n", "")
 
 
-def test_the_demo_ends_well_on_a_model_without_weights() -> None:
+def test_demo_succeeds_with_a_model_without_weights() -> None:
     command = [sys.executable, "-m", "triptych.launch.demo", "--model", "hash-lm"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -45,7 +45,7 @@ def url() -> Iterator[str]:
 
 
 def drivers() -> dict[int, list[psutil.Process]]:
-    """Workers of pipelines below this process, by the process that keeps them."""
+    """Workers of pipelines below this process, by their driver's process."""
     found: dict[int, list[psutil.Process]] = {}
     for child in psutil.process_iter(["cmdline", "ppid"]):
         command = child.info["cmdline"] or []
@@ -67,7 +67,7 @@ def ask(url: str, session: str) -> httpx2.Response:
     return httpx2.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
 
 
-def test_two_replicas_answer_and_a_session_stays_with_its_pages(url: str) -> None:
+def test_two_replicas_answer_and_a_session_stays_on_its_replica(url: str) -> None:
     assert len(drivers()) == 2
     for session in ("first", "second", "third"):
         replies = [ask(url, session) for _ in range(3)]
@@ -77,7 +77,7 @@ def test_two_replicas_answer_and_a_session_stays_with_its_pages(url: str) -> Non
         assert min(cached[1:]) > 0
 
 
-def test_an_answer_is_streamed(url: str) -> None:
+def test_answer_is_streamed(url: str) -> None:
     messages = [{"role": "user", "content": "hi"}]
     body = {"model": "hash-lm", "messages": messages, "max_tokens": 3, "stream": True}
     with httpx2.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False) as reply:
@@ -85,13 +85,13 @@ def test_an_answer_is_streamed(url: str) -> None:
     assert lines[-1] == "data: [DONE]"
 
 
-def test_a_replica_whose_actor_dies_is_replaced(url: str) -> None:
+def test_replica_whose_actor_dies_is_replaced(url: str) -> None:
     victim, workers = next(iter(drivers().items()))
     arguments = workers[0].cmdline()
     os.kill(victim, signal.SIGKILL)
     assert eventually(lambda: len(drivers()) == 2 and victim not in drivers(), timeout=120)
     assert eventually(lambda: all(ask(url, session).status_code == 200 for session in "abcd"), timeout=60)
-    shutil.rmtree(arguments[arguments.index("--run-dir") + 1])  # of a driver that had no time to do so
+    shutil.rmtree(arguments[arguments.index("--run-dir") + 1])  # left by a driver that was killed
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,6 @@ def test_a_replica_whose_actor_dies_is_replaced(url: str) -> None:
         ),
     ],
 )
-def test_an_option_that_cannot_work_is_named(options: dict[str, Any], reason: str) -> None:
+def test_impossible_option_is_named(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         ray_app.app(options)

@@ -1,4 +1,4 @@
-"""Pages that are made of the code are those of the code; the commands of docs/cli.md are ones that are taken."""
+"""Generated pages match the code; the commands of docs/cli.md are accepted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CALLS = [line for block in re.findall(r"```sh\n(.*?)```", HOW_TO, re.DOTALL) for
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_reference_is_that_of_the_code(name: str) -> None:
+def test_reference_matches_the_code(name: str) -> None:
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert page == whole(name, page), "run python -m triptych.launch.reference"
 
@@ -45,17 +45,17 @@ def test_the_reference_is_that_of_the_code(name: str) -> None:
         "`triptych keys revoke FOLDER NAME`",
     ],
 )
-def test_the_reference_says_what_has_to_be_given(line: str) -> None:
+def test_reference_marks_required_parameters(line: str) -> None:
     assert line in PAGE.splitlines()
 
 
 @pytest.mark.parametrize("owner", CLASSES, ids=lambda owner: owner.__name__)
-def test_whatever_a_program_may_call_says_what_it_does(owner: type) -> None:
+def test_every_public_function_is_documented(owner: type) -> None:
     members = {name: member for name, member in vars(owner).items() if callable(member) or isinstance(member, property)}
     assert [name for name, member in members.items() if not name.startswith(("_", "on_")) and not about(member)] == []
 
 
-def test_no_row_names_its_choices_twice() -> None:
+def test_no_row_lists_its_choices_twice() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+, [^|]+) \| (.+) \|$", page, re.MULTILINE)
     assert len(rows) > 9
@@ -66,7 +66,7 @@ def test_no_table_is_empty() -> None:
     assert not re.search(r"^\|---.*\|\n(?!\|)", PAGE, re.MULTILINE)
 
 
-def test_no_field_of_a_configuration_is_left_out() -> None:
+def test_every_field_of_a_configuration_is_listed() -> None:
     owners = [*get_type_hints(PipelineConfig).values(), GatewayConfig]
     names = [item.name for owner in owners for item in dataclasses.fields(owner)]
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -83,18 +83,18 @@ def test_no_field_of_a_configuration_is_left_out() -> None:
         (GatewayConfig, "body_timeout_s", float, "0.1 to 1000000"),
     ],
 )
-def test_limits_are_those_of_the_refusal(owner: type, name: str, hint: Any, expected: str) -> None:
+def test_documented_limits_are_those_of_the_error(owner: type, name: str, hint: Any, expected: str) -> None:
     assert limits(owner, name, hint) == expected
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_command_is_one_that_is_taken(call: str) -> None:
+def test_documented_command_is_accepted(call: str) -> None:
     program, verb, *arguments = shlex.split(call)
     assert program == "triptych"
     VERBS[verb].make_context(verb, arguments, token_normalize_func=canonical)
 
 
-def test_the_config_file_is_one_that_is_taken(tmp_path: Path) -> None:
+def test_documented_config_file_is_accepted(tmp_path: Path) -> None:
     [toml] = re.findall(r"```toml\n(.*?)```", HOW_TO, re.DOTALL)
     (tmp_path / "own.toml").write_text(toml)
     parent = typer.main.get_command(app).make_context("triptych", ["chat"])
@@ -106,14 +106,14 @@ def test_every_alias_is_in_the_table() -> None:
     assert [alias for alias in ALIASES if f"`--{alias}`" not in HOW_TO] == []
 
 
-def test_every_command_of_a_chat_is_told() -> None:
+def test_every_chat_command_is_documented() -> None:
     assert [command for command in COMMANDS if f"`{command}" not in HOW_TO] == []
 
 
-def test_every_verb_is_shown() -> None:
+def test_every_verb_is_documented() -> None:
     assert set(VERBS) <= set(re.findall(r"triptych ([\w-]+)", HOW_TO))
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", HOW_TO))))
-def test_a_link_leads_somewhere(target: str) -> None:
+def test_links_resolve(target: str) -> None:
     assert (ROOT / "docs" / target).exists()

@@ -1,4 +1,4 @@
-"""What the verbs print of facts."""
+"""What the verbs print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WHY = "the modules of transformers run the model, which takes 3 to 10 times as l
 PATH = "/" + "x" * 70
 
 
-def test_a_narrow_table_has_every_name_and_every_word() -> None:
+def test_narrow_table_has_every_name_and_every_word() -> None:
     console = Console(width=60)
     with console.capture() as capture:
         console.print(facts_table("Model", {"max_model_len": 1024, "why_slow": WHY, "path": PATH, "none": ""}))

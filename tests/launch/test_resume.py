@@ -1,4 +1,4 @@
-"""``triptych generate --resume``: nothing is answered twice, nothing is left out, and no torn line stays."""
+"""``triptych generate --resume``: no prompt is answered twice or left out, and no truncated line remains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import eventually
 
 @pytest.fixture
 def resume(triptych: Triptych, run_dir: str, tmp_path: Path) -> Triptych:
-    """The verb on the shared pipeline, into one file."""
+    """Run the verb on the shared pipeline, into one file."""
     output = ("--connect", run_dir, "--max-tokens", "4", "--output", str(tmp_path / "out.jsonl"), "--resume")
     return lambda *arguments, stdin=b"": triptych("generate", *output, *arguments, stdin=stdin)
 
@@ -30,7 +30,7 @@ def prompts(*names: str) -> bytes:
     return "\n".join(json.dumps({"id": name, "prompt": f"prompt {name}"}) for name in names).encode()
 
 
-def test_what_is_answered_is_not_asked_again(resume: Triptych, tmp_path: Path) -> None:
+def test_answered_prompts_are_not_sent_again(resume: Triptych, tmp_path: Path) -> None:
     assert resume(stdin=prompts("a", "b")).code == 0
     first = rows_in(tmp_path)
     outcome = resume(stdin=prompts("c", "b", "a"))
@@ -40,7 +40,7 @@ def test_what_is_answered_is_not_asked_again(resume: Triptych, tmp_path: Path) -
     assert resume(stdin=prompts("a", "b", "c")) == (0, "", "3 of 3 prompts are already answered\n")
 
 
-def test_lines_without_ids_are_known_by_their_place(resume: Triptych, tmp_path: Path) -> None:
+def test_lines_without_ids_are_matched_by_their_position(resume: Triptych, tmp_path: Path) -> None:
     resume(stdin=b"one\ntwo")
     assert resume(stdin=b"one\ntwo\nthree").code == 0
     assert [(row["index"], row["prompt"]) for row in rows_in(tmp_path)] == [(0, "one"), (1, "two"), (2, "three")]
@@ -55,7 +55,7 @@ def test_every_choice_of_an_answer_is_kept(resume: Triptych, tmp_path: Path) -> 
     assert [(row["id"], row["choice"]) for row in first] == [(name, index) for name in "ab" for index in range(3)]
 
 
-def test_a_prompt_with_some_of_its_choices_is_asked_again(resume: Triptych, tmp_path: Path) -> None:
+def test_prompt_with_missing_choices_is_sent_again(resume: Triptych, tmp_path: Path) -> None:
     lines = b'{"id": "a", "prompt": "x", "n": 3}\n{"id": "b", "prompt": "y"}'
     resume(stdin=lines)
     path = tmp_path / "out.jsonl"
@@ -64,7 +64,7 @@ def test_a_prompt_with_some_of_its_choices_is_asked_again(resume: Triptych, tmp_
     assert [(row["id"], row.get("choice")) for row in rows_in(tmp_path)] == [("b", None), ("a", 0), ("a", 1), ("a", 2)]
 
 
-def test_failures_are_tried_again_and_torn_lines_dropped(resume: Triptych, tmp_path: Path) -> None:
+def test_failures_are_retried_and_truncated_lines_dropped(resume: Triptych, tmp_path: Path) -> None:
     resume(stdin=b'one\n{"prompt": "two", "top_p": 7}')
     with (tmp_path / "out.jsonl").open("a") as output:
         output.write('{"index": 9, "text": "half of an answer", "error": {"code": "deadline_exceeded"}}\n')
@@ -80,7 +80,7 @@ def test_failures_are_tried_again_and_torn_lines_dropped(resume: Triptych, tmp_p
         (b'{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}', "two prompts have the id 'a'"),
     ],
 )
-def test_answers_to_something_else_are_not_taken(resume: Triptych, tmp_path: Path, stdin: bytes, words: str) -> None:
+def test_answers_to_other_prompts_are_refused(resume: Triptych, tmp_path: Path, stdin: bytes, words: str) -> None:
     resume(stdin=b"one")
     outcome = resume(stdin=stdin)
     assert outcome.code == 2
@@ -88,7 +88,7 @@ def test_answers_to_something_else_are_not_taken(resume: Triptych, tmp_path: Pat
     assert len(rows_in(tmp_path)) == 1
 
 
-def test_an_output_that_is_a_link_stays_one(resume: Triptych, tmp_path: Path) -> None:
+def test_output_that_is_a_link_stays_a_link(resume: Triptych, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b'{"index": 0, "prompt": "o')
     (tmp_path / "out.jsonl").symlink_to(tmp_path / "elsewhere")
     assert resume(stdin=b"one").code == 0
@@ -96,7 +96,7 @@ def test_an_output_that_is_a_link_stays_one(resume: Triptych, tmp_path: Path) ->
     assert [row["index"] for row in rows_in(tmp_path)] == [0]
 
 
-def test_no_room_to_drop_a_torn_line_is_named(resume: Triptych, tmp_path: Path) -> None:
+def test_full_disk_while_dropping_a_truncated_line_is_named(resume: Triptych, tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_bytes(b'{"index": 0, "prompt": "o')
     (tmp_path / "out.jsonl.tmp").mkdir()
     outcome = resume(stdin=b"one")
@@ -108,7 +108,7 @@ def test_resume_needs_a_file_of_rows(triptych: Triptych, run_dir: str) -> None:
     assert (outcome.code, "--resume needs --output with JSON lines" in outcome.err) == (2, True)
 
 
-def test_a_batch_goes_on_after_ctrl_c(tmp_path: Path, resume: Triptych) -> None:
+def test_batch_continues_after_ctrl_c(tmp_path: Path, resume: Triptych) -> None:
     (tmp_path / "in").write_bytes(prompts(*map(str, range(40))))
     output = tmp_path / "out.jsonl"
     arguments = ["generate", "--file", str(tmp_path / "in"), "--output", str(output), "--max-num-seqs", "2"]
@@ -124,7 +124,7 @@ def test_a_batch_goes_on_after_ctrl_c(tmp_path: Path, resume: Triptych) -> None:
     assert sorted(row["index"] for row in rows_in(tmp_path)) == list(range(40))
 
 
-def test_a_full_disk_is_named() -> None:
+def test_full_disk_is_named() -> None:
     with process("generate", "hi", *HASH, "--output", "/dev/full", "--format", "jsonl") as running:
         assert isinstance(running, subprocess.Popen)
         _, errors = running.communicate(timeout=60)

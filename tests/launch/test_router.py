@@ -1,4 +1,4 @@
-"""docs/scaling.md: replicas behind sglang-router, which knows nothing of us but the API."""
+"""docs/scaling.md: replicas behind sglang-router, which only knows our API."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Fleet(NamedTuple):
 
 
 def free_port() -> int:
-    """The router takes no port 0, so one that was free a moment ago."""
+    """The router does not accept port 0, so a port that was free a moment ago."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def router_command(urls: list[str], port: int) -> list[str]:
-    """The command of the page, with addresses of this test."""
+    """The command of the page, with this test's addresses."""
     [line] = re.findall(r"^(smg launch .*)$", (ROOT / "docs" / "scaling.md").read_text(), re.MULTILINE)
     flags = line.partition("--host")[2].split()[1:]
     flags[flags.index("--port") + 1] = str(port)
@@ -59,7 +59,7 @@ def is_ready(client: httpx2.Client, path: str = "/ready") -> bool:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """Two replicas of the hash model and a router before them."""
+    """Two replicas of the hash model and a router in front of them."""
     with ExitStack() as stack:
         run_dirs = [tmp_path / name for name in ("first", "second")]
         hash_model = ("--model", "hash-lm", "--http", "127.0.0.1:0", "--run-dir")
@@ -80,7 +80,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def num_workers(router: httpx2.Client) -> int:
-    """Replicas that the router takes for healthy."""
+    """Replicas that the router considers healthy."""
     if not is_ready(router, "/v1/models"):
         return 0
     return sum(worker["is_healthy"] for worker in router.get("/workers").json()["workers"])
@@ -96,7 +96,7 @@ def ask(fleet: Fleet, question: str) -> httpx2.Response:
     return fleet.router.post("/v1/completions", json=body)
 
 
-def test_a_prefix_stays_with_its_replica_and_its_pages(fleet: Fleet) -> None:
+def test_prefix_is_routed_to_the_replica_that_has_its_pages(fleet: Fleet) -> None:
     replies = [ask(fleet, question) for question in "abcd"]
     assert [reply.status_code for reply in replies] == [200] * 4
     eventually(lambda: sum(map(num_answered, fleet.replicas)) == 4)
@@ -104,7 +104,7 @@ def test_a_prefix_stays_with_its_replica_and_its_pages(fleet: Fleet) -> None:
     assert replies[-1].json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_when_a_replica_dies_the_other_answers(fleet: Fleet) -> None:
+def test_other_replica_answers_when_one_dies(fleet: Fleet) -> None:
     before = ask(fleet, "who?")
     index = int(eventually(lambda: sum(map(num_answered, fleet.replicas))) and num_answered(fleet.replicas[1]))
     fleet.servers[index].send_signal(signal.SIGKILL)
@@ -115,7 +115,7 @@ def test_when_a_replica_dies_the_other_answers(fleet: Fleet) -> None:
     assert eventually(lambda: num_workers(fleet.router) == 1, timeout=60)
 
 
-def test_an_answer_is_streamed_through_the_router(fleet: Fleet) -> None:
+def test_answer_is_streamed_through_the_router(fleet: Fleet) -> None:
     messages = [{"role": "user", "content": PREFIX}]
     body = {"model": "hash-lm", "messages": messages, "max_tokens": 3, "stream": True}
     with fleet.router.stream("POST", "/v1/chat/completions", json=body) as reply:

@@ -1,4 +1,4 @@
-"""``triptych run-batch``: a file of OpenAI's Batch API, answered as HTTP would, and taken up again after anything."""
+"""``triptych run-batch``: a file of OpenAI's Batch API, answered like HTTP requests, and resumable after a failure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows_in(path: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(name="run_batch")
 def fixture_run_batch(triptych: Triptych, run_dir: str, tmp_path: Path) -> Callable[..., Outcome]:
-    """The verb on the shared pipeline, from in.jsonl to out.jsonl."""
+    """Run the verb on the shared pipeline, from in.jsonl to out.jsonl."""
 
     def call(text: str | bytes, *arguments: str) -> Outcome:
         (tmp_path / "in.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -51,7 +51,9 @@ def fixture_run_batch(triptych: Triptych, run_dir: str, tmp_path: Path) -> Calla
     return call
 
 
-def test_every_request_is_answered_in_the_words_of_its_route(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_every_request_is_answered_in_the_format_of_its_route(
+    run_batch: Callable[..., Outcome], tmp_path: Path
+) -> None:
     question = [{"role": "user", "content": "hello"}]
     requests = [
         request("completion"),
@@ -71,14 +73,14 @@ def test_every_request_is_answered_in_the_words_of_its_route(run_batch: Callable
     assert all(row["status_code"] == 200 and row["request_id"] for row in rows.values())
 
 
-def test_the_line_of_the_page_is_answered(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_example_of_the_page_is_answered(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
     [example] = re.findall(r"```json\n(.*?)```", PAGE.partition("vllm run-batch")[2], re.DOTALL)
     outcome = run_batch(example, "--served-model-name", "gpt-5")
     assert outcome.code == 0, outcome.err
     assert rows_in(tmp_path / "out.jsonl")["1"]["body"]["model"] == "gpt-5"
 
 
-def test_one_that_fails_stops_no_other(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_failed_request_does_not_stop_others(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
     bad: dict[str, dict[str, Any]] = {
         "temperature": {"temperature": 9e9},
         "stream": {"stream": True},
@@ -94,13 +96,13 @@ def test_one_that_fails_stops_no_other(run_batch: Callable[..., Outcome], tmp_pa
     assert found == {"temperature": (400, "temperature"), "stream": (400, "stream"), "model": (404, "model")}
 
 
-def test_the_model_may_be_called_as_the_requests_do(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_model_may_have_the_name_used_by_the_requests(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
     names = ("--served-model-name", "gpt-4", "--served-model-name", "gpt-5")
     assert run_batch(text_of(request("a", model="gpt-4"), request("b", model="gpt-5")), *names).code == 0
     assert [row["body"]["model"] for row in rows_in(tmp_path / "out.jsonl").values()] == ["gpt-4", "gpt-5"]
 
 
-def test_a_fault_of_ours_is_told_and_stops_no_other(
+def test_internal_error_is_reported_and_does_not_stop_others(
     run_batch: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> None:
@@ -131,7 +133,7 @@ def test_a_fault_of_ours_is_told_and_stops_no_other(
     ],
     ids=["cut", "list", "missing", "unknown", "empty", "number", "get", "url", "body", "twice", "latin-1"],
 )
-def test_a_file_that_is_no_batch_is_refused_before_anything_is_done(
+def test_malformed_batch_file_is_refused_before_any_request_runs(
     run_batch: Callable[..., Outcome], tmp_path: Path, line: bytes, words: str
 ) -> None:
     (tmp_path / "out.jsonl").write_text("what was there\n")
@@ -142,33 +144,33 @@ def test_a_file_that_is_no_batch_is_refused_before_anything_is_done(
 
 
 @pytest.mark.parametrize(("text", "words"), [(b"\n \n", "nothing to answer"), ("a".encode("utf-16"), "UTF-16, not")])
-def test_a_file_without_requests_is_refused(run_batch: Callable[..., Outcome], text: bytes, words: str) -> None:
+def test_file_without_requests_is_refused(run_batch: Callable[..., Outcome], text: bytes, words: str) -> None:
     outcome = run_batch(text)
     assert outcome.code == 2
     assert words in outcome.err
 
 
-def test_a_batch_is_taken_up_again_where_it_was(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_batch_is_resumed(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
     requests = [request(f"{number}", prompt=[number], max_tokens=3) for number in range(1, 6)]
     output = tmp_path / "out.jsonl"
     assert run_batch(text_of(*requests[:2], {**requests[2], "body": {"prompt": "x", "top_p": 7}})).code == 1
     first = output.read_text().splitlines(keepends=True)
     kept = {line for line in first if '"status_code": 200' in line}
     assert len(kept) == 2
-    output.write_text("".join(first) + first[0].replace('"1"', '"4"').replace('"2"', '"4"')[:-9])  # and a kill
+    output.write_text("".join(first) + first[0].replace('"1"', '"4"').replace('"2"', '"4"')[:-9])  # as after a kill
     outcome = run_batch(text_of(*requests), "--resume")
     assert outcome.code == 0
     assert "2 of 5 requests are already answered" in outcome.err
     assert "3 of 3 requests answered" in outcome.err
     assert kept < set(output.read_text().splitlines(keepends=True))
-    said = {name: row["body"]["choices"][0]["token_ids"] for name, row in rows_in(output).items()}
-    assert said == {f"{number}": expected([number], 3) for number in range(1, 6)}
+    outputs = {name: row["body"]["choices"][0]["token_ids"] for name, row in rows_in(output).items()}
+    assert outputs == {f"{number}": expected([number], 3) for number in range(1, 6)}
     before = output.read_bytes()
     assert run_batch(text_of(*requests), "--resume").code == 0
     assert output.read_bytes() == before
 
 
-def test_who_finds_no_room_asks_again(triptych: Triptych, tmp_path: Path) -> None:
+def test_request_refused_by_a_full_queue_is_retried(triptych: Triptych, tmp_path: Path) -> None:
     (tmp_path / "in").write_text(text_of(*(request(str(number)) for number in range(12))))
     own = ("hash-lm", "--max-queue", "1", "--max-num-seqs", "2", "--hash-step-ms", "2")
     outcome = triptych("run-batch", *own, "-i", tmp_path / "in", "-o", tmp_path / "out")
@@ -176,13 +178,13 @@ def test_who_finds_no_room_asks_again(triptych: Triptych, tmp_path: Path) -> Non
     assert len(rows_in(tmp_path / "out")) == 12
 
 
-def test_an_output_that_cannot_be_written_ends_the_run(triptych: Triptych, run_dir: str, tmp_path: Path) -> None:
+def test_unwritable_output_ends_the_run(triptych: Triptych, run_dir: str, tmp_path: Path) -> None:
     (tmp_path / "in").write_text(text_of(request("a")))
     outcome = triptych("run-batch", "--connect", run_dir, "-i", tmp_path / "in", "-o", "/dev/full")
     assert (outcome.code, outcome.err) == (1, "error: cannot write /dev/full: No space left on device\n")
 
 
-def test_the_requests_are_not_replaced_by_their_answers(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_requests_are_not_overwritten_by_their_answers(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").symlink_to("in.jsonl")
     outcome = run_batch(text_of(request("a")))
     assert outcome.code == 2
@@ -191,7 +193,7 @@ def test_the_requests_are_not_replaced_by_their_answers(run_batch: Callable[...,
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_aborts_what_is_under_way_and_keeps_what_is_answered(
+def test_signal_aborts_requests_in_progress_and_keeps_answers(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     requests = [request("quick"), *(request(f"slow {index}", max_tokens=4000) for index in range(3))]

@@ -1,4 +1,4 @@
-"""docs/scaling.md: its commands are taken, and its arithmetic adds up."""
+"""docs/scaling.md: its commands are accepted, and its arithmetic is right."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CALLS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for l
 
 
 @pytest.mark.parametrize("call", CALLS, ids=[call.split()[1] for call in CALLS])
-def test_a_command_is_one_that_is_taken(call: str) -> None:
+def test_documented_command_is_accepted(call: str) -> None:
     _, verb, *arguments = shlex.split(call)
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     verbs[verb].make_context(verb, arguments, token_normalize_func=canonical)
 
 
 @pytest.mark.parametrize(("layers", "num_ranks"), [(32, 1), (80, 4), (80, 8)])
-def test_the_bytes_of_a_token_add_up(layers: int, num_ranks: int) -> None:
+def test_bytes_per_token_add_up(layers: int, num_ranks: int) -> None:
     in_all = 2 * layers * 8 * 128 * 2
     row = next(
         line for line in PAGE.splitlines() if line.startswith("| ") and f"{in_all // num_ranks:,} bytes |" in line

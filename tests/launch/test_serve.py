@@ -1,4 +1,4 @@
-"""How ``serve`` ends, where a process of its own could not be met in the middle, and what it refuses."""
+"""The exit code of ``serve`` where a process could not be interrupted precisely, and what it refuses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def interrupted() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("num_kept", [0, 1])
-def test_a_start_that_is_interrupted_ends_with_0_only_if_nothing_waits(
+def test_interrupted_start_exits_with_0_only_if_no_request_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, num_kept: int
 ) -> None:
     tmp_path.chmod(0o700)
@@ -47,7 +47,7 @@ def test_a_start_that_is_interrupted_ends_with_0_only_if_nothing_waits(
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:0"])
-def test_keys_that_cannot_be_read_are_said_before_anything_starts(tmp_path: Path, address: str | None) -> None:
+def test_unreadable_keys_are_reported_before_anything_starts(tmp_path: Path, address: str | None) -> None:
     task = Task(
         config=PipelineConfig.from_options(model="hash-lm"),
         gateway=GatewayConfig(http=address, api_key_file=str(tmp_path / "keys")),

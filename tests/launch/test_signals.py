@@ -1,4 +1,4 @@
-"""What signals a verb hears."""
+"""Which signals a verb handles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_a_closed_terminal_ends_a_verb_unless_nohup_started_it() -> None:
+def test_closed_terminal_ends_a_verb_unless_nohup_started_it() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     exit_on_signals()
     with pytest.raises(SystemExit):

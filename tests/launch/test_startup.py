@@ -1,4 +1,4 @@
-"""What a start tells of itself."""
+"""What a start prints about itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triptych.launch.startup import Startup, start
 
 
 def observed() -> Startup:
-    """Three workers, looked at once a second; execute is ready last."""
+    """Three workers, sampled once a second; execute is ready last."""
     now = iter(range(10))
     startup = Startup(clock=lambda: float(next(now)))
     looks = [("down", "down"), ("starting", "starting"), ("ready", "loading"), ("ready", "warming"), ("ready", "ready")]
@@ -33,12 +33,12 @@ def test_each_process_has_a_line_with_its_phases() -> None:
     ]
 
 
-def test_the_last_one_is_what_the_start_waited_for() -> None:
+def test_last_process_is_the_one_the_start_waited_for() -> None:
     assert observed().last() == "execute ready after 5.0 s (starting 1.0 s, loading 1.0 s, warming 1.0 s)"
 
 
 class Starting:
-    """A driver that is looked at once, before any worker shows itself."""
+    """A driver that is sampled once, before any worker appears."""
 
     def __init__(self, meanwhile: Callable[[], object]) -> None:
         self._meanwhile = meanwhile
@@ -49,17 +49,17 @@ class Starting:
         try:
             progress(self)
         except KeyboardInterrupt:
-            self.phases = {"prepare": ("stopped", 0, 0)}  # which takes a while
+            self.phases = {"prepare": ("stopped", 0, 0)}  # takes a while
             raise
 
 
 def console(file: io.StringIO) -> Console:
-    """Whose clock is a second later whenever somebody looks."""
+    """A console whose clock advances by a second each time it is read."""
     clock = itertools.count()
     return Console(file=file, force_terminal=True, color_system=None, width=80, get_time=lambda: float(next(clock)))
 
 
-def test_a_worker_that_does_not_show_itself_yet_is_starting() -> None:
+def test_worker_that_does_not_appear_yet_is_starting() -> None:
     shown = io.StringIO()
     start(Starting(lambda: None), console(shown))  # type: ignore[arg-type]
     assert "prepare    starting" in shown.getvalue()
@@ -67,7 +67,7 @@ def test_a_worker_that_does_not_show_itself_yet_is_starting() -> None:
     assert re.search("prepare .* 0:00:0[1-9]", shown.getvalue())
 
 
-def test_ctrl_c_is_answered_before_the_workers_are_gone() -> None:
+def test_ctrl_c_is_acknowledged_before_the_workers_have_stopped() -> None:
     shown, before = io.StringIO(), signal.getsignal(signal.SIGINT)
 
     def press_twice() -> None:

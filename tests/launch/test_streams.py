@@ -1,4 +1,4 @@
-"""Verbs whose standard input or output was closed, as some supervisors do."""
+"""Verbs whose standard input or output is closed, as some supervisors do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.launch.test_processes import COMMAND, HASH
         (">&-", ["info"], "cannot write the output"),
     ],
 )
-def test_a_stream_that_is_closed_is_told_of(closed: str, arguments: list[str], words: str) -> None:
+def test_closed_stream_is_reported(closed: str, arguments: list[str], words: str) -> None:
     shell = ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND, *arguments, *HASH]
     outcome = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
     assert words in outcome.stderr
@@ -28,7 +28,7 @@ def test_a_stream_that_is_closed_is_told_of(closed: str, arguments: list[str], w
 
 
 @pytest.mark.parametrize("arguments", [["info", "--connect"], ["top", "--once"]], ids=lambda arguments: arguments[0])
-def test_an_output_without_these_characters_gets_others(arguments: list[str], run_dir: str) -> None:
+def test_characters_that_the_output_cannot_encode_are_replaced(arguments: list[str], run_dir: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
     command = [*COMMAND, *arguments, run_dir]
     outcome = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
@@ -37,7 +37,7 @@ def test_an_output_without_these_characters_gets_others(arguments: list[str], ru
 
 
 def run_with_full_output(*arguments: str, **environment: str) -> tuple[int, str]:
-    """The exit code, and what it said; without ``PYTHONUNBUFFERED`` a short output is written at the very end."""
+    """The exit code and stderr; without ``PYTHONUNBUFFERED`` a short output is written at the very end."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -61,15 +61,15 @@ REPLAY = ["replay", "--requests", "3", "--step-ms", "8", "--json"]
     [["--version"], ["--help"], ["info", "--connect", "{run_dir}"], ["top", "--once", "{run_dir}"], REPLAY],
     ids=lambda arguments: arguments[0],
 )
-def test_a_full_output_is_an_error_in_one_line(arguments: list[str], is_unbuffered: str, run_dir: str) -> None:
+def test_full_output_is_an_error_in_one_line(arguments: list[str], is_unbuffered: str, run_dir: str) -> None:
     arguments = [argument.format(run_dir=run_dir) for argument in arguments]
     outcome = run_with_full_output(*arguments, PYTHONUNBUFFERED=is_unbuffered)
     assert outcome == (1, "error: cannot write the output: No space left on device\n")
 
 
-def test_a_reader_that_has_enough_is_no_error(run_dir: str) -> None:
+def test_closed_output_pipe_is_not_an_error(run_dir: str) -> None:
     shell = 'set -o pipefail; "$@" | true'
     command = ["bash", "-c", shell, "bash", *COMMAND, "info", "--json", "--connect", run_dir]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert outcome.returncode in (0, 1, 141)  # 0: it was written before the reader left
+    assert outcome.returncode in (0, 1, 141)  # 0: it was written before the reader closed the pipe
     assert outcome.stderr == ""

@@ -1,4 +1,4 @@
-"""Environment variables that nobody reads are told of."""
+"""Environment variables that have no effect are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOWN = {"TRIPTYCH_PAGE_SIZE", "TRIPTYCH_MAX_NUM_SEQS", "TRIPTYCH_API_KEY"}
         ("TRIPTYCH_QUUX", ""),
     ],
 )
-def test_a_variable_that_is_no_flag_is_named(name: str, hint: str) -> None:
+def test_variable_that_is_not_a_flag_is_named(name: str, hint: str) -> None:
     assert list(complaints([name], KNOWN)) == [f"{name} in the environment is not a flag{hint}"]
 
 
@@ -35,11 +35,11 @@ def test_a_variable_that_is_no_flag_is_named(name: str, hint: str) -> None:
         "PAGE_SIZE",
     ],
 )
-def test_what_is_read_elsewhere_passes(name: str) -> None:
+def test_variables_read_elsewhere_are_accepted(name: str) -> None:
     assert list(complaints([name], KNOWN)) == []
 
 
-def test_a_verb_warns_and_goes_on(triptych: Triptych, run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verb_warns_and_continues(triptych: Triptych, run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPTYCH_PAGE_SIZ", "3")
     monkeypatch.setenv("TRIPTYCH_PAGE_SIZE", "32")
     monkeypatch.setenv("TRIPTYCH_HTTP", ":8000")  # of another verb

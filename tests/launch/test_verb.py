@@ -1,4 +1,4 @@
-"""A wrong value of a variable or a file is refused with where it stands."""
+"""A wrong value in a variable or a file is refused with its location."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.launch.conftest import Outcome, Triptych
 
 
-def said(outcome: Outcome) -> str:
+def error_line(outcome: Outcome) -> str:
     """The error in one line, without the box around it."""
     assert outcome.code == 2
     return " ".join(outcome.err.replace("│", " ").split())
@@ -30,11 +30,11 @@ def said(outcome: Outcome) -> str:
         ("PREFIX_CACHE", "2", "for TRIPTYCH_PREFIX_CACHE in the environment: '2' is neither true nor false"),
     ],
 )
-def test_a_wrong_variable_is_refused_by_its_name(
+def test_wrong_variable_is_refused_with_its_name(
     triptych: Triptych, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
 ) -> None:
     monkeypatch.setenv(f"TRIPTYCH_{variable}", value)
-    assert words in said(triptych("generate", "hi", "--model", "hash-lm"))
+    assert words in error_line(triptych("generate", "hi", "--model", "hash-lm"))
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,16 @@ def test_a_wrong_variable_is_refused_by_its_name(
         ("page_sise = 2", "error: own.toml: 'page_sise' is not a flag"),
     ],
 )
-def test_a_wrong_line_of_a_file_is_refused_with_the_file(
+def test_wrong_line_of_a_file_is_refused_with_the_file(
     triptych: Triptych, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, toml: str, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.toml").write_text(toml)
-    assert words in said(triptych("info", "hash-lm", "--config", "own.toml"))
+    assert words in error_line(triptych("info", "hash-lm", "--config", "own.toml"))
 
 
-def test_what_is_typed_is_not_laid_to_the_environment(triptych: Triptych, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_a_flag_does_not_blame_the_environment(triptych: Triptych, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPTYCH_NUM_PAGES", "64")
     monkeypatch.setenv("TRIPTYCH_MODEL", "hash-lm")
-    assert said(triptych("info", "--num-pages", "1")).startswith("error: num_pages is 1")
-    assert said(triptych("info", "")) == "error: model is empty"
+    assert error_line(triptych("info", "--num-pages", "1")).startswith("error: num_pages is 1")
+    assert error_line(triptych("info", "")) == "error: model is empty"

@@ -1,4 +1,4 @@
-"""What must be true of a pipeline when nobody wants anything of it any more."""
+"""What must be true of a pipeline that is idle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 
 def busy_figures(driver: Driver) -> dict[str, Any]:
-    """Every figure that is not zero although nothing is live: empty once the pipeline is quiet."""
+    """All statistics that are nonzero although no request is live: empty once the pipeline is quiet."""
     stats = driver.stats()
     figures = {
         "prepare.waiting": stats["prepare"]["waiting"],
@@ -32,7 +32,7 @@ def busy_figures(driver: Driver) -> dict[str, Any]:
 
 
 def assert_quiet(driver: Driver, *, timeout: float = 20.0) -> None:
-    """Wait until no process holds anything of any request, and all pages can be had."""
+    """Wait until no process holds anything of any request, and all pages are available."""
     try:
         eventually(lambda: not busy_figures(driver), timeout=timeout)
     except AssertionError:

@@ -1,7 +1,7 @@
-"""Pipelines on the hash LM: everything is real but the arithmetic, and a wrong cell changes the text.
+"""Pipelines on the hash LM: everything except the arithmetic is real, and a wrong KV cell changes the text.
 
-A start costs a second of processor time, so all modules share three of them. Workers may be killed in them: what a test
-counts, such as restarts, it counts from where it begins.
+A start costs a second of processor time, so all modules share three pipelines. Tests may kill workers in them, so what
+a test counts, such as restarts, must be counted from its own beginning.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def _narrow_pipeline() -> Iterator[Driver]:
 
 @pytest.fixture(scope="module")
 def driver(_fast_pipeline: Driver) -> Iterator[Driver]:
-    """One that steps as fast as it can; after the tests of a module nothing may be left in it."""
+    """A pipeline that steps as fast as it can; after the tests of a module it must be quiet."""
     yield _fast_pipeline
     assert_quiet(_fast_pipeline)
 
 
 @pytest.fixture
 def slow(_slow_pipeline: Driver) -> Iterator[Driver]:
-    """One with steps of 4 ms, so that answers have a middle, and time for their readers to come back."""
+    """A pipeline with steps of 4 ms, so that answers take long enough for their readers to reconnect."""
     yield _slow_pipeline
     assert_quiet(_slow_pipeline)
 

@@ -1,4 +1,4 @@
-"""The death of a worker, and how it is seen that the next one works."""
+"""Killing a worker, and waiting until its successor works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client of nothing but sockets and MessagePack, which does just what a test tells it and records all it gets."""
+"""A client of plain sockets and MessagePack, which does exactly what a test says and records all it receives."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TEXT, FINISHED, FAILED, STATUS, STATS = 20, 21, 22, 23, 24
 
 
 class RawClient:
-    """``received[door]`` holds every frame as ``[tag, version, epoch, seq, ...fields]``, in order."""
+    """``received[endpoint]`` holds every frame as ``[tag, version, epoch, seq, ...fields]``, in order."""
 
     def __init__(
         self, run_dir: Path, *, receive_limit: int = 1000, context: zmq.Context[zmq.Socket[bytes]] | None = None
     ) -> None:
-        """``context``: shared by many; whoever gives it destroys it."""
+        """``context``: shared by many clients; its owner destroys it."""
         self._context = context or zmq.Context()
-        self.sockets = {door: self._connect(run_dir / door, receive_limit) for door in ("submit", "follow")}
+        self.sockets = {endpoint: self._connect(run_dir / endpoint, receive_limit) for endpoint in ("submit", "follow")}
         self.received: dict[str, list[list[Any]]] = {"submit": [], "follow": []}
 
     def _connect(self, path: Path, receive_limit: int) -> zmq.Socket[bytes]:
@@ -39,43 +39,43 @@ class RawClient:
     def __exit__(self, *_: object) -> None:
         self._context.destroy(linger=0)
 
-    def send(self, door: str, tag: int, *fields: Any) -> None:
-        self.sockets[door].send(msgpack.packb([tag, 1, 0, 0, *fields]))
+    def send(self, endpoint: str, tag: int, *fields: Any) -> None:
+        self.sockets[endpoint].send(msgpack.packb([tag, 1, 0, 0, *fields]))
 
-    def send_bytes(self, door: str, *frames: bytes) -> None:
-        self.sockets[door].send_multipart(list(frames))
+    def send_bytes(self, endpoint: str, *frames: bytes) -> None:
+        self.sockets[endpoint].send_multipart(list(frames))
 
-    def receive(self, door: str, *tags: int, timeout: float = 20.0) -> list[Any]:
-        """The next frame with one of the tags (any, if none is named); all frames are recorded."""
+    def receive(self, endpoint: str, *tags: int, timeout: float = 20.0) -> list[Any]:
+        """The next frame with one of the tags (any, if none is given); all frames are recorded."""
         deadline = time.monotonic() + timeout
-        while self.sockets[door].poll(max(0, int((deadline - time.monotonic()) * 1000))):
-            frame = msgpack.unpackb(self.sockets[door].recv(), strict_map_key=False)
-            self.received[door].append(frame)
+        while self.sockets[endpoint].poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            frame = msgpack.unpackb(self.sockets[endpoint].recv(), strict_map_key=False)
+            self.received[endpoint].append(frame)
             if not tags or frame[0] in tags:
                 return list(frame)
-        raise AssertionError(f"no {tags} at {door} within {timeout} s; got {self.received[door][-3:]}")
+        raise AssertionError(f"no {tags} at {endpoint} within {timeout} s; got {self.received[endpoint][-3:]}")
 
-    def ask(self, door: str, question: int, answer: int, *, timeout: float = 60.0) -> list[Any]:
-        """The answer to a question, which is asked each second: one behind too many others may be dropped."""
+    def ask(self, endpoint: str, question: int, answer: int, *, timeout: float = 60.0) -> list[Any]:
+        """The answer to a question, repeated each second: the service drops questions if its queue is full."""
         deadline = time.monotonic() + timeout
         while True:
-            self.send(door, question)
+            self.send(endpoint, question)
             try:
-                return self.receive(door, answer, timeout=1.0)
+                return self.receive(endpoint, answer, timeout=1.0)
             except AssertionError:
                 if time.monotonic() > deadline:
                     raise
 
-    def collect(self, door: str, seconds: float) -> list[list[Any]]:
-        """Whatever else arrives within a time: for showing that nothing does."""
-        before = len(self.received[door])
+    def collect(self, endpoint: str, seconds: float) -> list[list[Any]]:
+        """Receive for some time, to show that nothing else arrives."""
+        before = len(self.received[endpoint])
         deadline = time.monotonic() + seconds
-        while self.sockets[door].poll(max(0, int((deadline - time.monotonic()) * 1000))):
-            self.received[door].append(msgpack.unpackb(self.sockets[door].recv(), strict_map_key=False))
-        return self.received[door][before:]
+        while self.sockets[endpoint].poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            self.received[endpoint].append(msgpack.unpackb(self.sockets[endpoint].recv(), strict_map_key=False))
+        return self.received[endpoint][before:]
 
     def submit(self, request_id: str | None = None, **request: Any) -> str:
-        """Submit, expect ACCEPTED, and ask for the answer from its beginning."""
+        """Submit, expect ACCEPTED, and follow the answer from its beginning."""
         request_id = request_id or os.urandom(8).hex()
         self.send("submit", SUBMIT, request_id, request)
         tag, *_ = self.receive("submit", ACCEPTED, REJECTED)

@@ -1,4 +1,4 @@
-"""A driver as a process of its own, for tests that kill it."""
+"""A driver in its own process, for tests that kill it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ threading.Event().wait()
 
 
 class DriverProcess:
-    """Started with a run directory and options; ends with its parent's test at the latest."""
+    """Started with a run directory and options; killed at the end of its test at the latest."""
 
     def __init__(self, run_dir: Path, *, max_files: int | None = None, **options: Any) -> None:
-        """``max_files`` is a limit of the system on open files, for the driver and each worker."""
+        """``max_files`` is the limit of open files for the driver and each worker."""
         self.run_dir = run_dir
         limit = [] if max_files is None else ["prlimit", f"--nofile={max_files}:{max_files}"]
         command = [*limit, sys.executable, "-c", CODE, str(run_dir), json.dumps(options)]
@@ -46,7 +46,7 @@ class DriverProcess:
         return [int(pid) for file in children for pid in file.read_text().split()]
 
     def kill(self) -> None:
-        """kill -9; its workers go with it."""
+        """kill -9; its workers die with it."""
         workers = self.workers()
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()

@@ -19,7 +19,7 @@ NUM_GARBAGE = 10_000
 
 
 def random_frames(rng: random.Random, count: int) -> list[list[bytes]]:
-    """Messages of noise: raw bytes, well-formed MessagePack of the wrong kind, damaged messages, several frames."""
+    """Random bytes, well-formed MessagePack of the wrong kind, damaged messages, and multipart messages."""
     valid = msgpack.packb([SUBMIT, 1, 0, 0, "fuzz", {"prompt": "hi", "max_tokens": 1}])
 
     def one() -> list[bytes]:
@@ -44,19 +44,19 @@ def random_frames(rng: random.Random, count: int) -> list[list[bytes]]:
     return [one() for _ in range(count)]
 
 
-@pytest.mark.parametrize("door", ["submit", "follow"])
-def test_ten_thousand_random_messages_leave_the_service_answering(driver: Driver, door: str) -> None:
+@pytest.mark.parametrize("endpoint", ["submit", "follow"])
+def test_service_still_answers_after_ten_thousand_random_messages(driver: Driver, endpoint: str) -> None:
     restarts = driver.stats()["restarts"]
     with RawClient(driver.run_dir, receive_limit=0) as client:
-        for frames in random_frames(random.Random(door), NUM_GARBAGE):
-            client.send_bytes(door, *frames)
-        client.ask(door, *((GET_INFO, INFO) if door == "submit" else (GET_STATS, STATS)))
-        assert any(f[0] == REJECTED and f[5] == "bad_frame" for f in client.received[door])
+        for frames in random_frames(random.Random(endpoint), NUM_GARBAGE):
+            client.send_bytes(endpoint, *frames)
+        client.ask(endpoint, *((GET_INFO, INFO) if endpoint == "submit" else (GET_STATS, STATS)))
+        assert any(f[0] == REJECTED and f[5] == "bad_frame" for f in client.received[endpoint])
     assert driver.generate([4, 5, 6], max_tokens=4).token_ids == expected([4, 5, 6], 4)
     assert driver.stats()["restarts"] == restarts
 
 
-def test_what_is_said_at_the_wrong_socket_is_refused_there(driver: Driver) -> None:
+def test_message_at_the_wrong_socket_is_refused(driver: Driver) -> None:
     with RawClient(driver.run_dir) as client:
         client.send("follow", SUBMIT, "astray", {"prompt": "x"})
         refused = [REJECTED, "astray", "bad_frame", "Submit does not belong on the follow socket"]
@@ -66,7 +66,7 @@ def test_what_is_said_at_the_wrong_socket_is_refused_there(driver: Driver) -> No
         assert client.receive("submit")[4:7] == ["", "bad_frame", "Follow does not belong on the submit socket"]
 
 
-def test_a_frame_over_the_limit_cuts_that_client_only(driver: Driver) -> None:
+def test_oversized_frame_disconnects_only_its_sender(driver: Driver) -> None:
     limit = driver.info()["limits"]["max_frame_bytes"]
     with RawClient(driver.run_dir) as client:
         client.send_bytes("submit", b"\x00" * (limit + 10_000))
@@ -99,7 +99,7 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("request_map", "param", "text"), BAD_REQUESTS.values(), ids=BAD_REQUESTS.keys())
-def test_a_bad_request_is_refused_by_field_and_value(
+def test_bad_request_is_refused_with_field_and_value(
     driver: Driver, request_map: dict[str, Any], param: str, text: str
 ) -> None:
     with RawClient(driver.run_dir) as client:
@@ -110,8 +110,8 @@ def test_a_bad_request_is_refused_by_field_and_value(
         assert code in ("invalid_request", "empty_prompt")
 
 
-def test_megabytes_of_empty_maps_are_refused_before_they_are_read(driver: Driver) -> None:
-    """Each byte of them is an object of 64 bytes, which took prepare so long that it was killed as hung."""
+def test_megabytes_of_empty_maps_are_refused_before_they_are_decoded(driver: Driver) -> None:
+    """Each byte becomes an object of 64 bytes; decoding took so long that prepare was killed as hung."""
     restarts = driver.stats()["restarts"]
     maps = {"prompt": "x", "structured": {"json_schema": {"a": [[{}] * 65536] * 100}}}
     with RawClient(driver.run_dir) as client:
@@ -124,7 +124,7 @@ def test_megabytes_of_empty_maps_are_refused_before_they_are_read(driver: Driver
     assert driver.stats()["restarts"] == restarts
 
 
-def test_a_request_nested_too_deep_is_refused_by_its_id(driver: Driver) -> None:
+def test_too_deeply_nested_request_is_refused_with_its_id(driver: Driver) -> None:
     content: Any = "hi"
     for _ in range(80):
         content = [content]
@@ -134,15 +134,15 @@ def test_a_request_nested_too_deep_is_refused_by_its_id(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("request_id", ["", "with space", "ü", "x" * 65, "x" * 150])
-def test_a_bad_id_is_refused_by_its_own_name(driver: Driver, request_id: str) -> None:
-    """Cut, it would be nobody's: its client would say it again for ever."""
+def test_bad_id_is_refused_with_the_complete_id(driver: Driver, request_id: str) -> None:
+    """A truncated id would match no request, and its client would repeat it for ever."""
     with RawClient(driver.run_dir) as client:
         client.send("submit", SUBMIT, request_id, {"prompt": "a"})
         frame = client.receive("submit", REJECTED)
         assert (frame[4], frame[7]) == (request_id, "request_id")
 
 
-def test_the_same_request_again_is_accepted_again_and_another_one_of_its_id_is_not(driver: Driver) -> None:
+def test_repeated_submit_is_accepted_again_but_another_request_with_its_id_is_not(driver: Driver) -> None:
     with RawClient(driver.run_dir) as client:
         for _ in range(3):
             client.send("submit", SUBMIT, "same", {"prompt": "abc", "max_tokens": 400})
@@ -151,7 +151,7 @@ def test_the_same_request_again_is_accepted_again_and_another_one_of_its_id_is_n
         assert client.receive("submit", REJECTED)[5] == "duplicate_id"
 
 
-def test_an_answered_request_is_not_run_again(driver: Driver) -> None:
+def test_answered_request_is_not_run_again(driver: Driver) -> None:
     driver.generate("once", request_id="once-only", max_tokens=3)
     assert_quiet(driver)
     with pytest.raises(DuplicateId, match="already been answered"):
@@ -166,7 +166,7 @@ def test_following_an_unknown_id_is_answered(driver: Driver) -> None:
         assert (frame[4], frame[10]) == ("nobody", "unknown_id")
 
 
-def test_a_full_queue_answers_overloaded_at_once_and_recovers() -> None:
+def test_full_queue_answers_overloaded_at_once_and_recovers() -> None:
     with hash_driver(hash_step_ms=20.0, max_num_seqs=1, max_queue=4) as driver:
         streams = [driver.submit([i + 1], max_tokens=30) for i in range(20)]
         refused = []
@@ -190,7 +190,7 @@ def test_a_full_queue_answers_overloaded_at_once_and_recovers() -> None:
         assert eventually(served) == expected([3], 2)
 
 
-def test_a_full_journal_answers_overloaded() -> None:
+def test_full_journal_answers_overloaded() -> None:
     with hash_driver(hash_step_ms=20.0, arena_bytes=1 << 16) as driver:
         streams = [driver.submit([i + 1], max_tokens=4000) for i in range(4)]
         errors = []
@@ -206,7 +206,7 @@ def test_a_full_journal_answers_overloaded() -> None:
         assert driver.generate([3], max_tokens=2).token_ids == expected([3], 2)
 
 
-def test_wrong_types_through_the_client_are_raised_by_its_stream(driver: Driver) -> None:
+def test_wrong_types_are_raised_by_the_client_s_stream(driver: Driver) -> None:
     with pytest.raises(InvalidRequest, match=r"prompt_token_ids\[1\] is 99999999999"):
         driver.generate([1, 99999999999])
     with pytest.raises(InvalidRequest, match="stop must be"):

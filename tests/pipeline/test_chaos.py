@@ -1,4 +1,4 @@
-"""A few seconds of what ``make chaos`` does for half an hour: every process is killed, and no client can tell."""
+"""A few seconds of ``make chaos``: every process is killed, and no client notices more than a pause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over the network only holders of listed keys are heard; without keys the network is not served at all."""
+"""Over the network, only holders of listed keys are served; without keys, there are no network endpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from triptych.protocol.errors import (
 )
 from triptych.protocol.keys import ClientKeys, KeyFolder
 
-UNHEARD_S = 1.5  # in which somebody who may come in would long have been answered
+UNHEARD_S = 1.5  # long enough for a permitted client to be answered
 
 
 def free_endpoint() -> str:
@@ -46,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> KeyFolder:
 
 @pytest.fixture(scope="module")
 def driver(folder: KeyFolder) -> Iterator[Driver]:
-    doors = {"submit": free_endpoint(), "follow": free_endpoint()}
-    with hash_driver(curve_keys=str(folder.path), max_client_requests=3, max_num_seqs=1, **doors) as driver:
+    endpoints = {"submit": free_endpoint(), "follow": free_endpoint()}
+    with hash_driver(curve_keys=str(folder.path), max_client_requests=3, max_num_seqs=1, **endpoints) as driver:
         yield driver
 
 
@@ -56,58 +56,58 @@ def connect(driver: Driver, keys: ClientKeys | Path) -> Client:
     return Client(submit=service.submit, follow=service.follow, keys=keys)
 
 
-def is_heard(client: Client) -> bool:
+def is_answered(client: Client) -> bool:
     try:
         return bool(client.info(UNHEARD_S))
     except RequestTimeout:
         return False
 
 
-def test_the_driver_and_its_owner_are_served_as_ever(driver: Driver) -> None:
+def test_local_driver_and_owner_are_served_as_usual(driver: Driver) -> None:
     assert driver.generate([4, 5], max_tokens=3).token_ids == expected([4, 5], 3)
     with Client(driver.run_dir) as client:
         assert client.generate([4, 5], max_tokens=3).token_ids == expected([4, 5], 3)
 
 
-def test_a_listed_key_is_served_over_tcp(driver: Driver, folder: KeyFolder, tmp_path: Path) -> None:
+def test_listed_key_is_served_over_tcp(driver: Driver, folder: KeyFolder, tmp_path: Path) -> None:
     folder.add("alice").write(tmp_path / "alice.json")
     with connect(driver, tmp_path / "alice.json") as client:
         assert client.generate([7, 8], max_tokens=5).token_ids == expected([7, 8], 5)
 
 
-def test_a_key_that_is_not_listed_is_not_heard(driver: Driver, folder: KeyFolder) -> None:
+def test_unlisted_key_gets_no_answer(driver: Driver, folder: KeyFolder) -> None:
     stranger = KeyFolder(folder.path.parent / "another")
     stranger.create()
     keys = stranger.add("mallory")
     with connect(driver, ClientKeys(keys.name, folder.server.public, keys.public, keys.secret)) as client:
-        assert not is_heard(client)
+        assert not is_answered(client)
 
 
-def test_a_client_that_expects_another_server_does_not_talk_to_this_one(driver: Driver, folder: KeyFolder) -> None:
+def test_client_that_expects_another_server_key_does_not_connect(driver: Driver, folder: KeyFolder) -> None:
     keys = folder.add("bob")
     with connect(driver, ClientKeys(keys.name, keys.public, keys.public, keys.secret)) as client:
-        assert not is_heard(client)
+        assert not is_answered(client)
 
 
-def test_a_revoked_key_comes_in_no_more(driver: Driver, folder: KeyFolder) -> None:
+def test_revoked_key_can_no_longer_connect(driver: Driver, folder: KeyFolder) -> None:
     keys = folder.add("carol")
     with connect(driver, keys) as client:
-        assert is_heard(client)
+        assert is_answered(client)
     folder.revoke("carol")
     with connect(driver, keys) as client:
-        assert not is_heard(client)
+        assert not is_answered(client)
 
 
-@pytest.mark.parametrize("door", ["tcp", "ipc"])
-def test_without_encryption_nobody_is_heard(driver: Driver, door: str) -> None:
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_unencrypted_client_gets_no_answer(driver: Driver, transport: str) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
-        dealer.connect(str(driver.config.service.submit) if door == "tcp" else f"ipc://{driver.run_dir}/submit")
+        dealer.connect(str(driver.config.service.submit) if transport == "tcp" else f"ipc://{driver.run_dir}/submit")
         dealer.send(b"\x94\x02\x01\x00\x00")  # GET_INFO
         assert not dealer.poll(int(UNHEARD_S * 1000))
 
 
-def test_noise_on_the_port_costs_nobody_anything(driver: Driver) -> None:
+def test_random_bytes_on_the_port_disturb_no_one(driver: Driver) -> None:
     host, _, port = str(driver.config.service.submit).removeprefix("tcp://").rpartition(":")
     for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + b"\x00" * 64, b"\xff\xff" * 5000):
         with socket.create_connection((host, int(port))) as connection:
@@ -115,7 +115,7 @@ def test_noise_on_the_port_costs_nobody_anything(driver: Driver) -> None:
     assert driver.generate([1], max_tokens=1).token_ids == expected([1], 1)
 
 
-def test_a_quota_is_of_the_key_and_not_of_the_connection(driver: Driver, folder: KeyFolder) -> None:
+def test_quota_counts_per_key_and_not_per_connection(driver: Driver, folder: KeyFolder) -> None:
     keys = folder.add("dave")
     with connect(driver, keys) as one, connect(driver, keys) as other:
         streams = [client.submit([1, 2], max_tokens=3000) for client in (one, other, one)]
@@ -129,7 +129,7 @@ def test_a_quota_is_of_the_key_and_not_of_the_connection(driver: Driver, folder:
         eventually(lambda: answered(other))
 
 
-def test_a_request_is_for_the_key_that_submitted_it_alone(driver: Driver, folder: KeyFolder) -> None:
+def test_request_belongs_to_the_key_that_submitted_it(driver: Driver, folder: KeyFolder) -> None:
     keys = [folder.add(name) for name in ("erin", "frank")]
     with connect(driver, keys[0]) as erin, connect(driver, keys[0]) as again, connect(driver, keys[1]) as frank:
         stream = erin.submit([1, 2], max_tokens=3000, request_id="private")
@@ -143,7 +143,7 @@ def test_a_request_is_for_the_key_that_submitted_it_alone(driver: Driver, folder
             frank.submit([1, 2], max_tokens=3000, request_id="private").accepted(20)
         assert frank.status("private").state == "unknown"
         assert again.status("private").state == "running"
-        assert ids_of(driver.client) == ["private"]  # whoever can read the run directory sees all
+        assert ids_of(driver.client) == ["private"]  # whoever can read the run directory sees all requests
         stream.abort()
         assert stream.result(20).finish_reason == "abort"
         assert [frank.requests().ended, again.requests().ended[0].request_id] == [[], "private"]
@@ -153,17 +153,17 @@ def ids_of(client: Client) -> list[str]:
     return [line.request_id for line in client.requests().lines if line.state != "ended"]
 
 
-def test_who_refuses_in_the_place_of_prepare_hears_holders_of_keys_only(folder: KeyFolder) -> None:
+def test_while_prepare_is_given_up_refusals_are_sent_to_holders_of_keys_only(folder: KeyFolder) -> None:
     keys = folder.add("late")
     stranger = ClientKeys("stranger", keys.server, *new_key_pair())
-    doors = {"submit": free_endpoint(), "follow": free_endpoint()}
-    with hash_driver(curve_keys=str(folder.path), max_restarts=0, **doors) as driver:
+    endpoints = {"submit": free_endpoint(), "follow": free_endpoint()}
+    with hash_driver(curve_keys=str(folder.path), max_restarts=0, **endpoints) as driver:
         os.kill(eventually(lambda: driver.pids["prepare"]), signal.SIGABRT)
         eventually(lambda: driver.health().status == "failed")
-        with Client(**doors, keys=keys) as client, pytest.raises(PipelineFailed):
+        with Client(**endpoints, keys=keys) as client, pytest.raises(PipelineFailed):
             client.submit([1], max_tokens=1).result(20)
-        with Client(**doors, keys=stranger) as client:
-            assert not is_heard(client)
+        with Client(**endpoints, keys=stranger) as client:
+            assert not is_answered(client)
     folder.revoke("late")
 
 
@@ -174,7 +174,7 @@ def answered(client: Client) -> bool:
         return False
 
 
-BAD_DOORS: dict[str, tuple[dict[str, Any], str]] = {
+BAD_ENDPOINTS: dict[str, tuple[dict[str, Any], str]] = {
     "no keys": ({"submit": "tcp://127.0.0.1:5000"}, "curve_keys"),
     "every address": ({"submit": "tcp://*:5000", "curve_keys": "k"}, "give a single address"),
     "every address of IPv4": ({"follow": "tcp://0.0.0.0:5000", "curve_keys": "k"}, "give a single address"),
@@ -184,13 +184,13 @@ BAD_DOORS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("options", "text"), BAD_DOORS.values(), ids=BAD_DOORS.keys())
-def test_a_door_that_is_open_to_everybody_is_refused(options: dict[str, Any], text: str) -> None:
+@pytest.mark.parametrize(("options", "text"), BAD_ENDPOINTS.values(), ids=BAD_ENDPOINTS.keys())
+def test_unprotected_or_malformed_endpoint_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Driver("hash-lm", **options)
 
 
-def test_keys_that_others_can_read_stop_the_start(tmp_path: Path) -> None:
+def test_keys_readable_by_others_prevent_the_start(tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path / "keys")
     folder.create()
     (folder.path / "server.json").chmod(0o644)

@@ -1,4 +1,4 @@
-"""kill -9 of the driver: its workers die with it, and another driver goes on with every accepted request."""
+"""kill -9 of the driver: its workers die with it, and another driver continues every accepted request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_every_client_gets_its_undisturbed_text_from_three_drivers(run_dir: Path) -> None:
     rng = random.Random(3)
-    prompts = [random_prompt(rng) for _ in range(40)]  # more than are live at once: some still wait for a credit
+    prompts = [random_prompt(rng) for _ in range(40)]  # more than may be live at once: some still wait for a credit
     with Client(run_dir) as client:
         streams = [client.submit(prompt, max_tokens=250) for prompt in prompts]
         for _ in range(3):
@@ -45,7 +45,7 @@ def _tokens(client: Client) -> int:
     return int(client.stats()["summarize"].get("tokens", 0))
 
 
-def test_a_client_that_came_back_too_resumes_by_id_and_offset(run_dir: Path) -> None:
+def test_restarted_client_resumes_by_id_and_offset(run_dir: Path) -> None:
     with DriverProcess(run_dir, **OPTIONS) as driver, Client(run_dir) as first:
         stream = first.submit([5, 6], max_tokens=400, request_id="both-died")
         delta = next(iter(stream))
@@ -57,8 +57,8 @@ def test_a_client_that_came_back_too_resumes_by_id_and_offset(run_dir: Path) -> 
 
 
 @pytest.mark.parametrize("flush", ["none", "interval", "accept", "step"])
-def test_a_journal_with_a_path_survives_the_loss_of_the_run_directory(tmp_path: Path, flush: str) -> None:
-    """As after a reboot: sockets, board and model card are gone, the journal is there."""
+def test_journal_with_a_path_survives_the_loss_of_the_run_directory(tmp_path: Path, flush: str) -> None:
+    """As after a reboot: sockets, board and model card are gone, the journal still exists."""
     options = {**OPTIONS, "journal": str(tmp_path / "journal"), "journal_flush": flush, "journal_flush_ms": 20.0}
     for name in ("before", "after"):
         (tmp_path / name).mkdir(0o700)
@@ -71,7 +71,7 @@ def test_a_journal_with_a_path_survives_the_loss_of_the_run_directory(tmp_path: 
         assert delta.token_ids + rest.result(60).token_ids == expected([5, 6], 400)
 
 
-def test_two_drivers_on_one_journal_are_refused(tmp_path: Path) -> None:
+def test_second_driver_on_a_journal_is_refused(tmp_path: Path) -> None:
     journal = str(tmp_path / "journal")
     with (
         hash_driver(journal=journal),
@@ -86,7 +86,7 @@ def test_two_drivers_on_one_journal_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"), [(b"x" * 9000, "is not a journal"), (b"TRIPTYCH", "has 8 bytes")], ids=["foreign", "cut"]
 )
-def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_file_that_is_not_a_journal_is_refused_and_left_unchanged(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "precious"
     path.write_bytes(content)
     with pytest.raises(JournalError, match=reason), hash_driver(journal=str(path)):
@@ -94,7 +94,7 @@ def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path: Path, con
     assert path.read_bytes() == content
 
 
-def test_a_journal_of_another_model_with_open_requests_is_refused(tmp_path: Path) -> None:
+def test_journal_of_another_model_with_open_requests_is_refused(tmp_path: Path) -> None:
     journal = str(tmp_path / "journal")
     driver = hash_driver(journal=journal, hash_step_ms=5.0, lease_s=60.0).start()
     driver.submit([1, 2], max_tokens=2000).accepted(20)

@@ -1,4 +1,4 @@
-"""Requests of several choices through the whole pipeline, whatever dies and whoever gives up."""
+"""Requests with several choices through the whole pipeline, whatever crashes or disconnects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def texts(completion: Completion) -> list[list[int]]:
     return [choice.token_ids for choice in completion.choices]
 
 
-def test_each_choice_is_what_a_request_of_its_own_with_its_seed_says(driver: Driver) -> None:
+def test_each_choice_equals_a_single_request_with_its_seed(driver: Driver) -> None:
     answer = driver.generate(PROMPT, max_tokens=30, n=4, temperature=1.0, seed=11)
     assert texts(answer) == [sample(11 + index, 30) for index in range(4)]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -46,7 +46,7 @@ def test_each_choice_is_what_a_request_of_its_own_with_its_seed_says(driver: Dri
     assert_quiet(driver)
 
 
-def test_choices_stream_each_by_itself_and_all_together(driver: Driver) -> None:
+def test_choices_stream_separately_and_together(driver: Driver) -> None:
     stream = driver.submit(PROMPT, max_tokens=300, n=3, temperature=1.0, seed=2)
     together: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for delta in stream:
@@ -56,7 +56,7 @@ def test_choices_stream_each_by_itself_and_all_together(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_the_best_of_several_samples_are_the_choices(driver: Driver, n: int) -> None:
+def test_best_samples_are_the_choices(driver: Driver, n: int) -> None:
     samples = sorted((sample(5 + index, 12) for index in range(6)), key=mean_logprob, reverse=True)
     answer = driver.generate(PROMPT, max_tokens=12, n=n, best_of=6, temperature=1.0, seed=5)
     assert texts(answer) == samples[:n]
@@ -66,8 +66,8 @@ def test_the_best_of_several_samples_are_the_choices(driver: Driver, n: int) -> 
     assert_quiet(driver)
 
 
-def test_the_candidates_are_compared_by_what_is_left_before_a_stop(driver: Driver) -> None:
-    """summarize ends them at a stop token, and only what came before counts."""
+def test_candidates_are_ranked_by_the_tokens_before_a_stop(driver: Driver) -> None:
+    """summarize ends them at a stop token, and only the tokens before it count."""
     ends = {index: sample(5 + index, 12)[2 + index] for index in range(4)}
     stop = sorted(set(ends.values()))
 
@@ -84,7 +84,7 @@ def test_the_candidates_are_compared_by_what_is_left_before_a_stop(driver: Drive
 @pytest.mark.parametrize(
     "options", [{}, {"length_penalty": 2.0, "early_stopping": "never"}, {"early_stopping": True}], ids=str
 )
-def test_hypotheses_come_best_first_and_all_at_once(driver: Driver, options: dict[str, Any]) -> None:
+def test_hypotheses_are_returned_at_the_end_best_first(driver: Driver, options: dict[str, Any]) -> None:
     beam = make_beams(0, 4, num_tokens=40, max_tokens=20, stop_ids=frozenset({0, 9, 70, 200}), **options)[0]
     beam.tokens[:40] = PROMPT
     wanted = expected_hypotheses(beam, VOCAB_SIZE)
@@ -99,12 +99,12 @@ def test_hypotheses_come_best_first_and_all_at_once(driver: Driver, options: dic
     for choice in [best, *answer.choices]:
         stages_ms, gaps_ms = choice.ledger["stages_ms"], choice.ledger["inter_token_ms"]
         assert stages_ms["prefill"] > 0
-        assert stages_ms["decode"] > stages_ms["schedule"], "the steps of a search are no waiting for its first one"
+        assert stages_ms["decode"] > stages_ms["schedule"], "the steps of a beam search are not time to the first token"
         assert len(choice.token_ids) < 2 or gaps_ms["max"] > 0
     assert_quiet(driver)
 
 
-def test_an_abort_ends_every_choice(slow: Driver) -> None:
+def test_abort_ends_every_choice(slow: Driver) -> None:
     for options in (
         {"n": 4, "temperature": 1.0},
         {"n": 2, "best_of": 4, "temperature": 1.0},
@@ -121,7 +121,7 @@ def test_an_abort_ends_every_choice(slow: Driver) -> None:
     assert_quiet(slow)
 
 
-def test_a_choice_can_be_aborted_by_itself(slow: Driver) -> None:
+def test_single_choice_can_be_aborted(slow: Driver) -> None:
     stream = slow.submit(PROMPT, max_tokens=150, n=3, temperature=1.0, seed=1)
     stream.choices[1].abort()
     reasons = [choice.finish_reason for choice in stream.result(30).choices]
@@ -129,20 +129,20 @@ def test_a_choice_can_be_aborted_by_itself(slow: Driver) -> None:
     assert_quiet(slow)
 
 
-def test_nobody_overtakes_a_group_that_waits_for_its_credits() -> None:
-    with hash_driver(hash_step_ms=2.0, max_num_seqs=2) as driver:  # three sequences live
+def test_no_request_overtakes_a_group_that_waits_for_its_credits() -> None:
+    with hash_driver(hash_step_ms=2.0, max_num_seqs=2) as driver:  # three live sequences
         first = driver.submit([1, 2], max_tokens=60)
         first.accepted(20)
         group = driver.submit(PROMPT, max_tokens=100, n=3, temperature=1.0, seed=3)
         group.accepted(20)
-        later = driver.submit([3, 4], max_tokens=1)  # waits for the group, for longer than it came later
+        later = driver.submit([3, 4], max_tokens=1)  # waits behind the group, for longer than its own turn would take
         assert later.result(20).ledger["stages_ms"]["credit"] > group.result(20).ledger["stages_ms"]["credit"]
         assert texts(group.result()) == [sample(3 + i, 100) for i in range(3)]
         first.result(20)
         assert_quiet(driver)
 
 
-def test_a_group_that_can_never_be_live_is_refused_with_both_numbers() -> None:
+def test_group_that_can_never_be_live_is_refused_with_both_numbers() -> None:
     with hash_driver(max_num_seqs=2, num_pages=12, page_size=4) as driver:
         for options in ({"n": 4}, {"best_of": 4}, {"num_beams": 4}):
             [name] = options
@@ -158,14 +158,14 @@ def test_a_group_that_can_never_be_live_is_refused_with_both_numbers() -> None:
 
 
 def kill_at_work(driver: Driver, role: str) -> None:
-    """Kill a worker in the middle of the work, and wait until the next one works."""
+    """Kill a worker in the middle of its work, and wait until the next one works."""
     before = eventually(lambda: num_steps(driver))
     kill(driver, role)
     eventually(lambda: has_stepped(driver, before))
 
 
 @pytest.mark.parametrize("options", [{"n": 3}, {"n": 2, "best_of": 4}], ids=["n", "best_of"])
-def test_a_worker_that_dies_changes_no_choice(slow: Driver, options: dict[str, Any]) -> None:
+def test_dead_worker_changes_no_choice(slow: Driver, options: dict[str, Any]) -> None:
     num_tokens = 500
     streams = [slow.submit(PROMPT, max_tokens=num_tokens, temperature=1.0, seed=s, **options) for s in range(4)]
     for role in ROLES:
@@ -177,7 +177,7 @@ def test_a_worker_that_dies_changes_no_choice(slow: Driver, options: dict[str, A
         assert texts(stream.result(60)) == samples[: options["n"]]
 
 
-def test_a_worker_that_dies_changes_no_hypothesis(slow: Driver) -> None:
+def test_dead_worker_changes_no_hypothesis(slow: Driver) -> None:
     num_tokens = 400
     beam = make_beams(0, 3, num_tokens=40, max_tokens=num_tokens, stop_ids=frozenset({0}))[0]
     beam.tokens[:40] = PROMPT
@@ -188,7 +188,7 @@ def test_a_worker_that_dies_changes_no_hypothesis(slow: Driver) -> None:
     assert [texts(stream.result(60)) for stream in streams] == [wanted] * 3
 
 
-def test_another_client_takes_all_choices_up_again(driver: Driver) -> None:
+def test_another_client_resumes_all_choices(driver: Driver) -> None:
     with Client(driver.run_dir) as first:
         request_id = first.submit(PROMPT, max_tokens=200, n=2, temperature=1.0, seed=9).accepted(30).request_id
     with Client(driver.run_dir) as second:
@@ -197,7 +197,7 @@ def test_another_client_takes_all_choices_up_again(driver: Driver) -> None:
     assert_quiet(driver)
 
 
-def test_no_tokens_wanted_are_as_many_empty_choices(driver: Driver) -> None:
+def test_max_tokens_zero_gives_empty_choices(driver: Driver) -> None:
     assert texts(driver.generate("hi", max_tokens=0, n=3)) == [[], [], []]
     assert texts(driver.generate("hi", max_tokens=0, n=2, best_of=4)) == [[], []]
     assert_quiet(driver)
@@ -217,7 +217,7 @@ def test_choices_in_asyncio(driver: Driver) -> None:
     assert whole == apart == [sample(4, 20), sample(5, 20)]
 
 
-def test_a_lease_that_runs_out_ends_all_choices(slow: Driver) -> None:
+def test_expired_lease_ends_all_choices(slow: Driver) -> None:
     with Client(slow.run_dir) as client:
         client.submit(PROMPT, max_tokens=4000, n=3, lease_s=0.3).accepted(20)
     assert_quiet(slow)

@@ -1,4 +1,4 @@
-"""kill -9 of every worker under load: nothing is lost, doubled or changed."""
+"""kill -9 of every worker under load: no text is lost, doubled or changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_killing_each_worker_twenty_times_changes_no_text() -> None:
         for index in range(KILLS_A_ROLE * len(ROLES)):
             before = num_steps(driver)
             kill(driver, ROLES[index % len(ROLES)])
-            # The next kill comes when steps are made again; every third one at once, into the recovery itself.
+            # The next kill comes when steps run again; every third one comes at once, during the recovery itself.
             if index % 3:
                 eventually(lambda before=before: has_stepped(driver, before) or all(s.done for s in streams))  # type: ignore[misc]
         for prompt, stream in zip(prompts, streams, strict=True):
@@ -64,7 +64,7 @@ def test_time_lost_to_a_kill_is_in_the_ledger(slow: Driver) -> None:
     assert abs(sum(stages.values()) - stream.result().ledger["wall_ms"]) < 0.02 * stream.result().ledger["wall_ms"]
 
 
-def test_requests_submitted_while_prepare_is_away_are_served(slow: Driver) -> None:
+def test_requests_submitted_while_prepare_is_down_are_served(slow: Driver) -> None:
     os.kill(eventually(lambda: slow.pids["prepare"]), signal.SIGKILL)
     streams = [slow.submit([i + 1, 5], max_tokens=5) for i in range(20)]
     assert [s.result(20).token_ids for s in streams] == [expected([i + 1, 5], 5) for i in range(20)]

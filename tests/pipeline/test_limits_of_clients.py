@@ -1,4 +1,4 @@
-"""What one client does costs the others nothing: many that vanish, one that wants all, a template that hangs."""
+"""One client cannot slow down the others: many that vanish, a greedy one, a template that hangs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from triptych.protocol.tokenizer_files import FACTS_FILE
 
 NUM_VANISHING = 200
 LEASE_S = 1.0
-SLACK_S = 4.0  # a step and a tick of a quarter of a second, on a machine that does ten other things
+SLACK_S = 4.0  # a step and a tick of a quarter of a second, on a machine that runs ten other things
 HANGING = (
     "{% for m in messages %}{% if m.content == 'hang' %}{% for i in range(90000) %}{% for j in range(90000) %}"
     "{% endfor %}{% endfor %}{% endif %}{{ m.content }}{% endfor %}"
 )
 
 
-def test_many_clients_that_vanish_give_everything_back_within_their_lease() -> None:
+def test_resources_of_many_vanished_clients_are_freed_within_their_lease() -> None:
     with hash_driver(lease_s=LEASE_S, hash_step_ms=5.0) as driver:
         with RawClient(driver.run_dir) as client:
             for number in range(NUM_VANISHING):
@@ -53,7 +53,7 @@ def test_one_client_cannot_take_every_place() -> None:
         assert eventually(lambda: served(driver)) == expected([9], 2)
 
 
-def test_one_client_cannot_fill_the_journal_with_answers_that_it_does_not_read() -> None:
+def test_one_client_cannot_fill_the_journal_with_unread_answers() -> None:
     with hash_driver(max_client_requests=2, max_records=8) as driver, RawClient(driver.run_dir) as client:
         request = {"prompt_token_ids": [1], "max_tokens": 1, "lease_s": 86_400.0}
         for number in range(4):
@@ -69,7 +69,7 @@ def test_one_client_cannot_fill_the_journal_with_answers_that_it_does_not_read()
 
 
 def has_released(driver: Driver, num_accepted: int) -> bool:
-    """Told by statistics that are no older than the last of them."""
+    """Known from statistics that are newer than the last release."""
     stats = driver.stats()["prepare"]
     return bool(stats["accepted"] == num_accepted and stats["live"] == 0)
 
@@ -81,7 +81,7 @@ def served(driver: Driver) -> list[int] | None:
         return None
 
 
-def test_a_template_that_hangs_fails_its_own_request_only() -> None:
+def test_hanging_template_fails_only_its_own_request() -> None:
     with hash_driver(tokenize_timeout_s=0.5) as driver:
         facts = json.loads((driver.run_dir / FACTS_FILE).read_text())
         (driver.run_dir / FACTS_FILE).write_text(json.dumps({**facts, "chat_template": HANGING}))
@@ -97,6 +97,6 @@ def test_a_template_that_hangs_fails_its_own_request_only() -> None:
 
 
 @pytest.mark.parametrize("field", ["chat_template", "prompt_embeds", "image_url", "logits_processor"])
-def test_a_client_cannot_bring_a_template_or_anything_else_that_runs(driver: Driver, field: str) -> None:
+def test_client_cannot_send_a_template_or_other_code(driver: Driver, field: str) -> None:
     with pytest.raises(InvalidRequest, match=f"unknown field '{field}'"):
         driver.generate("hello", **{field: "{{ 1 }}"})

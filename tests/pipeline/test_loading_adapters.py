@@ -1,4 +1,4 @@
-"""Adapters that come and go while a pipeline runs: nobody's answer changes, and who is killed knows them again."""
+"""Adapters are loaded and unloaded while a pipeline runs: no answer changes, and restarted workers know them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from triptych.protocol.errors import ConfigError, InvalidRequest
 PROMPT = list(range(40, 140))
 
 
-def said(driver: Driver, name: str) -> list[int]:
+def generated_by(driver: Driver, name: str) -> list[int]:
     return driver.generate([1, 2], max_tokens=4, lora=name).token_ids
 
 
@@ -39,7 +39,7 @@ def fixture_driver(folder: Path) -> Iterator[Driver]:
         assert_quiet(driver)
 
 
-def test_an_adapter_is_loaded_used_and_unloaded_and_streams_go_on(driver: Driver, folder: Path) -> None:
+def test_adapter_is_loaded_used_and_unloaded_while_streams_continue(driver: Driver, folder: Path) -> None:
     streams = [driver.submit(PROMPT, max_tokens=300, lora=name) for name in ("", "fixed")]
     for stream in streams:
         next(iter(stream))
@@ -50,9 +50,9 @@ def test_an_adapter_is_loaded_used_and_unloaded_and_streams_go_on(driver: Driver
     waiting = driver.submit(PROMPT, max_tokens=50, lora="new")
     waiting.accepted(20)
     assert driver.unload_adapter("new") > 0
-    assert waiting.result(30).token_ids == expected(PROMPT, 50, adapter=2), "what was accepted was answered"
+    assert waiting.result(30).token_ids == expected(PROMPT, 50, adapter=2), "accepted requests were answered"
     with pytest.raises(InvalidRequest, match="lora is 'new', known are: fixed"):
-        said(driver, "new")
+        generated_by(driver, "new")
     for number, stream in enumerate(streams):
         assert stream.result(30).token_ids == expected(PROMPT, 300, adapter=number)
     assert list(driver.info()["model"]["adapters"]) == ["fixed"]
@@ -68,17 +68,17 @@ def test_an_adapter_is_loaded_used_and_unloaded_and_streams_go_on(driver: Driver
         (lambda driver, folder: driver.unload_adapter("b"), "'b' is not loaded, known are: fixed"),
     ],
 )
-def test_what_cannot_be_is_told_and_nothing_is_restarted(
+def test_impossible_load_is_an_error_and_restarts_nothing(
     driver: Driver, folder: Path, change: Callable[[Driver, Path], float], why: str
 ) -> None:
     pids = driver.pids
     with pytest.raises(ConfigError, match=why):
         change(driver, folder)
     assert driver.pids == pids
-    assert said(driver, "fixed") == expected([1, 2], 4, adapter=1)
+    assert generated_by(driver, "fixed") == expected([1, 2], 4, adapter=1)
 
 
-def test_one_that_cannot_be_unloaded_stays(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_that_cannot_be_unloaded_stays(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.load_adapter("new", folder)
     stream = driver.submit(PROMPT, max_tokens=4000, lora="new")
     stream.accepted(20)
@@ -94,14 +94,14 @@ def test_one_that_cannot_be_unloaded_stays(driver: Driver, folder: Path, monkeyp
         patch.setattr(replacing, "replace_worker", fail)
         with pytest.raises(ConfigError, match="no room"):
             driver.unload_adapter("new")
-    assert said(driver, "new") == expected([1, 2], 4, adapter=2)
+    assert generated_by(driver, "new") == expected([1, 2], 4, adapter=2)
     driver.unload_adapter("new")
 
 
-def test_who_failed_to_replace_execute_has_ended_the_one_that_was_to_go(
+def test_failed_replacement_of_execute_still_ends_the_old_process(
     driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would fail requests for the adapter that it does not have."""
+    """The old process would fail requests for the adapter that it does not have."""
 
     def fail(*_: object, **__: object) -> None:
         raise ConfigError("no room")
@@ -114,14 +114,14 @@ def test_who_failed_to_replace_execute_has_ended_the_one_that_was_to_go(
     assert driver.pids["execute"] != pid
 
 
-def test_nobody_may_ask_for_an_adapter_before_the_next_driver_would_know_it(
+def test_adapter_is_available_only_once_the_next_driver_would_know_it(
     driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep, was_refused = LoadedAdapters.keep, []
 
     def kept(*arguments: Any) -> None:
         with pytest.raises(InvalidRequest, match="lora is 'new'"):
-            said(driver, "new")
+            generated_by(driver, "new")
         was_refused.append(True)
         keep(*arguments)
 
@@ -129,14 +129,14 @@ def test_nobody_may_ask_for_an_adapter_before_the_next_driver_would_know_it(
         patch.setattr(LoadedAdapters, "keep", kept)
         driver.load_adapter("new", folder)
     assert was_refused
-    assert said(driver, "new") == expected([1, 2], 4, adapter=2)
+    assert generated_by(driver, "new") == expected([1, 2], 4, adapter=2)
     driver.unload_adapter("new")
 
 
-def test_what_is_being_unloaded_is_refused_also_by_who_comes_after_a_kill(driver: Driver, folder: Path) -> None:
+def test_adapter_being_unloaded_is_refused_by_a_restarted_worker_too(driver: Driver, folder: Path) -> None:
     def is_refused() -> bool:
         try:
-            said(driver, "new")
+            generated_by(driver, "new")
         except InvalidRequest:
             return True
         return False
@@ -157,7 +157,7 @@ def test_what_is_being_unloaded_is_refused_also_by_who_comes_after_a_kill(driver
     assert list(driver.info()["model"]["adapters"]) == ["fixed"]
 
 
-def test_the_next_driver_on_the_journal_knows_what_was_loaded(folder: Path, tmp_path: Path) -> None:
+def test_next_driver_on_the_journal_knows_the_loaded_adapters(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"journal": str(tmp_path / "journal"), "hash_step_ms": 2.0, "lease_s": 60.0}
     first = hash_driver(**options).start()
     first.load_adapter("new", folder)
@@ -172,8 +172,8 @@ def test_the_next_driver_on_the_journal_knows_what_was_loaded(folder: Path, tmp_
         assert list(third.info()["model"]["adapters"]) == []
 
 
-def test_an_adapter_of_open_requests_that_has_gone_is_missed(folder: Path, tmp_path: Path) -> None:
-    """And once they are answered it is not."""
+def test_removed_adapter_of_open_requests_is_an_error(folder: Path, tmp_path: Path) -> None:
+    """But not once they are answered."""
     options: dict[str, Any] = {"run_dir": tmp_path / "run", "lease_s": 60.0, "hash_step_ms": 2.0}
     own = make_nominal_adapter(tmp_path / "own")
     first = hash_driver(**options).start()
@@ -191,10 +191,10 @@ def test_an_adapter_of_open_requests_that_has_gone_is_missed(folder: Path, tmp_p
         assert len(second.client.resume("kept").result(30).token_ids) == 400
     make_nominal_adapter(own, b"other weights")
     with hash_driver(**options) as third:
-        assert said(third, "own") == expected([1, 2], 4, adapter=1)
+        assert generated_by(third, "own") == expected([1, 2], 4, adapter=1)
 
 
-def test_an_adapter_that_execute_refuses_costs_nobody_anything(tmp_path: Path) -> None:
+def test_adapter_refused_by_execute_disturbs_no_request(tmp_path: Path) -> None:
     checkpoint = make_tiny_model("llama", tmp_path / "model")
     good, bad = make_adapter(tmp_path / "good", checkpoint), make_nominal_adapter(tmp_path / "bad")
     for modules in ((), (f"good={good}",)):
@@ -205,7 +205,7 @@ def test_an_adapter_that_execute_refuses_costs_nobody_anything(tmp_path: Path) -
         next(iter(stream))
         with pytest.raises(ConfigError, match="the new execute failed: the adapter 'bad' cannot be served"):
             driver.load_adapter("bad", bad)
-        assert driver.pids == pids, "that was found out beside the one that runs"
+        assert driver.pids == pids, "it was tried in a process beside the running one"
         driver.load_adapter("good", good)
         assert stream.result(60).token_ids == plain
         assert driver.generate(PROMPT, max_tokens=60, ignore_eos=True, lora="good").token_ids != plain

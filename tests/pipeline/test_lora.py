@@ -1,4 +1,4 @@
-"""Adapters through the whole pipeline, on a hash LM whose cache is another one's under every adapter."""
+"""Adapters through the whole pipeline, on a hash LM whose KV cells depend on the adapter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fixture_modules(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]
 
 @pytest.fixture(name="adapted", scope="module")
 def fixture_adapted(modules: tuple[str, ...]) -> Iterator[Driver]:
-    # Small enough that sequences are preempted, and swapped.
+    # Few pages, so that sequences are preempted and swapped.
     few: dict[str, Any] = {"num_pages": 48, "host_pages": 32, "safety_margin": 0.0}
     with hash_driver(lora_modules=modules, hash_step_ms=1.0, lease_s=30.0, **few) as driver:
         yield driver
@@ -40,17 +40,17 @@ def fixture_adapted(modules: tuple[str, ...]) -> Iterator[Driver]:
 
 
 def ask_all(driver: Driver, count: int, max_tokens: int, **options: Any) -> list[Any]:
-    """Streams of the same prompt, one for each adapter in turn and for none."""
+    """Streams of the same prompt, for each adapter in turn and for none."""
     return [driver.submit(PROMPT, max_tokens=max_tokens, lora=NAMES[i % 3], **options) for i in range(count)]
 
 
 def test_one_batch_has_several_adapters_and_none(adapted: Driver) -> None:
     for index, stream in enumerate(ask_all(adapted, 12, 120)):
         assert stream.result(30).token_ids == expected(PROMPT, 120, adapter=index % 3)
-    assert adapted.stats()["execute"]["preemptions"] > 0, "the pages were few"
+    assert adapted.stats()["execute"]["preemptions"] > 0, "there were few pages"
 
 
-def test_prefixes_are_shared_within_an_adapter_and_a_salt_only(adapted: Driver) -> None:
+def test_prefixes_are_shared_only_within_an_adapter_and_a_salt(adapted: Driver) -> None:
     prompt = list(range(100, 200))
     seen = []
     for name, salt in [
@@ -68,7 +68,7 @@ def test_prefixes_are_shared_within_an_adapter_and_a_salt_only(adapted: Driver) 
     assert seen == [0, 0, 96, 0, 0, 0, 96]
 
 
-def test_choices_beams_and_scores_are_the_adapter_s(adapted: Driver) -> None:
+def test_choices_beams_and_scores_use_the_adapter(adapted: Driver) -> None:
     plain, rude = (
         [
             adapted.generate(PROMPT, max_tokens=6, lora=name, **options)
@@ -82,19 +82,19 @@ def test_choices_beams_and_scores_are_the_adapter_s(adapted: Driver) -> None:
 
 
 @pytest.mark.parametrize("name", ["polite", "RUDE", "rude ", "/etc"])
-def test_an_unknown_adapter_is_refused_by_name(adapted: Driver, name: str) -> None:
+def test_unknown_adapter_is_refused_with_its_name(adapted: Driver, name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"lora is '{name}', known are: formal, rude") as caught:
         adapted.generate(PROMPT, max_tokens=1, lora=name)
     assert caught.value.param == "lora"
 
 
-def test_a_pipeline_without_adapters_says_so(driver: Driver) -> None:
+def test_pipeline_without_adapters_says_so(driver: Driver) -> None:
     with pytest.raises(InvalidRequest, match="lora is 'rude', known are: none"):
         driver.generate(PROMPT, max_tokens=1, lora="rude")
 
 
 @pytest.mark.parametrize("role", ["prepare", "execute", "summarize"])
-def test_who_is_killed_goes_on_with_the_same_adapters(adapted: Driver, role: str) -> None:
+def test_restarted_workers_continue_with_the_same_adapters(adapted: Driver, role: str) -> None:
     streams = ask_all(adapted, 6, 150)
     for stream in streams[:3]:
         next(iter(stream))
@@ -103,7 +103,7 @@ def test_who_is_killed_goes_on_with_the_same_adapters(adapted: Driver, role: str
         assert stream.result(30).token_ids == expected(PROMPT, 150, adapter=index % 3)
 
 
-def test_the_next_driver_goes_on_with_the_same_adapters(modules: tuple[str, ...], tmp_path: Path) -> None:
+def test_next_driver_continues_with_the_same_adapters(modules: tuple[str, ...], tmp_path: Path) -> None:
     journal = str(tmp_path / "journal")
     options: dict[str, Any] = {"hash_step_ms": 2.0, "lease_s": 60.0, "journal": journal}
     first = hash_driver(lora_modules=modules, **options).start()
@@ -114,7 +114,7 @@ def test_the_next_driver_goes_on_with_the_same_adapters(modules: tuple[str, ...]
         assert second.client.resume("kept").result(30).token_ids == expected(PROMPT, 100, adapter=2)
 
 
-def test_a_changed_adapter_with_open_requests_is_refused(tmp_path: Path) -> None:
+def test_changed_adapter_with_open_requests_is_refused(tmp_path: Path) -> None:
     folder, journal = make_nominal_adapter(tmp_path / "a"), str(tmp_path / "journal")
     options: dict[str, Any] = {"lora_modules": [f"a={folder}"], "journal": journal, "lease_s": 60.0}
     driver = hash_driver(hash_step_ms=5.0, **options).start()
@@ -128,7 +128,7 @@ def test_a_changed_adapter_with_open_requests_is_refused(tmp_path: Path) -> None
         pass
 
 
-def test_an_adapter_that_changes_while_it_is_served_is_not_taken(tmp_path: Path) -> None:
+def test_adapter_that_changes_on_disk_is_not_loaded(tmp_path: Path) -> None:
     folder = make_nominal_adapter(tmp_path / "a")
     with hash_driver(lora_modules=[f"a={folder}"]) as driver:
         make_nominal_adapter(folder, b"other weights")
@@ -139,7 +139,7 @@ def test_an_adapter_that_changes_while_it_is_served_is_not_taken(tmp_path: Path)
         assert driver.generate([1, 2], max_tokens=4, lora="a").token_ids == expected([1, 2], 4, adapter=1)
 
 
-def test_no_weights_are_reloaded_where_an_adapter_has_gone(tmp_path: Path) -> None:
+def test_weights_are_not_reloaded_when_an_adapter_is_missing(tmp_path: Path) -> None:
     folder = make_nominal_adapter(tmp_path / "a")
     with hash_driver(lora_modules=[f"a={folder}"]) as driver:
         execute = driver.pids["execute"]
@@ -150,7 +150,7 @@ def test_no_weights_are_reloaded_where_an_adapter_has_gone(tmp_path: Path) -> No
         assert driver.pids["execute"] == execute
 
 
-def test_an_adapter_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+def test_missing_adapter_is_reported_at_once(tmp_path: Path) -> None:
     with (
         pytest.raises(
             ConfigError, match=r"the adapter 'a' cannot be read: .*/nowhere/adapter_config\.json: No such file"
@@ -160,21 +160,23 @@ def test_an_adapter_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
         pass
 
 
-def test_a_real_model_goes_on_with_its_adapter_after_a_kill(tmp_path: Path) -> None:
+def test_real_model_continues_with_its_adapter_after_a_kill(tmp_path: Path) -> None:
     checkpoint = make_tiny_model("llama", tmp_path / "model")
     adapter = make_adapter(tmp_path / "a", checkpoint)
     model: Any = AutoModelForCausalLM.from_pretrained(merge(checkpoint, adapter, tmp_path / "merged"))
-    said = model.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=60, eos_token_id=None, pad_token_id=0)
+    output = model.generate(
+        torch.tensor([PROMPT]), do_sample=False, max_new_tokens=60, eos_token_id=None, pad_token_id=0
+    )
     prove(checkpoint, lora_modules=(f"a={adapter}",))
     with Driver(str(checkpoint), num_pages=64, lora_modules=[f"a={adapter}"]) as driver:
         stream = driver.submit(PROMPT, max_tokens=60, ignore_eos=True, lora="a")
         next(iter(stream))
         kill(driver, "execute")
-        assert stream.result(60).token_ids == said[0, len(PROMPT) :].tolist()
+        assert stream.result(60).token_ids == output[0, len(PROMPT) :].tolist()
         assert list(driver.info()["model"]["adapters"]) == ["a"]
 
 
-def test_a_trace_with_adapters_is_replayed_decision_for_decision(modules: tuple[str, ...], tmp_path: Path) -> None:
+def test_trace_with_adapters_is_replayed_exactly(modules: tuple[str, ...], tmp_path: Path) -> None:
     trace = tmp_path / "steps.jsonl"
     with hash_driver(lora_modules=modules, trace=str(trace), num_pages=40, safety_margin=0.0) as driver:
         for stream in ask_all(driver, 9, 60):

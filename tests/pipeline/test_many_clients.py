@@ -1,4 +1,4 @@
-"""Many clients at once, and clients that stall or vanish: whoever behaves does not notice."""
+"""Many concurrent clients, and clients that stall or vanish: the others do not notice."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_sixty_four_clients_with_aborts_and_disconnects_leave_nothing_behind() -
     assert not [p for p in processes if p.is_running()]
 
 
-def test_a_vanished_client_gives_its_pages_back_within_its_lease(slow: Driver) -> None:
+def test_pages_of_a_vanished_client_are_freed_within_its_lease(slow: Driver) -> None:
     with RawClient(slow.run_dir) as client:
         client.submit(prompt="a", max_tokens=4000, lease_s=0.3)
         eventually(lambda: slow.stats()["execute"]["pages_held"] > 0)
@@ -60,7 +60,7 @@ def test_a_vanished_client_gives_its_pages_back_within_its_lease(slow: Driver) -
     assert time.monotonic() - began < 3.0
 
 
-def test_a_request_outlives_its_client_and_is_resumed_by_another(slow: Driver) -> None:
+def test_request_outlives_its_client_and_is_resumed_by_another(slow: Driver) -> None:
     with Client(slow.run_dir) as first:
         stream = first.submit([5, 6], max_tokens=200, request_id="handed-over")
         delta = next(iter(stream))
@@ -69,12 +69,12 @@ def test_a_request_outlives_its_client_and_is_resumed_by_another(slow: Driver) -
         assert delta.token_ids + rest.result(30).token_ids == expected([5, 6], 200)
 
 
-def test_a_client_that_does_not_read_stalls_nobody() -> None:
+def test_client_that_does_not_read_stalls_no_one() -> None:
     with hash_driver(window_tokens=64, lease_s=60.0) as driver, RawClient(driver.run_dir, receive_limit=1) as stalled:
         ids = [stalled.submit(prompt="a", max_tokens=2000) for _ in range(8)]
         prompt = [3, 1, 4]
         assert driver.generate(prompt, max_tokens=500).token_ids == expected(prompt, 500)
-        # The stalled client's answers are computed and kept, and sent no further than its window.
+        # The stalled client's answers are computed and kept, and sent only up to its window.
         eventually(lambda: driver.stats()["summarize"]["unread"] == 8)
         stalled.collect("follow", 0.2)
         rows = [row for frame in stalled.received["follow"] if frame[0] == TEXT for row in frame[4]]
@@ -82,7 +82,7 @@ def test_a_client_that_does_not_read_stalls_nobody() -> None:
         assert all(row[1] + len(row[3]) // 4 <= 64 for row in rows)
 
 
-def test_a_megabyte_prompt_does_not_delay_the_others(driver: Driver) -> None:
+def test_megabyte_prompt_does_not_delay_others(driver: Driver) -> None:
     def wait_s() -> float:
         began = time.monotonic()
         driver.generate([1, 2, 3], max_tokens=1)
@@ -98,7 +98,7 @@ def test_a_megabyte_prompt_does_not_delay_the_others(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("num_pages", [64])
-def test_a_small_pool_preempts_and_every_text_is_right(num_pages: int) -> None:
+def test_small_pool_preempts_and_every_text_is_right(num_pages: int) -> None:
     rng = random.Random(11)
     prompts = [random_prompt(rng, 20, 120) for _ in range(40)]
     with hash_driver(num_pages=num_pages, max_num_seqs=16) as driver:
@@ -109,7 +109,7 @@ def test_a_small_pool_preempts_and_every_text_is_right(num_pages: int) -> None:
         assert_quiet(driver)
 
 
-def test_an_idle_pipeline_uses_next_to_nothing(driver: Driver) -> None:
+def test_idle_pipeline_uses_almost_no_processor_time(driver: Driver) -> None:
     driver.generate("warm", max_tokens=2)
     assert_quiet(driver)
     processes = [psutil.Process(pid) for pid in driver.pids.values() if pid]
@@ -122,6 +122,6 @@ def test_an_idle_pipeline_uses_next_to_nothing(driver: Driver) -> None:
         threading.Event().wait(3.0)  # a measurement over time, not a synchronisation
         return (cpu_s() - used) / (time.monotonic() - began)
 
-    # The least of a few: a busy machine makes each waking dearer, and its clock has ticks of a hundredth.
+    # The minimum of a few: a busy machine makes each wake-up costlier, and its clock has ticks of 10 ms.
     shares = (share() for _ in range(5))
     assert any(share < 0.01 for share in shares), "an idle pipeline uses more than 1 % of a core"

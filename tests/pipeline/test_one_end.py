@@ -34,7 +34,7 @@ def assert_one_end(client: RawClient, request_id: str) -> None:
     assert not [row for row in rows if row[0] == request_id]
 
 
-def test_heartbeats_around_the_end_bring_no_second_end(driver: Driver) -> None:
+def test_heartbeats_around_the_end_cause_no_second_end(driver: Driver) -> None:
     with RawClient(driver.run_dir) as client:
         request_id = client.submit(prompt="hello", max_tokens=50)
         for _ in range(200):
@@ -43,12 +43,12 @@ def test_heartbeats_around_the_end_bring_no_second_end(driver: Driver) -> None:
         for _ in range(50):
             client.follow(request_id, 50)
         client.send("follow", GET_STATS)
-        client.receive("follow", STATS)  # everything before it was handled
+        client.receive("follow", STATS)  # all earlier messages were processed
         assert_one_end(client, request_id)
         client.send("follow", ACKNOWLEDGE, [request_id])
 
 
-def test_an_abort_at_any_moment_ends_once_and_frees_once(driver: Driver) -> None:
+def test_abort_at_any_moment_ends_once_and_frees_once(driver: Driver) -> None:
     with RawClient(driver.run_dir) as client:
         rng = random.Random(3)
         ids = []
@@ -71,7 +71,7 @@ def test_an_abort_at_any_moment_ends_once_and_frees_once(driver: Driver) -> None
     assert_quiet(driver)
 
 
-def test_an_abort_keeps_what_was_produced(slow: Driver) -> None:
+def test_abort_keeps_the_text_so_far(slow: Driver) -> None:
     stream = slow.submit([7, 8, 9], max_tokens=1000)
     deltas = iter(stream)
     got = next(deltas).token_ids
@@ -84,7 +84,7 @@ def test_an_abort_keeps_what_was_produced(slow: Driver) -> None:
     assert 0 < len(got) < 1000
 
 
-def test_an_abort_while_waiting_for_a_credit_ends_the_request(narrow: Driver) -> None:
+def test_abort_while_waiting_for_a_credit_ends_the_request(narrow: Driver) -> None:
     running = [narrow.submit([1, 2], max_tokens=300) for _ in range(2)]
     waiting = narrow.submit([3, 4], max_tokens=5)
     waiting.accepted(10)
@@ -96,7 +96,7 @@ def test_an_abort_while_waiting_for_a_credit_ends_the_request(narrow: Driver) ->
         stream.abort()
 
 
-def test_a_thousand_finished_and_a_thousand_aborted_leave_nothing(driver: Driver) -> None:
+def test_a_thousand_finished_and_a_thousand_aborted_requests_leave_nothing(driver: Driver) -> None:
     rng = random.Random(5)
     for _ in range(10):
         prompts = [random_prompt(rng, 2, 30) for _ in range(200)]
@@ -109,24 +109,24 @@ def test_a_thousand_finished_and_a_thousand_aborted_leave_nothing(driver: Driver
     assert_quiet(driver)
 
 
-def test_no_tokens_wanted_is_answered_without_a_step(driver: Driver) -> None:
+def test_max_tokens_zero_is_answered_without_a_step(driver: Driver) -> None:
     completion = driver.generate("hi", max_tokens=0)
     assert (completion.text, completion.token_ids, completion.finish_reason) == ("", [], "length")
 
 
-def test_an_overlong_prompt_is_answered_with_both_numbers(driver: Driver) -> None:
+def test_too_long_prompt_is_refused_with_both_numbers(driver: Driver) -> None:
     with pytest.raises(RequestTooLong, match="prompt has 5000 tokens, the limit is 4095"):
         driver.generate([1] * 5000)
     assert driver.generate([1, 2], max_tokens=3).token_ids == expected([1, 2], 3)
 
 
-def test_a_truncated_prompt_says_so(driver: Driver) -> None:
+def test_truncation_of_a_prompt_is_reported(driver: Driver) -> None:
     stream = driver.submit([1] * 5000, truncation="left", max_tokens=3)
     assert stream.accepted(10).num_truncated_tokens > 0
     assert stream.result(20).usage["truncated_tokens"] == stream.accepted().num_truncated_tokens
 
 
-def test_a_chat_template_that_raises_fails_its_own_request_only(driver: Driver) -> None:
+def test_chat_template_that_raises_fails_only_its_own_request(driver: Driver) -> None:
     bad = driver.submit(messages=[{"role": "wizard", "content": "hi"}], max_tokens=2)
     good = driver.submit(messages=[{"role": "user", "content": "hi"}], max_tokens=2)
     with pytest.raises(TokenizationFailed, match="unknown role wizard"):
@@ -135,10 +135,8 @@ def test_a_chat_template_that_raises_fails_its_own_request_only(driver: Driver) 
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_who_submits_again_while_his_acknowledgement_is_under_way_hears_that_it_was_answered(
-    driver: Driver, n: int
-) -> None:
-    """It goes to another process than the SUBMIT, which may overtake it: then the request is accepted, and unknown."""
+def test_resubmission_that_overtakes_the_acknowledgement_is_told_that_it_was_answered(driver: Driver, n: int) -> None:
+    """ACKNOWLEDGE goes to another process than SUBMIT, which may overtake it: the request is accepted, then unknown."""
     with Client(driver.run_dir) as client:
         for index in range(50):
             request_id = f"again-{n}-{index}"
@@ -149,8 +147,8 @@ def test_who_submits_again_while_his_acknowledgement_is_under_way_hears_that_it_
                     stream.result(10)
 
 
-def test_who_asks_for_his_answer_only_when_all_stops_is_told_its_end() -> None:
-    """ACCEPTED and the stop may pass each other, so summarize waits for a FOLLOW that must be under way."""
+def test_first_follow_during_a_stop_gets_the_end() -> None:
+    """ACCEPTED and the stop may cross, so summarize waits for a FOLLOW that must be in flight."""
     driver = Driver("hash-lm", hash_step_ms=2.0).start()
     with RawClient(driver.run_dir) as client:
         client.send("submit", SUBMIT, "late", {"prompt": "hello", "max_tokens": 4000})
@@ -167,8 +165,8 @@ def test_who_asks_for_his_answer_only_when_all_stops_is_told_its_end() -> None:
         assert_one_end(client, "late")
 
 
-def test_a_stop_while_summarize_is_away_ends_what_was_accepted() -> None:
-    """A worker that is away at a stop is not started again: nobody would be there to say the end."""
+def test_stop_while_summarize_is_down_ends_accepted_requests() -> None:
+    """A worker that is down at a stop is not restarted, so no one else would send the ends."""
     driver = Driver("hash-lm", hash_step_ms=20.0, lease_s=60.0).start()
     with Client(driver.run_dir) as client:
         stream = client.submit([1, 2], max_tokens=4000)

@@ -1,4 +1,4 @@
-"""What an operator does to a pipeline that serves: its clients notice a pause at most."""
+"""Operations on a running pipeline: its clients notice a pause at most."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from triptych.protocol.errors import ConfigError
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_worker_is_replaced_without_a_client_error(driver: Driver, role: str) -> None:
+def test_worker_is_replaced_without_a_client_error(driver: Driver, role: str) -> None:
     streams = [driver.submit([i + 1, 5], max_tokens=2000) for i in range(3)]
     next(iter(streams[0]))
     pid = driver.pids[role]
@@ -33,20 +33,20 @@ def test_a_worker_is_replaced_without_a_client_error(driver: Driver, role: str) 
         assert stream.result(60).token_ids == expected([index + 1, 5], 2000)
 
 
-def test_who_asks_for_nonsense_gets_an_answer(driver: Driver) -> None:
+def test_invalid_question_gets_an_answer(driver: Driver) -> None:
     with pytest.raises(ConfigError, match="role is 'nobody', known are: prepare, execute, summarize"):
         ask(driver.run_dir, "restart", role="nobody")
     with pytest.raises(ConfigError, match="unknown question 'sing', known are: "):
         ask(driver.run_dir, "sing")
     with pytest.raises(ConfigError, match="only execute has a model"):
         ask(driver.run_dir, "restart", role="prepare", model="x")
-    with socket.socket(socket.AF_UNIX) as half:  # connects, and says nothing
+    with socket.socket(socket.AF_UNIX) as half:  # connects, and sends nothing
         half.connect(str(driver.run_dir / "control"))
         assert ask(driver.run_dir, "health")["status"] in ("ok", "degraded")
     assert stat.S_IMODE((driver.run_dir / "control").stat().st_mode) == 0o600
 
 
-def test_nobody_answers_where_no_driver_runs(tmp_path: Path) -> None:
+def test_question_without_a_driver_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no driver responds in"):
         ask(tmp_path, "health")
 
@@ -64,7 +64,7 @@ def test_health_is_measured_by_progress() -> None:
 
 
 def replace_too_late(running: replacing.Running, role: str, **_: float) -> None:
-    """The time is over while the model is loaded."""
+    """The timeout passes while the model is loaded."""
     board, before = running.board, running.board.epoch(role)
     running.supervisor.restart(role)
     eventually(lambda: board.epoch(role) > before and board.phase(role) == "loading")
@@ -87,7 +87,7 @@ def test_weights_are_reloaded_without_a_client_error(tmp_path: Path, monkeypatch
         assert len(stream.result(60).token_ids) == 400
         assert driver.info()["model"]["model"] == str(other)
         assert driver.generate("def main", max_tokens=30, temperature=0.0).token_ids != before
-        # One with another tokenizer is refused alike: tests/workers/execute/model/test_proof.py.
+        # Weights with another tokenizer are refused in the same way: tests/workers/execute/model/test_proof.py.
         with pytest.raises(ConfigError, match="the new execute failed"):
             driver.replace("execute", model=str(tmp_path / "nothing"))
         eventually(lambda: driver.healthy, timeout=60)
@@ -96,6 +96,6 @@ def test_weights_are_reloaded_without_a_client_error(tmp_path: Path, monkeypatch
         with pytest.raises(ConfigError, match="it was too late"):
             driver.replace("execute", model="demo")
         eventually(lambda: driver.healthy, timeout=60)
-        assert driver.info()["model"]["model"] == str(other), "the one that came too late is not served"
+        assert driver.info()["model"]["model"] == str(other), "the replacement that was too late is not used"
         assert driver.generate("x", max_tokens=3, ignore_eos=True).finish_reason == "length"
         assert_quiet(driver)

@@ -1,4 +1,4 @@
-"""A request that kills the process that works on it is named, and nobody else suffers."""
+"""A request that crashes the process that works on it is identified and fails, and no other request does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def faults() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def _driver(faults: None) -> Iterator[Driver]:
-    """Deaths are soon forgotten, so that none makes the next test wait, or degrades the pipeline."""
+    """Deaths are forgotten soon, so that no test delays the next one's restarts or degrades the pipeline."""
     with hash_driver(hash_step_ms=1.0, lease_s=30.0, hang_s=1.0, restart_window_s=0.1) as driver:
         yield driver
 
@@ -44,8 +44,8 @@ def driver(_driver: Driver) -> Iterator[Driver]:
     assert_quiet(_driver)
 
 
-def innocents(driver: Driver, num_tokens: int = 300) -> Iterator[None]:
-    """Start some, give way, and then prove that nothing happened to them."""
+def unaffected_requests(driver: Driver, num_tokens: int = 300) -> Iterator[None]:
+    """Start other requests, let the test run, and then prove that they were not affected."""
     rng = random.Random(5)
     prompts = [random_prompt(rng) for _ in range(NUM_INNOCENTS)]
     streams = [driver.submit(prompt, max_tokens=num_tokens) for prompt in prompts]
@@ -60,8 +60,8 @@ def restarts(driver: Driver, role: str) -> int:
 
 
 @pytest.mark.parametrize("kind", [ABORT, SEGV, EXIT, HANG], ids=["abort", "segv", "exit", "hang"])
-def test_a_request_that_kills_execute_is_named_after_two_deaths(driver: Driver, kind: int) -> None:
-    others, deaths = innocents(driver), restarts(driver, "execute")
+def test_request_that_crashes_execute_is_poisoned_after_two_crashes(driver: Driver, kind: int) -> None:
+    others, deaths = unaffected_requests(driver), restarts(driver, "execute")
     next(others)
     poison = driver.submit([5, SPARE, kind], max_tokens=10)
     with pytest.raises(Poisoned, match="twice"):
@@ -70,25 +70,25 @@ def test_a_request_that_kills_execute_is_named_after_two_deaths(driver: Driver, 
     next(others, None)
 
 
-def test_suspects_come_through_as_fast_as_they_can_step(driver: Driver) -> None:
+def test_innocent_suspects_are_cleared_at_full_speed(driver: Driver) -> None:
     streams = [driver.submit([5, index], max_tokens=3000) for index in range(1, 33)]
     eventually(lambda: driver.stats()["execute"]["decoding"] == 32)
     deaths, began = restarts(driver, "execute"), time.monotonic()
     os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGSEGV)
     eventually(lambda: restarts(driver, "execute") == deaths + 1)
-    last_words = driver.stats()["execute"]["steps"]
+    last_steps = driver.stats()["execute"]["steps"]
 
     def all_came_through() -> bool:
         stats = driver.stats()["execute"]
-        return stats["steps"] != last_words and stats["decoding"] == 32 and not stats["suspects"]
+        return stats["steps"] != last_steps and stats["decoding"] == 32 and not stats["suspects"]
 
     eventually(all_came_through)
-    assert time.monotonic() - began < 6, "a wait for the next tick each is more"
+    assert time.monotonic() - began < 6, "waiting for the next tick each time would take longer"
     for stream in streams:
         stream.abort()
 
 
-def test_a_beam_search_beside_poison_is_tried_as_a_whole_and_goes_on(driver: Driver) -> None:
+def test_suspected_beam_search_runs_alone_as_a_whole_and_continues(driver: Driver) -> None:
     prompt = random_prompt(random.Random(6))
     search = {"max_tokens": 200, "n": 2, "num_beams": 3}
     wanted = [choice.token_ids for choice in driver.submit(prompt, **search).result(60).choices]
@@ -101,8 +101,8 @@ def test_a_beam_search_beside_poison_is_tried_as_a_whole_and_goes_on(driver: Dri
 
 
 @pytest.mark.parametrize("kind", [RAISE, NAN, MEMORY], ids=["raise", "nan", "memory"])
-def test_a_request_that_fails_its_step_fails_alone_and_nothing_restarts(driver: Driver, kind: int) -> None:
-    others, deaths = innocents(driver), restarts(driver, "execute")
+def test_request_whose_step_raises_fails_alone_without_a_restart(driver: Driver, kind: int) -> None:
+    others, deaths = unaffected_requests(driver), restarts(driver, "execute")
     next(others)
     poison = driver.submit([5, SPARE, kind], max_tokens=10)
     with pytest.raises(ModelFailed):
@@ -111,8 +111,8 @@ def test_a_request_that_fails_its_step_fails_alone_and_nothing_restarts(driver: 
     assert restarts(driver, "execute") == deaths
 
 
-def test_poison_that_works_in_the_middle_of_an_answer_is_named(driver: Driver) -> None:
-    others = innocents(driver)
+def test_poison_in_the_middle_of_an_answer_is_identified(driver: Driver) -> None:
+    others = unaffected_requests(driver)
     next(others)
     poison = driver.submit([5, SPARE, ABORT, FROM_OUTPUT + 20], max_tokens=50)
     with pytest.raises(Poisoned) as caught:
@@ -121,8 +121,8 @@ def test_poison_that_works_in_the_middle_of_an_answer_is_named(driver: Driver) -
     next(others, None)
 
 
-def test_a_beam_search_that_kills_execute_once_its_beams_are_several_is_named(driver: Driver) -> None:
-    others, deaths = innocents(driver), restarts(driver, "execute")
+def test_beam_search_that_crashes_execute_only_with_several_beams_is_identified(driver: Driver) -> None:
+    others, deaths = unaffected_requests(driver), restarts(driver, "execute")
     next(others)
     with pytest.raises(Poisoned, match="twice"):
         driver.submit([5, SPARE, ABORT, FROM_OUTPUT + 2], max_tokens=10, num_beams=3).result(60)
@@ -130,8 +130,8 @@ def test_a_beam_search_that_kills_execute_once_its_beams_are_several_is_named(dr
     next(others, None)
 
 
-def test_three_poisons_at_once_are_all_named(driver: Driver) -> None:
-    others = innocents(driver)
+def test_three_poisonous_requests_at_once_are_all_identified(driver: Driver) -> None:
+    others = unaffected_requests(driver)
     next(others)
     poisons = [driver.submit([7, SPARE, ABORT, i + 1], max_tokens=10) for i in range(3)]
     for poison in poisons:
@@ -140,7 +140,7 @@ def test_three_poisons_at_once_are_all_named(driver: Driver) -> None:
     next(others, None)
 
 
-def test_kills_from_outside_blame_nobody(driver: Driver) -> None:
+def test_kills_from_outside_blame_no_request(driver: Driver) -> None:
     stream = driver.submit([1, 2, 3], max_tokens=600)
     for _ in range(4):
         steps = driver.stats()["execute"].get("steps", 0)
@@ -151,7 +151,7 @@ def test_kills_from_outside_blame_nobody(driver: Driver) -> None:
     assert stream.result(60).token_ids == expected([1, 2, 3], 600)
 
 
-def test_a_stopped_process_is_replaced_and_blames_nobody(driver: Driver) -> None:
+def test_stopped_process_is_replaced_and_no_request_blamed(driver: Driver) -> None:
     stream = driver.submit([1, 2, 3], max_tokens=1500)
     next(iter(stream))
     for _ in range(2):
@@ -163,12 +163,12 @@ def test_a_stopped_process_is_replaced_and_blames_nobody(driver: Driver) -> None
 
 @pytest.mark.parametrize("kind", ["abort", "hang"])
 @pytest.mark.parametrize("length", [10, 40_000], ids=["short", "beside"])
-def test_a_prompt_that_kills_prepare_is_refused_also_with_another_id(driver: Driver, kind: str, length: int) -> None:
+def test_prompt_that_crashes_prepare_is_refused_under_another_id_too(driver: Driver, kind: str, length: int) -> None:
     if kind == "hang" and length > 10:
-        pytest.skip("a thread beside that hangs stops nobody else, and is not a death")
-    others, deaths = innocents(driver), restarts(driver, "prepare")
+        pytest.skip("a hanging helper thread blocks no one and kills no process")
+    others, deaths = unaffected_requests(driver), restarts(driver, "prepare")
     next(others)
-    text = f"<<{kind}>>{deaths}" + "x" * length  # that it was not told of before
+    text = f"<<{kind}>>{deaths}" + "x" * length  # whose worker did not crash before
     for _ in range(2):
         with pytest.raises(Poisoned):
             driver.submit(text, max_tokens=3, truncation="right").result(60)
@@ -177,14 +177,14 @@ def test_a_prompt_that_kills_prepare_is_refused_also_with_another_id(driver: Dri
     next(others, None)
 
 
-def test_a_prompt_that_raises_in_prepare_is_refused_and_nothing_restarts(driver: Driver) -> None:
+def test_prompt_that_raises_in_prepare_is_refused_without_a_restart(driver: Driver) -> None:
     deaths = restarts(driver, "prepare")
     with pytest.raises(RequestError, match="could not be prepared"):
         driver.submit("<<raise>>", max_tokens=3).result(20)
     assert restarts(driver, "prepare") == deaths
 
 
-def test_tokens_that_kill_summarize_fail_their_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_crash_summarize_fail_only_their_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, num_tokens = [9, 8, 7], 40
     fatal = expected(prompt, num_tokens)[20]
     others = [p for p in ([i, i + 1, 5] for i in range(1, 200)) if fatal not in expected(p, num_tokens)][:8]
@@ -198,8 +198,8 @@ def test_tokens_that_kill_summarize_fail_their_own_request(monkeypatch: pytest.M
         assert_quiet(driver)
 
 
-def test_any_number_of_poisons_that_are_named_ends_no_pipeline() -> None:
-    """Eight deaths, each of which has been explained, say nothing of the next process."""
+def test_any_number_of_identified_poisonous_requests_is_survived() -> None:
+    """Eight deaths that were all explained say nothing about the next process."""
     with hash_driver(lease_s=30.0, max_restarts=2) as driver:
         for number in range(4):
             with pytest.raises(Poisoned):

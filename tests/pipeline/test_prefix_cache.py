@@ -1,4 +1,4 @@
-"""What the scheduler finds and does reaches the client, the statistics and the trace."""
+"""Cache hits found by the scheduler appear in the answer, the statistics and the trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
 
 
-def test_a_prompt_that_was_there_before_says_how_much_of_it_was_known(tmp_path: Path) -> None:
+def test_repeated_prompt_reports_its_cached_tokens(tmp_path: Path) -> None:
     prompt, trace = list(range(1, 101)), tmp_path / "steps.jsonl"
     with hash_driver(trace=str(trace)) as driver:
         answers = [driver.generate(prompt, max_tokens=8) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""What a pipeline must not do: talk to somebody else, or write down what it is told."""
+"""What a pipeline must not do: connect to other machines, or log prompts and texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with open(os.environ["WATCH_FILE"] + ".lives", "a") as file:
 
 
 def everything(driver: Driver) -> Iterator[Any]:
-    """Requests of every kind, with the marker wherever a request has room for text."""
+    """Requests of every kind, with a marker wherever a request can contain text."""
     yield driver.generate(MARKER, max_tokens=4)
     yield driver.generate(messages=[{"role": "user", "content": MARKER}], max_tokens=4)
     yield driver.generate(MARKER * 2000, max_tokens=4, truncation="left")
@@ -46,7 +46,7 @@ def everything(driver: Driver) -> Iterator[Any]:
         yield None
 
 
-def test_prompts_are_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_contain_no_prompts(caplog: pytest.LogCaptureFixture) -> None:
     with hash_driver() as driver:
         assert len(list(everything(driver))) == 10
         driver.restart("prepare")
@@ -57,7 +57,7 @@ def test_prompts_are_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
     assert not any(MARKER in record.getMessage() for record in caplog.records)
 
 
-def test_no_worker_opens_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_worker_opens_a_network_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(WATCH)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("WATCH_FILE", str(tmp_path / "seen"))

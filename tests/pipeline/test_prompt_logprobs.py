@@ -1,4 +1,4 @@
-"""Logprobs of a prompt through the whole pipeline, whatever its chunks are and whoever dies."""
+"""Logprobs of a prompt through the whole pipeline, for any chunks and after crashes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = [(7 * i) % 250 + 1 for i in range(100)]
 
 
 def logprobs(prompt: Sequence[int]) -> list[float]:
-    """What the hash model's definition gives for all tokens but the first."""
+    """The logprobs of all tokens but the first, from the hash model's definition."""
     return [logprob_of(state_of(prompt[:i]), prompt[i], VOCAB_SIZE) for i in range(1, len(prompt))]
 
 
@@ -33,7 +33,7 @@ def assert_scored(answer: Completion, prompt: Sequence[int] = PROMPT, *, num_alt
     assert all(len(score.alternatives) == num_alternatives for score in scores[1:] if score)
 
 
-def test_a_prompt_is_scored_beside_others(driver: Driver) -> None:
+def test_prompt_is_scored_beside_other_requests(driver: Driver) -> None:
     mates = [driver.submit(PROMPT[: 10 + i], max_tokens=50) for i in range(5)]
     answer = driver.generate(PROMPT, max_tokens=5, prompt_logprobs=3)
     assert_scored(answer, num_alternatives=3)
@@ -42,7 +42,7 @@ def test_a_prompt_is_scored_beside_others(driver: Driver) -> None:
     assert_quiet(driver)
 
 
-def test_an_alternative_is_the_likeliest_and_a_rank_says_how_many_are_likelier(driver: Driver) -> None:
+def test_alternative_is_the_likeliest_token_and_rank_counts_the_likelier_ones(driver: Driver) -> None:
     for score in driver.generate(PROMPT, max_tokens=1, prompt_logprobs=2).prompt_logprobs or []:
         if score is not None:
             best = score.alternatives[0][1]
@@ -50,7 +50,7 @@ def test_an_alternative_is_the_likeliest_and_a_rank_says_how_many_are_likelier(d
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, [5], [5, 6]], ids=["long", "one", "two"])
-def test_a_prompt_is_scored_without_an_answer(driver: Driver, prompt: list[int]) -> None:
+def test_prompt_is_scored_without_an_answer(driver: Driver, prompt: list[int]) -> None:
     answer = driver.generate(prompt, max_tokens=0, prompt_logprobs=1)
     assert_scored(answer, prompt, num_alternatives=1)
     assert (answer.token_ids, answer.text, answer.finish_reason) == ([], "", "length")
@@ -58,16 +58,16 @@ def test_a_prompt_is_scored_without_an_answer(driver: Driver, prompt: list[int])
     assert_quiet(driver)
 
 
-def test_what_the_cache_knows_is_scored_all_the_same(driver: Driver) -> None:
+def test_cached_prompt_is_computed_again_to_be_scored(driver: Driver) -> None:
     driver.generate(PROMPT, max_tokens=5)
     answer = driver.generate(PROMPT, max_tokens=5, prompt_logprobs=0)
     assert_scored(answer)
     assert answer.usage["cached_tokens"] == 0
-    assert driver.generate(PROMPT, max_tokens=5).usage["cached_tokens"] > 80, "what it computed can be shared"
+    assert driver.generate(PROMPT, max_tokens=5).usage["cached_tokens"] > 80, "its pages can be shared"
 
 
 @pytest.mark.parametrize("options", [{"n": 3}, {"n": 2, "best_of": 4}, {"n": 2, "max_tokens": 0}], ids=str)
-def test_the_first_of_several_choices_has_them(driver: Driver, options: dict[str, int]) -> None:
+def test_first_of_several_choices_has_the_scores(driver: Driver, options: dict[str, int]) -> None:
     wanted = {"max_tokens": 8, "temperature": 1.0, "seed": 3, "prompt_logprobs": 1, **options}
     answer = driver.generate(PROMPT, **wanted)
     assert_scored(answer, num_alternatives=1)
@@ -85,7 +85,7 @@ def slow_prefill() -> Iterator[Driver]:
 
 @pytest.mark.parametrize("role", ["prepare", "execute", "summarize"])
 @pytest.mark.parametrize("max_tokens", [0, 40])
-def test_scores_outlive_any_worker(slow_prefill: Driver, role: str, max_tokens: int) -> None:
+def test_scores_survive_a_crash_of_any_worker(slow_prefill: Driver, role: str, max_tokens: int) -> None:
     before = slow_prefill.stats()["execute"]["prefill_tokens"]
     stream = slow_prefill.submit(PROMPT, max_tokens=max_tokens, prompt_logprobs=2)
     stream.accepted(30)
@@ -100,7 +100,7 @@ def test_scores_outlive_any_worker(slow_prefill: Driver, role: str, max_tokens: 
 
 
 def test_another_client_gets_them_with_the_end(slow_prefill: Driver) -> None:
-    prompt = PROMPT * 5  # half a second, so that the first client is gone before the end, which it would have had
+    prompt = PROMPT * 5  # half a second, so that the first client has left before the end
     with Client(slow_prefill.run_dir) as first:
         request_id = first.submit(prompt, max_tokens=3, prompt_logprobs=1).accepted(30).request_id
     with Client(slow_prefill.run_dir) as second:
@@ -108,14 +108,14 @@ def test_another_client_gets_them_with_the_end(slow_prefill: Driver) -> None:
     assert_quiet(slow_prefill)
 
 
-def test_an_abort_before_the_end_of_the_prompt_has_none(slow_prefill: Driver) -> None:
+def test_abort_before_the_end_of_the_prompt_gives_no_scores(slow_prefill: Driver) -> None:
     stream = slow_prefill.submit(PROMPT * 20, max_tokens=3, prompt_logprobs=1)
     stream.accepted(30)
     stream.abort()
     assert stream.result(30).prompt_logprobs is None
 
 
-def test_what_cannot_be_scored_is_refused(driver: Driver) -> None:
+def test_request_that_cannot_be_scored_is_refused(driver: Driver) -> None:
     for options in ({"prompt_logprobs": 21}, {"prompt_logprobs": 1, "num_beams": 2}):
         with pytest.raises(InvalidRequest) as caught:
             driver.generate(PROMPT, **options)

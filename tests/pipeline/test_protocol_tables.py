@@ -1,4 +1,4 @@
-"""The tables of docs/protocol.md against the code, so that the page cannot fall behind it."""
+"""The tables of docs/protocol.md match the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARAMS = {item.name: item for item in fields(sampling.SamplingParams)}
 
 
 def rows_after(heading: str) -> list[list[str]]:
-    """The cells of the first table after a heading, without its head; empty if the section has none."""
+    """The cells of the first table after a heading, without its header row; empty if the section has none."""
     section = re.split(r"\n#+ ", PAGE.split(f"\n{heading}\n", 1)[1], maxsplit=1)[0]
     table = re.search(r"((?:^\|.*\|\n)+)", section, re.MULTILINE)
     lines = table[1].splitlines()[2:] if table else []
@@ -43,24 +43,24 @@ def heading_of(tag: int) -> str:
     return f"### {tag} {re.sub('(?<=[a-z])(?=[A-Z])', '_', PUBLIC[tag].__name__).upper()}"
 
 
-def test_every_public_message_has_a_section_and_no_other() -> None:
+def test_every_public_message_has_a_section_and_there_are_no_others() -> None:
     assert re.findall(r"^### \d+ .*$", PAGE, re.MULTILINE) == [heading_of(tag) for tag in PUBLIC]
 
 
 @pytest.mark.parametrize("tag", PUBLIC, ids=lambda tag: PUBLIC[tag].__name__)
-def test_the_fields_of_a_message_are_those_of_the_code(tag: int) -> None:
+def test_fields_of_a_message_match_the_code(tag: int) -> None:
     hints = typing.get_type_hints(PUBLIC[tag])
     expected = [[item.name, wire_type(hints[item.name])] for item in fields(PUBLIC[tag])]
     assert [row[:2] for row in rows_after(heading_of(tag))] == expected
 
 
-def test_the_fields_of_a_request_are_those_of_the_code() -> None:
+def test_fields_of_a_request_match_the_code() -> None:
     own = [item.name for item in fields(request.GenerationRequest) if item.name != "sampling"]
     assert [row[0] for row in rows_after("## Requests")] == [*own, *PARAMS]
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_the_default_and_the_limits_of_a_field_are_those_of_the_code(name: str) -> None:
+def test_default_and_limits_of_a_field_match_the_code(name: str) -> None:
     [row] = [row for row in rows_after("## Requests") if row[0] == name]
     default = json.dumps(getattr(sampling.SamplingParams(), name))
     assert row[2] == {"null": "nil"}.get(default, default)
@@ -84,12 +84,12 @@ def test_the_default_and_the_limits_of_a_field_are_those_of_the_code(name: str) 
         ("prompt_token_ids", f"at most {codec.MAX_ITEMS} ints"),
     ],
 )
-def test_other_limits_are_those_of_the_code(name: str, text: str) -> None:
+def test_other_limits_match_the_code(name: str, text: str) -> None:
     [row] = [row for row in rows_after("## Requests") if row[0] == name]
     assert text in row[3]
 
 
-def test_the_forms_of_structured_are_those_of_the_code() -> None:
+def test_forms_of_structured_match_the_code() -> None:
     rows = rows_after("### Structured answers")
     assert [row[0] for row in rows] == list(structured.FORMS)
     assert rows[-1][2].endswith(
@@ -99,12 +99,12 @@ def test_the_forms_of_structured_are_those_of_the_code() -> None:
     assert f"`grammar_timeout_s` ({ServiceConfig().grammar_timeout_s} s unless configured)" in PAGE
 
 
-def test_the_error_codes_are_those_of_the_code() -> None:
+def test_error_codes_match_the_code() -> None:
     expected = {code: error.http_status for code, error in errors.REQUEST_ERRORS.items()}
     assert {row[0]: int(row[1]) for row in rows_after("## Errors")} == expected
 
 
-def test_limits_and_names_in_the_prose_are_those_of_the_code() -> None:
+def test_limits_and_names_in_the_prose_match_the_code() -> None:
     service = ServiceConfig()
     assert f"Protocol version: **{codec.VERSION}**" in PAGE
     assert f"`max_frame_bytes`, {service.max_frame_bytes} unless configured" in PAGE

@@ -29,7 +29,7 @@ def ask(driver: Driver, question: str, **options: Any) -> Any:
 
 
 def test_every_builtin_is_answered_with_its_documentation() -> None:
-    """In other types and phrasings: tests/workers/execute/model/test_native_demo.py."""
+    """In other dtypes and phrasings: tests/workers/execute/model/test_native_demo.py."""
     entries = load_entries()
     with Driver(dtype="bfloat16") as driver:
         streams = [
@@ -56,7 +56,7 @@ def tiny(folder: Path) -> Iterator[Driver]:
         assert_quiet(driver)
 
 
-def test_keys_and_values_in_eight_bits_are_the_same_after_a_kill(folder: Path) -> None:
+def test_answers_with_8_bit_pages_are_unchanged_after_a_kill(folder: Path) -> None:
     with Driver(str(folder), dtype="bfloat16", kv_dtype="int8", num_pages=64, prefill_chunk=7) as driver:
         stream = driver.submit(PROMPTS[2], max_tokens=120, ignore_eos=True)
         next(iter(stream))
@@ -67,7 +67,7 @@ def test_keys_and_values_in_eight_bits_are_the_same_after_a_kill(folder: Path) -
         assert_quiet(driver)
 
 
-def test_experts_say_the_same_after_a_kill(tmp_path: Path) -> None:
+def test_answers_with_experts_are_unchanged_after_a_kill(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("mixtral", tmp_path / "model")
     prove(checkpoint, "bfloat16")
     with Driver(str(checkpoint), dtype="bfloat16", num_pages=64, prefill_chunk=7, num_speculative_tokens=4) as driver:
@@ -81,9 +81,9 @@ def test_experts_say_the_same_after_a_kill(tmp_path: Path) -> None:
         assert_quiet(driver)
 
 
-# The compiled kernels want channels in multiples of 16.
+# The compiled kernels need multiples of 16 channels.
 @pytest.mark.parametrize(("channels", "backend"), [(16, "native"), (8, "transformers")])
-def test_recurrent_layers_say_the_same_after_a_kill(channels: int, backend: str, tmp_path: Path) -> None:
+def test_answers_with_recurrent_layers_are_unchanged_after_a_kill(channels: int, backend: str, tmp_path: Path) -> None:
     sizes = {"linear_key_head_dim": channels, "linear_value_head_dim": channels}
     checkpoint = make_tiny_model("qwen3_5_text", tmp_path / "model", **sizes)
     prove(checkpoint, "float32")
@@ -121,7 +121,7 @@ def test_greedy_text_equals_generate(tiny: Driver, folder: Path) -> None:
         assert completion.text == tokenizer.decode(reference, skip_special_tokens=True)
 
 
-def test_a_kill_of_execute_changes_no_token(tiny: Driver, folder: Path) -> None:
+def test_kill_of_execute_changes_no_token(tiny: Driver, folder: Path) -> None:
     streams = [tiny.submit(prompt, max_tokens=150, ignore_eos=True) for prompt in PROMPTS]
     next(iter(streams[0]))
     os.kill(eventually(lambda: tiny.pids["execute"]), signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_a_kill_of_execute_changes_no_token(tiny: Driver, folder: Path) -> None:
     assert after == [c.token_ids for c in tiny.generate_all(PROMPTS, max_tokens=150, ignore_eos=True)]
 
 
-def test_speculation_changes_no_token_also_when_execute_is_killed(tiny: Driver, folder: Path) -> None:
+def test_speculation_changes_no_token_even_after_a_kill(tiny: Driver, folder: Path) -> None:
     options: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.3, "seed": 1},
@@ -142,16 +142,16 @@ def test_speculation_changes_no_token_also_when_execute_is_killed(tiny: Driver, 
         streams = [driver.submit(text, max_tokens=150, ignore_eos=True, **each) for text, each in texts]
         next(iter(streams[0]))
         os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
-        said = [stream.result(120).token_ids for stream in streams]
+        outputs = [stream.result(120).token_ids for stream in streams]
         again = driver.generate(texts[0][0], max_tokens=150, ignore_eos=True)
         stats = driver.stats()["execute"]
         assert_quiet(driver)
-    assert said == [stream.result(60).token_ids for stream in plain]
-    assert again.token_ids == said[0]
+    assert outputs == [stream.result(60).token_ids for stream in plain]
+    assert again.token_ids == outputs[0]
     assert 0 < stats["accepted_tokens"] <= stats["proposed_tokens"]
 
 
-def test_a_draft_model_changes_no_token_also_when_execute_is_killed(tmp_path: Path) -> None:
+def test_draft_model_changes_no_token_even_after_a_kill(tmp_path: Path) -> None:
     checkpoint, draft = make_pair(tmp_path)
     params: list[dict[str, Any]] = [{}, {"temperature": 0.7, "seed": 1}, {"temperature": 0.7, "top_p": 0.8, "seed": 2}]
     options: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True}
@@ -161,17 +161,17 @@ def test_a_draft_model_changes_no_token_also_when_execute_is_killed(tmp_path: Pa
         streams = [driver.submit("ab", **options, **each) for each in params]
         next(iter(streams[0]))
         os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
-        said = [stream.result(120).token_ids for stream in streams]
+        outputs = [stream.result(120).token_ids for stream in streams]
         again = driver.generate("ab", **options)
         stats = driver.stats()["execute"]
         assert_quiet(driver)
         assert not list(driver.run_dir.glob("draft*"))
-    assert said == plain
-    assert again.token_ids == said[0]
+    assert outputs == plain
+    assert again.token_ids == outputs[0]
     assert stats["accepted_tokens"] == stats["proposed_tokens"] > 100
 
 
-def test_a_seed_decides_a_sample_whoever_shares_the_batch(tiny: Driver) -> None:
+def test_seed_determines_a_sample_in_any_batch(tiny: Driver) -> None:
     options = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
     alone = [tiny.generate("seeded", seed=seed, **options).token_ids for seed in range(4)]
     together = [tiny.submit("seeded", seed=seed, **options) for seed in (*range(4), *range(4))]
@@ -179,7 +179,7 @@ def test_a_seed_decides_a_sample_whoever_shares_the_batch(tiny: Driver) -> None:
     assert len({tuple(ids) for ids in alone}) == 4
 
 
-def test_logprobs_are_those_of_the_plain_forward(tiny: Driver, folder: Path) -> None:
+def test_logprobs_equal_those_of_the_plain_forward_pass(tiny: Driver, folder: Path) -> None:
     completion = tiny.generate("logprobs", max_tokens=6, logprobs=3, ignore_eos=True)
     ids = AutoTokenizer.from_pretrained(folder)("logprobs", return_tensors="pt").input_ids
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -192,7 +192,7 @@ def test_logprobs_are_those_of_the_plain_forward(tiny: Driver, folder: Path) -> 
         assert np.allclose([a[1] for a in alternatives], row.topk(3).values, atol=1e-4)
 
 
-def test_a_stop_string_cuts_the_text_and_frees_the_pages(tiny: Driver) -> None:
+def test_stop_string_cuts_the_text_and_frees_the_pages(tiny: Driver) -> None:
     whole = tiny.generate("stop here", max_tokens=60, ignore_eos=True)
     stop = whole.text[10:13]
     cut = tiny.generate("stop here", max_tokens=60, ignore_eos=True, stop=stop)
@@ -201,4 +201,4 @@ def test_a_stop_string_cuts_the_text_and_frees_the_pages(tiny: Driver) -> None:
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
 
 
-# What is refused, and why: tests/workers/execute/model/test_loader.py and test_self_test.py.
+# Which models are refused, and why: tests/workers/execute/model/test_loader.py and test_self_test.py.

@@ -1,4 +1,4 @@
-"""Deadlines, priorities and salts on their way from a client to the scheduler."""
+"""Deadlines, priorities and salts, from a client to the scheduler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triptych import Driver
 from triptych.driver.stream import Completion, Stream
 from triptych.protocol.errors import DeadlineExceeded
 
-FOREVER = 3000  # tokens of an answer that outlasts its test
+FOREVER = 3000  # tokens of an answer that lasts longer than its test
 
 
 def failed(stream: Stream, timeout: float = 10.0) -> tuple[DeadlineExceeded, Completion]:
@@ -43,7 +43,7 @@ def end(driver: Driver, streams: list[Stream]) -> None:
     assert_quiet(driver)
 
 
-def test_a_deadline_while_decoding_ends_with_what_was_produced(slow: Driver) -> None:
+def test_deadline_while_decoding_ends_with_the_text_so_far(slow: Driver) -> None:
     started = time.monotonic()
     error, partial = failed(slow.submit([7, 8], max_tokens=FOREVER, deadline_ms=300))
     assert 0.25 < time.monotonic() - started < 5
@@ -54,7 +54,7 @@ def test_a_deadline_while_decoding_ends_with_what_was_produced(slow: Driver) -> 
 
 
 @pytest.mark.parametrize("field", ["deadline_ms", "max_queue_ms"])
-def test_a_time_limit_that_passes_without_a_credit_ends_the_request(narrow: Driver, field: str) -> None:
+def test_time_limit_that_passes_without_a_credit_ends_the_request(narrow: Driver, field: str) -> None:
     running = fill(narrow)
     waiting = narrow.submit([3, 4], max_tokens=5, **{field: 200})
     _, partial = failed(waiting)
@@ -64,13 +64,13 @@ def test_a_time_limit_that_passes_without_a_credit_ends_the_request(narrow: Driv
     end(narrow, running)
 
 
-def test_a_request_that_began_in_time_outlives_the_limit_of_the_queue(slow: Driver) -> None:
+def test_request_scheduled_in_time_outlives_the_queue_limit(slow: Driver) -> None:
     completion = slow.generate([3, 4], max_tokens=200, max_queue_ms=150, timeout=20)
     assert completion.token_ids == expected([3, 4], 200)
     assert completion.ledger["wall_ms"] > 150
 
 
-def test_a_deadline_that_passes_while_execute_is_away_is_kept(slow: Driver) -> None:
+def test_deadline_is_enforced_while_execute_is_down(slow: Driver) -> None:
     stream = slow.submit([5, 6], max_tokens=FOREVER, deadline_ms=700)
     other = slow.submit([6, 7], max_tokens=200, deadline_ms=60_000, max_queue_ms=300)
     next(iter(stream))
@@ -81,14 +81,14 @@ def test_a_deadline_that_passes_while_execute_is_away_is_kept(slow: Driver) -> N
     assert other.result(20).token_ids == expected([6, 7], 200)
 
 
-def test_a_request_whose_turn_does_not_come_because_execute_is_away_ends(slow: Driver) -> None:
+def test_request_that_is_not_scheduled_because_execute_is_down_ends(slow: Driver) -> None:
     os.kill(eventually(lambda: slow.pids["execute"]), signal.SIGKILL)
     _, partial = failed(slow.submit([5, 6], max_tokens=5, max_queue_ms=20))
     assert partial.token_ids == []
     assert slow.generate([5, 6], max_tokens=5, timeout=20).token_ids == expected([5, 6], 5)
 
 
-def test_a_deadline_that_passed_is_still_the_reason_when_summarize_has_died(slow: Driver) -> None:
+def test_passed_deadline_is_still_the_reason_after_summarize_died(slow: Driver) -> None:
     with RawClient(slow.run_dir) as client:
         request_id = client.submit(prompt="x", max_tokens=FOREVER, deadline_ms=150)
         assert client.receive("follow", FAILED)[10] == "deadline_exceeded"
@@ -99,15 +99,15 @@ def test_a_deadline_that_passed_is_still_the_reason_when_summarize_has_died(slow
         client.send("follow", ACKNOWLEDGE, [request_id])
 
 
-def test_prefixes_are_shared_within_a_salt_only(driver: Driver) -> None:
-    prompt = list(range(150, 250))  # that no other test has sent
+def test_prefixes_are_shared_only_within_a_salt(driver: Driver) -> None:
+    prompt = list(range(150, 250))  # sent by no other test
     answers = [driver.generate(prompt, max_tokens=4, cache_salt=salt) for salt in ("a", "b", "a", "")]
     assert [answer.usage["cached_tokens"] for answer in answers] == [0, 0, 96, 0]
     assert driver.generate(prompt, max_tokens=4).usage["cached_tokens"] == 96
 
 
 def order_of_starts(folder: Path, priorities: list[int], *, kills: tuple[str, ...] = (), **options: Any) -> list[int]:
-    """Which of the requests that waited for a credit were scheduled first, by index; workers are killed before."""
+    """The order in which waiting requests were scheduled, by index; workers are killed before that."""
     trace = folder / "steps.jsonl"
     with hash_driver(hash_step_ms=2.0, max_num_seqs=1, trace=str(trace), **options) as driver:
         running = fill(driver)
@@ -126,20 +126,20 @@ def order_of_starts(folder: Path, priorities: list[int], *, kills: tuple[str, ..
     return [slot - len(running) for slot in slots if slot >= len(running)]
 
 
-def test_credits_go_by_priority_and_age(tmp_path: Path) -> None:
-    # One level is worth four later arrivals, so the first of all comes last, but would not behind one arrival more.
+def test_credits_are_given_by_priority_and_age(tmp_path: Path) -> None:
+    # One level is worth four later arrivals, so the first request is last, but would not be with one more level.
     assert order_of_starts(tmp_path, [1, 0, 0, -1], policy="priority", priority_ageing=4) == [3, 1, 2, 0]
 
 
-def test_a_prepare_that_died_knows_the_order_again(tmp_path: Path) -> None:
+def test_restarted_prepare_restores_the_order(tmp_path: Path) -> None:
     options: dict[str, Any] = {"policy": "priority", "priority_ageing": 4, "kills": ("prepare",)}
     assert order_of_starts(tmp_path, [1, 0, 0, -1], **options) == [3, 1, 2, 0]
 
 
-def test_a_request_of_low_priority_does_not_starve(tmp_path: Path) -> None:
+def test_low_priority_request_does_not_starve(tmp_path: Path) -> None:
     order = order_of_starts(tmp_path, [1, *[0] * 8], policy="priority", priority_ageing=4)
     assert order == [1, 2, 3, 0, 4, 5, 6, 7, 8]
 
 
-def test_other_policies_do_not_look_at_priorities(tmp_path: Path) -> None:
+def test_other_policies_ignore_priorities(tmp_path: Path) -> None:
     assert order_of_starts(tmp_path, [3, 2, -5]) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""GET_REQUESTS: where every request stands, without a word of what it says."""
+"""GET_REQUESTS: the state of every request, without any of its text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def states(driver: Driver, *names: str) -> list[str]:
     return [found[name].state if name in found else "" for name in names]
 
 
-def test_requests_are_listed_where_they_stand(narrow: Driver) -> None:
+def test_requests_are_listed_with_their_state(narrow: Driver) -> None:
     streams = [narrow.submit("secret " * 3, request_id=name, max_tokens=3000) for name in "abcd"]
     eventually(lambda: states(narrow, *"acd") == ["decode", "waiting", "waiting"])
-    assert states(narrow, "b")[0] in ("queued", "prefill", "decode")  # prefilled ahead: it waits for the row
+    assert states(narrow, "b")[0] in ("queued", "prefill", "decode")  # prefilled ahead, waiting for the row
     line = eventually(lambda: lines(narrow)["a"] if lines(narrow)["a"].tokens_per_second else None)
     assert (line.max_tokens, line.num_preemptions) == (3000, 0)
     assert 0 < line.num_tokens < 3000
@@ -34,7 +34,7 @@ def test_requests_are_listed_where_they_stand(narrow: Driver) -> None:
         stream.result(20)
 
 
-def test_an_ended_answer_is_listed_until_it_is_acknowledged(narrow: Driver) -> None:
+def test_ended_answer_is_listed_until_it_is_acknowledged(narrow: Driver) -> None:
     with Client(narrow.run_dir) as gone:
         gone.submit("x", request_id="ended", max_tokens=3).accepted(20)
     eventually(lambda: states(narrow, "ended") == ["ended"])
@@ -43,7 +43,7 @@ def test_an_ended_answer_is_listed_until_it_is_acknowledged(narrow: Driver) -> N
     eventually(lambda: states(narrow, "ended") == [""])
 
 
-def test_what_a_request_says_is_not_in_the_list(narrow: Driver) -> None:
+def test_list_does_not_contain_texts(narrow: Driver) -> None:
     stream = narrow.submit("a secret prompt", request_id="quiet", max_tokens=500)
     next(iter(stream))
     answer = narrow.client.session.ask(m.GetRequests(10)).result(10)
@@ -55,7 +55,7 @@ def test_what_a_request_says_is_not_in_the_list(narrow: Driver) -> None:
     stream.result(20)
 
 
-def test_a_line_says_what_the_time_was_spent_on(narrow: Driver) -> None:
+def test_line_shows_where_the_time_was_spent(narrow: Driver) -> None:
     streams = [narrow.submit("x", request_id=name, max_tokens=3000) for name in ("first", "second", "third")]
     eventually(lambda: states(narrow, "first", "third") == ["decode", "waiting"])
     listing = narrow.client.requests()
@@ -69,7 +69,7 @@ def test_a_line_says_what_the_time_was_spent_on(narrow: Driver) -> None:
         stream.result(20)
 
 
-def test_the_last_that_ended_are_listed_after_their_acknowledgement(narrow: Driver) -> None:
+def test_last_ended_requests_are_listed_after_their_acknowledgement(narrow: Driver) -> None:
     answers = [narrow.generate("x", request_id=name, max_tokens=5) for name in ("one", "two")]
     eventually(lambda: states(narrow, "two") == [""])
     two, one = narrow.client.requests().ended[:2]
@@ -87,7 +87,7 @@ def test_any_limit_is_answered(narrow: Driver, limit: int) -> None:
     assert len(narrow.client.requests(limit).lines) <= m.MAX_REQUEST_ROWS
 
 
-def test_the_statistics_tell_what_each_start_took(narrow: Driver) -> None:
+def test_statistics_contain_the_duration_of_each_start(narrow: Driver) -> None:
     stages = narrow.client.stats()
     for role in ("prepare", "execute", "summarize"):
         assert set(stages[role]["startup_s"]) == {"starting", "loading"}

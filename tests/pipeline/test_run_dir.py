@@ -12,7 +12,7 @@ from triptych import Client
 from triptych.protocol.errors import ConfigError
 
 
-def test_a_new_driver_with_other_settings_says_what_is_true_now(tmp_path: Path) -> None:
+def test_new_driver_with_other_settings_reports_its_own(tmp_path: Path) -> None:
     with hash_driver(run_dir=tmp_path / "run", max_model_len=100) as driver:
         assert driver.info()["model"]["max_model_len"] == 100
     with hash_driver(run_dir=tmp_path / "run", max_model_len=400, max_num_seqs=7) as driver:
@@ -21,7 +21,7 @@ def test_a_new_driver_with_other_settings_says_what_is_true_now(tmp_path: Path) 
         assert driver.generate([1, 2], max_tokens=4).token_ids == expected([1, 2], 4)
 
 
-def test_a_second_driver_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_second_driver_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     with (
         hash_driver(run_dir=tmp_path / "run"),
         pytest.raises(ConfigError, match="another driver runs in"),
@@ -30,7 +30,7 @@ def test_a_second_driver_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_an_unread_answer_is_kept_over_a_restart_of_the_whole_pipeline(tmp_path: Path) -> None:
+def test_unread_answer_survives_a_restart_of_the_whole_pipeline(tmp_path: Path) -> None:
     slow = hash_driver(run_dir=tmp_path / "run", lease_s=60.0, hash_step_ms=20)  # the client leaves before the end
     with slow as driver, Client(driver.run_dir) as client:
         client.submit([7, 7], max_tokens=5, request_id="kept").accepted(10)

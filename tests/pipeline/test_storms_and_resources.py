@@ -1,4 +1,4 @@
-"""When too much goes wrong at once: what cannot be served gets a clear error, and everything else goes on."""
+"""Many failures at once: requests that cannot be served get a clear error, and the others continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from triptych.protocol.errors import ConfigError, Overloaded, PipelineFailed, Tr
 
 
 def abort_execute(driver: Driver) -> None:
-    """A crash of its own, as far as anybody can tell, with nobody suspected of an earlier one."""
+    """A crash that looks like execute's own fault, while no request is suspected of an earlier one."""
     eventually(lambda: driver.healthy and not driver.stats()["execute"].get("suspects"))
     pid = driver.pids["execute"]
     assert pid is not None
@@ -27,7 +27,7 @@ def abort_execute(driver: Driver) -> None:
     eventually(lambda: driver.health().workers["execute"].pid != pid)
 
 
-def test_a_storm_of_deaths_degrades_and_then_fails_what_waits() -> None:
+def test_many_crashes_degrade_the_pipeline_and_then_fail_waiting_requests() -> None:
     with hash_driver(hash_step_ms=1.0, lease_s=30.0, degrade_after=1, max_restarts=3) as driver:
         prompts = [[i, 7] for i in range(1, 5)]
         streams = [driver.submit(prompt, max_tokens=300) for prompt in prompts]
@@ -53,7 +53,7 @@ def test_a_storm_of_deaths_degrades_and_then_fails_what_waits() -> None:
             driver.submit([1, 2])
 
 
-def test_a_full_journal_refuses_and_recovers() -> None:
+def test_full_journal_refuses_and_recovers() -> None:
     with hash_driver(max_records=4, hash_step_ms=2.0, lease_s=30.0) as driver:
         streams = [driver.submit([i, 3], max_tokens=300) for i in range(1, 5)]
         for stream in streams:
@@ -65,7 +65,7 @@ def test_a_full_journal_refuses_and_recovers() -> None:
         assert driver.generate([9, 9], max_tokens=2).token_ids == expected([9, 9], 2)
 
 
-def test_a_disk_without_room_is_named_at_the_start(tmp_path: Path) -> None:
+def test_full_disk_is_named_at_the_start(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"the journal .* needs .* bytes"),
         hash_driver(run_dir=tmp_path / "run", arena_bytes=1 << 40),
@@ -74,7 +74,7 @@ def test_a_disk_without_room_is_named_at_the_start(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob("journal*"))
 
 
-def test_a_journal_in_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_journal_in_a_missing_folder_is_named(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match="No such file or directory"),
         hash_driver(journal=str(tmp_path / "nowhere" / "journal")),
@@ -83,19 +83,19 @@ def test_a_journal_in_a_folder_that_is_not_there_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("trace", ["", "{tmp}", "{tmp}/nowhere/trace"], ids=["no place", "a folder", "in no folder"])
-def test_a_place_where_no_trace_can_be_is_named(tmp_path: Path, trace: str) -> None:
+def test_unwritable_trace_path_is_named(tmp_path: Path, trace: str) -> None:
     place = trace.format(tmp=tmp_path)
     with pytest.raises(TriptychError, match=re.escape(f"ConfigError: the trace {place!r} cannot be written: ")):
         hash_driver(trace=place).start()
 
 
-def test_a_trace_that_cannot_be_written_costs_only_the_trace(tmp_path: Path) -> None:
+def test_trace_that_cannot_be_written_affects_only_the_trace(tmp_path: Path) -> None:
     with hash_driver(trace="/dev/full") as driver:
         assert driver.generate([1, 2], max_tokens=50).token_ids == expected([1, 2], 50)
         assert driver.stats()["restarts"]["execute"] == 0
 
 
-def test_running_out_of_file_descriptors_harms_only_those_who_find_none(tmp_path: Path) -> None:
+def test_lack_of_file_descriptors_affects_only_new_connections(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir(0o700)
     options = {"model": "hash-lm", "hash_step_ms": 5.0, "lease_s": 60.0, "max_restarts": 1000}

@@ -1,4 +1,4 @@
-"""Answers that must have a form, through the whole pipeline. ``jsonschema`` and ``re`` are the independent judges."""
+"""Structured answers through the whole pipeline, checked independently with ``jsonschema`` and ``re``."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def sentence_piece(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["demo", "hash-lm", "byte_level", "sentence_piece"])
 def model(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    """Between them: each kind of tokenizer, and each backend of a CPU."""
+    """Together they cover each kind of tokenizer and each CPU backend."""
     name: str = request.param
     options: dict[str, Any] = {}
     if name in ("byte_level", "sentence_piece"):
@@ -102,7 +102,7 @@ def ask(driver: Driver, structured: dict[str, Any], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_what_stops_validates(model: Driver, name: str) -> None:
+def test_answers_that_end_by_themselves_are_valid(model: Driver, name: str) -> None:
     schema = {**SCHEMAS[name], **COMPACT}
     answers = [ask(model, {"json_schema": schema}, seed=seed) for seed in range(2)]
     answers.append(ask(model, {"json_schema": schema}, temperature=0.0))
@@ -112,7 +112,7 @@ def test_what_stops_validates(model: Driver, name: str) -> None:
     assert len(stopped) >= 2
 
 
-def test_white_space_has_an_end(model: Driver) -> None:
+def test_white_space_is_limited(model: Driver) -> None:
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}},
@@ -125,27 +125,27 @@ def test_white_space_has_an_end(model: Driver) -> None:
         assert set(json.loads(answer.text)) == {"a", "b"}
 
 
-def test_any_object_is_an_object(model: Driver) -> None:
+def test_json_object_gives_any_object(model: Driver) -> None:
     answers = [ask(model, {"json_object": True}, seed=seed).result(60) for seed in range(4)]
     assert all(answer.text.startswith("{") for answer in answers)
     assert all(type(json.loads(a.text)) is dict for a in answers if a.finish_reason == "stop")
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_an_expression_matches_the_whole_answer(model: Driver, expression: str) -> None:
+def test_regular_expression_matches_the_whole_answer(model: Driver, expression: str) -> None:
     for answer in [ask(model, {"regex": expression}, seed=seed) for seed in range(4)]:
         result = answer.result(60)
         assert re.fullmatch(expression, result.text), result.text
         assert result.finish_reason == "stop"
 
 
-def test_a_choice_is_one_of_them_exactly(model: Driver) -> None:
+def test_choice_is_exactly_one_of_the_options(model: Driver) -> None:
     answers = [ask(model, {"choice": list(CHOICES)}, seed=seed).result(60) for seed in range(12)]
     assert {answer.text for answer in answers} <= set(CHOICES)
     assert {answer.finish_reason for answer in answers} == {"stop"}
 
 
-def test_a_grammar_counts(model: Driver) -> None:
+def test_grammar_counts(model: Driver) -> None:
     grammar = 'start: "(" start ")" | "."'
     for seed in range(4):
         answer = ask(model, {"grammar": grammar}, seed=seed).result(60)
@@ -156,7 +156,7 @@ def test_a_grammar_counts(model: Driver) -> None:
             assert re.fullmatch(r"\(+\.?\)*", text)
 
 
-def test_it_works_with_all_that_the_sampler_can(model: Driver) -> None:
+def test_structured_works_with_all_sampling_parameters(model: Driver) -> None:
     options: dict[str, Any] = {
         "logprobs": 2, "repetition_penalty": 1.2, "presence_penalty": 0.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01,
         "logit_bias": {5: 2.0}, "seed": 3,
@@ -167,8 +167,8 @@ def test_it_works_with_all_that_the_sampler_can(model: Driver) -> None:
     assert ask(model, {"regex": "[a-z ]{10,20}"}, **options).result(60).token_ids == first.token_ids
 
 
-@pytest.mark.parametrize("model", ["demo", "sentence_piece"], indirect=True)  # the hash knows no min_tokens
-def test_min_tokens_draws_an_answer_out_and_gives_way_to_the_grammar(model: Driver) -> None:
+@pytest.mark.parametrize("model", ["demo", "sentence_piece"], indirect=True)  # the hash model ignores min_tokens
+def test_min_tokens_prolongs_an_answer_unless_the_grammar_ends_it(model: Driver) -> None:
     long = ask(model, {"regex": "[a-z]{1,60}"}, min_tokens=50, max_tokens=200, seed=1).result(60)
     assert re.fullmatch("[a-z]{1,60}", long.text)
     assert len(long.text) >= 45
@@ -176,7 +176,7 @@ def test_min_tokens_draws_an_answer_out_and_gives_way_to_the_grammar(model: Driv
     assert (short.text in ("yes", "no"), short.finish_reason) == (True, "stop")
 
 
-def test_a_stop_string_ends_it_before_the_grammar_does(model: Driver) -> None:
+def test_stop_string_ends_the_answer_before_the_grammar_does(model: Driver) -> None:
     answer = ask(model, {"regex": "aaaabbbb"}, stop="abb").result(60)
     assert (answer.text, answer.finish_reason) == ("aaa", "stop")
 
@@ -191,7 +191,7 @@ def test_neighbours_are_unaffected(model: Driver) -> None:
     assert [len(answer.result(60).text) > 0 for answer in structured] == [True] * 3
 
 
-def test_an_unknown_keyword_is_refused_by_name_and_others_are_served(model: Driver) -> None:
+def test_unknown_keyword_is_refused_with_its_name_and_others_are_served(model: Driver) -> None:
     other = model.submit("Other", max_tokens=5)
     with pytest.raises(InvalidRequest, match="uniqueItems") as caught:
         ask(model, {"json_schema": {"type": "array", "uniqueItems": True}}).result(30)
@@ -200,7 +200,7 @@ def test_an_unknown_keyword_is_refused_by_name_and_others_are_served(model: Driv
 
 
 @pytest.mark.parametrize("model", ["hash-lm", "sentence_piece"], indirect=True)
-def test_a_kill_of_execute_changes_no_text(model: Driver) -> None:
+def test_kill_of_execute_changes_no_text(model: Driver) -> None:
     array = {"type": "array", "items": SHORT, "minItems": 30}
     forms: list[dict[str, Any]] = [{"regex": "[a-z ]{150}"}, {"json_schema": array}]
     before = [ask(model, form, seed=5, max_tokens=150).result(60) for form in forms]
@@ -221,7 +221,7 @@ def test_preemption_changes_no_text() -> None:
         assert_quiet(driver)
 
 
-def test_a_grammar_that_takes_too_long_delays_nobody() -> None:
+def test_slow_grammar_delays_no_other_request() -> None:
     slow = {"json_schema": {"type": "integer", "multipleOf": 12345677}}
     with hash_driver(grammar_timeout_s=6.0, grammar_bytes=1 << 31) as driver:
         driver.submit("x", structured={"regex": "warm"}).result(30)
@@ -236,7 +236,7 @@ def test_a_grammar_that_takes_too_long_delays_nobody() -> None:
         assert_quiet(driver)
 
 
-def test_a_kill_of_prepare_leaves_no_compiler_behind() -> None:
+def test_kill_of_prepare_leaves_no_compiler_process() -> None:
     with hash_driver() as driver:
         assert driver.submit("x", structured={"regex": "one"}).result(30).text == "one"
         children = child_processes(driver.pids["prepare"] or 0)

@@ -22,7 +22,7 @@ from triptych.protocol.errors import WorkerDied
 PROMPTS = ["Hello, world", "a", "The quick brown fox jumps over the lazy dog. " * 3]
 MAX_TOKENS = 40
 OPTIONS = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
-# A rank, and no other process, gets too little memory to import torch.
+# One rank, and no other process, gets too little memory to import torch.
 STARVED_RANK = """
 import resource, sys
 if any(argument.endswith("execute.rank") for argument in sys.orig_argv):
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_tokens(folder: Path) -> list[list[int]]:
-    """What transformers generates on one."""
+    """What transformers generates in one process."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     answers = []
@@ -54,7 +54,7 @@ def expected_tokens(folder: Path) -> list[list[int]]:
 
 
 def find_rank(driver: Driver) -> psutil.Process | None:
-    """The other rank, once there is one."""
+    """The other rank, once it exists."""
     execute = driver.pids["execute"]
     children = psutil.Process(execute).children() if execute else []
     return next((child for child in children if any(a.endswith("execute.rank") for a in child.cmdline())), None)
@@ -65,8 +65,8 @@ def wait_for_end(rank: psutil.Process) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_answer_as_transformers_does_also_when_one_is_killed(folder: Path, tmp_path: Path) -> None:
-    """With an adapter, too: as it does on merged weights. The death of either is the end of both."""
+def test_two_ranks_answer_like_transformers_even_after_one_is_killed(folder: Path, tmp_path: Path) -> None:
+    """With an adapter, too, compared with merged weights. The death of one rank ends both."""
     adapter = make_adapter(tmp_path / "a", folder)
     plain, merged = expected_tokens(folder), expected_tokens(merge(folder, adapter, tmp_path / "merged"))
     expected = [plain[0], *merged[1:]]
@@ -84,7 +84,7 @@ def test_two_ranks_answer_as_transformers_does_also_when_one_is_killed(folder: P
         wait_for_end(rank)
 
 
-def test_a_rank_that_cannot_start_says_why(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_that_cannot_start_says_why(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(STARVED_RANK)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(WorkerDied) as caught:

@@ -1,4 +1,4 @@
-"""A process that dies between two stores, or whose stores arrive out of order: the journal's views, wrapped."""
+"""Wraps the journal's views to simulate a process that dies between two stores or whose stores are reordered."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ VIEWS = ("records", "arena", "words", "prepare_words", "tokens_words", "finish_w
 
 
 class Died(BaseException):
-    """Not an Exception, as a kill is none: nothing on the way may handle it."""
+    """Derived from BaseException: like a kill, it must not be caught by any handler on the way."""
 
 
-class Life:
-    """Counts the stores of one process; ends it before number ``end``, or loses number ``lost``."""
+class StoreCounter:
+    """Counts the stores of one process; raises Died before store number ``end``, or drops store number ``lost``."""
 
     def __init__(self, *, end: int | None = None, lost: int | None = None) -> None:
         self.num_stores = 0
         self._end, self._lost = end, lost
 
     def stores(self) -> bool:
-        """Whether the next store reaches the memory."""
+        """Whether the next store reaches memory."""
         number, self.num_stores = self.num_stores, self.num_stores + 1
         if number == self._end:
             raise Died
@@ -31,34 +31,34 @@ class Life:
 
 
 class _View:
-    def __init__(self, life: Life, target: Any) -> None:
-        self._life, self._target = life, target
+    def __init__(self, counter: StoreCounter, target: Any) -> None:
+        self._counter, self._target = counter, target
 
     def __getitem__(self, key: Any) -> Any:
         value = self._target[key]
         shares = isinstance(value, np.void) or (isinstance(value, np.ndarray) and value.base is not None)
-        return _View(self._life, value) if shares else value
+        return _View(self._counter, value) if shares else value
 
     def put(self, indices: Any, values: Any) -> None:
-        if self._life.stores():
+        if self._counter.stores():
             self._target.put(indices, values)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if self._life.stores():
+        if self._counter.stores():
             self._target[key] = value
 
 
 class MortalJournal(Journal):
-    """A journal whose stores ``life`` counts. It holds the whole one, for what is only read."""
+    """A journal whose stores are counted by ``counter``. Reads go to the wrapped journal, ``whole``."""
 
-    def __init__(self, journal: Journal, life: Life) -> None:
+    def __init__(self, journal: Journal, counter: StoreCounter) -> None:
         self.__dict__.update(vars(journal))
         self.whole = journal
         for name in VIEWS:
-            setattr(self, name, _View(life, getattr(journal, name)))
+            setattr(self, name, _View(counter, getattr(journal, name)))
 
     def generations(self, slots: SomeOrAll = ALL) -> Any:
         return self.whole.generations(slots)

@@ -1,4 +1,4 @@
-"""Journals, records and values for the tests of what crosses process borders."""
+"""Journals, records and field values for the tests of ``protocol``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PLAIN_VALUES = st.recursive(
 
 
 def fail_to_sync(file: int) -> None:
-    """In place of os.fdatasync, on a disk that is broken."""
+    """Stands in for os.fdatasync on a broken disk."""
     raise OSError(errno.EIO, "Input/output error")
 
 
@@ -69,7 +69,7 @@ def accept(writer: RequestWriter, journal: Journal, record: RequestRecord | None
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a message field, from its type hint."""
+    """Values of a message field, derived from its type hint."""
     arguments = typing.get_args(hint)
     match typing.get_origin(hint) or hint:
         case types.UnionType:

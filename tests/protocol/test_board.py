@@ -1,4 +1,4 @@
-"""The board shows who is alive and what he does, to readers who never wait."""
+"""The board shows which workers are alive and what they do, and reading it never blocks."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ def board(tmp_path: Path) -> Iterator[Board]:
 
 
 def write_stats_bytes(path: Path, role: str, content: bytes, *, half: int) -> None:
-    """Store what a worker stores first when it publishes statistics, and not the word that makes them true."""
+    """Store statistics without the word that publishes them."""
     with open(path / "board", "r+b") as file:
         file.seek(PAGE * (1 + 2 * ROLES.index(role)) + (PAGE if half else 48))
         file.write(content)
 
 
-def test_a_new_board_shows_nobody(board: Board) -> None:
+def test_new_board_shows_no_worker(board: Board) -> None:
     assert board.stats() == {role: {"phase": "down", "epoch": 0} for role in ROLES}
     assert board.mode == RUN
 
 
 @pytest.mark.parametrize("mode", [RUN, DRAIN, STOP])
-def test_the_mode_is_seen_by_everybody(board: Board, tmp_path: Path, mode: int) -> None:
+def test_mode_is_visible_to_all_processes(board: Board, tmp_path: Path, mode: int) -> None:
     board.set_mode(mode)
     assert Board(tmp_path / "board").mode == mode
 
 
-def test_lives_are_counted_for_each_role(board: Board, tmp_path: Path) -> None:
+def test_epochs_are_counted_per_role(board: Board, tmp_path: Path) -> None:
     assert [board.next_epoch("execute") for _ in range(3)] == [1, 2, 3]
     assert [Board(tmp_path / "board").epoch(role) for role in ROLES] == [0, 3, 0]
 
 
-def test_lives_are_counted_on_by_the_next_driver(board: Board, tmp_path: Path) -> None:
+def test_next_driver_continues_the_epochs(board: Board, tmp_path: Path) -> None:
     board.next_epoch("prepare")
     assert Board(tmp_path / "board").next_epoch("prepare") == 2
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_phase_is_seen_by_everybody(board: Board, tmp_path: Path, phase: str) -> None:
+def test_phase_is_visible_to_all_processes(board: Board, tmp_path: Path, phase: str) -> None:
     epoch = board.next_epoch("summarize")
     board.worker("summarize").set_phase(epoch, phase)
     assert Board(tmp_path / "board").worker("summarize").phase(epoch) == phase
 
 
-def test_the_phase_of_an_earlier_life_shows_as_down(board: Board) -> None:
+def test_phase_of_an_earlier_epoch_reads_as_down(board: Board) -> None:
     board.worker("execute").set_phase(board.next_epoch("execute"), "ready")
     assert board.ready("execute")
     board.next_epoch("execute")
     assert (board.ready("execute"), board.stats()["execute"]["phase"]) == (False, "down")
 
 
-def test_a_late_word_of_an_earlier_life_changes_nothing_for_the_present_one(board: Board) -> None:
+def test_late_write_of_an_earlier_epoch_does_not_affect_the_current_one(board: Board) -> None:
     page = board.worker("execute")
     page.set_phase(1, "ready")
     assert page.phase(2) == "down"
@@ -80,21 +80,21 @@ def test_progress_is_shown_with_its_time(board: Board) -> None:
     assert before <= page.progress_ns <= time.monotonic_ns()
 
 
-def test_a_sign_of_life_keeps_how_far_it_is(board: Board) -> None:
+def test_heartbeat_keeps_the_progress(board: Board) -> None:
     page = board.worker("execute")
     page.progress(3, 10)
     page.progress()
     assert page.done_of_total == (3, 10)
 
 
-def test_a_new_phase_begins_with_nothing_done(board: Board) -> None:
+def test_new_phase_starts_without_progress(board: Board) -> None:
     page = board.worker("execute")
     page.progress(3, 10)
     page.set_phase(1, "warming")
     assert page.done_of_total == (0, 0)
 
 
-def test_patience_is_seen_by_everybody(board: Board, tmp_path: Path) -> None:
+def test_patience_is_visible_to_all_processes(board: Board, tmp_path: Path) -> None:
     board.worker("execute").set_patience(5_000_000)
     assert Board(tmp_path / "board").worker("execute").patience_ns == 5_000_000
 
@@ -106,19 +106,21 @@ def test_statistics_are_read_back(board: Board, tmp_path: Path, stats: dict[str,
     assert Board(tmp_path / "board").worker("prepare").stats() == stats
 
 
-def test_every_worker_has_statistics_of_its_own(board: Board) -> None:
+def test_each_worker_has_its_own_statistics(board: Board) -> None:
     for role in ROLES:
         board.worker(role).publish({"i am": role})
     assert {role: stats["i am"] for role, stats in board.stats().items()} == {role: role for role in ROLES}
 
 
-def test_statistics_that_do_not_fit_are_a_mistake_of_ours(board: Board) -> None:
+def test_oversized_statistics_fail_an_assertion(board: Board) -> None:
     with pytest.raises(AssertionError, match=r"statistics of 70\d\d\d bytes, the limit is 65488"):
         board.worker("prepare").publish({"x": "y" * 70_000, "z": 1})
 
 
 @pytest.mark.parametrize("num_bytes", [1, 5, 12])
-def test_while_statistics_are_half_written_the_last_ones_are_read(board: Board, tmp_path: Path, num_bytes: int) -> None:
+def test_previous_statistics_are_read_while_new_ones_are_half_written(
+    board: Board, tmp_path: Path, num_bytes: int
+) -> None:
     page, halves = board.worker("execute"), itertools.cycle((0, 1))
     for number in range(1, 4):
         page.publish({"num": number, "b": 2})
@@ -126,13 +128,13 @@ def test_while_statistics_are_half_written_the_last_ones_are_read(board: Board, 
         assert page.stats() == {"num": number, "b": 2}
 
 
-def test_statistics_that_are_torn_are_not_read(board: Board, tmp_path: Path) -> None:
+def test_torn_statistics_are_not_read(board: Board, tmp_path: Path) -> None:
     board.worker("execute").publish({"num": 1})
     write_stats_bytes(tmp_path, "execute", pack({"tum": 1})[:3], half=1)
     assert board.worker("execute").stats() == {}
 
 
-def test_a_reader_beside_a_writer_sees_whole_statistics(board: Board, tmp_path: Path) -> None:
+def test_concurrent_reader_sees_complete_statistics(board: Board, tmp_path: Path) -> None:
     numbers = itertools.count()
     enough = threading.Event()
 
@@ -147,11 +149,11 @@ def test_a_reader_beside_a_writer_sees_whole_statistics(board: Board, tmp_path: 
     enough.set()
     writer.join()
     assert all(stats["n"] == stats["again"] for stats in read)
-    assert [stats["n"] for stats in read] == sorted(stats["n"] for stats in read), "time goes one way"
+    assert [stats["n"] for stats in read] == sorted(stats["n"] for stats in read), "time went backwards"
 
 
 def read_until(page: WorkerPage, *, count: int) -> list[dict[str, Any]]:
-    """So many different statistics, read as fast as can be."""
+    """Read as fast as possible until that many different statistics have been seen."""
     read: list[dict[str, Any]] = []
 
     def enough() -> bool:
@@ -161,7 +163,7 @@ def read_until(page: WorkerPage, *, count: int) -> list[dict[str, Any]]:
         return len(read) >= count
 
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # between nearly any two stores
+    sys.setswitchinterval(1e-5)  # between almost any two stores
     try:
         eventually(enough, interval=0)
     finally:
@@ -169,8 +171,8 @@ def read_until(page: WorkerPage, *, count: int) -> list[dict[str, Any]]:
     return read
 
 
-def test_a_board_is_closed_while_another_thread_reads(tmp_path: Path) -> None:
+def test_board_can_be_closed_while_another_thread_reads(tmp_path: Path) -> None:
     board = Board(tmp_path / "board")
-    row = board._driver  # as one that was just about to look at the mode has it
+    row = board._driver  # held like this by a thread that is about to read the mode
     board.close()
     assert int(row["mode"]) == RUN

@@ -1,4 +1,4 @@
-"""Channels between workers drop rather than wait, and never hide it."""
+"""Channels between workers drop messages rather than block, and always report that they did."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def prepared(slot: int) -> m.Prepared:
     return m.Prepared(slot, 1, b"record")
 
 
-def settled_inbox(context: Context, folder: Path) -> Inbox:
-    """One that has read the journal already."""
+def synchronized_inbox(context: Context, folder: Path) -> Inbox:
+    """An inbox whose owner has already read the journal."""
     inbox = Inbox(context, inbox_endpoint(folder, "execute"))
     inbox.missed = False
     return inbox
@@ -58,7 +58,7 @@ def receive(inbox: Inbox, count: int) -> list[Any]:
 
 
 def send_frames(context: Context, folder: Path, *frames: tuple[Any, int, int]) -> None:
-    """``(message, epoch, seq)`` as a sender that lost some on the way would have sent them."""
+    """Send ``(message, epoch, seq)`` triples, with gaps as if some messages were lost on the way."""
     socket = push_to(context, folder)
     for message, epoch, seq in frames:
         socket.send(encode(message, epoch=epoch, seq=seq))
@@ -67,21 +67,21 @@ def send_frames(context: Context, folder: Path, *frames: tuple[Any, int, int]) -
 # -- between the workers
 
 
-def test_a_new_inbox_has_missed_everything(context: Context, folder: Path) -> None:
+def test_new_inbox_reports_missed_messages(context: Context, folder: Path) -> None:
     assert Inbox(context, inbox_endpoint(folder, "execute")).missed
 
 
-def test_an_inbox_nobody_wrote_to_is_empty_at_once(context: Context, folder: Path) -> None:
-    assert settled_inbox(context, folder).recv_all() == []
+def test_unused_inbox_is_known_to_be_empty(context: Context, folder: Path) -> None:
+    assert synchronized_inbox(context, folder).recv_all() == []
 
 
-def test_messages_arrive_in_order_and_nothing_is_missed(context: Context, folder: Path) -> None:
-    inbox = settled_inbox(context, folder)
+def test_messages_arrive_in_order_and_none_is_missed(context: Context, folder: Path) -> None:
+    inbox = synchronized_inbox(context, folder)
     outbox = Outbox(context, inbox_endpoint(folder, "execute"), epoch=1)
     first = eventually(lambda: outbox.send(prepared(0)))
     assert first
     received = receive(inbox, 1)
-    inbox.missed = False  # the first ones may have been dropped before the connection stood
+    inbox.missed = False  # the first ones may have been dropped before the connection was made
     for slot in range(1, 100):
         assert outbox.send(prepared(slot))
     assert received + receive(inbox, 99) == [prepared(slot) for slot in range(100)]
@@ -113,15 +113,15 @@ def test_messages_arrive_in_order_and_nothing_is_missed(context: Context, folder
         "one of two",
     ],
 )
-def test_a_gap_is_noticed(context: Context, folder: Path, frames: list[tuple[Any, int, int]], missed: bool) -> None:
-    inbox = settled_inbox(context, folder)
+def test_gap_is_reported(context: Context, folder: Path, frames: list[tuple[Any, int, int]], missed: bool) -> None:
+    inbox = synchronized_inbox(context, folder)
     send_frames(context, folder, *frames)
     assert receive(inbox, len(frames)) == [message for message, _, _ in frames]
     assert inbox.missed is missed
 
 
-def test_a_gap_is_noticed_once(context: Context, folder: Path) -> None:
-    inbox = settled_inbox(context, folder)
+def test_gap_is_reported_once(context: Context, folder: Path) -> None:
+    inbox = synchronized_inbox(context, folder)
     send_frames(context, folder, (prepared(0), 1, 3))
     receive(inbox, 1)
     inbox.missed = False
@@ -130,31 +130,31 @@ def test_a_gap_is_noticed_once(context: Context, folder: Path) -> None:
     assert not inbox.missed
 
 
-def test_a_frame_that_is_no_message_counts_as_missed(context: Context, folder: Path) -> None:
-    inbox = settled_inbox(context, folder)
+def test_invalid_frame_counts_as_missed(context: Context, folder: Path) -> None:
+    inbox = synchronized_inbox(context, folder)
     push_to(context, folder).send(b"\xc1garbage")
     assert eventually(lambda: inbox.recv_all() or inbox.num_bad_frames) == 1
     assert inbox.missed
 
 
-def test_a_send_to_nobody_returns_false_at_once(context: Context, folder: Path) -> None:
+def test_send_without_a_receiver_returns_false_at_once(context: Context, folder: Path) -> None:
     outbox = Outbox(context, inbox_endpoint(folder, "nobody"), epoch=1)
     started = time.monotonic()
     assert not any(outbox.send(prepared(slot)) for slot in range(1000))
     assert time.monotonic() - started < 1
 
 
-def test_what_was_sent_to_nobody_shows_as_a_gap(context: Context, folder: Path) -> None:
+def test_messages_sent_without_a_receiver_show_as_a_gap(context: Context, folder: Path) -> None:
     outbox = Outbox(context, inbox_endpoint(folder, "execute"), epoch=1)
     assert not outbox.send(prepared(0))
-    inbox = settled_inbox(context, folder)
+    inbox = synchronized_inbox(context, folder)
     eventually(lambda: outbox.send(prepared(1)))
     assert receive(inbox, 1) == [prepared(1)]
     assert inbox.missed
 
 
-def test_a_peer_that_does_not_read_costs_a_bounded_queue(context: Context, folder: Path) -> None:
-    inbox = settled_inbox(context, folder)
+def test_peer_that_does_not_read_costs_a_bounded_queue(context: Context, folder: Path) -> None:
+    inbox = synchronized_inbox(context, folder)
     outbox = Outbox(context, inbox_endpoint(folder, "execute"), epoch=1)
     eventually(lambda: outbox.send(prepared(0)))
     results = [outbox.send(prepared(slot)) for slot in range(1, 20_000)]
@@ -175,19 +175,19 @@ def test_links_carry_each_message_to_its_peer(folder: Path) -> None:
         execute.close()
 
 
-def test_a_path_as_long_as_a_socket_takes_is_taken() -> None:
+def test_longest_possible_socket_path_is_accepted() -> None:
     path = Path("/" + "x" * (MAX_IPC_PATH - 1))
     assert ipc_endpoint(path) == f"ipc://{path}"
 
 
 @pytest.mark.parametrize("name", ["x" * MAX_IPC_PATH, "é" * 54], ids=["characters", "bytes"])
-def test_a_path_too_long_for_a_socket_says_both_numbers(name: str) -> None:
+def test_too_long_socket_path_is_refused_with_both_lengths(name: str) -> None:
     size = 1 + len(name.encode())
     with pytest.raises(ConfigError, match=f"has {size} bytes, the limit is 107"):
         ipc_endpoint(Path("/") / name)
 
 
-def test_a_socket_in_a_folder_that_is_not_there_is_a_config_error(context: Context, folder: Path) -> None:
+def test_socket_in_a_missing_folder_is_a_config_error(context: Context, folder: Path) -> None:
     with pytest.raises(ConfigError, match="cannot bind ipc://"):
         Inbox(context, ipc_endpoint(folder / "missing" / "x"))
 
@@ -208,7 +208,7 @@ def is_ringing(bell: Bell) -> bool:
     return bool(poller.poll(0))
 
 
-def test_a_bell_rings_until_it_is_silenced(bell: Bell) -> None:
+def test_bell_rings_until_it_is_silenced(bell: Bell) -> None:
     assert not is_ringing(bell)
     bell.ring()
     bell.ring()
@@ -223,7 +223,7 @@ def test_silencing_a_silent_bell_is_harmless(bell: Bell) -> None:
     assert is_ringing(bell)
 
 
-def test_a_bell_ends_the_wait_of_another_thread(bell: Bell) -> None:
+def test_bell_ends_the_wait_of_another_thread(bell: Bell) -> None:
     waiter = threading.Thread(target=Poller(bell.file).wait, args=(60.0,))
     waiter.start()
     bell.ring()
@@ -231,13 +231,13 @@ def test_a_bell_ends_the_wait_of_another_thread(bell: Bell) -> None:
     assert not waiter.is_alive()
 
 
-def test_a_message_ends_a_wait(context: Context, folder: Path) -> None:
-    inbox = settled_inbox(context, folder)
+def test_message_ends_a_wait(context: Context, folder: Path) -> None:
+    inbox = synchronized_inbox(context, folder)
     send_frames(context, folder, (prepared(0), 1, 0))
     Poller(inbox.socket).wait(60.0)
     assert inbox.recv_all() == [prepared(0)]
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0])
-def test_a_wait_without_time_is_a_look(bell: Bell, timeout_s: float) -> None:
+def test_wait_with_timeout_zero_only_polls(bell: Bell, timeout_s: float) -> None:
     Poller(bell.file).wait(timeout_s)

@@ -1,4 +1,4 @@
-"""A frame becomes exactly the message it was made of, or a ``BadFrame`` that says why not."""
+"""A frame decodes to exactly the message it was made of, or raises a ``BadFrame`` that says why."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from triptych.protocol.codec import (
 )
 from triptych.protocol.errors import BadFrame
 
-# What was once given to a message is never given to another: clients in the field rely on it.
+# A tag that was once given to a message is never given to another one: existing clients rely on it.
 GOLDEN_TAGS = {
     1: "Submit",
     2: "GetInfo",
@@ -80,7 +80,7 @@ def messages_of(kind: type[Any]) -> st.SearchStrategy[Any]:
     return st.builds(kind, *(values_of(hints[field.name]) for field in fields(kind)))
 
 
-def test_a_tag_is_never_used_for_another_message() -> None:
+def test_tags_are_never_reused() -> None:
     assert {tag: kind.__name__ for tag, kind in TAGS.items()} == GOLDEN_TAGS
 
 
@@ -92,14 +92,14 @@ def test_every_message_has_one_tag() -> None:
 @pytest.mark.parametrize("kind", TAGS.values(), ids=lambda kind: str(kind.__name__))
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), epoch=COUNTS, seq=COUNTS)
-def test_every_message_survives_the_wire(kind: type[Any], data: st.DataObject, epoch: int, seq: int) -> None:
+def test_every_message_survives_encoding(kind: type[Any], data: st.DataObject, epoch: int, seq: int) -> None:
     message = data.draw(messages_of(kind))
     assert decode(encode(message, epoch=epoch, seq=seq)) == (message, epoch, seq)
 
 
 @settings(deadline=None)
 @given(PLAIN_VALUES)
-def test_a_plain_value_survives_packing(value: Any) -> None:
+def test_plain_values_survive_packing(value: Any) -> None:
     assert unpack(pack(value)) == value
 
 
@@ -115,7 +115,7 @@ def test_a_plain_value_survives_packing(value: Any) -> None:
         ([2, VERSION, 0, 0, 1], "GetInfo has 1 fields, expected none"),
     ],
 )
-def test_a_message_nobody_here_speaks_is_refused(values: list[Any], reason: str) -> None:
+def test_unknown_tag_version_or_field_count_is_refused(values: list[Any], reason: str) -> None:
     with pytest.raises(BadFrame) as caught:
         decode(frame(*values))
     assert caught.value.message == reason
@@ -133,7 +133,7 @@ def test_a_message_nobody_here_speaks_is_refused(values: list[Any], reason: str)
         ([4, VERSION, 0, 0, "a", "c", "m", 1], "param", "Rejected.param must be str or NoneType, got int"),
     ],
 )
-def test_a_field_of_the_wrong_type_is_refused_by_name(values: list[Any], param: str, reason: str) -> None:
+def test_field_of_the_wrong_type_is_refused_with_its_name(values: list[Any], param: str, reason: str) -> None:
     with pytest.raises(BadFrame) as caught:
         decode(frame(*values))
     assert (caught.value.message, caught.value.param) == (reason, param)
@@ -152,7 +152,7 @@ def test_a_field_of_the_wrong_type_is_refused_by_name(values: list[Any], param: 
         (m.Acknowledge(cast(Any, [["a"]])), "Acknowledge.request_ids must be str, got list"),
     ],
 )
-def test_what_is_in_a_message_of_strangers_is_checked(message: Any, reason: str) -> None:
+def test_contents_of_client_messages_are_checked(message: Any, reason: str) -> None:
     with pytest.raises(BadFrame) as caught:
         decode_public(encode(message), max_bytes=1 << 20)
     assert caught.value.message == reason
@@ -163,14 +163,14 @@ def test_what_is_in_a_message_of_strangers_is_checked(message: Any, reason: str)
     [[], [1, VERSION, 0], {}, {1: 2}, 5, None, "text", b"bytes", [[1], VERSION, 0, 0, "a", {}], ["1", VERSION, 0, 0]],
     ids=repr,
 )
-def test_what_is_no_array_with_a_header_is_refused(value: Any) -> None:
+def test_frame_without_an_array_and_header_is_refused(value: Any) -> None:
     with pytest.raises(BadFrame, match="a frame is an array"):
         decode(pack(value))
 
 
 @pytest.mark.parametrize("wrong", [-1, -(2**63), True, 1.0, "0", None], ids=repr)
 @pytest.mark.parametrize("place", range(4), ids=["tag", "version", "epoch", "seq"])
-def test_a_header_holds_counts_only(place: int, wrong: Any) -> None:
+def test_header_fields_must_be_counts(place: int, wrong: Any) -> None:
     header: list[Any] = [2, VERSION, 0, 0]
     header[place] = wrong
     with pytest.raises(BadFrame, match="a frame is an array"):
@@ -178,7 +178,7 @@ def test_a_header_holds_counts_only(place: int, wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 10])
-def test_a_cut_frame_is_refused(cut: int) -> None:
+def test_truncated_frame_is_refused(cut: int) -> None:
     with pytest.raises(BadFrame, match="not a message"):
         decode(encode(SUBMIT)[:-cut])
 
@@ -189,7 +189,7 @@ def test_trailing_bytes_are_refused(tail: bytes) -> None:
         decode(encode(SUBMIT) + tail)
 
 
-def test_an_empty_frame_is_refused() -> None:
+def test_empty_frame_is_refused() -> None:
     with pytest.raises(BadFrame):
         decode(b"")
 
@@ -202,25 +202,25 @@ def test_extension_types_are_refused(code: int, extra: bytes) -> None:
         decode(raw)
 
 
-def test_a_key_that_cannot_be_one_is_refused() -> None:
+def test_unhashable_map_key_is_refused() -> None:
     with pytest.raises(BadFrame, match="not a message"):
         unpack(b"\x81\x90\x01")  # {[]: 1}
 
 
-def test_a_frame_over_the_size_is_refused_before_it_is_read() -> None:
+def test_oversized_frame_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(BadFrame) as caught:
         decode(b"\xc1" * 101, max_bytes=100)
     assert caught.value.message == "the frame has 101 bytes, the limit is 100"
 
 
-def test_a_frame_of_the_full_size_is_read() -> None:
+def test_frame_of_the_maximum_size_is_read() -> None:
     raw = encode(SUBMIT)
     assert decode(raw, max_bytes=len(raw)).message == SUBMIT
 
 
-def test_an_announced_size_costs_nothing() -> None:
+def test_announced_size_allocates_nothing() -> None:
     with pytest.raises(BadFrame, match="not a message"):
-        unpack(b"\xdd\xff\xff\xff\xff")  # an array of four thousand million items, none of which follows
+        unpack(b"\xdd\xff\xff\xff\xff")  # an array of four billion items, none of which follows
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_an_announced_size_costs_nothing() -> None:
     ],
     ids=["largest array", "array too large", "largest map", "map too large"],
 )
-def test_arrays_and_maps_are_bounded(value: Any, fits: bool) -> None:
+def test_sizes_of_arrays_and_maps_are_limited(value: Any, fits: bool) -> None:
     if fits:
         assert unpack(pack(value)) == value
     else:
@@ -242,13 +242,13 @@ def test_arrays_and_maps_are_bounded(value: Any, fits: bool) -> None:
 
 
 @pytest.mark.parametrize("inside", [nested, lambda depth: {"x": nested(depth - 1)}], ids=["arrays", "maps"])
-def test_a_stranger_may_nest_so_deep_and_no_deeper(inside: Any) -> None:
+def test_nesting_of_client_messages_is_limited(inside: Any) -> None:
     decode_public(submit_frame({"x": inside(MAX_DEPTH - 1)}), max_bytes=PUBLIC_BYTES)
     with pytest.raises(BadFrame, match="nested more than 64 deep"):
         decode_public(submit_frame({"x": inside(MAX_DEPTH)}), max_bytes=PUBLIC_BYTES)
 
 
-def test_the_entries_of_a_follow_are_checked_for_depth_too() -> None:
+def test_entries_of_a_follow_are_checked_for_depth_too() -> None:
     with pytest.raises(BadFrame, match="nested more than 64 deep"):
         decode_public(frame(10, VERSION, 0, 0, nested(MAX_DEPTH + 1)), max_bytes=PUBLIC_BYTES)
 
@@ -256,20 +256,20 @@ def test_the_entries_of_a_follow_are_checked_for_depth_too() -> None:
 @pytest.mark.parametrize(
     "item", [b"\x80", b"\x90", b"\x01", b"\x81\x01\x01"], ids=["maps", "arrays", "ints", "entries"]
 )
-def test_a_stranger_may_send_so_many_values_and_no_more(item: bytes) -> None:
-    """Eight megabytes of empty maps are half a gigabyte in Python, and seconds of everybody's time."""
+def test_number_of_values_in_a_client_message_is_limited(item: bytes) -> None:
+    """Eight megabytes of empty maps would take half a gigabyte in Python, and block all clients for seconds."""
     column = b"\xdc\xff\xff" + item * 0xFFFF
     bad = b"\x96\x01\x01\x00\x00\xa1a\x81\xa1x\xdc\x00\x40" + column * 64
     with pytest.raises(BadFrame, match=rf"a frame has \d+ arrays, maps and entries or more, the limit is {MAX_VALUES}"):
         decode_public(bad, max_bytes=len(bad))
 
 
-def test_the_largest_column_of_rows_is_no_more_than_a_stranger_may_send() -> None:
+def test_largest_array_of_rows_is_within_the_limit_of_values() -> None:
     submit = encode(m.Submit("a", {"rows": [["a", 0, False]] * MAX_ITEMS}))
     assert len(decode_public(submit, max_bytes=len(submit)).message.request["rows"]) == MAX_ITEMS
 
 
-def test_what_is_sent_again_has_the_same_content_whatever_its_count() -> None:
+def test_repetitions_have_the_same_content_digest() -> None:
     keys = {content_key(encode(SUBMIT, seq=seq)) for seq in (0, 7, 300, 1 << 40)}
     assert len(keys) == 1
     assert content_key(encode(m.Submit("b", SUBMIT.request))) not in keys
@@ -278,28 +278,28 @@ def test_what_is_sent_again_has_the_same_content_whatever_its_count() -> None:
 @pytest.mark.parametrize(
     "bad", [b"", b"\xc1", b"\x96\x01", b"\x94" + b"\x90" * 9], ids=["empty", "no tag", "cut", "odd"]
 )
-def test_bytes_that_are_no_message_have_a_content_too(bad: bytes) -> None:
+def test_invalid_bytes_have_a_content_digest_too(bad: bytes) -> None:
     assert content_key(bad) == content_key(bytes(bad))
 
 
 @pytest.mark.parametrize("depth", [500, 1100, 30_000])
-def test_a_tower_of_arrays_breaks_nothing(depth: int) -> None:
+def test_deeply_nested_arrays_are_refused(depth: int) -> None:
     tower = b"\x96\x01\x01\x00\x00\xa1a\x81\xa1x" + b"\x91" * depth + b"\x01"
     with pytest.raises(BadFrame):
         decode_public(tower, max_bytes=PUBLIC_BYTES)
 
 
-def test_not_a_number_travels_and_is_for_the_receiver_to_judge() -> None:
+def test_nan_is_decoded_and_left_to_the_receiver() -> None:
     value = decode(submit_frame({"temperature": float("nan")})).message.request["temperature"]
     assert value != value
 
 
-def test_text_that_is_no_utf8_is_refused() -> None:
+def test_invalid_utf8_is_refused() -> None:
     with pytest.raises(BadFrame, match="not a message"):
         decode(b"\x96\x01\x01\x00\x00\xa2\xc3\x28\x80")
 
 
-def test_a_reason_is_short_whatever_the_frame_is() -> None:
+def test_reasons_are_short_for_any_frame() -> None:
     with pytest.raises(BadFrame) as caught:
         unpack(b"\xa5" + b"\xff" * 10_000)
     assert len(caught.value.message) <= 200
@@ -318,7 +318,7 @@ def test_a_reason_is_short_whatever_the_frame_is() -> None:
     ],
     ids=["deep", "large map", "wrong type", "large", "newer version", "field missing", "cut"],
 )
-def test_a_bad_submit_still_names_its_request(bad: bytes) -> None:
+def test_invalid_submit_still_names_its_request(bad: bytes) -> None:
     assert peek_request_id(bad) == "a"
 
 
@@ -336,11 +336,11 @@ def test_a_bad_submit_still_names_its_request(bad: bytes) -> None:
     ],
     ids=["empty", "garbage", "number", "map", "short", "number for id", "another message", "unknown tag"],
 )
-def test_what_is_no_submit_names_no_request(bad: bytes) -> None:
+def test_other_frames_name_no_request(bad: bytes) -> None:
     assert peek_request_id(bad) == ""
 
 
-def test_fifty_thousand_mutated_frames_raise_nothing_but_bad_frame() -> None:
+def test_fifty_thousand_mutated_frames_raise_only_bad_frame() -> None:
     rng = random.Random(0)
     originals = [encode(message) for message in some_messages()]
     num_refused = 0
@@ -351,7 +351,7 @@ def test_fifty_thousand_mutated_frames_raise_nothing_but_bad_frame() -> None:
             decode_public(frame, max_bytes=PUBLIC_BYTES)
         except BadFrame:
             num_refused += 1
-    assert 30_000 < num_refused < 50_000, "some mutations hit text only, so not every frame is bad"
+    assert 30_000 < num_refused < 50_000, "some mutations only change text, so not every frame is bad"
 
 
 def some_messages() -> list[Any]:

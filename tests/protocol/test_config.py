@@ -1,4 +1,4 @@
-"""A setting that cannot work is refused when the config is made, with its value and the limits."""
+"""An invalid setting is refused when the config is made, with its value and the limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from triptych.protocol.config import (
 from triptych.protocol.errors import ConfigError
 
 PARTS = (ModelConfig, CacheConfig, SchedulerConfig, ServiceConfig, SupervisorConfig)
-# name, just outside below, lowest, highest, just outside above (None: there is no such end)
+# name, just below the limit, lowest, highest, just above the limit (None: there is no such limit)
 LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("max_model_len", 1, 2, None, None),
     ("threads", 0, 1, 4096, 4097),
@@ -74,12 +74,12 @@ def options_of(config: PipelineConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "value"), INSIDE)
-def test_a_value_at_its_limit_is_taken(name: str, value: Any) -> None:
+def test_value_at_its_limit_is_accepted(name: str, value: Any) -> None:
     assert options_of(PipelineConfig.from_options(**{name: value}))[name] == value
 
 
 @pytest.mark.parametrize(("name", "value"), OUTSIDE)
-def test_a_value_beyond_its_limit_is_refused_with_value_and_name(name: str, value: Any) -> None:
+def test_value_beyond_its_limit_is_refused_with_value_and_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         PipelineConfig.from_options(**{name: value})
     assert str(value) in caught.value.message
@@ -98,25 +98,25 @@ def test_a_value_beyond_its_limit_is_refused_with_value_and_name(name: str, valu
         ("lora_modules", ["a=b", 5], "lora_modules must be str, got 5"),
     ],
 )
-def test_a_value_of_another_type_is_refused_by_name(name: str, value: Any, words: str) -> None:
-    """Before a process starts: the workers refuse it where they read it, and the caller would hear that they died."""
+def test_value_of_another_type_is_refused_with_its_name(name: str, value: Any, words: str) -> None:
+    """Before a process starts: otherwise the workers refuse it, and the caller only sees that they died."""
     with pytest.raises(ConfigError) as caught:
         PipelineConfig.from_options(**{name: value})
     assert caught.value.message == words
 
 
-def test_a_path_is_as_good_as_its_name() -> None:
+def test_path_may_be_given_as_a_string() -> None:
     config = PipelineConfig.from_options(model=Path("/models/own"), journal=Path("/disk/journal"))
     assert (config.model.model, config.service.journal) == ("/models/own", "/disk/journal")
 
 
 @pytest.mark.parametrize("given", [["a=/b"], ("a=/b",)])
-def test_a_list_of_names_may_be_a_tuple(given: Any) -> None:
+def test_list_of_names_may_be_a_tuple(given: Any) -> None:
     assert PipelineConfig.from_options(lora_modules=given).model.lora_modules == ("a=/b",)
 
 
 @pytest.mark.parametrize("name", ["hang_s", "lease_s", "safety_margin", "kv_memory_fraction", "hash_step_ms"])
-def test_not_a_number_is_no_setting(name: str) -> None:
+def test_nan_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         PipelineConfig.from_options(**{name: float("nan")})
 
@@ -139,7 +139,7 @@ def test_not_a_number_is_no_setting(name: str) -> None:
         ("follow", "tcp://*:5555"),
     ],
 )
-def test_a_name_nobody_knows_is_refused(name: str, value: Any) -> None:
+def test_unknown_name_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError):
         PipelineConfig.from_options(**{name: value})
 
@@ -148,7 +148,7 @@ def test_a_name_nobody_knows_is_refused(name: str, value: Any) -> None:
     "host",
     ["*", "0.0.0.0", "0", "0.0", "0x0", "00.0.0.0", "[::]", "[::0]", "[0:0:0:0:0:0:0:0]", "[::ffff:0.0.0.0]", "[*]"],
 )
-def test_all_addresses_of_the_machine_are_refused_however_they_are_written(host: str) -> None:
+def test_wildcard_addresses_are_refused_in_every_spelling(host: str) -> None:
     with pytest.raises(ConfigError, match="give a single address"):
         PipelineConfig.from_options(submit=f"tcp://{host}:5555", curve_keys="keys")
 
@@ -156,7 +156,7 @@ def test_all_addresses_of_the_machine_are_refused_however_they_are_written(host:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "10.0.0.0", "[::1]", "[fe80::1%eth0]", "example.org", "eth0", "0a.example"]
 )
-def test_one_address_is_taken(host: str) -> None:
+def test_single_address_is_accepted(host: str) -> None:
     assert PipelineConfig.from_options(submit=f"tcp://{host}:5555", curve_keys="keys").service.submit is not None
 
 
@@ -171,11 +171,11 @@ def test_one_address_is_taken(host: str) -> None:
         ("submit", "ipc:///run/t/submit"),
     ],
 )
-def test_a_name_that_is_known_is_taken(name: str, value: str) -> None:
+def test_known_name_is_accepted(name: str, value: str) -> None:
     assert options_of(PipelineConfig.from_options(**{name: value}))[name] == value
 
 
-def test_every_numeric_setting_has_its_limits_tested() -> None:
+def test_limits_of_every_numeric_setting_are_tested() -> None:
     named = {name for name, *_ in LIMITS}
     numeric = {
         field.name
@@ -186,46 +186,46 @@ def test_every_numeric_setting_has_its_limits_tested() -> None:
     assert numeric == named
 
 
-def test_an_unknown_option_is_refused_by_name() -> None:
+def test_unknown_option_is_refused_with_its_name() -> None:
     with pytest.raises(ConfigError, match="unknown option 'page_sise', known are: arena_bytes, ") as caught:
         PipelineConfig.from_options(page_sise=16)
     assert caught.value.param == "page_sise"
 
 
-def test_no_two_parts_have_an_option_of_the_same_name() -> None:
+def test_no_two_parts_share_an_option_name() -> None:
     names = [field.name for part in PARTS for field in dataclasses.fields(part)]
     assert len(names) == len(set(names))
 
 
-def test_a_pending_prompt_may_be_as_large_as_a_frame() -> None:
+def test_pending_prompts_may_be_as_large_as_a_frame() -> None:
     with pytest.raises(ConfigError, match="max_pending_bytes"):
         PipelineConfig.from_options(max_frame_bytes=1 << 21, max_pending_bytes=1 << 20)
 
 
-def test_a_config_survives_json() -> None:
+def test_config_survives_json() -> None:
     config = PipelineConfig.from_options(model="hash-lm", page_size=4, threads=2, journal="/x/journal", hang_s=0.5)
     assert PipelineConfig.from_json(config.to_json()) == config
 
 
-def test_the_defaults_survive_json() -> None:
+def test_default_config_survives_json() -> None:
     assert PipelineConfig.from_json(PipelineConfig().to_json()) == PipelineConfig()
 
 
-def test_a_config_cannot_be_changed() -> None:
+def test_config_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         PipelineConfig().cache.page_size = 32  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("rows", "live"), [(1, 2), (2, 3), (32, 48), (256, 384)])
-def test_half_as_many_again_as_rows_are_live(rows: int, live: int) -> None:
+def test_max_live_defaults_to_one_and_a_half_times_the_rows(rows: int, live: int) -> None:
     assert SchedulerConfig(max_num_seqs=rows).max_live == live
 
 
 @pytest.mark.parametrize(("given", "budget"), [(None, 104), (64, 64)])
-def test_a_step_holds_a_chunk_and_a_token_for_each_row(given: int | None, budget: int) -> None:
+def test_step_holds_a_chunk_and_a_token_for_each_row(given: int | None, budget: int) -> None:
     config = SchedulerConfig(max_num_seqs=4, prefill_chunk=100, max_num_batched_tokens=given)
     assert config.token_budget == budget
 
 
-def test_every_part_has_a_home() -> None:
+def test_pipeline_config_contains_every_part() -> None:
     assert set(get_type_hints(PipelineConfig).values()) == set(PARTS)

@@ -1,4 +1,4 @@
-"""A client's two sockets: what cannot leave yet waits here once, whatever becomes of the server."""
+"""A client's two sockets: messages that cannot be sent yet are queued, one per key, until the server is there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triptych.protocol.channels import Connection, Router, ipc_endpoint
 from triptych.protocol.codec import Frame, decode, encode
 
 Context = zmq.Context[zmq.Socket[bytes]]
-DOORS = ("submit", "follow")
+ENDPOINTS = ("submit", "follow")
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def connection(folder: Path) -> Iterator[Connection]:
     connection.close()
 
 
-def open_door(context: Context, folder: Path, door: str) -> Router:
-    return Router(context, ipc_endpoint(folder / door), epoch=1, max_frame_bytes=1 << 20)
+def open_router(context: Context, folder: Path, endpoint: str) -> Router:
+    return Router(context, ipc_endpoint(folder / endpoint), epoch=1, max_frame_bytes=1 << 20)
 
 
-def heard(connection: Connection, router: Router) -> tuple[bytes, Frame]:
-    """The next message that reaches the server, with the client's thread turning meanwhile."""
+def recv_next(connection: Connection, router: Router) -> tuple[bytes, Frame]:
+    """The next message that reaches the server; the client's thread runs meanwhile."""
 
     def turn() -> tuple[bytes, bytes] | None:
         connection.wait(0.01)
@@ -40,59 +40,57 @@ def heard(connection: Connection, router: Router) -> tuple[bytes, Frame]:
     return peer, decode(frame)
 
 
-def everything_heard(connection: Connection, router: Router) -> list[m.Abort]:
-    """What was said until now, known to be all by a last word."""
+def recv_all(connection: Connection, router: Router) -> list[m.Abort]:
+    """All messages sent until now, delimited by a last message."""
     connection.queue("follow", "last", m.GetStats())
-    said: list[m.Abort] = []
-    while (message := heard(connection, router)[1].message) != m.GetStats():
-        said.append(message)
-    return said
+    messages: list[m.Abort] = []
+    while (message := recv_next(connection, router)[1].message) != m.GetStats():
+        messages.append(message)
+    return messages
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_message_waits_for_a_server_that_is_away(
-    context: Context, folder: Path, connection: Connection, door: str
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_message_waits_for_an_absent_server(
+    context: Context, folder: Path, connection: Connection, endpoint: str
 ) -> None:
-    connection.queue(door, "a", m.Abort("a"))
+    connection.queue(endpoint, "a", m.Abort("a"))
     assert connection.wait(0.05) == []
-    router = open_door(context, folder, door)
-    assert heard(connection, router)[1].message == m.Abort("a")
+    router = open_router(context, folder, endpoint)
+    assert recv_next(connection, router)[1].message == m.Abort("a")
 
 
-def test_a_message_is_delivered_once(context: Context, folder: Path, connection: Connection) -> None:
+def test_message_is_delivered_once(context: Context, folder: Path, connection: Connection) -> None:
     connection.queue("follow", "a", m.Abort("a"))
     for _ in range(5):
         connection.wait(0.01)
-    assert everything_heard(connection, open_door(context, folder, "follow")) == [m.Abort("a")]
+    assert recv_all(connection, open_router(context, folder, "follow")) == [m.Abort("a")]
 
 
-def test_a_message_queued_again_replaces_the_one_that_waits(
+def test_message_with_the_same_key_replaces_the_queued_one(
     context: Context, folder: Path, connection: Connection
 ) -> None:
     for number in range(100):
         connection.queue("follow", "key", m.Abort(f"{number}"))
         connection.wait(0)
-    assert everything_heard(connection, open_door(context, folder, "follow")) == [m.Abort("99")]
+    assert recv_all(connection, open_router(context, folder, "follow")) == [m.Abort("99")]
 
 
-def test_messages_of_other_keys_keep_their_order(context: Context, folder: Path, connection: Connection) -> None:
+def test_messages_with_different_keys_keep_their_order(context: Context, folder: Path, connection: Connection) -> None:
     for number in (0, 1, 2, 1, 0):
         connection.queue("follow", number, m.Abort(f"{number}"))
-    assert everything_heard(connection, open_door(context, folder, "follow")) == [m.Abort(n) for n in "012"]
+    assert recv_all(connection, open_router(context, folder, "follow")) == [m.Abort(n) for n in "012"]
 
 
-def test_one_server_that_is_away_does_not_hold_up_the_other(
-    context: Context, folder: Path, connection: Connection
-) -> None:
+def test_absent_server_does_not_delay_the_other_one(context: Context, folder: Path, connection: Connection) -> None:
     connection.queue("submit", "a", m.GetInfo())
     connection.queue("follow", "b", m.Abort("b"))
-    assert everything_heard(connection, open_door(context, folder, "follow")) == [m.Abort("b")]
+    assert recv_all(connection, open_router(context, folder, "follow")) == [m.Abort("b")]
 
 
 def test_answers_are_returned(context: Context, folder: Path, connection: Connection) -> None:
-    router = open_door(context, folder, "submit")
+    router = open_router(context, folder, "submit")
     connection.queue("submit", "a", m.GetInfo())
-    peer, _ = heard(connection, router)
+    peer, _ = recv_next(connection, router)
     router.send(peer, m.Info({"a": 1}))
     router.send(peer, m.Info({"a": 2}))
     frames = eventually(lambda: connection.wait(1.0))
@@ -101,31 +99,31 @@ def test_answers_are_returned(context: Context, folder: Path, connection: Connec
     assert [frame.message for frame in frames] == [m.Info({"a": 1}), m.Info({"a": 2})]
 
 
-def test_frames_that_are_no_message_are_dropped(context: Context, folder: Path, connection: Connection) -> None:
-    router = open_door(context, folder, "submit")
+def test_invalid_frames_are_dropped(context: Context, folder: Path, connection: Connection) -> None:
+    router = open_router(context, folder, "submit")
     connection.queue("submit", "a", m.GetInfo())
-    peer, _ = heard(connection, router)
+    peer, _ = recv_next(connection, router)
     router.socket.send_multipart([peer, b"\xc1"])
     router.socket.send_multipart([peer, encode(m.Info({"a": 1}))])
     assert [frame.message for frame in eventually(lambda: connection.wait(1.0))] == [m.Info({"a": 1})]
 
 
-def test_a_server_that_comes_back_is_spoken_to_again(context: Context, folder: Path, connection: Connection) -> None:
-    router = open_door(context, folder, "follow")
+def test_messages_reach_a_server_that_was_restarted(context: Context, folder: Path, connection: Connection) -> None:
+    router = open_router(context, folder, "follow")
     connection.queue("follow", "a", m.Abort("a"))
-    heard(connection, router)
+    recv_next(connection, router)
     router.socket.close(linger=0)
-    again = open_door(context, folder, "follow")
+    again = open_router(context, folder, "follow")
 
-    def asked_again() -> tuple[bytes, bytes] | None:  # what was sent into the end of the first life is lost
+    def send_again() -> tuple[bytes, bytes] | None:  # what was sent while the first server closed is lost
         connection.queue("follow", "b", m.Abort("b"))
         connection.wait(0.01)
         return again.recv()
 
-    assert decode(eventually(asked_again, interval=0)[1]).message == m.Abort("b")
+    assert decode(eventually(send_again, interval=0)[1]).message == m.Abort("b")
 
 
-def test_a_wake_ends_the_wait_of_another_thread(connection: Connection) -> None:
+def test_wake_ends_the_wait_of_another_thread(connection: Connection) -> None:
     waiter = threading.Thread(target=connection.wait, args=(60.0,))
     waiter.start()
     connection.wake()
@@ -133,10 +131,10 @@ def test_a_wake_ends_the_wait_of_another_thread(connection: Connection) -> None:
     assert not waiter.is_alive()
 
 
-def test_a_wake_before_the_wait_ends_it_too(connection: Connection) -> None:
+def test_wake_before_the_wait_ends_it_too(connection: Connection) -> None:
     connection.wake()
     assert connection.wait(60.0) == []
 
 
-def test_an_idle_wait_ends_with_its_time(connection: Connection) -> None:
+def test_wait_without_events_ends_at_its_timeout(connection: Connection) -> None:
     assert connection.wait(0.0) == []

@@ -1,4 +1,4 @@
-"""What a worker was about to touch is known after its death, and costs it next to nothing."""
+"""What a worker was about to process is known after its death, and recording it costs almost nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def board(tmp_path: Path) -> Board:
     return Board(tmp_path / "board")
 
 
-def test_an_intent_is_seen_by_another_process_s_board(board: Board, tmp_path: Path) -> None:
+def test_intent_is_visible_through_another_process_s_board(board: Board, tmp_path: Path) -> None:
     intent = board.intent("execute")
     intent.set_standing([1, 2, 1 << 63])
     intent.set_others([7, 2])
@@ -28,7 +28,7 @@ def test_an_intent_is_seen_by_another_process_s_board(board: Board, tmp_path: Pa
     assert Board(tmp_path / "board").intent("execute").read() == []
 
 
-def test_what_was_done_and_not_written_is_known_until_the_next_undertaking(board: Board) -> None:
+def test_intent_tells_how_far_the_worker_is_ahead_of_the_journal(board: Board) -> None:
     intent = board.intent("execute")
     intent.set_standing([1])
     for num_ahead in (0, 17):
@@ -38,7 +38,7 @@ def test_what_was_done_and_not_written_is_known_until_the_next_undertaking(board
     assert intent.num_ahead == 0
 
 
-def test_one_alone_replaces_what_was_there(board: Board) -> None:
+def test_single_intent_replaces_the_previous_ones(board: Board) -> None:
     intent = board.intent("summarize")
     intent.set_standing([1, 2, 3])
     intent.begin_one(9)
@@ -47,7 +47,7 @@ def test_one_alone_replaces_what_was_there(board: Board) -> None:
     assert intent.read() == []
 
 
-def test_more_than_there_is_room_for_are_cut(board: Board) -> None:
+def test_excess_intents_are_cut(board: Board) -> None:
     intent = board.intent("execute")
     intent.set_standing(range(MAX_KEYS + 10))
     intent.set_others([5])
@@ -55,7 +55,7 @@ def test_more_than_there_is_room_for_are_cut(board: Board) -> None:
     assert intent.read() == list(range(MAX_KEYS))
 
 
-def test_a_step_of_the_same_rows_costs_less_than_a_microsecond(board: Board) -> None:
+def test_step_of_unchanged_rows_costs_less_than_a_microsecond(board: Board) -> None:
     intent = board.intent("execute")
     intent.set_standing(range(256))
     best = min(_time_steps(intent) for _ in range(20))
@@ -70,7 +70,7 @@ def _time_steps(intent: object) -> float:
     return (perf_counter_ns() - start) / 1000
 
 
-def test_suspects_outlive_the_board_and_the_oldest_make_room(board: Board, tmp_path: Path) -> None:
+def test_suspects_outlive_the_board_and_the_oldest_are_dropped(board: Board, tmp_path: Path) -> None:
     board.set_suspect(11, 1)
     board.set_suspect(11, 2)
     assert Board(tmp_path / "board").suspects() == {11: 2}
@@ -81,7 +81,7 @@ def test_suspects_outlive_the_board_and_the_oldest_make_room(board: Board, tmp_p
     assert len(suspects) == SUSPECT_SLOTS
 
 
-def test_a_suspect_that_survived_is_suspected_again_after_its_next_death_only(board: Board) -> None:
+def test_suspect_that_survived_is_only_suspected_again_after_its_next_crash(board: Board) -> None:
     board.set_suspect(11, 1)
     board.set_suspect(12, 1)
     board.note_survival(11, 1)
@@ -90,14 +90,14 @@ def test_a_suspect_that_survived_is_suspected_again_after_its_next_death_only(bo
     assert board.suspects() == {11: 2, 12: 1}
 
 
-def test_who_survives_one_death_does_not_survive_the_next(board: Board) -> None:
-    """The driver may have named it meanwhile, for what it did to another worker."""
+def test_surviving_one_crash_does_not_clear_the_next(board: Board) -> None:
+    """The driver may have blamed it meanwhile for crashing another worker."""
     board.set_suspect(11, 2)
     board.note_survival(11, 1)
     assert board.suspects() == {11: 2}
 
 
-def test_a_survival_is_of_one_request_only(board: Board) -> None:
+def test_survival_is_recorded_per_request(board: Board) -> None:
     board.set_suspect(11, 1)
     board.note_survival(11, 1)
     board.note_survival(12, 1)
@@ -106,7 +106,7 @@ def test_a_survival_is_of_one_request_only(board: Board) -> None:
     assert len(board.suspects()) == SUSPECT_SLOTS
 
 
-def test_a_change_of_the_suspects_shows_in_their_version(board: Board) -> None:
+def test_change_of_the_suspects_changes_their_version(board: Board) -> None:
     versions = [board.suspects_version]
     for deaths in (1, 2):
         board.set_suspect(11, deaths)
@@ -114,5 +114,5 @@ def test_a_change_of_the_suspects_shows_in_their_version(board: Board) -> None:
     assert len(set(versions)) == 3
 
 
-def test_a_board_can_be_closed(board: Board) -> None:
+def test_board_can_be_closed(board: Board) -> None:
     board.close()

@@ -1,4 +1,4 @@
-"""Extents of live records never overlap, whatever is accepted, freed and restarted in whatever order."""
+"""Extents of live records never overlap, in any order of accepts, frees and restarts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PICK = st.integers(0, NUM_RECORDS - 1)
 
 
 class Allocator(RuleBasedStateMachine):
-    """prepare and summarize on one journal, against a list of what is live."""
+    """prepare and summarize on one journal, compared with a list of the live records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Allocator(RuleBasedStateMachine):
         try:
             slot, generation = self.writer.accept(record, TIMES)
         except (Overloaded, InvalidRequest):
-            assert not fits, f"{size} bytes were refused, free are {self.gaps()}"
+            assert not fits, f"{size} bytes were refused, the free gaps are {self.gaps()}"
             return
         assert fits
         assert (slot, generation) == (self.free.popleft(), self.generations[slot] + 1)
@@ -84,8 +84,8 @@ class Allocator(RuleBasedStateMachine):
     @rule()
     def restart_prepare(self) -> None:
         self.writer = RequestWriter(self.journal)
-        self.free = deque(sorted(self.free))  # the order of a restart: by slot
-        # The highest number that is still in the journal is all that a restart knows.
+        self.free = deque(sorted(self.free))  # a restart reads records by slot
+        # The highest number still in the journal is all that a restart knows.
         self.num_accepted = max((view.arrival + 1 for view in self.live.values()), default=0)
 
     @invariant()
@@ -111,7 +111,7 @@ class Allocator(RuleBasedStateMachine):
         whole = make_record(num_prompt_tokens=0, token_capacity=1)
         room = (ARENA_BYTES - len(whole.to_bytes()) - 8) // 8
         self.writer.accept(make_record(num_prompt_tokens=0, token_capacity=room), TIMES)
-        assert self.gaps_of_all() == [], "the arena is one piece again"
+        assert self.gaps_of_all() == [], "the arena is one free piece again"
         self.folder.cleanup()
 
     def pick(self, index: int) -> RequestView:
@@ -120,7 +120,7 @@ class Allocator(RuleBasedStateMachine):
     def free_record(self, view: RequestView) -> None:
         self.releases.forget(view.slot, view.generation)
         if self.journal.states()[view.slot] == DISPATCHED:
-            assert not self.writer.recycle(view.slot, view.generation), "execute may still write into it"
+            assert not self.writer.recycle(view.slot, view.generation), "execute may still write to it"
             TokenWriter(self.journal).finish(view.slot, view.generation, "abort")
         assert self.writer.recycle(view.slot, view.generation)
         del self.live[view.slot]

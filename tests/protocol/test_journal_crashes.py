@@ -1,4 +1,4 @@
-"""A writer may be killed before any of its stores: what it was writing was never there, and the next one goes on."""
+"""A writer may be killed before any of its stores: the incomplete write is ignored, and the next writer continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.protocol.crashing import Died, Life, MortalJournal
+from tests.protocol.crashing import Died, MortalJournal, StoreCounter
 from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from triptych.protocol.errors import JournalError
 from triptych.protocol.journal.layout import Journal
@@ -24,7 +24,7 @@ SLOTS = np.array([0])
 
 
 def used_journal(folder: Path) -> Journal:
-    """One record, free, in which an earlier request left something in every field."""
+    """One free record in which an earlier request has left something in every field."""
     journal = make_journal(folder, num_records=1)
     writer = RequestWriter(journal)
     record = make_record("old", num_prompt_tokens=40, token_capacity=30, digest=3)
@@ -45,18 +45,18 @@ def used_journal(folder: Path) -> Journal:
 
 def dies_before(store: int, journal: Journal, act: Any) -> None:
     with pytest.raises(Died):
-        act(MortalJournal(journal, Life(end=store)))
+        act(MortalJournal(journal, StoreCounter(end=store)))
 
 
 def loses(store: int, journal: Journal, act: Any) -> None:
-    """As a weakly ordered machine may show it to somebody: every store has arrived but one."""
-    act(MortalJournal(journal, Life(lost=store)))
+    """Drops one store while the others arrive, as another process may see it on a weakly ordered machine."""
+    act(MortalJournal(journal, StoreCounter(lost=store)))
 
 
 def count_stores(journal: Journal, act: Any) -> int:
-    life = Life()
-    act(MortalJournal(journal, life))
-    return life.num_stores
+    counter = StoreCounter()
+    act(MortalJournal(journal, counter))
+    return counter.num_stores
 
 
 def trusted_request(journal: Journal) -> RequestView | None:
@@ -70,19 +70,19 @@ def accept_new(journal: Journal) -> None:
     RequestWriter(journal).accept(NEW, TIMES)
 
 
-def test_the_stores_of_an_accept_are_all_tried(tmp_path: Path) -> None:
+def test_every_store_of_an_accept_is_covered(tmp_path: Path) -> None:
     assert count_stores(used_journal(tmp_path), accept_new) == NUM_ACCEPT_STORES
 
 
 @pytest.mark.parametrize("store", range(NUM_ACCEPT_STORES))
-def test_a_request_half_written_was_never_accepted(tmp_path: Path, store: int) -> None:
+def test_half_written_request_was_never_accepted(tmp_path: Path, store: int) -> None:
     journal = used_journal(tmp_path)
     dies_before(store, journal, accept_new)
     assert read_request(journal, 0) is None
 
 
 @pytest.mark.parametrize("store", range(NUM_ACCEPT_STORES))
-def test_a_restarted_prepare_uses_the_record_again(tmp_path: Path, store: int) -> None:
+def test_restarted_prepare_reuses_the_record(tmp_path: Path, store: int) -> None:
     journal = used_journal(tmp_path)
     dies_before(store, journal, accept_new)
     again = Journal.open(journal.path)
@@ -90,15 +90,15 @@ def test_a_restarted_prepare_uses_the_record_again(tmp_path: Path, store: int) -
 
 
 @pytest.mark.parametrize("store", range(NUM_ACCEPT_STORES))
-def test_an_id_that_was_never_accepted_does_not_count_as_answered(tmp_path: Path, store: int) -> None:
-    """Its client sends it again and must be served, not told that it has its answer."""
+def test_id_that_was_never_accepted_does_not_count_as_answered(tmp_path: Path, store: int) -> None:
+    """Its client submits it again, and must get an answer instead of the reply that it already had one."""
     journal = used_journal(tmp_path)
     dies_before(store, journal, accept_new)
     assert RequestWriter(journal).past_ids() in ([("old", mark_of(3, 5))], [])
 
 
 @pytest.mark.parametrize("store", range(NUM_ACCEPT_STORES - 1))
-def test_a_reader_who_sees_the_word_first_trusts_the_whole_request_or_nothing(tmp_path: Path, store: int) -> None:
+def test_reader_that_sees_the_word_first_trusts_the_complete_request_or_nothing(tmp_path: Path, store: int) -> None:
     journal = used_journal(tmp_path)
     loses(store, journal, accept_new)
     seen = trusted_request(journal)
@@ -111,14 +111,14 @@ def live_request(folder: Path) -> tuple[Journal, RequestView]:
 
 
 @pytest.mark.parametrize("store", range(6))
-def test_an_adoption_half_done_leaves_nothing_of_the_earlier_request(tmp_path: Path, store: int) -> None:
+def test_half_done_adoption_exposes_nothing_of_the_earlier_request(tmp_path: Path, store: int) -> None:
     journal, view = live_request(tmp_path)
     dies_before(store, journal, lambda mortal: TokenWriter(mortal).adopt(view))
     assert TokenWriter(journal).adopt(view).tolist() == []
     assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0, 0)
 
 
-def test_before_an_adoption_nothing_of_the_earlier_request_shows(tmp_path: Path) -> None:
+def test_before_adoption_nothing_of_the_earlier_request_is_visible(tmp_path: Path) -> None:
     journal, view = live_request(tmp_path)
     assert read_tokens(journal, view) is None
     assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0, 0)
@@ -136,28 +136,28 @@ def publish(view: RequestView, index: int, token: int) -> Any:
 
 
 @pytest.mark.parametrize("store", range(3))
-def test_a_token_half_written_was_never_said(tmp_path: Path, store: int) -> None:
+def test_half_written_token_does_not_count(tmp_path: Path, store: int) -> None:
     journal, view = live_request(tmp_path)
     publish(view, 0, 5)(journal)
     dies_before(store, journal, publish(view, 1, 6))
     assert TokenWriter(journal).adopt(view).tolist() == [5]
 
 
-def test_a_token_with_its_word_was_said(tmp_path: Path) -> None:
+def test_token_with_its_word_counts(tmp_path: Path) -> None:
     journal, view = live_request(tmp_path)
     publish(view, 0, 5)(journal)
     assert count_stores(journal, publish(view, 1, 6)) == 3
     assert TokenWriter(journal).adopt(view).tolist() == [5, 6]
 
 
-def test_a_reader_who_sees_the_word_before_the_token_trusts_neither(tmp_path: Path) -> None:
+def test_reader_that_sees_the_word_before_the_token_trusts_neither(tmp_path: Path) -> None:
     journal, view = live_request(tmp_path)
     publish(view, 0, 5)(journal)
     loses(0, journal, publish(view, 1, 6))
     assert read_tokens(journal, view) is None
 
 
-def test_a_reader_who_sees_the_token_before_the_word_has_one_less(tmp_path: Path) -> None:
+def test_reader_that_sees_the_token_before_the_word_has_one_less(tmp_path: Path) -> None:
     journal, view = live_request(tmp_path)
     publish(view, 0, 5)(journal)
     loses(2, journal, publish(view, 1, 6))
@@ -167,7 +167,7 @@ def test_a_reader_who_sees_the_token_before_the_word_has_one_less(tmp_path: Path
 
 
 @pytest.mark.parametrize("store", range(2))
-def test_a_finish_half_written_did_not_happen(tmp_path: Path, store: int) -> None:
+def test_half_written_finish_does_not_count(tmp_path: Path, store: int) -> None:
     journal, view = live_request(tmp_path)
     key = view.slot, view.generation
     dies_before(store, journal, lambda mortal: TokenWriter(mortal).finish(*key, "error", "new error"))
@@ -177,7 +177,7 @@ def test_a_finish_half_written_did_not_happen(tmp_path: Path, store: int) -> Non
 
 
 @pytest.mark.parametrize("store", range(3))
-def test_a_release_half_written_did_not_happen(tmp_path: Path, store: int) -> None:
+def test_half_written_release_does_not_count(tmp_path: Path, store: int) -> None:
     journal, view = live_request(tmp_path)
     key = view.slot, view.generation
     dies_before(store, journal, lambda mortal: ReleaseWriter(mortal).release(*key, num_tokens=3, reason="stop"))
@@ -186,7 +186,7 @@ def test_a_release_half_written_did_not_happen(tmp_path: Path, store: int) -> No
     assert read_release(journal, *key) == (4, "length")
 
 
-def test_a_forgetting_that_did_not_happen_keeps_the_record(tmp_path: Path) -> None:
+def test_unfinished_forgetting_keeps_the_record(tmp_path: Path) -> None:
     journal, view = live_request(tmp_path)
     dies_before(0, journal, lambda mortal: ReleaseWriter(mortal).forget(view.slot, view.generation))
     assert not RequestWriter(journal).recycle(view.slot, view.generation)

@@ -1,4 +1,4 @@
-"""The file: made whole or not at all, and opened only if it is one of ours."""
+"""The journal file is created completely or not at all, and only opened if it is a journal of this layout."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from triptych.protocol.journal.layout import (
 from triptych.protocol.journal.requests import RequestWriter, read_request
 
 
-def test_a_record_has_no_byte_too_many() -> None:
+def test_record_has_no_unused_byte() -> None:
     assert RECORD.itemsize == 512
 
 
 @pytest.mark.parametrize("name", ["prepare_word", "tokens_word", "finish_word", "release_word", "deaths_word"])
-def test_a_word_that_publishes_is_one_aligned_store(name: str) -> None:
+def test_publishing_word_is_one_aligned_store(name: str) -> None:
     kind, offset = RECORD.fields[name][:2]  # type: ignore[index]
     assert (kind.itemsize, offset % 8) == (8, 0)
 
@@ -40,7 +40,7 @@ def test_no_two_writers_share_a_cache_line(name: str) -> None:
     assert RECORD.fields[name][1] % 64 == 0  # type: ignore[index]
 
 
-def test_a_journal_is_found_again_by_another_process(tmp_path: Path) -> None:
+def test_journal_can_be_opened_by_another_process(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     accept(RequestWriter(journal), journal, make_record("mine"))
     view = read_request(Journal.open(tmp_path / "journal"), 0)
@@ -48,24 +48,24 @@ def test_a_journal_is_found_again_by_another_process(tmp_path: Path) -> None:
     assert view.record == make_record("mine")
 
 
-def test_a_new_journal_is_empty(tmp_path: Path) -> None:
+def test_new_journal_is_empty(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=3)
     assert [read_request(journal, slot) for slot in range(3)] == [None, None, None]
 
 
-def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
     make_journal(tmp_path)
     assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
 
 
-def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(b"precious")
     with pytest.raises(FileExistsError):
         make_journal(tmp_path)
     assert (tmp_path / "journal").read_bytes() == b"precious"
 
 
-def test_a_full_disk_shows_at_once_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_at_creation_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -75,21 +75,21 @@ def test_a_full_disk_shows_at_once_and_leaves_nothing(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_its_space_is_taken_at_once(tmp_path: Path) -> None:
+def test_disk_space_is_allocated_at_creation(tmp_path: Path) -> None:
     make_journal(tmp_path)
     facts = (tmp_path / "journal").stat()
     assert facts.st_blocks * 512 >= facts.st_size
 
 
 @pytest.mark.parametrize("content", [b"", b"TRIPTYCH", bytes(HEADER_BYTES - 1)], ids=["empty", "magic only", "short"])
-def test_a_file_too_short_for_a_journal_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_file_too_short_for_a_journal_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "journal").write_bytes(content)
     with pytest.raises(JournalError, match=f"has {len(content)} bytes, a journal has at least {HEADER_BYTES}"):
         Journal.open(tmp_path / "journal")
 
 
 @pytest.mark.parametrize("content", [bytes(HEADER_BYTES), b"SQLite format 3\0" + bytes(HEADER_BYTES)])
-def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "journal").write_bytes(content)
     with pytest.raises(JournalError, match="is not a journal"):
         Journal.open(tmp_path / "journal")
@@ -100,7 +100,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     [(8, LAYOUT_VERSION + 1), (8, LAYOUT_VERSION - 1), (12, 511)],
     ids=["newer", "older", "record size"],
 )
-def test_another_layout_is_refused(tmp_path: Path, offset: int, value: int) -> None:
+def test_other_layout_version_is_refused(tmp_path: Path, offset: int, value: int) -> None:
     make_journal(tmp_path)
     patch(tmp_path / "journal", offset, value.to_bytes(4, "little"))
     with pytest.raises(JournalError, match="has layout version"):
@@ -108,14 +108,14 @@ def test_another_layout_is_refused(tmp_path: Path, offset: int, value: int) -> N
 
 
 @pytest.mark.parametrize("change", [-1, 1, -4096], ids=["cut", "longer", "a page less"])
-def test_a_file_of_another_size_is_refused(tmp_path: Path, change: int) -> None:
+def test_file_of_another_size_is_refused(tmp_path: Path, change: int) -> None:
     size = os.path.getsize(make_journal(tmp_path).path)
     os.truncate(tmp_path / "journal", size + change)
     with pytest.raises(JournalError, match=f"has {size + change} bytes, its header says {size}"):
         Journal.open(tmp_path / "journal")
 
 
-def test_a_refused_file_is_not_kept_open(tmp_path: Path) -> None:
+def test_refused_file_is_closed(tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(bytes(HEADER_BYTES))
     num_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(JournalError):
@@ -123,7 +123,7 @@ def test_a_refused_file_is_not_kept_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
-def test_a_closed_journal_may_still_be_read_by_who_has_a_view(tmp_path: Path) -> None:
+def test_existing_view_can_be_read_after_the_journal_was_closed(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     words = journal.prepare_words
     journal.close()
@@ -138,13 +138,13 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("generation", [0, 1, 2**32 - 1])
 @pytest.mark.parametrize("value", [0, 1, 2**32 - 1])
-def test_a_word_holds_two_numbers(generation: int, value: int) -> None:
+def test_word_holds_two_numbers(generation: int, value: int) -> None:
     assert split_word(word(generation, value)) == (generation, value)
 
 
 @pytest.mark.parametrize("payload_bytes", [0, 1, 3, 4, 61, 200])
 @pytest.mark.parametrize("logprob_words", [0, 1, 41])
-def test_the_parts_of_an_extent_follow_each_other(payload_bytes: int, logprob_words: int) -> None:
+def test_parts_of_an_extent_are_contiguous(payload_bytes: int, logprob_words: int) -> None:
     part = extent(128, payload_bytes, 10, logprob_words)
     assert 128 + payload_bytes <= 4 * part.tokens_at < 128 + payload_bytes + 4
     assert (part.times_at - part.tokens_at, part.logprobs_at - part.times_at) == (10, 10)
@@ -152,13 +152,13 @@ def test_the_parts_of_an_extent_follow_each_other(payload_bytes: int, logprob_wo
     assert part.end % 64 == 0
 
 
-def test_every_process_sees_a_store_at_once(tmp_path: Path) -> None:
+def test_store_is_visible_to_all_processes_at_once(tmp_path: Path) -> None:
     writer, reader = make_journal(tmp_path), Journal.open(tmp_path / "journal")
     writer.prepare_words[:] = np.arange(4, dtype=np.uint64)
     assert reader.prepare_words.tolist() == [0, 1, 2, 3]
 
 
-def test_a_journal_whose_making_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_creation_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -169,7 +169,7 @@ def test_a_journal_whose_making_is_interrupted_leaves_nothing(tmp_path: Path, mo
     assert (len(os.listdir("/proc/self/fd")), list(tmp_path.iterdir())) == (num_open, [])
 
 
-def test_other_threads_run_while_a_flush_waits_for_the_disk(tmp_path: Path) -> None:
+def test_other_threads_run_during_a_flush(tmp_path: Path) -> None:
     journal, times, done = make_journal(tmp_path, arena_bytes=32 << 20), [0.0], threading.Event()
 
     def look() -> None:
@@ -200,10 +200,10 @@ def patch(path: Path, offset: int, content: bytes) -> None:
         file.write(content)
 
 
-def test_after_a_flush_that_failed_none_succeeds_in_any_process(
+def test_after_a_failed_flush_all_flushes_fail_in_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Linux takes the pages for written, so the next fdatasync, of the next life, says that all is well."""
+    """Linux marks the pages clean, so the next fdatasync, even of another process, would report success."""
     journal = make_journal(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", fail_to_sync)
@@ -214,9 +214,7 @@ def test_after_a_flush_that_failed_none_succeeds_in_any_process(
             other.flush()
 
 
-def test_a_driver_writes_every_page_again_after_a_flush_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_rewrites_every_page_after_a_failed_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = make_journal(tmp_path)
     journal.arena[:] = np.arange(journal.arena_bytes) % 251
     journal.header["has_failed"] = 1
@@ -225,7 +223,7 @@ def test_a_driver_writes_every_page_again_after_a_flush_that_failed(
         patch.setattr(os, "fdatasync", fail_to_sync)
         with pytest.raises(JournalError, match="Input/output error"):
             journal.write_again()
-    assert journal.header["has_failed"]  # also the next driver has to
+    assert journal.header["has_failed"]  # the next driver has to rewrite them too
     monkeypatch.setattr(os, "fdatasync", synced.append)
     journal.write_again()
     journal.flush()

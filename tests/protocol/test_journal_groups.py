@@ -1,4 +1,4 @@
-"""Several records of one request are there all at once or not at all, whatever prepare is killed at."""
+"""The records of one request appear together or not at all, wherever prepare is killed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.protocol.crashing import Died, Life, MortalJournal
+from tests.protocol.crashing import Died, MortalJournal, StoreCounter
 from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from triptych.protocol.errors import InvalidRequest
 from triptych.protocol.groups import member_id, member_seed, request_of
@@ -24,20 +24,20 @@ GROUP = [
 NUM_STORES = 21 * SIZE
 
 
-def seen(journal: Journal) -> list[RequestView]:
+def visible_requests(journal: Journal) -> list[RequestView]:
     views = (read_request(journal, slot) for slot in range(journal.num_records))
     return [view for view in views if view is not None]
 
 
-def begun(folder: Path, num_stores: int) -> Journal:
-    """A journal of four records that were all used before, and a prepare that died in the middle of a group."""
+def half_written(folder: Path, num_stores: int) -> Journal:
+    """A journal of four previously used records, and a prepare that died while it wrote a group."""
     journal = make_journal(folder)
     writer = RequestWriter(journal)
     views = [accept(writer, journal, make_record(f"old{index}", digest=index)) for index in range(4)]
     for view in views:
         ReleaseWriter(journal).forget(view.slot, view.generation)
         assert writer.recycle(view.slot, view.generation)
-    mortal = MortalJournal(journal, Life(end=num_stores))
+    mortal = MortalJournal(journal, StoreCounter(end=num_stores))
     try:
         RequestWriter(mortal).accept_all(GROUP, TIMES)
     except Died:
@@ -46,41 +46,39 @@ def begun(folder: Path, num_stores: int) -> Journal:
 
 
 @pytest.mark.parametrize("num_stores", range(NUM_STORES + 1))
-def test_a_group_is_seen_whole_or_not_at_all(tmp_path: Path, num_stores: int) -> None:
-    journal = begun(tmp_path, num_stores)
-    assert [view.record for view in seen(journal)] == (GROUP if num_stores == NUM_STORES else [])
+def test_group_is_visible_as_a_whole_or_not_at_all(tmp_path: Path, num_stores: int) -> None:
+    journal = half_written(tmp_path, num_stores)
+    assert [view.record for view in visible_requests(journal)] == (GROUP if num_stores == NUM_STORES else [])
 
 
 @pytest.mark.parametrize("num_stores", range(NUM_STORES))
-def test_the_next_prepare_drops_half_a_group_and_takes_it_when_it_is_sent_again(
-    tmp_path: Path, num_stores: int
-) -> None:
-    journal = begun(tmp_path, num_stores)
+def test_next_prepare_drops_half_a_group_and_accepts_it_when_it_is_sent_again(tmp_path: Path, num_stores: int) -> None:
+    journal = half_written(tmp_path, num_stores)
     writer = RequestWriter(Journal.open(journal.path))
     assert writer.num_free == 4
     assert not {request_of(request_id) for request_id, _ in writer.past_ids()} & {"g"}
     assert not (journal.states() != 0).any()
     writer.accept_all(GROUP, TIMES)
-    assert sorted(view.record.index for view in seen(journal)) == [record.index for record in GROUP]
-    assert len({view.group for view in seen(journal)}) == 1
+    assert sorted(view.record.index for view in visible_requests(journal)) == [record.index for record in GROUP]
+    assert len({view.group for view in visible_requests(journal)}) == 1
 
 
-def test_a_member_stays_when_others_are_forgotten_before_it(tmp_path: Path) -> None:
-    """Also when the last one goes first, and its slot is used again: the group was whole once."""
+def test_member_stays_when_others_are_forgotten_first(tmp_path: Path) -> None:
+    """Even if the last one goes first and its slot is reused: the group was complete once."""
     journal = make_journal(tmp_path, num_records=SIZE)
     writer = RequestWriter(journal)
     keys = writer.accept_all(GROUP, TIMES)
     for key in keys[:0:-1]:
         ReleaseWriter(journal).forget(*key)
         assert writer.recycle(*key)
-    [left] = seen(journal)
+    [left] = visible_requests(journal)
     assert (left.slot, left.generation) == keys[0]
     accept(RequestWriter(journal), journal, make_record("other"))
-    assert {view.record.request_id for view in seen(journal)} == {"g 0", "other"}
+    assert {view.record.request_id for view in visible_requests(journal)} == {"g 0", "other"}
     assert ("g 1", 9) in RequestWriter(journal).past_ids() or ("g 2", 9) in RequestWriter(journal).past_ids()
 
 
-def test_a_group_for_which_there_is_no_room_takes_nothing(tmp_path: Path) -> None:
+def test_group_without_enough_space_takes_none(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=4, arena_bytes=1 << 16)
     writer = RequestWriter(journal)
     with pytest.raises(InvalidRequest, match="needs 6 records, the journal has 4"):
@@ -91,7 +89,7 @@ def test_a_group_for_which_there_is_no_room_takes_nothing(tmp_path: Path) -> Non
     writer.accept(make_record(token_capacity=8000), TIMES)
 
 
-def test_a_single_request_is_its_own_group(tmp_path: Path) -> None:
+def test_single_request_is_its_own_group(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     view = accept(RequestWriter(journal), journal)
     assert view.group == (view.slot, view.generation)

@@ -1,4 +1,4 @@
-"""A journal that comes back from a reboot or a bad disk: what is sound goes on, what is not is given up and named."""
+"""After a reboot or a disk error, intact records of the journal continue; damaged ones are given up and logged."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def live_ids(journal: Journal) -> list[str]:
     return [view.record.request_id for view in views if view is not None]
 
 
-def test_a_sound_journal_is_left_alone(tmp_path: Path) -> None:
+def test_sound_journal_is_left_unchanged(tmp_path: Path) -> None:
     journal = filled(tmp_path)
     before = journal.records.tobytes()
     assert salvage(journal) == []
     assert journal.records.tobytes() == before
 
 
-def test_a_torn_record_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+def test_torn_record_is_given_up_and_the_others_continue(tmp_path: Path) -> None:
     journal = filled(tmp_path)
     journal.arena[int(journal.records["payload_offset"][1]) + 3] ^= 0xFF
     (line,) = salvage(journal)
@@ -48,17 +48,17 @@ def test_a_torn_record_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
     assert RequestWriter(journal).num_free == journal.num_records - 3
 
 
-def test_an_impossible_state_is_given_up(tmp_path: Path) -> None:
+def test_record_with_an_impossible_state_is_given_up(tmp_path: Path) -> None:
     journal = filled(tmp_path)
     generation = int(journal.generations()[2])
     journal.prepare_words[2] = word(generation, 77)
     assert salvage(journal) == ["record 2 is given up: its state is 77, the greatest is 2"]
 
 
-def test_a_request_of_which_the_last_record_is_missing_was_never_accepted(
+def test_request_whose_last_record_is_missing_was_never_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Driver and prepare were killed amid it. Its client sends it again: the id must not count as answered."""
+    """Driver and prepare were killed while writing it. Its client submits it again: the id counts as never used."""
     journal = make_journal(tmp_path)
     writer = RequestWriter(journal)
     write, records = writer._write, [make_record("a 0", n=2), make_record("a 1", n=2)]
@@ -69,7 +69,7 @@ def test_a_request_of_which_the_last_record_is_missing_was_never_accepted(
     assert RequestWriter(journal).past_ids() == []
 
 
-def test_the_id_of_a_record_that_was_given_up_is_free_again(tmp_path: Path) -> None:
+def test_id_of_a_given_up_record_is_free_again(tmp_path: Path) -> None:
     journal = filled(tmp_path)
     journal.arena[int(journal.records["payload_offset"][1]) + 3] ^= 0xFF
     salvage(journal)
@@ -77,7 +77,7 @@ def test_the_id_of_a_record_that_was_given_up_is_free_again(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["finish_word", "release_word"])
-def test_an_end_that_nobody_wrote_is_taken_back(tmp_path: Path, name: str) -> None:
+def test_invalid_end_is_taken_back(tmp_path: Path, name: str) -> None:
     journal = filled(tmp_path)
     journal.records[name][0] = word(int(journal.generations()[0]), 99)
     (line,) = salvage(journal)
@@ -86,8 +86,8 @@ def test_an_end_that_nobody_wrote_is_taken_back(tmp_path: Path, name: str) -> No
     assert not journal.release_states().any()
 
 
-def test_of_two_records_that_share_bytes_one_is_given_up(tmp_path: Path) -> None:
-    """A record page that never reached the disk: an old record comes back whose bytes went to a new request."""
+def test_one_of_two_records_that_share_bytes_is_given_up(tmp_path: Path) -> None:
+    """A record page never reached the disk: an old record reappears whose bytes belong to a new request."""
     journal = filled(tmp_path, 3)
     journal.records[3] = journal.records[0]
     lines = salvage(journal)
@@ -96,20 +96,20 @@ def test_of_two_records_that_share_bytes_one_is_given_up(tmp_path: Path) -> None
     RequestWriter(journal)
 
 
-def test_time_goes_on_over_a_reboot(tmp_path: Path) -> None:
+def test_clock_continues_over_a_reboot(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     assert wind_clock(journal, boot_id="first") == 0
     journal.close()
     journal = Journal.open(tmp_path / "journal")
     before = journal.now_ns()
-    journal.header["wall_offset_ns"] -= 3600 * 10**9  # the machine booted an hour after that, as the wall clock has it
+    journal.header["wall_offset_ns"] -= 3600 * 10**9  # by the wall clock, the machine booted an hour later
     moved = wind_clock(journal, boot_id="second")
     assert 3599 * 10**9 < moved < 3601 * 10**9
     journal.close()
     assert Journal.open(tmp_path / "journal").now_ns() - before >= moved
 
 
-def test_a_wall_clock_that_was_set_back_does_not_turn_time_back(tmp_path: Path) -> None:
+def test_wall_clock_that_was_set_back_does_not_reverse_time(tmp_path: Path) -> None:
     journal, future = make_journal(tmp_path), time.monotonic_ns() + 10**15
     RequestWriter(journal).accept(make_record(), replace(TIMES, accepted_ns=future))
     wind_clock(journal, boot_id="first")
@@ -120,7 +120,7 @@ def test_a_wall_clock_that_was_set_back_does_not_turn_time_back(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2])
-def test_no_token_and_no_step_is_later_than_what_comes_after_a_reboot(tmp_path: Path, num_tokens: int) -> None:
+def test_tokens_and_steps_before_a_reboot_are_earlier_than_those_after_it(tmp_path: Path, num_tokens: int) -> None:
     journal, now_ns = make_journal(tmp_path), time.monotonic_ns()
     RequestWriter(journal).accept(make_record(), replace(TIMES, accepted_ns=now_ns))
     wind_clock(journal, boot_id="first")
@@ -136,13 +136,13 @@ def test_no_token_and_no_step_is_later_than_what_comes_after_a_reboot(tmp_path: 
     assert Journal.open(tmp_path / "journal").now_ns() >= now_ns + (num_tokens + 1) * 10**12
 
 
-def test_the_same_boot_moves_nothing(tmp_path: Path) -> None:
+def test_without_a_reboot_no_time_is_changed(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     assert [wind_clock(journal, boot_id="same") for _ in range(3)] == [0, 0, 0]
 
 
 def with_a_group(tmp_path: Path) -> Journal:
-    """A group of two between two other requests."""
+    """A group of two between two single requests."""
     journal = make_journal(tmp_path)
     writer = RequestWriter(journal)
     writer.accept(make_record("before"), TIMES)
@@ -152,8 +152,8 @@ def with_a_group(tmp_path: Path) -> Journal:
 
 
 @pytest.mark.parametrize("slot", [1, 2], ids=["first", "last"])
-def test_with_one_of_its_records_a_request_is_given_up_as_a_whole(tmp_path: Path, slot: int) -> None:
-    """Whoever follows a choice that is not there would wait for ever, as would all if they compete with it."""
+def test_request_that_lost_one_record_is_given_up_completely(tmp_path: Path, slot: int) -> None:
+    """Otherwise followers of the missing choice would wait for ever, or those of all choices, if these compete."""
     journal = with_a_group(tmp_path)
     journal.arena[int(journal.records["payload_offset"][slot]) + 3] ^= 0xFF
     lines = salvage(journal)
@@ -163,7 +163,7 @@ def test_with_one_of_its_records_a_request_is_given_up_as_a_whole(tmp_path: Path
     assert RequestWriter(journal).past_ids() == []
 
 
-def test_what_is_left_of_a_request_that_is_answered_is_no_damage(tmp_path: Path) -> None:
+def test_leftovers_of_an_answered_request_are_not_damage(tmp_path: Path) -> None:
     journal = with_a_group(tmp_path)
     for slot in (1, 2):
         ReleaseWriter(journal).forget(slot, int(journal.generations()[slot]))
@@ -174,7 +174,7 @@ def test_what_is_left_of_a_request_that_is_answered_is_no_damage(tmp_path: Path)
 
 
 def with_answers(tmp_path: Path, *records: RequestRecord) -> tuple[Journal, list[RequestView]]:
-    """One request, of which each sequence said two tokens and ended."""
+    """One request, each sequence of which has produced two tokens and ended."""
     journal = make_journal(tmp_path)
     writer, tokens = RequestWriter(journal), TokenWriter(journal)
     keys = writer.accept_all(records, TIMES)
@@ -190,7 +190,7 @@ def with_answers(tmp_path: Path, *records: RequestRecord) -> tuple[Journal, list
 
 
 def lose_tokens(journal: Journal, view: RequestView) -> None:
-    """The page of the arena never reached the disk, that of the records did."""
+    """The arena's page never reached the disk, but the records' page did."""
     journal.words[view.extent.tokens_at : view.extent.tokens_at + 2] = 0
 
 
@@ -201,8 +201,10 @@ def has_begun(journal: Journal, view: RequestView) -> bool:
 
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["finished", "released"])
-def test_an_end_whose_tokens_are_lost_is_taken_back(tmp_path: Path, is_over: bool) -> None:
-    """Execute would not run it again, and summarize would wait for its tokens for ever, or show an empty answer."""
+def test_end_whose_tokens_are_lost_is_taken_back(tmp_path: Path, is_over: bool) -> None:
+    """Otherwise execute would not run it again, and summarize would wait for its tokens for ever, or send an empty
+    answer.
+    """
     journal, [view] = with_answers(tmp_path, make_record())
     if is_over:
         ReleaseWriter(journal).release(view.slot, view.generation, num_tokens=2, reason="length")
@@ -211,10 +213,10 @@ def test_an_end_whose_tokens_are_lost_is_taken_back(tmp_path: Path, is_over: boo
     assert salvage(journal) == ["record 0: the tokens of its answer are lost; it is taken as not ended"]
     assert live_ids(journal) == ["a"]
     assert not has_begun(journal, view)
-    assert journal.states()[view.slot] == ACCEPTED  # its credit may be somebody else's
+    assert journal.states()[view.slot] == ACCEPTED  # its credit may belong to another request
 
 
-def test_an_end_that_nobody_asks_for_any_more_needs_no_tokens(tmp_path: Path) -> None:
+def test_end_that_nobody_follows_any_more_needs_no_tokens(tmp_path: Path) -> None:
     journal, [view] = with_answers(tmp_path, make_record())
     ReleaseWriter(journal).release(view.slot, view.generation, num_tokens=2, reason="length")
     ReleaseWriter(journal).forget(view.slot, view.generation)
@@ -223,9 +225,7 @@ def test_an_end_that_nobody_asks_for_any_more_needs_no_tokens(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("sampling", [{"n": 2}, {"num_beams": 2}], ids=["samples", "beams"])
-def test_with_one_hypothesis_the_others_of_its_search_are_computed_again(
-    tmp_path: Path, sampling: dict[str, int]
-) -> None:
+def test_loss_of_one_hypothesis_recomputes_its_whole_search(tmp_path: Path, sampling: dict[str, int]) -> None:
     records = [replace(make_record(f"a {index}", **sampling), index=index) for index in range(2)]
     journal, views = with_answers(tmp_path, *records)
     lose_tokens(journal, views[0])

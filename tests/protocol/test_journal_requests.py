@@ -1,4 +1,4 @@
-"""prepare's part: a request is there for everybody once it is published, until summarize has written it off."""
+"""prepare's part: a request is visible once it is published, until summarize has forgotten it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def forget(journal: Journal, view: RequestView) -> None:
     releases.forget(view.slot, view.generation)
 
 
-def test_what_was_accepted_is_read_back(tmp_path: Path) -> None:
+def test_accepted_request_is_read_back(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     record = make_record("a", logprobs=2, temperature=0.5)
     view = accept(RequestWriter(journal), journal, record)
@@ -38,13 +38,13 @@ def test_arrivals_are_numbered_in_order(tmp_path: Path) -> None:
     assert [accept(writer, journal).arrival for _ in range(3)] == [0, 1, 2]
 
 
-def test_numbering_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_numbering_continues_after_a_restart(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     accept(RequestWriter(journal), journal)
     assert accept(RequestWriter(journal), journal).arrival == 1
 
 
-def test_dispatching_shows_in_the_state(tmp_path: Path) -> None:
+def test_dispatching_changes_the_state(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     writer = RequestWriter(journal)
     view = accept(writer, journal)
@@ -55,7 +55,7 @@ def test_dispatching_shows_in_the_state(tmp_path: Path) -> None:
     assert journal.records["dispatched_ns"][view.slot] == 5
 
 
-def test_a_full_journal_says_so_and_changes_nothing(tmp_path: Path) -> None:
+def test_full_journal_refuses_and_stays_unchanged(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=1)
     writer = RequestWriter(journal)
     view = accept(writer, journal)
@@ -69,7 +69,7 @@ def fill(writer: RequestWriter) -> None:
         writer.accept(make_record(f"r{index}", token_capacity=200), TIMES)
 
 
-def test_a_full_arena_says_so_and_changes_nothing(tmp_path: Path) -> None:
+def test_full_arena_refuses_and_stays_unchanged(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, arena_bytes=1 << 12)
     writer = RequestWriter(journal)
     with pytest.raises(Overloaded, match=r"needs \d+ bytes of the journal, fewer of its 4096 are free"):
@@ -80,7 +80,7 @@ def test_a_full_arena_says_so_and_changes_nothing(tmp_path: Path) -> None:
     assert 0 < writer.num_free == before < 4
 
 
-def test_what_the_journal_can_never_hold_is_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_request_larger_than_the_journal_is_refused_with_both_sizes(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, arena_bytes=1 << 12)
     writer = RequestWriter(journal)
     with pytest.raises(InvalidRequest, match=r"needs \d+ bytes of the journal, which has 4096"):
@@ -88,7 +88,7 @@ def test_what_the_journal_can_never_hold_is_refused_with_both_numbers(tmp_path: 
     assert writer.num_free == 4
 
 
-def test_a_record_is_used_again_once_it_was_forgotten(tmp_path: Path) -> None:
+def test_forgotten_record_is_reused(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=1)
     writer = RequestWriter(journal)
     first = accept(writer, journal)
@@ -97,7 +97,7 @@ def test_a_record_is_used_again_once_it_was_forgotten(tmp_path: Path) -> None:
     assert accept(writer, journal, make_record("b")).generation == first.generation + 1
 
 
-def test_a_record_that_was_only_released_is_kept(tmp_path: Path) -> None:
+def test_released_record_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     writer = RequestWriter(journal)
     view = accept(writer, journal)
@@ -106,8 +106,8 @@ def test_a_record_that_was_only_released_is_kept(tmp_path: Path) -> None:
     assert read_request(journal, view.slot) == view
 
 
-def test_a_record_that_execute_may_still_write_into_is_kept(tmp_path: Path) -> None:
-    """A step in flight would write its token into the prompt of whoever got the bytes next."""
+def test_record_that_execute_may_still_write_to_is_kept(tmp_path: Path) -> None:
+    """A step in flight would otherwise write its token into the prompt of the next owner of these bytes."""
     journal = make_journal(tmp_path)
     writer = RequestWriter(journal)
     view = accept(writer, journal)
@@ -127,7 +127,7 @@ def test_recycling_twice_frees_once(tmp_path: Path) -> None:
     assert writer.num_free == 4
 
 
-def test_a_late_forgotten_of_an_earlier_request_frees_nobody(tmp_path: Path) -> None:
+def test_late_forgotten_message_of_an_earlier_request_frees_nothing(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=1)
     writer = RequestWriter(journal)
     first = accept(writer, journal)
@@ -138,7 +138,7 @@ def test_a_late_forgotten_of_an_earlier_request_frees_nobody(tmp_path: Path) -> 
     assert read_request(journal, 0) == second
 
 
-def test_the_record_that_was_free_longest_is_used_first(tmp_path: Path) -> None:
+def test_record_that_was_free_longest_is_reused_first(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=3)
     writer = RequestWriter(journal)
     views = [accept(writer, journal) for _ in range(3)]
@@ -148,7 +148,7 @@ def test_the_record_that_was_free_longest_is_used_first(tmp_path: Path) -> None:
     assert [accept(writer, journal).slot for _ in range(3)] == [2, 0, 1]
 
 
-def test_ids_of_free_records_are_remembered_over_a_restart(tmp_path: Path) -> None:
+def test_ids_of_free_records_are_known_after_a_restart(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     writer = RequestWriter(journal)
     view = accept(writer, journal, replace(make_record("old", digest=99), owner=2**63))
@@ -158,8 +158,8 @@ def test_ids_of_free_records_are_remembered_over_a_restart(tmp_path: Path) -> No
     assert RequestWriter(journal).past_ids() == [("old", mark_of(99, 2**63))]
 
 
-def test_an_id_whose_answer_nobody_read_counts_as_never_used(tmp_path: Path) -> None:
-    """Its client was perhaps never told that the request had been accepted, and sends it again."""
+def test_id_whose_answer_was_not_read_counts_as_never_used(tmp_path: Path) -> None:
+    """Its client may not know that the request was accepted, and submits it again."""
     journal = make_journal(tmp_path)
     writer = RequestWriter(journal)
     view = accept(writer, journal, make_record("unread"))
@@ -176,14 +176,14 @@ def test_generations_skip_zero_when_they_wrap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("alternatives", "words"), [(None, 0), (0, 1), (20, 41)])
-def test_logprobs_take_their_words(alternatives: int | None, words: int) -> None:
+def test_logprobs_take_their_space(alternatives: int | None, words: int) -> None:
     assert logprob_words(alternatives) == words
 
 
 @pytest.mark.parametrize(
     "field", ["payload_offset", "payload_bytes", "crc", "token_capacity", "logprob_words", "arrival", "accepted_ns"]
 )
-def test_a_damaged_field_is_noticed(tmp_path: Path, field: str) -> None:
+def test_damaged_field_is_detected(tmp_path: Path, field: str) -> None:
     journal = make_journal(tmp_path)
     view = accept(RequestWriter(journal), journal)
     journal.records[field][view.slot] += 1
@@ -191,7 +191,7 @@ def test_a_damaged_field_is_noticed(tmp_path: Path, field: str) -> None:
         read_request(journal, view.slot)
 
 
-def test_a_damaged_prompt_is_noticed(tmp_path: Path) -> None:
+def test_damaged_prompt_is_detected(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     view = accept(RequestWriter(journal), journal)
     journal.arena[view.extent.payload_offset + 5] ^= 1
@@ -199,7 +199,7 @@ def test_a_damaged_prompt_is_noticed(tmp_path: Path) -> None:
         read_request(journal, view.slot)
 
 
-def test_a_damaged_record_is_given_up_at_a_restart(tmp_path: Path) -> None:
+def test_damaged_record_is_given_up_at_a_restart(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=1)
     accept(RequestWriter(journal), journal)
     journal.records["crc"][0] ^= 1
@@ -209,7 +209,7 @@ def test_a_damaged_record_is_given_up_at_a_restart(tmp_path: Path) -> None:
 
 
 def test_records_that_share_bytes_are_refused_at_a_restart(tmp_path: Path) -> None:
-    """Both checksums hold, so the file was put together by something else than this program."""
+    """Both checksums are valid, so another program must have written the file."""
     journal = make_journal(tmp_path)
     accept(RequestWriter(journal), journal)
     journal.records[1] = journal.records[0]
@@ -226,7 +226,7 @@ def test_records_that_share_a_full_arena_are_refused_at_a_restart(tmp_path: Path
 
 
 class Interrupted(Journal):
-    """Something happens to the journal while a reader copies the request."""
+    """A journal that changes while a reader copies the request."""
 
     def __init__(self, journal: Journal, event: Any) -> None:
         self.__dict__.update(vars(journal))
@@ -238,7 +238,7 @@ class Interrupted(Journal):
         return self._arena
 
 
-def test_a_request_dispatched_while_it_is_read_is_read(tmp_path: Path) -> None:
+def test_request_dispatched_during_the_read_is_read(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     writer = RequestWriter(journal)
     view = accept(writer, journal)
@@ -249,7 +249,7 @@ def test_a_request_dispatched_while_it_is_read_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reused", [False, True])
-def test_a_request_freed_while_it_is_read_is_none(tmp_path: Path, reused: bool) -> None:
+def test_request_freed_during_the_read_reads_as_none(tmp_path: Path, reused: bool) -> None:
     journal = make_journal(tmp_path, num_records=1)
     writer = RequestWriter(journal)
     view = accept(writer, journal)
@@ -262,7 +262,7 @@ def test_a_request_freed_while_it_is_read_is_none(tmp_path: Path, reused: bool) 
     assert read_request(Interrupted(journal, free), view.slot) is None
 
 
-def test_a_request_has_not_ended_until_it_is_released(tmp_path: Path) -> None:
+def test_request_has_not_ended_until_it_is_released(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     view = accept(RequestWriter(journal), journal)
     assert read_release(journal, view.slot, view.generation) is None
@@ -270,7 +270,7 @@ def test_a_request_has_not_ended_until_it_is_released(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "abort", "error"])
-def test_an_end_is_read_back_before_and_after_it_is_forgotten(tmp_path: Path, reason: str) -> None:
+def test_end_is_read_back_before_and_after_it_is_forgotten(tmp_path: Path, reason: str) -> None:
     journal = make_journal(tmp_path)
     view = accept(RequestWriter(journal), journal)
     key = view.slot, view.generation
@@ -281,7 +281,7 @@ def test_an_end_is_read_back_before_and_after_it_is_forgotten(tmp_path: Path, re
     assert (read_release(journal, *key), is_released(journal, *key)) == ((5, reason), True)
 
 
-def test_an_end_of_an_earlier_request_means_nothing(tmp_path: Path) -> None:
+def test_end_of_an_earlier_request_is_ignored(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=1)
     writer = RequestWriter(journal)
     first = accept(writer, journal)
@@ -292,7 +292,7 @@ def test_an_end_of_an_earlier_request_means_nothing(tmp_path: Path) -> None:
     assert journal.release_states().tolist() == [0]
 
 
-def test_scans_see_the_present_state_of_every_slot(tmp_path: Path) -> None:
+def test_scans_show_the_current_state_of_every_slot(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     writer = RequestWriter(journal)
     views = [accept(writer, journal) for _ in range(3)]
@@ -305,7 +305,7 @@ def test_scans_see_the_present_state_of_every_slot(tmp_path: Path) -> None:
     assert journal.generations().dtype == np.uint64
 
 
-def test_a_writer_gives_what_it_found_once_in_order_of_arrival(tmp_path: Path) -> None:
+def test_writer_returns_found_requests_once_in_order_of_arrival(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=2)
     writer = RequestWriter(journal)
     first, _ = accept(writer, journal, make_record("a")), accept(writer, journal, make_record("b"))

@@ -1,4 +1,4 @@
-"""execute's part: what a step published is read back by whoever knows the generation, and by nobody else."""
+"""execute's part: published tokens can be read back by whoever knows the record's generation, and by no one else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def int32(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def hash_of(generation: int, tokens: list[int]) -> int:
-    """The definition: h = h * M + token + 1, begun with the generation."""
+    """The definition: h = h * M + token + 1, starting with the generation."""
     value = generation
     for token in tokens:
         value = (value * 0x01000193 + token + 1) % 2**32
@@ -51,26 +51,26 @@ def adopted(folder: Path, *, num_requests: int = 1, **sampling: Any) -> tuple[Jo
     return journal, views, tokens
 
 
-def say(writer: TokenWriter, view: RequestView, *token_ids: int, start: int = 0) -> None:
+def publish(writer: TokenWriter, view: RequestView, *token_ids: int, start: int = 0) -> None:
     for index, token_id in enumerate(token_ids, start):
         now_ns = view.accepted_ns + (index + 1) * TIME_UNIT_NS
         writer.publish(np.array([view.slot]), np.array([index]), int32(token_id), now_ns)
 
 
-def said(journal: Journal, view: RequestView) -> list[int] | None:
+def published(journal: Journal, view: RequestView) -> list[int] | None:
     tokens = read_tokens(journal, view)
     return None if tokens is None else tokens.tolist()
 
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.lists(TOKEN_IDS, max_size=50))
-def test_the_check_is_the_hash_it_says(generation: int, tokens: list[int]) -> None:
+def test_check_is_the_documented_hash(generation: int, tokens: list[int]) -> None:
     assert check_of(generation, int32(*tokens)) == hash_of(generation, tokens)
 
 
 @settings(deadline=None)
 @given(st.lists(TOKEN_IDS, min_size=1, max_size=20), st.data())
-def test_another_token_is_another_check(tokens: list[int], data: st.DataObject) -> None:
+def test_different_token_gives_a_different_check(tokens: list[int], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(tokens) - 1))
     other = [*tokens[:index], data.draw(TOKEN_IDS.filter(lambda token: token != tokens[index])), *tokens[index + 1 :]]
     assert check_of(1, int32(*tokens)) != check_of(1, int32(*other))
@@ -87,7 +87,7 @@ def test_steps_of_any_rows_are_read_as_if_written_one_by_one(steps: list[dict[in
             writer.publish(np.array(list(step), np.int64), indices, int32(*step.values()), 10**9)
             for slot, token in step.items():
                 expected[slot].append(token)
-        assert [said(journal, view) for view in views] == expected
+        assert [published(journal, view) for view in views] == expected
         words = [split_word(word) for word in journal.tokens_words]
         assert words == [(len(tokens), hash_of(1, tokens)) for tokens in expected]
 
@@ -96,47 +96,47 @@ def test_steps_of_any_rows_are_read_as_if_written_one_by_one(steps: list[dict[in
 @given(st.data(), st.integers(1, 3), st.integers(1, CAPACITY - 1))
 def test_several_steps_at_once_are_read_as_if_written_one_by_one(data: st.DataObject, n: int, k: int) -> None:
     token_ids = np.array(data.draw(st.lists(st.lists(TOKEN_IDS, min_size=n, max_size=n), min_size=k, max_size=k)))
-    slots, starts = np.arange(n), np.arange(n) % 2  # some have said a token already
+    slots, starts = np.arange(n), np.arange(n) % 2  # some already have a token
     times_ns = TIMES.accepted_ns + TIME_UNIT_NS * np.arange(1, k + 1)
     read = []
     for is_at_once in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             journal, views, writer = adopted(Path(folder), num_requests=n)
             for view in views[1::2]:
-                say(writer, view, 7)
+                publish(writer, view, 7)
             if is_at_once:
                 writer.publish_steps(slots, starts, token_ids.astype(np.int32), times_ns)
             else:
                 for step, (row, now_ns) in enumerate(zip(token_ids.astype(np.int32), times_ns.tolist(), strict=True)):
                     writer.publish(slots, starts + step, row, now_ns)
             times = [read_times(journal, view, k + view.slot % 2).tokens_ns.tolist() for view in views]
-            read.append(([said(journal, view) for view in views], times))
+            read.append(([published(journal, view) for view in views], times))
     assert read[0] == read[1]
     assert read[0][0] == [[*[7] * (slot % 2), *column] for slot, column in enumerate(token_ids.T.tolist())]
 
 
-def test_nothing_was_said_before_the_adoption(tmp_path: Path) -> None:
+def test_before_adoption_there_are_no_tokens(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
-    assert said(journal, accept(RequestWriter(journal), journal)) is None
+    assert published(journal, accept(RequestWriter(journal), journal)) is None
 
 
-def test_after_the_adoption_it_is_known_that_nothing_was_said(tmp_path: Path) -> None:
+def test_after_adoption_the_token_list_is_empty(tmp_path: Path) -> None:
     journal, [view], _ = adopted(tmp_path)
-    assert said(journal, view) == []
+    assert published(journal, view) == []
 
 
-def test_a_new_life_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
+def test_restarted_writer_continues_after_the_last_token(tmp_path: Path) -> None:
     journal, [view], writer = adopted(tmp_path)
-    say(writer, view, 5, 6)
+    publish(writer, view, 5, 6)
     again = TokenWriter(Journal.open(journal.path))
     assert again.adopt(view).tolist() == [5, 6]
-    say(again, view, 7, start=2)
-    assert said(journal, view) == [5, 6, 7]
+    publish(again, view, 7, start=2)
+    assert published(journal, view) == [5, 6, 7]
 
 
-def test_a_new_life_keeps_the_times_of_the_last_one(tmp_path: Path) -> None:
+def test_restarted_writer_keeps_the_earlier_times(tmp_path: Path) -> None:
     journal, [view], writer = adopted(tmp_path)
-    say(writer, view, 5)
+    publish(writer, view, 5)
     writer.add_times(view.slot, scheduled_ns=view.accepted_ns + 1, recovered_ns=3, num_preemptions=1)
     again = TokenWriter(journal)
     again.adopt(view)
@@ -144,40 +144,40 @@ def test_a_new_life_keeps_the_times_of_the_last_one(tmp_path: Path) -> None:
     assert read_times(journal, view, 1)[1:] == (view.accepted_ns + 1, 0, 7, 0, 0, 1)
 
 
-def test_the_whole_capacity_can_be_used(tmp_path: Path) -> None:
+def test_full_capacity_can_be_used(tmp_path: Path) -> None:
     journal, views, writer = adopted(tmp_path, num_requests=2)
     for view in views:
-        say(writer, view, *range(CAPACITY))
-    assert [said(journal, view) for view in views] == [list(range(CAPACITY))] * 2
+        publish(writer, view, *range(CAPACITY))
+    assert [published(journal, view) for view in views] == [list(range(CAPACITY))] * 2
 
 
-def test_a_count_beyond_the_capacity_is_not_believed(tmp_path: Path) -> None:
+def test_count_beyond_the_capacity_is_not_trusted(tmp_path: Path) -> None:
     journal, [view], _ = adopted(tmp_path)
     journal.tokens_words[view.slot] = (CAPACITY + 1) << 32
-    assert said(journal, view) is None
+    assert published(journal, view) is None
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, CAPACITY])
-def test_tokens_of_an_earlier_request_mean_nothing(tmp_path: Path, num_tokens: int) -> None:
+def test_tokens_of_an_earlier_request_are_ignored(tmp_path: Path, num_tokens: int) -> None:
     journal = make_journal(tmp_path, num_records=1)
     requests, tokens, releases = RequestWriter(journal), TokenWriter(journal), ReleaseWriter(journal)
     record = make_record(token_capacity=CAPACITY)
     first = accept(requests, journal, record)
     tokens.adopt(first)
-    say(tokens, first, *range(num_tokens))
+    publish(tokens, first, *range(num_tokens))
     tokens.finish(first.slot, first.generation, "length")
     releases.forget(first.slot, first.generation)
     requests.recycle(first.slot, first.generation)
     second = accept(requests, journal, record)
     assert second.extent == first.extent
-    assert (said(journal, second), read_finish(journal, 0, second.generation)) == (None, None)
+    assert (published(journal, second), read_finish(journal, 0, second.generation)) == (None, None)
     assert TokenWriter(journal).adopt(second).tolist() == []
-    assert said(journal, first) is None
+    assert published(journal, first) is None
 
 
 def test_each_token_has_its_time(tmp_path: Path) -> None:
     journal, [view], writer = adopted(tmp_path)
-    say(writer, view, 5, 6, 7)
+    publish(writer, view, 5, 6, 7)
     expected = [TIMES.accepted_ns + i * TIME_UNIT_NS for i in (1, 2, 3)]
     assert read_times(journal, view, 3).tokens_ns.tolist() == expected
 
@@ -185,8 +185,8 @@ def test_each_token_has_its_time(tmp_path: Path) -> None:
 HOUR_NS = 3600 * 10**9
 
 
-def test_a_request_that_lives_for_days_has_the_times_of_its_tokens(tmp_path: Path) -> None:
-    """Also one that lay in its journal meanwhile."""
+def test_token_times_are_kept_for_requests_that_take_days(tmp_path: Path) -> None:
+    """Even if the request lay in its journal meanwhile."""
     journal, [view], writer = adopted(tmp_path)
     writer.add_times(view.slot, scheduled_ns=view.accepted_ns + 60 * HOUR_NS)
     expected = [view.accepted_ns + hours * HOUR_NS for hours in (61, 61, 71, 82, 90)]
@@ -195,7 +195,7 @@ def test_a_request_that_lives_for_days_has_the_times_of_its_tokens(tmp_path: Pat
     assert read_times(journal, view, len(expected)).tokens_ns.tolist() == expected
 
 
-def test_times_add_up_but_the_first_schedule_is_set(tmp_path: Path) -> None:
+def test_times_are_summed_but_the_first_schedule_is_set(tmp_path: Path) -> None:
     journal, [view], writer = adopted(tmp_path)
     first, later = view.accepted_ns + 10, view.accepted_ns + 20
     writer.add_times(view.slot, scheduled_ns=first, preempted_ns=3, recovered_ns=4, num_cached_tokens=5)
@@ -204,7 +204,7 @@ def test_times_add_up_but_the_first_schedule_is_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "error"])
-def test_a_finish_is_read_back(tmp_path: Path, reason: str) -> None:
+def test_finish_is_read_back(tmp_path: Path, reason: str) -> None:
     journal, [view], writer = adopted(tmp_path)
     writer.finish(view.slot, view.generation, reason, "why")
     assert read_finish(journal, view.slot, view.generation) == (reason, "why")
@@ -212,7 +212,7 @@ def test_a_finish_is_read_back(tmp_path: Path, reason: str) -> None:
 
 
 @pytest.mark.parametrize("error", ["x" * 500, "é" * 500, "x" + "é" * 500, "xx" + "€" * 500, "😀" * 500])
-def test_a_long_error_is_cut_between_characters(tmp_path: Path, error: str) -> None:
+def test_long_error_is_cut_between_characters(tmp_path: Path, error: str) -> None:
     journal, [view], writer = adopted(tmp_path)
     writer.finish(view.slot, view.generation, "error", error)
     kept = read_finish(journal, view.slot, view.generation)
@@ -235,17 +235,17 @@ def test_logprobs_are_read_back(rows: list[list[tuple[int, float]]]) -> None:
         assert read_logprobs(journal, views[1], 1, len(rows)) == expected[1:]
 
 
-def test_more_alternatives_than_asked_for_are_cut() -> None:
+def test_excess_alternatives_are_cut() -> None:
     row = pack_logprobs(-0.5, int32(1, 2, 3), np.array([-1, -2, -3], np.float32), 2)
     assert len(row) == 5
 
 
-def test_logprobs_do_not_touch_tokens_or_neighbours(tmp_path: Path) -> None:
+def test_logprobs_do_not_overwrite_tokens_or_neighbours(tmp_path: Path) -> None:
     journal, views, writer = adopted(tmp_path, num_requests=3, logprobs=1)
     for view in views:
-        say(writer, view, *range(CAPACITY))
+        publish(writer, view, *range(CAPACITY))
     for index in range(CAPACITY):
         row = pack_logprobs(-0.5, int32(1), np.array([-1], np.float32), 1)
         writer.publish_logprobs(views[1], index, row)
-    assert [said(journal, view) for view in views] == [list(range(CAPACITY))] * 3
+    assert [published(journal, view) for view in views] == [list(range(CAPACITY))] * 3
     assert read_times(journal, views[1], CAPACITY).tokens_ns.tolist()[-1] == TIMES.accepted_ns + CAPACITY * TIME_UNIT_NS

@@ -1,4 +1,4 @@
-"""Key files: made, handed over, revoked, and refused where somebody else could have read them."""
+"""Key files are created, passed on and revoked, and refused if others could have read them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> KeyFolder:
     return folder
 
 
-def test_everything_is_readable_by_its_owner_only(folder: KeyFolder, tmp_path: Path) -> None:
+def test_all_files_are_readable_by_their_owner_only(folder: KeyFolder, tmp_path: Path) -> None:
     folder.add("alice").write(tmp_path / "alice.json")
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 3
@@ -35,24 +35,24 @@ def test_everything_is_readable_by_its_owner_only(folder: KeyFolder, tmp_path: P
     assert folder.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_clients_secret_is_in_its_own_file_and_nowhere_else(folder: KeyFolder) -> None:
+def test_client_secret_is_only_in_its_own_file(folder: KeyFolder) -> None:
     keys = folder.add("alice")
     assert not any(keys.secret in path.read_text() for path in folder.path.rglob("*.json"))
 
 
-def test_a_secret_does_not_show(folder: KeyFolder) -> None:
+def test_secret_is_not_shown(folder: KeyFolder) -> None:
     keys = folder.add("alice")
     assert keys.secret not in repr(keys)
     assert folder.server.secret not in repr(folder.server)
 
 
-def test_what_is_written_is_read(folder: KeyFolder, tmp_path: Path) -> None:
+def test_written_keys_are_read_back(folder: KeyFolder, tmp_path: Path) -> None:
     keys = folder.add("alice")
     keys.write(tmp_path / "file")
     assert ClientKeys.read(tmp_path / "file") == keys
 
 
-def test_keys_come_through_an_inherited_descriptor(folder: KeyFolder, tmp_path: Path) -> None:
+def test_keys_can_be_read_from_an_inherited_descriptor(folder: KeyFolder, tmp_path: Path) -> None:
     keys = folder.add("alice")
     keys.write(tmp_path / "file")
     reader, writer = os.pipe()
@@ -63,7 +63,7 @@ def test_keys_come_through_an_inherited_descriptor(folder: KeyFolder, tmp_path: 
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_a_file_that_others_can_read_is_refused(folder: KeyFolder, tmp_path: Path, mode: int) -> None:
+def test_file_readable_by_others_is_refused(folder: KeyFolder, tmp_path: Path, mode: int) -> None:
     folder.add("alice").write(tmp_path / "file")
     (tmp_path / "file").chmod(mode)
     with pytest.raises(ConfigError, match=f"mode is {mode:o}"):
@@ -71,20 +71,20 @@ def test_a_file_that_others_can_read_is_refused(folder: KeyFolder, tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"public": 1}', '{"a": 2}', "\x00", "{" * 5000])
-def test_a_file_that_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match=r"is no key file|is not JSON|must be a map"):
+    with pytest.raises(ConfigError, match=r"is not a key file|is not JSON|must be a map"):
         ClientKeys.read(path)
 
 
-def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         ClientKeys.read(tmp_path / "nowhere")
 
 
-def test_nothing_is_replaced(folder: KeyFolder, tmp_path: Path) -> None:
+def test_existing_keys_are_not_replaced(folder: KeyFolder, tmp_path: Path) -> None:
     keys = folder.add("alice")
     keys.write(tmp_path / "file")
     for act in (folder.create, lambda: folder.add("alice"), lambda: keys.write(tmp_path / "file")):
@@ -93,12 +93,12 @@ def test_nothing_is_replaced(folder: KeyFolder, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../server", "a/b", "x" * 65, "a b", "\n"])
-def test_a_name_that_is_no_file_name_is_refused(folder: KeyFolder, name: str) -> None:
+def test_name_that_is_not_a_file_name_is_refused(folder: KeyFolder, name: str) -> None:
     with pytest.raises(ConfigError, match="name is"):
         folder.add(name)
 
 
-def test_a_revoked_client_is_not_on_the_list(folder: KeyFolder, tmp_path: Path) -> None:
+def test_revoked_client_is_not_on_the_list(folder: KeyFolder, tmp_path: Path) -> None:
     allows = allow_list(folder, tmp_path)
     keys = folder.add("alice")
     assert allows(keys.public)
@@ -108,13 +108,13 @@ def test_a_revoked_client_is_not_on_the_list(folder: KeyFolder, tmp_path: Path) 
         folder.revoke("alice")
 
 
-def test_a_damaged_entry_lets_nobody_in_and_keeps_nobody_out(folder: KeyFolder, tmp_path: Path) -> None:
+def test_damaged_entry_admits_nobody_and_locks_nobody_out(folder: KeyFolder, tmp_path: Path) -> None:
     keys = folder.add("alice")
     (folder.path / "clients" / "bob.json").write_text("{")
     assert folder.clients() == {"alice": keys.public}
 
 
-def test_the_owner_of_the_run_directory_is_on_the_list(folder: KeyFolder, tmp_path: Path) -> None:
+def test_owner_of_the_run_directory_is_on_the_list(folder: KeyFolder, tmp_path: Path) -> None:
     assert own_keys(tmp_path) is None
     make_own_keys(tmp_path, folder)
     own = own_keys(tmp_path)
@@ -123,7 +123,7 @@ def test_the_owner_of_the_run_directory_is_on_the_list(folder: KeyFolder, tmp_pa
     assert not allow_list(folder, tmp_path)(KeyPair.new().public)
 
 
-def test_handshakes_of_strangers_do_not_read_every_file_again(
+def test_handshakes_of_strangers_do_not_reread_every_file(
     folder: KeyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, reads = folder.add("alice"), list[int]()
@@ -142,7 +142,7 @@ def test_handshakes_of_strangers_do_not_read_every_file_again(
     assert len(reads) <= 3, "one, and one a second"
 
 
-def test_who_is_added_or_revoked_is_known_at_once_also_in_the_same_instant(folder: KeyFolder, tmp_path: Path) -> None:
+def test_added_and_revoked_clients_are_known_at_once(folder: KeyFolder, tmp_path: Path) -> None:
     allows = allow_list(folder, tmp_path)
     for number in range(100):
         keys = folder.add(f"client-{number}")
@@ -151,7 +151,7 @@ def test_who_is_added_or_revoked_is_known_at_once_also_in_the_same_instant(folde
         assert not allows(keys.public)
 
 
-def test_a_key_that_is_changed_in_place_is_known_soon(
+def test_key_changed_in_place_is_noticed_soon(
     folder: KeyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, allows = folder.add("alice"), allow_list(folder, tmp_path)
@@ -164,5 +164,5 @@ def test_a_key_that_is_changed_in_place_is_known_soon(
 
 
 def make_old(folder: KeyFolder) -> None:
-    """As if nothing had changed in it for long."""
+    """Date the folder back, as if it had not changed for long."""
     os.utime(folder.path / "clients", (1e9, 1e9))

@@ -1,4 +1,4 @@
-"""Adapters by name and folder."""
+"""Adapters, given as names and folders."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from triptych.protocol.lora import MAX_ADAPTERS, WEIGHTS_FILE, LoraModule, parse
 from triptych.protocol.record import RequestRecord
 
 
-def test_a_name_and_a_folder_are_divided_at_the_first_equals_sign() -> None:
+def test_name_and_folder_are_split_at_the_first_equals_sign() -> None:
     [module] = parse_modules(["team/a-1.0=/x=y"])
     assert module == ("team/a-1.0", Path("/x=y"))
 
 
 @pytest.mark.parametrize("text", ["", "a", "a=", "=a", "a b=c", "a\n=c", "a" * 129 + "=c", "é=c", "a,b=c"])
-def test_what_is_no_name_and_folder_is_refused(text: str) -> None:
+def test_malformed_adapter_option_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="the form is NAME=PATH"):
         ModelConfig(lora_modules=(text,))
 
 
-def test_a_name_is_there_once() -> None:
+def test_duplicate_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="lora_modules has the name 'a' more than once"):
         ModelConfig(lora_modules=("a=x", "b=x", "a=y"))
 
 
-def test_there_is_a_limit_to_their_number() -> None:
+def test_number_of_adapters_is_limited() -> None:
     texts = tuple(f"a{number}=x" for number in range(MAX_ADAPTERS + 1))
     assert len(parse_modules(texts[1:])) == MAX_ADAPTERS
     with pytest.raises(ConfigError, match=f"lora_modules has {MAX_ADAPTERS + 1} adapters, the limit is {MAX_ADAPTERS}"):
         parse_modules(texts)
 
 
-def test_a_list_of_them_is_taken_as_it_comes_out_of_json() -> None:
+def test_list_decoded_from_json_is_accepted() -> None:
     config = PipelineConfig.from_options(lora_modules=["a=x"])
     assert PipelineConfig.from_json(config.to_json()) == config
 
 
-def test_a_digest_is_of_content_and_not_of_a_place(tmp_path: Path) -> None:
+def test_digest_depends_on_content_and_not_on_the_path(tmp_path: Path) -> None:
     folders = [
         make_nominal_adapter(tmp_path / name, content) for name, content in (("a", b"x"), ("b", b"x"), ("c", b"y"))
     ]
@@ -50,11 +50,11 @@ def test_a_digest_is_of_content_and_not_of_a_place(tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_who_waits_at_a_pipe_for_an_adapter_is_nobody(tmp_path: Path) -> None:
+def test_named_pipe_in_an_adapter_folder_does_not_block(tmp_path: Path) -> None:
     folder = make_nominal_adapter(tmp_path / "a")
     (folder / WEIGHTS_FILE).unlink()
     os.mkfifo(folder / WEIGHTS_FILE)
-    with pytest.raises(ConfigError, match=r"'a' cannot be read: .*adapter_model\.safetensors is no file"):
+    with pytest.raises(ConfigError, match=r"'a' cannot be read: .*adapter_model\.safetensors is not a file"):
         LoraModule("a", folder).digest()
 
 

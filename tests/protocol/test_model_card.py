@@ -1,4 +1,4 @@
-"""What execute publishes about its model."""
+"""The model card that execute publishes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import CARD_FILE, LatestCard, ModelCard
 
 
-def test_a_card_is_read_as_it_was_published_last(tmp_path: Path) -> None:
+def test_last_published_card_is_read(tmp_path: Path) -> None:
     assert ModelCard.read(tmp_path) is None
     for card in (CARD, replace(CARD, model="another", adapters={"a": "0" * 32})):
         card.publish(tmp_path)
@@ -20,15 +20,13 @@ def test_a_card_is_read_as_it_was_published_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model": 5}', '{"model": "a"}'])
-def test_a_damaged_card_is_told_as_such(text: str, tmp_path: Path) -> None:
+def test_damaged_card_is_reported(text: str, tmp_path: Path) -> None:
     (tmp_path / CARD_FILE).write_text(text)
     with pytest.raises(ConfigError, match="the model card"):
         ModelCard.read(tmp_path)
 
 
-def test_who_asks_often_hears_of_every_card_and_reads_each_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frequent_reader_sees_every_card_and_reads_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads, read = list[str](), ModelCard.from_json
 
     def counted(text: str) -> ModelCard:

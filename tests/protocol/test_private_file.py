@@ -1,4 +1,4 @@
-"""Files that only their owner reads."""
+"""Files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def fail(*_: object) -> None:
     raise OSError("killed")
 
 
-def test_a_private_file_is_for_its_owner(tmp_path: Path) -> None:
+def test_private_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     write_private(tmp_path / "config.json", "old")
     write_private(tmp_path / "config.json", "né")
     assert (tmp_path / "config.json").read_text(encoding="utf-8") == "né"
@@ -22,7 +22,7 @@ def test_a_private_file_is_for_its_owner(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_private_file_is_there_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_file_is_replaced_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_private(tmp_path / "config.json", "old")
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="killed"):

@@ -13,7 +13,7 @@ from triptych.protocol.record import RequestRecord
 
 
 class ArenaThatRings:
-    """The arena of a journal; somebody else acts whenever a reader is in the middle of it."""
+    """The arena of a journal; each read first lets another process act."""
 
     def __init__(self, arena: Any, act: Any) -> None:
         self._arena, self._act = arena, act
@@ -23,7 +23,7 @@ class ArenaThatRings:
         return self._arena[key]
 
 
-def test_a_record_that_is_dispatched_while_it_is_read_is_there(tmp_path: Path) -> None:
+def test_record_dispatched_during_the_read_is_found(tmp_path: Path) -> None:
     journal = Journal.create(tmp_path / "journal", num_records=2, arena_bytes=1 << 16)
     writer = RequestWriter(journal)
     record = RequestRecord(

@@ -20,7 +20,7 @@ IDS = st.integers(0, 2**31 - 1)
 
 @settings(deadline=None)
 @given(st.text(max_size=64), st.lists(IDS, max_size=20), st.integers(0, 2**63 - 1), st.floats(0.05, 9))
-def test_a_record_survives_its_bytes(request_id: str, prompt: list[int], seed: int, lease_s: float) -> None:
+def test_record_survives_encoding(request_id: str, prompt: list[int], seed: int, lease_s: float) -> None:
     packed = np.array(prompt, "<i4").tobytes()
     record = replace(make_record(request_id), prompt=packed, seed=seed, lease_s=lease_s)
     again = RequestRecord.from_bytes(record.to_bytes())
@@ -28,7 +28,7 @@ def test_a_record_survives_its_bytes(request_id: str, prompt: list[int], seed: i
     assert again.prompt_ids.tolist() == prompt
 
 
-def test_parameters_are_those_that_were_asked_for() -> None:
+def test_parameters_are_those_that_were_requested() -> None:
     params = SamplingParams(temperature=0.5, stop=("x",), logit_bias={3: -1.0}, max_tokens=None)
     record = RequestRecord.from_bytes(make_record(**params.to_wire()).to_bytes())
     assert record.params == params
@@ -37,11 +37,11 @@ def test_parameters_are_those_that_were_asked_for() -> None:
 @pytest.mark.parametrize(
     ("value", "found"), [([], "0"), ([1, 2, 3], "3"), ({}, "dict"), (None, "NoneType"), ("x", "str"), ([0] * 99, "99")]
 )
-def test_bytes_of_something_else_are_refused(value: object, found: str) -> None:
+def test_foreign_bytes_are_refused(value: object, found: str) -> None:
     with pytest.raises(JournalError, match=f"a request record has {len(fields(RequestRecord))} fields, got {found}$"):
         RequestRecord.from_bytes(pack(value))
 
 
-def test_cut_bytes_are_refused() -> None:
+def test_truncated_bytes_are_refused() -> None:
     with pytest.raises(BadFrame):
         RequestRecord.from_bytes(make_record().to_bytes()[:-1])

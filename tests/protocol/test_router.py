@@ -1,4 +1,4 @@
-"""The public socket refuses what it cannot take, waits for no client, and bounds what each leaves unread."""
+"""The public socket refuses what it cannot accept, waits for no client, and limits what each leaves unread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def dealer(context: Context, router: Router) -> zmq.Socket[bytes]:
     return socket
 
 
-def test_a_client_is_answered(router: Router, dealer: zmq.Socket[bytes]) -> None:
+def test_client_gets_a_reply(router: Router, dealer: zmq.Socket[bytes]) -> None:
     dealer.send(encode(m.GetInfo()))
     peer, frame = eventually(router.recv)
     assert decode(frame).message == m.GetInfo()
@@ -39,12 +39,12 @@ def test_a_client_is_answered(router: Router, dealer: zmq.Socket[bytes]) -> None
     assert [decode(dealer.recv()) for _ in range(2)] == [(m.Info({"i": i}), 3, i) for i in range(2)]
 
 
-def test_nothing_to_receive_is_none(router: Router) -> None:
+def test_recv_without_a_message_returns_none(router: Router) -> None:
     assert router.recv() is None
 
 
 @pytest.mark.parametrize("parts", [[b"", b"x"], [b"a", b"b", b"c"]], ids=["REQ", "three"])
-def test_messages_of_several_frames_are_dropped_and_counted(
+def test_multipart_messages_are_dropped_and_counted(
     router: Router, dealer: zmq.Socket[bytes], parts: list[bytes]
 ) -> None:
     dealer.send_multipart(parts)
@@ -53,17 +53,19 @@ def test_messages_of_several_frames_are_dropped_and_counted(
     assert router.num_bad_frames == 1
 
 
-def test_a_frame_too_large_is_cut_off_and_its_sender_may_come_again(router: Router, dealer: zmq.Socket[bytes]) -> None:
+def test_sender_of_an_oversized_frame_is_disconnected_and_may_reconnect(
+    router: Router, dealer: zmq.Socket[bytes]
+) -> None:
     dealer.send(bytes(FRAME_LIMIT + 1025))
 
-    def heard_again() -> tuple[bytes, bytes] | None:
+    def answered_again() -> tuple[bytes, bytes] | None:
         dealer.send(b"small")
         return router.recv()
 
-    assert eventually(heard_again)[1] == b"small"
+    assert eventually(answered_again)[1] == b"small"
 
 
-def test_a_frame_too_large_does_not_disturb_others(context: Context, router: Router, dealer: zmq.Socket[bytes]) -> None:
+def test_oversized_frame_does_not_disturb_others(context: Context, router: Router, dealer: zmq.Socket[bytes]) -> None:
     other = context.socket(zmq.DEALER)
     other.connect(router.endpoint)
     other.send(b"hello")
@@ -74,18 +76,22 @@ def test_a_frame_too_large_does_not_disturb_others(context: Context, router: Rou
         other.recv()
 
 
-def test_a_send_to_somebody_who_left_is_false(context: Context, router: Router, dealer: zmq.Socket[bytes]) -> None:
+def test_send_to_a_disconnected_client_returns_false(
+    context: Context, router: Router, dealer: zmq.Socket[bytes]
+) -> None:
     dealer.send(b"hello")
     peer = eventually(router.recv)[0]
     dealer.close(linger=0)
     eventually(lambda: not router.send(peer, m.Info({})))
 
 
-def test_a_send_to_somebody_unknown_is_false(router: Router) -> None:
+def test_send_to_an_unknown_client_returns_false(router: Router) -> None:
     assert not router.send(b"nobody", m.Info({}))
 
 
-def test_who_left_is_told_from_who_does_not_read(router: Router, dealer: zmq.Socket[bytes]) -> None:
+def test_disconnected_client_is_distinguished_from_one_that_does_not_read(
+    router: Router, dealer: zmq.Socket[bytes]
+) -> None:
     dealer.send(b"hello")
     peer = eventually(router.recv)[0]
     eventually(lambda: not router.deliver(peer, m.Info({"x": "y" * 1000})), interval=0)
@@ -93,15 +99,15 @@ def test_who_left_is_told_from_who_does_not_read(router: Router, dealer: zmq.Soc
         router.deliver(b"nobody", m.Info({}))
 
 
-def test_a_client_that_does_not_read_is_refused_and_not_waited_for(router: Router, dealer: zmq.Socket[bytes]) -> None:
+def test_client_that_does_not_read_is_refused_and_not_waited_for(router: Router, dealer: zmq.Socket[bytes]) -> None:
     dealer.send(b"hello")
     peer = eventually(router.recv)[0]
     eventually(lambda: not router.send(peer, m.Info({"x": "y" * 1000})), interval=0)
 
 
 @pytest.fixture
-def deaf(context: Context, router: Router) -> zmq.Socket[bytes]:
-    """A client that says hello, and of which one message is enough until it reads."""
+def non_reading_client(context: Context, router: Router) -> zmq.Socket[bytes]:
+    """A client that connects and reads nothing, with room for one message."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.RCVHWM, 1)
     socket.connect(router.endpoint)
@@ -109,18 +115,22 @@ def deaf(context: Context, router: Router) -> zmq.Socket[bytes]:
     return socket
 
 
-def test_of_large_messages_few_wait_for_a_client_that_does_not_read(router: Router, deaf: zmq.Socket[bytes]) -> None:
-    """ZeroMQ counts messages: a thousand of the largest are the memory of the machine."""
+def test_few_large_messages_wait_for_a_client_that_does_not_read(
+    router: Router, non_reading_client: zmq.Socket[bytes]
+) -> None:
+    """ZeroMQ counts messages: a thousand of the largest would fill the machine's memory."""
     peer = eventually(router.recv)[0]
     num_sent = sum(router.send(peer, LARGE) for _ in range(100))
-    assert MAX_UNSENT_BYTES >> 20 <= num_sent <= (MAX_UNSENT_BYTES >> 20) + 8  # some are in the kernel, or the client
+    assert (
+        MAX_UNSENT_BYTES >> 20 <= num_sent <= (MAX_UNSENT_BYTES >> 20) + 8
+    )  # some are in the kernel, or in the client
     assert not router.send(peer, m.Info({}))
     for _ in range(num_sent):
-        deaf.recv()
+        non_reading_client.recv()
     eventually(lambda: router.send(peer, LARGE))
 
 
-def test_of_clients_that_took_their_large_messages_or_left_nothing_is_kept(context: Context, router: Router) -> None:
+def test_nothing_is_kept_of_clients_that_read_their_large_messages_or_left(context: Context, router: Router) -> None:
     for _ in range(200):
         with context.socket(zmq.DEALER) as socket:
             socket.connect(router.endpoint)
@@ -131,7 +141,7 @@ def test_of_clients_that_took_their_large_messages_or_left_nothing_is_kept(conte
     assert len(router._unsent) <= 129
 
 
-def test_numbers_count_what_was_sent_only(router: Router, dealer: zmq.Socket[bytes]) -> None:
+def test_seq_counts_only_sent_messages(router: Router, dealer: zmq.Socket[bytes]) -> None:
     dealer.send(b"hello")
     peer = eventually(router.recv)[0]
     router.send(b"nobody", m.Info({}))
@@ -139,7 +149,7 @@ def test_numbers_count_what_was_sent_only(router: Router, dealer: zmq.Socket[byt
     assert decode(dealer.recv()).seq == 0
 
 
-def test_the_last_answers_leave_at_a_clean_end(context: Context, folder: Path) -> None:
+def test_last_replies_are_sent_at_a_clean_stop(context: Context, folder: Path) -> None:
     links = Links(folder, "prepare", epoch=1, peers=())
     router = links.router(ipc_endpoint(folder / "submit"), epoch=1, max_frame_bytes=FRAME_LIMIT)
     dealer = context.socket(zmq.DEALER)
@@ -153,12 +163,12 @@ def test_the_last_answers_leave_at_a_clean_end(context: Context, folder: Path) -
 
 
 @pytest.mark.parametrize(("max_frame_bytes", "limit"), [(1 << 10, 1000), (8 << 20, 16), (1 << 30, 4)])
-def test_the_larger_a_frame_may_be_the_fewer_wait_to_be_read(max_frame_bytes: int, limit: int) -> None:
-    """A thousand of eight megabytes were as many gigabytes of one client."""
+def test_larger_frame_limit_allows_fewer_unread_frames(max_frame_bytes: int, limit: int) -> None:
+    """A thousand frames of eight megabytes would be gigabytes from a single client."""
     assert receive_limit(max_frame_bytes) == limit
 
 
-def test_more_than_may_wait_arrives_all_the_same(context: Context, folder: Path) -> None:
+def test_more_frames_than_the_queue_holds_still_arrive(context: Context, folder: Path) -> None:
     router = Router(context, ipc_endpoint(folder / "submit"), epoch=1, max_frame_bytes=1 << 30)
     client = context.socket(zmq.DEALER)
     client.connect(router.endpoint)

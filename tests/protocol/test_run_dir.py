@@ -1,4 +1,4 @@
-"""The run directory: private, locked, and gone with the driver that made it."""
+"""The run directory is private, locked, and removed with its driver."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def temporary() -> Iterator[RunDir]:
     run_dir.remove()
 
 
-def test_a_temporary_folder_is_private(temporary: RunDir) -> None:
+def test_temporary_folder_is_private(temporary: RunDir) -> None:
     assert temporary.is_temporary
     assert temporary.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_temporary_folder_is_removed_with_all_that_is_in_it(temporary: RunDir) -> None:
+def test_temporary_folder_is_removed_with_its_contents(temporary: RunDir) -> None:
     (temporary.path / "sub").mkdir()
     (temporary.path / "sub" / "file").write_text("x")
     temporary.remove()
@@ -56,7 +56,7 @@ def test_a_temporary_folder_is_removed_with_all_that_is_in_it(temporary: RunDir)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
-def test_a_temporary_folder_that_cannot_be_taken_is_not_left(
+def test_temporary_folder_that_cannot_be_locked_is_removed(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> bool:
@@ -69,7 +69,7 @@ def test_a_temporary_folder_that_cannot_be_taken_is_not_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_whose_removal_was_interrupted_is_removed_by_the_next_driver(
+def test_folder_whose_removal_was_interrupted_is_removed_by_the_next_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
@@ -84,7 +84,9 @@ def test_a_folder_whose_removal_was_interrupted_is_removed_by_the_next_driver(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_shared_memory_the_folder_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_shared_memory_another_temporary_directory_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path / "missing")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run_dir = RunDir()
@@ -100,7 +102,7 @@ def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_what_a_killed_driver_left_is_swept_by_the_next_one(shared_memory: Path) -> None:
+def test_leftovers_of_a_killed_driver_are_removed_by_the_next_one(shared_memory: Path) -> None:
     killed = RunDir()
     (killed.path / "journal").write_bytes(bytes(1000))
     killed.unlock()
@@ -110,8 +112,8 @@ def test_what_a_killed_driver_left_is_swept_by_the_next_one(shared_memory: Path)
     last.unlock()
 
 
-def test_the_last_folder_that_holds_requests_is_not_swept(shared_memory: Path) -> None:
-    """Of three that killed drivers left: the one of them that holds none is younger, but nobody needs it."""
+def test_latest_folder_with_requests_is_not_removed(shared_memory: Path) -> None:
+    """Three killed drivers left folders: one of them is younger but holds no requests, so it is not the one to keep."""
     left = []
     for number in range(3):
         run_dir = RunDir(shared_memory / f"{module.PREFIX}{number}")
@@ -126,8 +128,8 @@ def test_the_last_folder_that_holds_requests_is_not_swept(shared_memory: Path) -
     assert list(shared_memory.iterdir()) == [left[1]]
 
 
-def test_a_folder_that_somebody_chose_is_never_swept(shared_memory: Path) -> None:
-    """Neither one that looks as if we had made it, nor one of ours that somebody came back to."""
+def test_explicitly_named_folder_is_never_removed(shared_memory: Path) -> None:
+    """Neither one that looks as if Triptych had made it, nor a temporary one that somebody reused."""
     chosen, adopted = RunDir(shared_memory / "triptych-mine"), RunDir()
     chosen.unlock()
     adopted.unlock()
@@ -137,7 +139,7 @@ def test_a_folder_that_somebody_chose_is_never_swept(shared_memory: Path) -> Non
     assert adopted.path.exists()
 
 
-def test_what_is_not_ours_is_not_swept(shared_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_files_are_not_removed(shared_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed = RunDir()
     killed.unlock()
     (shared_memory / "triptych-file").write_text("x")
@@ -150,7 +152,7 @@ def test_what_is_not_ours_is_not_swept(shared_memory: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["file", "file/below", "closed/below"])
-def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+def test_folder_that_cannot_be_created_is_an_error_with_its_name(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "closed").mkdir(mode=0)
     if os.getuid() == 0 and name.startswith("closed"):
@@ -160,7 +162,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path, 
     assert caught.value.param == "run_dir"
 
 
-def test_without_any_temporary_directory_the_error_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_temporary_directory_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path / "missing")
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
@@ -169,7 +171,7 @@ def test_without_any_temporary_directory_the_error_is_ours(tmp_path: Path, monke
     assert caught.value.param == "run_dir"
 
 
-def test_a_given_folder_is_made_private(tmp_path: Path) -> None:
+def test_given_folder_is_made_private(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "a" / "b")
     run_dir.unlock()
     assert run_dir.path.stat().st_mode & 0o777 == 0o700
@@ -177,28 +179,28 @@ def test_a_given_folder_is_made_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701, 0o710])
-def test_a_folder_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+def test_folder_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
     with pytest.raises(ConfigError, match=f"has mode {mode:o}, it must be 700") as caught:
         RunDir(tmp_path)
     assert caught.value.param == "run_dir"
 
 
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: other)
     with pytest.raises(ConfigError, match=f"belongs to user {other - 1}, not to {other}"):
         RunDir(tmp_path)
 
 
-def test_a_second_driver_is_refused(tmp_path: Path) -> None:
+def test_second_driver_is_refused(tmp_path: Path) -> None:
     first = RunDir(tmp_path)
     with pytest.raises(ConfigError, match="another driver runs in"):
         RunDir(tmp_path)
     first.unlock()
 
 
-def test_a_refused_driver_keeps_nothing_open(tmp_path: Path) -> None:
+def test_refused_driver_keeps_nothing_open(tmp_path: Path) -> None:
     first = RunDir(tmp_path)
     num_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError):
@@ -207,12 +209,12 @@ def test_a_refused_driver_keeps_nothing_open(tmp_path: Path) -> None:
     first.unlock()
 
 
-def test_a_folder_let_go_of_may_be_taken(tmp_path: Path) -> None:
+def test_released_folder_can_be_taken(tmp_path: Path) -> None:
     RunDir(tmp_path).unlock()
     RunDir(tmp_path).unlock()
 
 
-def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_lock_is_released_when_its_process_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -223,14 +225,14 @@ def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     RunDir(tmp_path).unlock()
 
 
-def test_sockets_and_journal_lie_in_the_folder() -> None:
+def test_sockets_and_journal_are_in_the_folder() -> None:
     folder, service = Path("/run/t"), ServiceConfig()
     assert submit_endpoint(folder, service) == "ipc:///run/t/submit"
     assert follow_endpoint(folder, service) == "ipc:///run/t/follow"
     assert journal_path(folder, service) == Path("/run/t/journal")
 
 
-def test_sockets_and_journal_lie_where_they_were_asked_for() -> None:
+def test_sockets_and_journal_are_at_the_configured_paths() -> None:
     service = ServiceConfig(submit="ipc:///a/s", follow="ipc:///a/f", journal="/disk/journal")
     folder = Path("/run/t")
     assert submit_endpoint(folder, service) == "ipc:///a/s"

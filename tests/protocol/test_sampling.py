@@ -1,4 +1,4 @@
-"""Sampling parameters are checked when made, and travel as what differs from the defaults."""
+"""Sampling parameters are checked when they are made, and only values that differ from the defaults are sent."""
 
 from __future__ import annotations
 
@@ -73,25 +73,25 @@ def test_parameters_survive_the_wire(options: dict[str, Any]) -> None:
     assert SamplingParams.from_wire(unpack(pack(params.to_wire()))) == params
 
 
-def test_defaults_cost_no_byte() -> None:
+def test_defaults_are_encoded_in_no_bytes() -> None:
     assert SamplingParams().to_wire() == {}
 
 
-def test_only_what_differs_travels() -> None:
+def test_only_differences_from_the_defaults_are_encoded() -> None:
     assert SamplingParams(temperature=0.5, stop=("x",)).to_wire() == {"temperature": 0.5, "stop": ["x"]}
 
 
-def test_until_the_context_is_full_is_not_the_default() -> None:
+def test_max_tokens_none_is_encoded() -> None:
     assert SamplingParams(max_tokens=None).to_wire() == {"max_tokens": None}
 
 
 @pytest.mark.parametrize(("name", "value"), INSIDE)
-def test_a_value_at_its_limit_is_taken(name: str, value: Any) -> None:
+def test_value_at_its_limit_is_accepted(name: str, value: Any) -> None:
     assert getattr(SamplingParams(**{name: value}), name) == value
 
 
 @pytest.mark.parametrize(("name", "value"), OUTSIDE, ids=lambda value: str(value)[:24])
-def test_a_value_beyond_its_limit_is_refused_with_the_limits(name: str, value: Any) -> None:
+def test_value_beyond_its_limit_is_refused_with_the_limits(name: str, value: Any) -> None:
     error = refusal(**{name: value})
     assert error.param == name
     assert f"{name} is {value}, the limits are " in error.message
@@ -99,30 +99,30 @@ def test_a_value_beyond_its_limit_is_refused_with_the_limits(name: str, value: A
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", FLOATS)
-def test_a_number_must_be_one(name: str, value: float) -> None:
+def test_nan_and_infinity_are_refused(name: str, value: float) -> None:
     assert refusal(**{name: value}).param == name
 
 
 @pytest.mark.parametrize("value", ["1", True, [1], {}, b"1"], ids=repr)
 @pytest.mark.parametrize("name", FLOATS)
-def test_what_is_no_number_is_refused(name: str, value: Any) -> None:
+def test_value_that_is_not_a_number_is_refused(name: str, value: Any) -> None:
     assert refusal(**{name: value}).message.startswith(f"{name} must be a number, got ")
 
 
 @pytest.mark.parametrize("value", ["1", True, 1.0, [1], b"1"], ids=repr)
 @pytest.mark.parametrize("name", INTEGERS)
-def test_what_is_no_integer_is_refused(name: str, value: Any) -> None:
+def test_value_that_is_not_an_integer_is_refused(name: str, value: Any) -> None:
     assert refusal(**{name: value}).message.startswith(f"{name} must be an integer, got ")
 
 
 @pytest.mark.parametrize("name", [*FLOATS, "min_tokens"])
-def test_what_has_a_default_number_cannot_be_none(name: str) -> None:
+def test_none_is_refused_where_the_default_is_a_number(name: str) -> None:
     assert refusal(**{name: None}).param == name
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "true"], ids=repr)
 @pytest.mark.parametrize("name", ["ignore_eos", "include_stop_str", "skip_special_tokens"])
-def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
+def test_switch_must_be_true_or_false(name: str, value: Any) -> None:
     assert refusal(**{name: value}).message == f"{name} must be true or false, got {value!r}"
 
 
@@ -138,7 +138,7 @@ def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
         (["x" * 257], "a stop string has 257 characters, the limits are 1 and 256"),
     ],
 )
-def test_stop_strings_are_bounded(stop: Any, reason: str) -> None:
+def test_stop_strings_are_limited(stop: Any, reason: str) -> None:
     error = refusal(stop=stop)
     assert (error.message.startswith(reason), error.param) == (True, "stop")
 
@@ -154,7 +154,7 @@ def test_stop_strings_are_bounded(stop: Any, reason: str) -> None:
         ([2**31], "stop_token_ids holds 2147483648, the limits are 0 and 2147483647"),
     ],
 )
-def test_stop_token_ids_are_bounded(ids: Any, reason: str) -> None:
+def test_stop_token_ids_are_limited(ids: Any, reason: str) -> None:
     error = refusal(stop_token_ids=ids)
     assert (error.message.startswith(reason), error.param) == (True, "stop_token_ids")
 
@@ -175,28 +175,28 @@ def test_stop_token_ids_are_bounded(ids: Any, reason: str) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_logit_bias_is_bounded(bias: Any, reason: str) -> None:
+def test_logit_bias_is_limited(bias: Any, reason: str) -> None:
     error = refusal(logit_bias=bias)
     assert (error.message.startswith(reason), error.param) == (True, "logit_bias")
 
 
-def test_as_many_as_allowed_is_allowed() -> None:
+def test_maximum_counts_are_accepted() -> None:
     most: dict[str, Any] = {"stop": ["x" * 256] * 16, "stop_token_ids": [2**31 - 1] * 64}
     most["logit_bias"] = dict.fromkeys(range(512), -100)
     assert len(SamplingParams(**most).stop) == 16
 
 
-def test_at_least_is_not_more_than_at_most() -> None:
+def test_min_tokens_must_not_exceed_max_tokens() -> None:
     error = refusal(min_tokens=6, max_tokens=5)
     assert (error.message, error.param) == ("min_tokens is 6, the limit is max_tokens, 5", "min_tokens")
 
 
-def test_at_least_is_unbounded_when_at_most_is_the_context() -> None:
+def test_min_tokens_is_unlimited_when_max_tokens_is_none() -> None:
     assert SamplingParams(min_tokens=2**31 - 1, max_tokens=None).min_tokens == 2**31 - 1
 
 
 @pytest.mark.parametrize("name", ["temprature", "m", 5, None, "_check"])
-def test_an_unknown_field_is_refused_by_name(name: Any) -> None:
+def test_unknown_field_is_refused_with_its_name(name: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams.from_wire({name: 1})
     assert (caught.value.message, caught.value.param) == (f"unknown field {name!r}", str(name))
@@ -207,7 +207,7 @@ def test_temperature_zero_is_greedy(temperature: float, greedy: bool) -> None:
     assert SamplingParams(temperature=temperature).is_greedy is greedy
 
 
-def test_parameters_cannot_be_changed() -> None:
+def test_parameters_are_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().temperature = 1.0  # type: ignore[misc]
 
@@ -227,14 +227,14 @@ GROUPS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("options", "param", "text"), GROUPS.values(), ids=GROUPS)
-def test_a_group_that_cannot_be_is_refused_by_name(options: dict[str, Any], param: str, text: str) -> None:
+def test_invalid_group_is_refused_with_its_field(options: dict[str, Any], param: str, text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**options)
     assert caught.value.param == param
     assert text in caught.value.message
 
 
-def test_a_group_has_a_sequence_for_each_candidate() -> None:
+def test_group_has_a_sequence_for_each_candidate() -> None:
     sizes = {(1, None, 1): 1, (3, None, 1): 3, (2, 5, 1): 5, (2, None, 4): 4}
     for (n, best_of, num_beams), size in sizes.items():
         params = SamplingParams(n=n, best_of=best_of, num_beams=num_beams)

@@ -14,7 +14,7 @@ from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, Tokeni
 FACTS = TokenizerFacts(vocab_size=5, chat_template="{{ x }}", special_tokens={"bos_token": "<s>"}, bos_token_id=1)
 
 
-def test_a_tokenizer_is_read_back(tmp_path: Path) -> None:
+def test_tokenizer_is_read_back(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, '{"model": "é"}', FACTS)
     assert load_facts(tmp_path) == FACTS
     assert json.loads((tmp_path / TOKENIZER_FILE).read_text(encoding="utf-8")) == {"model": "é"}
@@ -25,7 +25,7 @@ def test_there_is_no_tokenizer_until_it_is_written(tmp_path: Path) -> None:
     assert load_facts(tmp_path) is None
 
 
-def test_the_facts_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_facts_are_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda a, b: fail() if Path(b).name == FACTS_FILE else replace(a, b))
     with pytest.raises(OSError, match="killed"):
@@ -34,7 +34,7 @@ def test_the_facts_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert load_facts(tmp_path) is None
 
 
-def test_the_same_tokenizer_may_be_written_again_and_no_other(tmp_path: Path) -> None:
+def test_only_the_same_tokenizer_may_be_written_again(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, "{}", FACTS)
     save_tokenizer(tmp_path, "{}", FACTS)
     with pytest.raises(ConfigError, match="another tokenizer"):

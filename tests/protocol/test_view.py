@@ -1,4 +1,4 @@
-"""The view is filled while somebody looks."""
+"""execute fills in the view only while somebody looks at it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from triptych.protocol import view as module
 from triptych.protocol.board import Board
 
 
-def test_a_look_sees_what_was_shown_and_asks_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_the_view_returns_its_content_and_requests_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     boards = [Board(tmp_path / "board") for _ in range(2)]
     watcher, shower = (board.view for board in boards)
     assert [shower.is_watched, watcher.look(), shower.is_watched] == [False, {}, True]

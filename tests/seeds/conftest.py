@@ -1,4 +1,4 @@
-"""Pipelines that all tests of this folder share: each is started once, and must be quiet again after every test."""
+"""Pipelines shared by all tests of this folder: each is started once, and must be quiet again after every test."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _small_pipeline() -> Iterator[Driver]:
 
 @pytest.fixture
 def driver(_fast_pipeline: Driver) -> Iterator[Driver]:
-    """The hash LM as fast as it goes, with memory for everybody."""
+    """The hash LM at full speed, with enough memory for all tests."""
     yield _fast_pipeline
     clean_up(_fast_pipeline)
 
 
 @pytest.fixture
 def slow(_slow_pipeline: Driver) -> Iterator[Driver]:
-    """The hash LM at 5 ms a step, with two rows (so three live sequences) and a queue of 64."""
+    """The hash LM at 5 ms per step, with two rows (so three live sequences) and a queue of 64."""
     yield _slow_pipeline
     clean_up(_slow_pipeline)
 

@@ -1,4 +1,4 @@
-"""The rows of the requirements that this folder pins, as ranges; each has one test function named by it."""
+"""The requirements tested in this folder, as ranges; each has one test function with its number in the name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = tuple(f"{prefix}-{number}" for prefix, last in RANGES.items() for number 
 
 
 def row_of(function: str) -> str | None:
-    """The row that a test function is named by: ``test_r_od_10_long_prompts...`` pins R-OD-10."""
+    """The requirement in the name of a test function: ``test_r_od_10_long_prompts...`` tests R-OD-10."""
     parts = function.removeprefix("test_").upper().split("_")
     for length in (3, 2):
         row = "-".join(parts[:length])

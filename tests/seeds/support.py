@@ -1,4 +1,4 @@
-"""What the tests of this folder share: sequences with a given prompt, traces of steps, and ends of many streams."""
+"""Shared by the tests of this folder: sequences with a given prompt, traces of steps, and ends of many streams."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def sequence_of(prompt: Sequence[int], index: int = 0, **options: Any) -> TokenS
 
 
 def trace(engine: Engine, *, max_steps: int = 10_000, each: Callable[[StepOutputs], object] = id) -> list[StepOutputs]:
-    """Every step until nothing is left to do; the invariants are checked and ``each`` is called after every one."""
+    """Run every step until nothing is left to do; after each one, check the invariants and call ``each``."""
     steps: list[StepOutputs] = []
     while engine.has_work:
         step = engine.step()
-        assert step is not None, "sequences are live, and nothing was planned"
+        assert step is not None, "sequences are live, but nothing was planned"
         assert len(steps) < max_steps, f"{len(engine.scheduler.live)} sequences live after {max_steps} steps"
         engine.check()
         each(step)
@@ -41,7 +41,7 @@ def trace(engine: Engine, *, max_steps: int = 10_000, each: Callable[[StepOutput
 
 
 def text_of(token_ids: Iterable[int]) -> str:
-    """What the byte tokenizer of the hash LM makes of these ids: token ``1 + b`` is byte ``b``, others are special."""
+    """The text of these ids in the hash LM's byte tokenizer: token ``1 + b`` is byte ``b``, others are special."""
     return bytes(i - 1 for i in token_ids if 1 <= i <= 256).decode("utf-8", "replace")
 
 
@@ -54,7 +54,7 @@ def end_all(streams: Iterable[Stream]) -> list[Completion | TriptychError]:
 
 
 def outcome(stream: Stream, timeout: float = 30.0) -> Completion | TriptychError:
-    """The answer, or the error instead of raising it."""
+    """The answer, or the error that it would raise."""
     try:
         return stream.result(timeout)
     except TriptychError as error:
@@ -62,14 +62,14 @@ def outcome(stream: Stream, timeout: float = 30.0) -> Completion | TriptychError
 
 
 def board_stats(driver: Driver) -> dict[str, Any]:
-    """The statistics of all workers without asking one of them."""
+    """The statistics of all workers, read from the board."""
     board = Board(board_path(driver.run_dir))
     stats = board.stats()
     board.close()
     return stats
 
 
-_COUNTING = ("prepare", "execute")  # summarize's rate goes down for two seconds
+_COUNTING = ("prepare", "execute")  # summarize's rate decays for two seconds
 
 
 def holds_nothing(driver: Driver) -> bool:
@@ -93,7 +93,7 @@ def clean_up(driver: Driver) -> None:
 
 
 def settle(driver: Driver) -> dict[str, Any]:
-    """The statistics once nothing is held and they have stopped changing: workers publish them 50 ms late."""
+    """The statistics once nothing is held and they no longer change: workers publish them 50 ms late."""
     seen: list[tuple[float, dict[str, Any]]] = []
     clock = Clock()
 
@@ -109,7 +109,7 @@ def settle(driver: Driver) -> dict[str, Any]:
 
 
 def is_alive(pid: int | None) -> bool:
-    """Whether the process runs: one that has ended and was not waited for does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -123,7 +123,7 @@ def cpu_seconds(pid: int | None) -> float:
 
 
 class Clock:
-    """Seconds since it was made."""
+    """Seconds since its creation."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()

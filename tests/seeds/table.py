@@ -1,6 +1,6 @@
-"""Prints what became of every row of the requirements: ``python -m tests.seeds.table [pytest arguments]``.
+"""Prints the result of every requirement: ``python -m tests.seeds.table [pytest arguments]``.
 
-Runs the tests of this folder. The exit code is 0 if every row has a test and no test failed.
+Runs the tests of this folder. The exit code is 0 if every requirement has a test and no test failed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 
 
 class Recorder:
-    """Collects, for each row, the sentence of its test and the outcomes of all its cases."""
+    """Collects, for each requirement, the docstring of its test and the outcomes of all its cases."""
 
     def __init__(self) -> None:
         self.sentences: dict[str, str] = {}

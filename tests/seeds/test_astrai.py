@@ -1,4 +1,4 @@
-"""AstrAI's InferenceScheduler: what it promises (R-AA-1 to R-AA-19)."""
+"""What AstrAI's InferenceScheduler promises, tested here (R-AA-1 to R-AA-19)."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 def status_of(client: RawClient, request_id: str) -> tuple[str, int, int]:
-    """State, when it arrived and when it ended."""
+    """State, and times of arrival and end."""
     client.send("follow", GET_STATUS, request_id)
     *_, state, _, received_ns, ended_ns = client.receive("follow", STATUS)
     return state, received_ns, ended_ns
 
 
-def test_r_aa_1_the_state_of_a_request_can_be_asked_for(slow: Driver) -> None:
+def test_r_aa_1_state_of_a_request_can_be_queried(slow: Driver) -> None:
     """Queued, running, finished or aborted, with the times of arrival and of the end."""
     with RawClient(slow.run_dir) as client:
         first, second, third, last = [client.submit(prompt_token_ids=[1, i], max_tokens=400) for i in range(1, 5)]
@@ -61,8 +61,8 @@ def test_r_aa_1_the_state_of_a_request_can_be_asked_for(slow: Driver) -> None:
         client.send("follow", ACKNOWLEDGE, [first, second, third, last, done])
 
 
-def test_r_aa_2_defaults_stand_in_one_place_and_explicit_values_win(driver: Driver) -> None:
-    """``SamplingParams`` has every default; what a request says replaces it, what it does not say stays."""
+def test_r_aa_2_defaults_are_in_one_place_and_explicit_values_win(driver: Driver) -> None:
+    """``SamplingParams`` has every default; a request's values replace them, and the others stay."""
     params = SamplingParams()
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (256, 0.0, 1.0, None)
     assert len(driver.generate([1, 2]).token_ids) == 256
@@ -71,7 +71,7 @@ def test_r_aa_2_defaults_stand_in_one_place_and_explicit_values_win(driver: Driv
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 6])
-def test_r_aa_3_a_task_ends_at_max_tokens_or_at_a_stop_id(stop_at: int) -> None:
+def test_r_aa_3_request_ends_at_max_tokens_or_at_a_stop_id(stop_at: int) -> None:
     """With exact counts: the stop id is the last token."""
     tokens = expected_output(make_sequence(max_tokens=9))
     sequence = make_sequence(max_tokens=9, stop_ids=frozenset({tokens[stop_at]}))
@@ -79,8 +79,8 @@ def test_r_aa_3_a_task_ends_at_max_tokens_or_at_a_stop_id(stop_at: int) -> None:
     assert run(make_engine(whole := make_sequence(max_tokens=9)))[whole.key] == tokens
 
 
-def test_r_aa_4_a_step_seats_decodes_and_then_fills_up_with_prompts() -> None:
-    """What finished before has made room, then come the decodes, then the prompts under way, then new ones."""
+def test_r_aa_4_step_schedules_decodes_first_and_then_prompts() -> None:
+    """Finished sequences have freed their rows; then come the decodes, then started prompts, then new ones."""
     scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=2), max_num_batched_tokens=10)
     advance(scheduler)
     scheduler.add(make_sequence(2, num_tokens=12))
@@ -90,8 +90,8 @@ def test_r_aa_4_a_step_seats_decodes_and_then_fills_up_with_prompts() -> None:
     assert scheduler.rows.num_free == 4
 
 
-def test_r_aa_5_limits_can_be_set_are_enforced_and_are_reported() -> None:
-    """Rows, context and prompt length; an answer that asks for more than the context is cut to it."""
+def test_r_aa_5_limits_are_configurable_enforced_and_reported() -> None:
+    """Rows, context and prompt length; an answer that would exceed the context is cut to it."""
     with Driver("hash-lm", max_num_seqs=3, max_model_len=32) as driver:
         assert {"max_num_seqs": 3, "max_model_len": 32, "max_live": 4}.items() <= driver.info()["model"].items()
         stream = driver.submit([1] * 20, max_tokens=100)
@@ -102,16 +102,16 @@ def test_r_aa_5_limits_can_be_set_are_enforced_and_are_reported() -> None:
             driver.generate([1] * 32)
 
 
-def test_r_aa_6_prompts_of_any_lengths_share_a_batch_without_a_trace(tiny: TinyEngine) -> None:
-    """Everybody says what he says alone, and what transformers says."""
+def test_r_aa_6_prompts_of_any_lengths_share_a_batch_without_effect_on_each_other(tiny: TinyEngine) -> None:
+    """Each sequence gets the answer that it gets alone and in transformers."""
     prompts = [[60 + i % 90 for i in range(length)] for length in (1, 7, 8, 9, 30, 47)]
     together = tiny.run(*(sequence_of(p, i, max_tokens=10) for i, p in enumerate(prompts)))
     assert together == [tiny.run(sequence_of(p, max_tokens=10))[0] for p in prompts]
     assert together == [tiny.greedy(p, 10) for p in prompts]
 
 
-def test_r_aa_7_the_longest_known_prefix_is_found_and_the_hit_rate_reported(driver: Driver) -> None:
-    """A prompt that shares 64 tokens with an earlier one computes the rest only."""
+def test_r_aa_7_longest_cached_prefix_is_found_and_the_hit_rate_reported(driver: Driver) -> None:
+    """Of a prompt that shares 64 tokens with an earlier one, only the rest is computed."""
     prefix = [100 + i % 50 for i in range(64)]
     driver.generate([*prefix, 1, 2], max_tokens=2)
     answer = driver.generate([*prefix, 3, 4], max_tokens=2)
@@ -119,7 +119,7 @@ def test_r_aa_7_the_longest_known_prefix_is_found_and_the_hit_rate_reported(driv
     assert answer.usage["cached_tokens"] == 64
 
 
-def test_r_aa_8_a_known_prefix_is_shared_and_not_copied(slow: Driver) -> None:
+def test_r_aa_8_cached_prefix_is_shared_and_not_copied(slow: Driver) -> None:
     """Two live requests with the same 160 tokens hold fewer than twice their pages."""
     prompt = [5 + i % 60 for i in range(160)]
     streams = [slow.submit(prompt, max_tokens=1000)]
@@ -131,21 +131,21 @@ def test_r_aa_8_a_known_prefix_is_shared_and_not_copied(slow: Driver) -> None:
     assert held < 20
 
 
-def test_r_aa_9_a_fully_known_prompt_computes_one_token(driver: Driver) -> None:
-    """Exactly one: without it there are no logits to draw from."""
+def test_r_aa_9_fully_cached_prompt_computes_one_token(driver: Driver) -> None:
+    """Exactly one: without it there are no logits to sample from."""
     prompt = [9 + i % 30 for i in range(65)]
     driver.generate(prompt, max_tokens=1)
     assert driver.generate(prompt, max_tokens=1).usage["cached_tokens"] == 64
 
 
 def test_r_aa_10_several_prompts_share_a_step() -> None:
-    """Wherever each of them begins, as far as the budget of the step goes."""
+    """Wherever each of them begins, up to the token budget of the step."""
     scheduler = make_scheduler(*make_sequences(4, num_tokens=6), max_num_batched_tokens=20)
     assert [chunks_of(advance(scheduler)) for _ in range(2)] == [{0: 6, 1: 6, 2: 6, 3: 2}, {0: 1, 1: 1, 2: 1, 3: 4}]
 
 
-def test_r_aa_11_every_row_is_sampled_by_its_own_parameters(tiny: TinyEngine) -> None:
-    """Extremes included: top_p=0 and top_k=1 are greedy, a top_k beyond the vocabulary and top_p=1 cut nothing."""
+def test_r_aa_11_every_row_is_sampled_with_its_own_parameters(tiny: TinyEngine) -> None:
+    """Including extremes: top_p=0 and top_k=1 are greedy, a top_k beyond the vocabulary and top_p=1 have no effect."""
     prompt = [33, 44, 55]
     greedy = tiny.greedy(prompt, 8)
     kinds: list[dict[str, Any]] = [{"top_k": 1}, {"top_p": 0.0}, {"temperature": 0.0, "top_k": 7}]
@@ -159,10 +159,8 @@ def test_r_aa_11_every_row_is_sampled_by_its_own_parameters(tiny: TinyEngine) ->
     assert outputs[3] != greedy
 
 
-def test_r_aa_12_a_listener_hears_every_token_and_then_one_end(
-    driver: Driver, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that raises, and one that does not read, stop nobody."""
+def test_r_aa_12_listener_gets_every_token_and_then_one_end(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    """A listener that raises or does not read disturbs no other."""
 
     class Raises(Stream):
         def on_delta(self, delta: Delta) -> None:
@@ -185,8 +183,8 @@ def test_r_aa_12_a_listener_hears_every_token_and_then_one_end(
     assert ends == ["length"]
 
 
-def test_r_aa_13_submit_gives_a_unique_id_at_once_and_wakes_the_loop(driver: Driver) -> None:
-    """From eight threads at a time, and an idle pipeline schedules within milliseconds."""
+def test_r_aa_13_submit_returns_a_unique_id_at_once_and_wakes_the_loop(driver: Driver) -> None:
+    """From eight threads at once, and an idle pipeline schedules within milliseconds."""
     ids: list[str] = []
 
     def submit() -> None:
@@ -204,17 +202,17 @@ def test_r_aa_13_submit_gives_a_unique_id_at_once_and_wakes_the_loop(driver: Dri
     assert min(s["credit"] + s["schedule"] for s in stages) < 5
 
 
-def test_r_aa_14_a_task_can_be_removed_waiting_and_active(slow: Driver) -> None:
-    """It gets its end, and whoever waited takes its place."""
+def test_r_aa_14_waiting_and_active_requests_can_be_aborted(slow: Driver) -> None:
+    """The request gets its end, and a waiting one takes its place."""
     streams = [slow.submit([8, index], max_tokens=3000) for index in range(1, 7)]
-    heirs = [slow.submit([9, index], max_tokens=4) for index in (1, 2)]
+    waiting = [slow.submit([9, index], max_tokens=4) for index in (1, 2)]
     next(iter(streams[0]))
     assert {getattr(o, "finish_reason", o) for o in end_all(streams)} == {"abort"}
-    assert [heir.result(20).token_ids for heir in heirs] == [expected([9, 1], 4), expected([9, 2], 4)]
+    assert [each.result(20).token_ids for each in waiting] == [expected([9, 1], 4), expected([9, 2], 4)]
 
 
-def test_r_aa_15_what_could_not_be_allocated_waits_at_the_head_in_order() -> None:
-    """Prompts that found no room start in the order in which they came, once there is some."""
+def test_r_aa_15_requests_without_memory_wait_at_the_head_in_order() -> None:
+    """Prompts that found no free pages start in the order of their arrival, once there are some."""
     sequences = [make_sequence(0, num_tokens=20, max_tokens=5)]
     sequences += [make_sequence(index, num_tokens=12, max_tokens=2) for index in range(1, 6)]
     engine = make_engine(*sequences, num_pages=8, prefill_chunk=64)
@@ -224,7 +222,7 @@ def test_r_aa_15_what_could_not_be_allocated_waits_at_the_head_in_order() -> Non
 
 
 class Fails(HashRunner):
-    """Raises in every step in which sequence 1 takes part."""
+    """Raises in every step that contains sequence 1."""
 
     def launch(self, inputs: StepInputs) -> None:
         if any(sequence.key == (1, 0) for sequence in inputs.sampled):
@@ -233,8 +231,8 @@ class Fails(HashRunner):
 
 
 @pytest.mark.parametrize("place", ["step", "process"])
-def test_r_aa_16_a_fault_in_the_loop_is_told_with_its_cause(place: str) -> None:
-    """In a step to the one it came from; in the process, when it is not started again, to everybody."""
+def test_r_aa_16_error_in_the_loop_is_reported_with_its_cause(place: str) -> None:
+    """If a step raises, to its request; if the process dies and is not restarted, to all requests."""
     if place == "step":
         sequences = make_sequences(3, max_tokens=6)
         steps = trace(make_engine(*sequences, runner=Fails))
@@ -256,7 +254,7 @@ def test_r_aa_16_a_fault_in_the_loop_is_told_with_its_cause(place: str) -> None:
 
 
 def test_r_aa_17_stop_ends_everything_and_start_begins_anew() -> None:
-    """A driver can be started again after a stop, with nothing left of its first life."""
+    """A driver can be started again after a stop, with nothing left of its first run."""
     driver = Driver("hash-lm")
     seen = []
     for _ in range(2):
@@ -268,8 +266,8 @@ def test_r_aa_17_stop_ends_everything_and_start_begins_anew() -> None:
     assert not set(seen[0]) & set(seen[1])
 
 
-def test_r_aa_18_the_statistics_count_every_task_and_every_token(driver: Driver) -> None:
-    """Requests accepted, active and waiting, and the total of tokens that were generated."""
+def test_r_aa_18_statistics_count_every_request_and_every_token(driver: Driver) -> None:
+    """Requests accepted, active and waiting, and the total of generated tokens."""
 
     def totals() -> tuple[int, int, int]:
         stats = driver.stats()
@@ -284,7 +282,7 @@ def test_r_aa_18_the_statistics_count_every_task_and_every_token(driver: Driver)
     assert {"waiting", "decoding"} <= set(driver.stats()["execute"])
 
 
-def test_r_aa_19_the_lowest_free_row_is_used_first() -> None:
+def test_r_aa_19_lowest_free_row_is_used_first() -> None:
     """So the rows of a batch stay dense."""
     rows, rng = Rows(8, 4), random.Random(19)
     sequences = make_sequences(8)

@@ -1,4 +1,4 @@
-"""Cacheflow, what holds today: order, preemption by recomputing, pages and statistics of single sequences (R-CF)."""
+"""Cacheflow's single sequences: order, preemption with recomputation, pages and statistics (R-CF)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from triptych.workers.execute.scheduling.pages import PageLedgerError, PagePool
 from triptych.workers.execute.scheduling.sequence import SequenceState
 
 
-def test_r_cf_3_first_come_first_served_is_provable() -> None:
-    """Order is that of the sequence number given at acceptance, never of a clock, and survives a preemption."""
+def test_r_cf_3_order_is_first_come_first_served() -> None:
+    """The order is that of the sequence number assigned at acceptance, never of a clock, and survives a preemption."""
     scheduler = make_scheduler(*(make_sequence(i, num_tokens=2, max_tokens=30) for i in (2, 0, 1)), num_pages=4)
     assert [s.arrival for s in scheduler.waiting] == [0, 1, 2]
     while not scheduler.roster.num_preemptions:
@@ -37,8 +37,8 @@ def test_r_cf_3_first_come_first_served_is_provable() -> None:
     assert waiting == sorted(waiting)
 
 
-def test_r_cf_4_running_work_is_not_preempted_while_pages_suffice() -> None:
-    """With room for everybody's whole answer, whoever started stays until its end."""
+def test_r_cf_4_running_sequence_is_not_preempted_while_pages_suffice() -> None:
+    """If there are pages for all complete answers, a started sequence runs until its end."""
     sequences = make_sequences(4, num_tokens=7, max_tokens=21)
     engine = make_engine(*sequences, num_pages=4 * 7 + 1, page_size=4)
     steps = trace(engine)
@@ -46,8 +46,8 @@ def test_r_cf_4_running_work_is_not_preempted_while_pages_suffice() -> None:
     assert [key for step in steps for key in step.plan.started] == [s.key for s in sequences]
 
 
-def test_r_cf_5_the_latest_arrival_gives_way_first_and_the_one_in_need_last() -> None:
-    """Victims come in reverse order of arrival; one that is alone preempts itself and resumes later."""
+def test_r_cf_5_latest_arrival_is_preempted_first_and_the_one_in_need_last() -> None:
+    """Victims are chosen in reverse order of arrival; a single sequence preempts itself and resumes later."""
     sequences = make_sequences(4, num_tokens=4, max_tokens=40)
     scheduler = make_scheduler(*sequences, num_pages=9, page_size=4, prefill_chunk=32)
     victims: list[int] = []
@@ -62,8 +62,8 @@ def test_r_cf_5_the_latest_arrival_gives_way_first_and_the_one_in_need_last() ->
     assert chunks_of(advance(alone)) == {0: 5}
 
 
-def test_r_cf_7_a_preempted_answer_has_no_gap_and_no_repeat(small: Driver) -> None:
-    """Answers from a pool of twelve pages equal those from a large one, token by token, in the stream as well."""
+def test_r_cf_7_preempted_answer_has_no_gap_and_no_repetition(small: Driver) -> None:
+    """Answers from a pool of twelve pages equal those from a large one, token by token, in the stream too."""
     before = small.stats()["execute"]["preemptions"]
     prompts = [[7, index, 3] for index in range(1, 9)]
     streams = [small.submit(prompt, max_tokens=40) for prompt in prompts]
@@ -74,8 +74,8 @@ def test_r_cf_7_a_preempted_answer_has_no_gap_and_no_repeat(small: Driver) -> No
     assert any(stream.result().ledger["num_preemptions"] for stream in streams)
 
 
-def test_r_cf_10_who_was_preempted_comes_before_who_never_ran() -> None:
-    """While one that was preempted waits no fresh prompt is admitted, however small."""
+def test_r_cf_10_preempted_sequences_resume_before_new_ones_start() -> None:
+    """While a preempted sequence waits, no new prompt is admitted, however small."""
     scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
     while not scheduler.roster.num_preemptions:
         advance(scheduler)
@@ -86,8 +86,8 @@ def test_r_cf_10_who_was_preempted_comes_before_who_never_ran() -> None:
     assert started[0] == 1
 
 
-def test_r_cf_11_the_head_of_the_queue_is_never_overtaken(small: Driver) -> None:
-    """The first that does not fit stops those behind it; one that can never fit is refused at submit."""
+def test_r_cf_11_head_of_the_queue_is_never_overtaken(small: Driver) -> None:
+    """The first prompt that does not fit stops those behind it; one that can never fit is refused at submit."""
     running, large, little = make_sequence(0, num_tokens=8), make_sequence(1, num_tokens=30), make_sequence(2)
     scheduler = make_scheduler(running, large, little, num_pages=9, prefill_chunk=64)
     plan = advance(scheduler)
@@ -97,8 +97,8 @@ def test_r_cf_11_the_head_of_the_queue_is_never_overtaken(small: Driver) -> None
         small.generate([1] * 60)
 
 
-def test_r_cf_12_a_step_counts_one_token_a_decode_and_the_length_of_each_chunk() -> None:
-    """The budget of the step is what is left after both."""
+def test_r_cf_12_step_counts_one_token_per_decode_and_the_length_of_each_chunk() -> None:
+    """Both are subtracted from the token budget of the step."""
     scheduler = make_scheduler(*make_sequences(3, num_tokens=2), max_num_batched_tokens=10)
     advance(scheduler)
     scheduler.add(make_sequence(3, num_tokens=20))
@@ -107,8 +107,8 @@ def test_r_cf_12_a_step_counts_one_token_a_decode_and_the_length_of_each_chunk()
     assert (plan.num_decodes, plan.num_prefill_tokens) == (3, 7)
 
 
-def test_r_cf_17_stop_ids_and_max_tokens_end_each_sequence_by_itself(driver: Driver) -> None:
-    """The stop token is kept in the ids; the reason says which of the two it was."""
+def test_r_cf_17_stop_ids_and_max_tokens_end_each_sequence_separately(driver: Driver) -> None:
+    """The stop token is kept in the ids; the finish_reason says which of the two applied."""
     tokens = expected([2, 3], 30)
     stopped = driver.submit([2, 3], max_tokens=30, stop_token_ids=[tokens[11]])
     full = driver.submit([2, 3], max_tokens=30)
@@ -117,8 +117,8 @@ def test_r_cf_17_stop_ids_and_max_tokens_end_each_sequence_by_itself(driver: Dri
     assert (full.result(20).token_ids, full.result().finish_reason) == (tokens, "length")
 
 
-def test_r_cf_18_a_finished_sequence_gives_back_its_row_and_pages_at_once() -> None:
-    """The others go on, and nothing grows with the number of sequences that were served."""
+def test_r_cf_18_finished_sequence_frees_its_row_and_pages_at_once() -> None:
+    """The others continue, and memory does not grow with the number of served sequences."""
     long = make_sequence(0, num_tokens=4, max_tokens=60)
     engine = make_engine(long, num_pages=32)
     for index in range(1, 11):
@@ -135,8 +135,8 @@ def test_r_cf_18_a_finished_sequence_gives_back_its_row_and_pages_at_once() -> N
     assert long.output_tokens.tolist() == expected_output(long)
 
 
-def test_r_cf_20_a_plan_has_all_new_tokens_of_prompts_and_the_last_one_of_decodes() -> None:
-    """With where each begins, and a block table for each sequence that covers its context."""
+def test_r_cf_20_plan_has_all_new_tokens_of_prompts_and_the_last_one_of_decodes() -> None:
+    """With the start of each, and a block table for each sequence that covers its context."""
     scheduler = make_scheduler(make_sequence(0, num_tokens=6))
     advance(scheduler)
     scheduler.add(make_sequence(1, num_tokens=5))
@@ -147,7 +147,7 @@ def test_r_cf_20_a_plan_has_all_new_tokens_of_prompts_and_the_last_one_of_decode
 
 
 def test_r_cf_21_references_are_counted_and_misuse_raises() -> None:
-    """Ten thousand random allocations, shares and frees: a page is free or named as often as counted."""
+    """Ten thousand random allocations, shares and frees: a page is free or has as many references as counted."""
     pool, rng = PagePool(12, 4), random.Random(21)
     tables: list[list[int]] = []
     for _ in range(10_000):
@@ -168,7 +168,7 @@ def test_r_cf_21_references_are_counted_and_misuse_raises() -> None:
             misuse()
 
 
-def test_r_cf_24_what_a_step_returns_is_not_the_scheduler_itself() -> None:
+def test_r_cf_24_step_results_are_copies() -> None:
     """A caller that changes the outputs of a step changes nothing else."""
     sequence = make_sequence(max_tokens=5)
     engine = make_engine(sequence)
@@ -186,8 +186,8 @@ def test_r_cf_24_what_a_step_returns_is_not_the_scheduler_itself() -> None:
 
 
 @pytest.mark.parametrize("num_emitted", [0, 15])
-def test_n_cf_1_what_is_longer_than_the_budget_or_nearly_the_pool_never_blocks_the_queue(num_emitted: int) -> None:
-    """A prompt of all pages but one, fresh or preempted with its output, runs in chunks and those behind it follow."""
+def test_n_cf_1_prompt_longer_than_the_budget_or_almost_the_pool_does_not_block_the_queue(num_emitted: int) -> None:
+    """A prompt of all pages but one, new or preempted with its output, runs in chunks, and those behind it follow."""
     long = make_sequence(0, num_tokens=40, max_tokens=20)
     for token_id in expected_output(long)[:num_emitted]:
         long.append(token_id)
@@ -206,15 +206,15 @@ def test_n_cf_2_limits_count_sequences() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 8, 64])
-def test_n_cf_4_the_length_of_the_block_table_decides_about_a_new_page(page_size: int) -> None:
+def test_n_cf_4_length_of_the_block_table_determines_when_a_page_is_needed(page_size: int) -> None:
     """Also for pages of a single token, and after chunks that end anywhere in a page."""
     sequence = make_sequence(num_tokens=11, max_tokens=30)
     outputs = run(make_engine(sequence, page_size=page_size, prefill_chunk=3, num_pages=-(-41 // page_size)))
     assert outputs[sequence.key] == expected_output(sequence)
 
 
-def test_n_cf_5_every_sequence_counts_its_own_tokens_over_preemptions() -> None:
-    """Whoever was preempted, however often, has exactly max_tokens in the end."""
+def test_n_cf_5_tokens_are_counted_per_sequence_over_preemptions() -> None:
+    """However often it was preempted, a sequence has exactly max_tokens in the end."""
     sequences = [make_sequence(index, num_tokens=3, max_tokens=20 + index) for index in range(5)]
     engine = make_engine(*sequences, num_pages=7)
     outputs = run(engine)
@@ -223,8 +223,8 @@ def test_n_cf_5_every_sequence_counts_its_own_tokens_over_preemptions() -> None:
 
 
 @pytest.mark.parametrize("num_steps", range(8))
-def test_n_cf_7_a_request_can_be_aborted_in_every_state(num_steps: int) -> None:
-    """Waiting, prefilling, ready, decoding, preempted: its pages and its row are free, the others undisturbed."""
+def test_n_cf_7_request_can_be_aborted_in_every_state(num_steps: int) -> None:
+    """Waiting, prefilling, ready, decoding, preempted: its pages and its row are free, and the others undisturbed."""
     sequences = make_sequences(5, num_tokens=9, max_tokens=12)
     engine = make_engine(*sequences, num_pages=12, max_num_batched_tokens=5 + num_steps)
     for _ in range(3 * num_steps):
@@ -240,8 +240,8 @@ def test_n_cf_7_a_request_can_be_aborted_in_every_state(num_steps: int) -> None:
     assert engine.stats.num_free_pages == 12
 
 
-def test_n_cf_9_nobody_is_preempted_in_the_middle_of_a_page() -> None:
-    """Decodes that need no page leave the others alone, even if none is free."""
+def test_n_cf_9_no_sequence_is_preempted_in_the_middle_of_a_page() -> None:
+    """Decodes that need no page preempt no other sequence, even if none is free."""
     scheduler = make_scheduler(*make_sequences(3, num_tokens=5), num_pages=7, prefill_chunk=16)
     advance(scheduler)
     scheduler.cache.pool.allocate(scheduler.cache.pool.num_free)
@@ -249,7 +249,7 @@ def test_n_cf_9_nobody_is_preempted_in_the_middle_of_a_page() -> None:
     assert scheduler.roster.num_preemptions == 0
 
 
-def test_n_cf_10_a_prompt_of_8000_tokens_stalls_no_decode() -> None:
+def test_n_cf_10_prompt_of_8000_tokens_stalls_no_decode() -> None:
     """It runs in chunks beside the decodes, which get a token in every step."""
     scheduler = make_scheduler(
         *make_sequences(3, num_tokens=2, max_tokens=60), num_pages=4096, prefill_chunk=512, max_model_len=9000

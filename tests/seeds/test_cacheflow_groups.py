@@ -32,7 +32,7 @@ def samples_of(driver: Driver, prompt: list[int], **options: Any) -> list[list[i
 
 
 def swapping(**options: Any) -> tuple[Any, list[Any]]:
-    """An engine that swaps, with more sequences than its pages hold, and the outputs of every step."""
+    """An engine that swaps, with more sequences than fit into its pages, and the outputs of every step."""
     sequences = make_sequences(4, num_tokens=6, max_tokens=20)
     engine: Any = make_engine(*sequences, num_pages=9, preemption="swap", **options)
     steps = []
@@ -43,49 +43,49 @@ def swapping(**options: Any) -> tuple[Any, list[Any]]:
     return engine, steps
 
 
-def test_r_cf_1_the_queues_waiting_running_and_swapped_are_reported(driver: Driver) -> None:
+def test_r_cf_1_queues_waiting_running_and_swapped_are_reported(driver: Driver) -> None:
     """``stats`` counts each of the three."""
     execute = driver.stats()["execute"]
     assert {"waiting", "decoding", "swapped"} <= set(execute)
 
 
-def test_r_cf_2_one_request_is_a_group_of_n_sequences(driver: Driver) -> None:
-    """Its results carry their index; n=1 and n=8 work alike."""
+def test_r_cf_2_request_is_a_group_of_n_sequences(driver: Driver) -> None:
+    """Its results have their index; n=1 and n=8 work alike."""
     assert samples_of(driver, [1, 2], max_tokens=5, n=1) == [expected([1, 2], 5)]
     assert samples_of(driver, [1, 2], max_tokens=5, n=8) == [expected([1, 2], 5)] * 8
     assert [choice.index for choice in driver.generate([1, 2], max_tokens=5, n=3).choices] == [0, 1, 2]
 
 
-def test_r_cf_6_the_way_of_preempting_can_be_chosen() -> None:
-    """auto, recompute and swap exist, anything else is an error that names them."""
+def test_r_cf_6_preemption_mode_is_configurable() -> None:
+    """auto, recompute and swap exist; any other value is an error that lists them."""
     for name in ("auto", "recompute", "swap"):
         SchedulerConfig(preemption=name)
     with pytest.raises(ConfigError, match="auto, recompute, swap"):
         SchedulerConfig(preemption="forget")
 
 
-def test_r_cf_8_swapped_pages_come_back_bit_by_bit() -> None:
-    """Texts are those without swapping; with a full host pool the sequence is recomputed instead."""
+def test_r_cf_8_swapped_pages_are_restored_bit_for_bit() -> None:
+    """Texts equal those without swapping; if the host pool is full, the sequence is recomputed instead."""
     engine, _ = swapping(host_pages=16)
     assert engine.stats.num_swaps > 0
     swapping(host_pages=1)
 
 
-def test_r_cf_9_nobody_is_swapped_out_and_in_again_by_turns() -> None:
-    """One that was swapped out in a step does not come back in that step."""
+def test_r_cf_9_no_sequence_is_swapped_out_and_in_at_once() -> None:
+    """A sequence that was swapped out in a step is not swapped in by the same step."""
     _, steps = swapping(host_pages=16)
     assert not any(set(step.plan.preempted) & set(step.plan.started) for step in steps)
 
 
-def test_r_cf_13_a_shared_page_is_copied_before_it_is_written(driver: Driver) -> None:
-    """Samples of one prompt diverge without touching each other, also inside its last page."""
+def test_r_cf_13_shared_page_is_copied_before_it_is_written(driver: Driver) -> None:
+    """Samples of one prompt diverge without affecting each other, also inside its last page."""
     samples = samples_of(driver, [9] * 21, max_tokens=30, n=4, temperature=1.0, seed=5)
     alone = [samples_of(driver, [9] * 21, max_tokens=30, n=1, temperature=1.0, seed=5 + i)[0] for i in range(4)]
     assert samples == alone
 
 
-def test_r_cf_14_a_beam_that_survives_keeps_its_pages_when_others_fork_from_it() -> None:
-    """The first that goes on from a beam stays in its pages; the others share the full ones and copy the last."""
+def test_r_cf_14_surviving_beam_keeps_its_pages_when_others_fork_from_it() -> None:
+    """The first continuation of a beam keeps its pages; the others share the full ones and copy the last."""
     beams = make_beams(0, 3, num_tokens=6, max_tokens=9)
     engine = make_engine(*beams)
     kept, copied = 0, 0
@@ -103,18 +103,18 @@ def test_r_cf_14_a_beam_that_survives_keeps_its_pages_when_others_fork_from_it()
     assert min(kept, copied) > 0
 
 
-def test_r_cf_15_the_pages_of_a_prompt_are_held_once_for_all_samples(slow: Driver) -> None:
-    """n=3 of a prompt of ten pages holds ten pages and three tails."""
+def test_r_cf_15_pages_of_a_prompt_are_held_once_for_all_samples(slow: Driver) -> None:
+    """n=3 with a prompt of ten pages holds ten pages and three tails."""
     stream = slow.submit([5] * 160, max_tokens=3000, n=3, temperature=1.0)
     next(iter(stream))
     held = eventually(lambda: max(slow.stats()["execute"]["pages_held"] - 10, 0))
     eventually(lambda: slow.stats()["execute"]["pages_sharing"] > 2)
     stream.abort()
-    assert held <= 9  # three pages, or a few more by the time the statistics came; without sharing it would be 23
+    assert held <= 9  # three pages, or a few more when the statistics were published; without sharing it would be 23
 
 
 def test_r_cf_16_beam_search_equals_that_of_transformers(tiny: TinyEngine) -> None:
-    """k hypotheses sorted by score, the same as ``generate(num_beams=k)``."""
+    """k hypotheses sorted by score, equal to ``generate(num_beams=k)``."""
     import torch
 
     prompt = [40, 41, 42]
@@ -131,7 +131,7 @@ def test_r_cf_16_beam_search_equals_that_of_transformers(tiny: TinyEngine) -> No
     assert sorted(found, key=lambda h: -h.score) == found
 
 
-def test_r_cf_19_a_step_never_swaps_in_both_directions() -> None:
+def test_r_cf_19_step_never_swaps_in_both_directions() -> None:
     """It may consist of swaps alone."""
     _, steps = swapping(host_pages=16)
     assert any(step.plan.moves.swap_in for step in steps)
@@ -139,7 +139,7 @@ def test_r_cf_19_a_step_never_swaps_in_both_directions() -> None:
 
 
 def test_r_cf_22_statistics_are_kept_as_a_time_series(tmp_path: Path) -> None:
-    """Tokens in, swapped, preempted, queue lengths and use of both pools, a JSON line each, bounded in memory."""
+    """Tokens in, swapped, preempted, queue lengths and use of both pools, one JSON line each, bounded in memory."""
     file = tmp_path / "steps.jsonl"
     with Driver("hash-lm", trace=str(file)) as driver:
         driver.generate([1, 2, 3], max_tokens=5)
@@ -154,15 +154,15 @@ def test_r_cf_23_sharing_and_fragmentation_are_reported(driver: Driver) -> None:
     assert {"pages_sharing", "pages_held", "tokens_reserved", "tokens_fragmented"} <= set(driver.stats()["execute"])
 
 
-def test_n_cf_3_a_full_host_pool_kills_nobody() -> None:
-    """Where no host page is left the victim is recomputed."""
+def test_n_cf_3_full_host_pool_ends_no_request() -> None:
+    """If no host page is free, the victim is recomputed."""
     assert CacheConfig(host_pages=1)
     engine, _ = swapping(host_pages=1)
     assert engine.stats.num_preemptions > engine.stats.num_swaps
 
 
 def test_n_cf_6_finished_beams_do_not_shrink_the_search(driver: Driver) -> None:
-    """As many hypotheses as asked for come back, also when some end early, by length penalty and score."""
+    """As many hypotheses as requested are returned, even if some end early, ranked by length penalty and score."""
     stop = expected([3, 4], 4)[-1:]
     options: Any = {"num_beams": 4, "n": 4, "length_penalty": 1.0, "stop_token_ids": stop}
     choices = driver.generate([3, 4], max_tokens=20, **options).choices
@@ -172,7 +172,7 @@ def test_n_cf_6_finished_beams_do_not_shrink_the_search(driver: Driver) -> None:
     assert scores == sorted(scores, reverse=True)  # type: ignore[type-var]
 
 
-def test_n_cf_8_a_group_has_no_priority_over_single_sequences(slow: Driver) -> None:
+def test_n_cf_8_group_has_no_priority_over_single_sequences(slow: Driver) -> None:
     """A single request that came before a group starts before it."""
     first = slow.submit([1, 2], max_tokens=30)
     group = slow.submit([3, 4], max_tokens=30, n=3)

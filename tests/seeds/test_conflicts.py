@@ -1,4 +1,4 @@
-"""Where the reference systems disagree, the one rule of ours (C-1 to C-15)."""
+"""Our rule where the reference systems disagree (C-1 to C-15)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tests.seeds.tiny_engine import TinyEngine
 
 
-def test_c_1_pages_hold_the_cache_and_a_row_is_only_a_place_in_the_batch() -> None:
-    """Ready and preempted sequences have no row; rows are the lowest that are free."""
+def test_c_1_cache_is_in_pages_and_a_row_is_only_a_place_in_the_batch() -> None:
+    """Ready and preempted sequences have no row; the lowest free row is taken."""
     sequences = make_sequences(6, num_tokens=4, max_tokens=20)
     engine = make_engine(*sequences, num_pages=14)
 
@@ -43,8 +43,8 @@ def test_c_1_pages_hold_the_cache_and_a_row_is_only_a_place_in_the_batch() -> No
     assert engine.scheduler.roster.num_preemptions > 0
 
 
-def test_c_2_queue_live_sequences_and_rows_have_a_limit_each(slow: Driver) -> None:
-    """Two rows, three live, 64 waiting; what is ready takes a row in the step after it was freed."""
+def test_c_2_queue_live_sequences_and_rows_have_separate_limits(slow: Driver) -> None:
+    """Two rows, three live, 64 waiting; a ready sequence takes a row in the step after it was freed."""
     streams = [slow.submit([1, index % 250], max_tokens=4000) for index in range(1, 100)]
     accepted = [s for s in streams if not isinstance(_refusal(s), Overloaded)]
 
@@ -76,7 +76,7 @@ def test_c_3_prefill_runs_in_the_loop(slow: Driver) -> None:
 
 
 @pytest.mark.parametrize(("chunk", "budget"), [(4, 9), (8, 8), (8, 30), (64, 10)])
-def test_c_4_a_chunk_is_bounded_by_its_own_limit_and_by_the_budget(chunk: int, budget: int) -> None:
+def test_c_4_chunk_is_limited_by_its_own_maximum_and_by_the_budget(chunk: int, budget: int) -> None:
     """min(remaining, prefill_chunk, budget - decodes), and several prompts share a step."""
     engine = make_engine(*make_sequences(4, num_tokens=21), prefill_chunk=chunk, max_num_batched_tokens=budget)
     steps = trace(engine)
@@ -87,7 +87,7 @@ def test_c_4_a_chunk_is_bounded_by_its_own_limit_and_by_the_budget(chunk: int, b
 
 
 def test_c_5_decodes_go_first_and_neither_decodes_nor_prompts_starve() -> None:
-    """A decode is in every step; where decodes fill the budget a prompt gets a chunk after max_prefill_skip steps."""
+    """Every step contains the decodes; if they fill the budget, a prompt gets a chunk after max_prefill_skip steps."""
     scheduler = make_scheduler(
         *make_sequences(2, num_tokens=1, max_tokens=60), max_num_batched_tokens=2, max_prefill_skip=4
     )
@@ -100,8 +100,8 @@ def test_c_5_decodes_go_first_and_neither_decodes_nor_prompts_starve() -> None:
     assert min(counts[0], counts[1]) >= 24
 
 
-def test_c_6_the_margin_counts_what_can_be_had_and_never_stops_an_empty_engine() -> None:
-    """Pages in limbo count as free; at least one page stays free; with nothing running one always starts."""
+def test_c_6_safety_margin_counts_available_pages_and_never_stops_an_empty_engine() -> None:
+    """Pages in limbo count as free; at least one page stays free; if nothing runs, one prompt always starts."""
     scheduler = make_scheduler(make_sequence(0, num_tokens=36, max_tokens=1), num_pages=10, prefill_chunk=64)
     advance(scheduler)
     assert scheduler.cache.pool.num_free == 1
@@ -112,7 +112,7 @@ def test_c_6_the_margin_counts_what_can_be_had_and_never_stops_an_empty_engine()
 
 
 def test_c_7_prefixes_are_shared_by_page_and_one_token_is_always_computed(driver: Driver) -> None:
-    """A page is known by all that comes before it: the same page behind another beginning is not the same."""
+    """A page is identified by all tokens before it too: the same tokens after another prefix are another page."""
     base = [11 + i % 77 for i in range(64)]
     answers = [driver.generate(prompt, max_tokens=3) for prompt in (base, base, [200] * 16 + base[16:])]
     assert [a.token_ids for a in answers[:2]] == [expected(base, 3)] * 2
@@ -120,7 +120,7 @@ def test_c_7_prefixes_are_shared_by_page_and_one_token_is_always_computed(driver
 
 
 def test_c_8_single_sequences_are_recomputed_and_groups_swapped() -> None:
-    """``auto`` chooses; the victim is the latest arrival, and it keeps its place."""
+    """``auto`` chooses; the victim is the latest arrival, and keeps its place in the order."""
     scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, preemption="auto")
     plan = advance(scheduler)
     while not plan.preempted:
@@ -128,15 +128,15 @@ def test_c_8_single_sequences_are_recomputed_and_groups_swapped() -> None:
     assert plan.preempted == ((1, 0),)
 
 
-def test_c_9_where_no_host_page_is_left_sequences_are_recomputed() -> None:
-    """Nothing dies of a full swap space."""
+def test_c_9_without_free_host_pages_sequences_are_recomputed() -> None:
+    """A full swap space ends no request."""
     sequences = make_sequences(3, num_tokens=4, max_tokens=20)
     outputs = run(make_engine(*sequences, num_pages=8, preemption="swap", host_pages=1))
     assert [outputs[s.key] for s in sequences] == [expected_output(s) for s in sequences]
 
 
-def test_c_10_who_was_preempted_resumes_before_anybody_fresh_starts() -> None:
-    """Strictly, and the gate opens when nothing runs."""
+def test_c_10_preempted_sequences_resume_before_new_ones_start() -> None:
+    """Strictly, and new ones may start again when nothing runs."""
     sequences = make_sequences(5, num_tokens=6, max_tokens=18)
     engine = make_engine(*sequences, num_pages=9)
     waiting: set[int] = set()
@@ -148,8 +148,8 @@ def test_c_10_who_was_preempted_resumes_before_anybody_fresh_starts() -> None:
     assert engine.scheduler.roster.num_preemptions > 0
 
 
-def test_c_11_the_first_that_does_not_fit_stops_those_behind_it() -> None:
-    """Strictly first come, first served among the waiting."""
+def test_c_11_first_prompt_that_does_not_fit_stops_those_behind_it() -> None:
+    """Waiting prompts are strictly first come, first served."""
     scheduler = make_scheduler(make_sequence(0, num_tokens=8, max_tokens=30), num_pages=12)
     advance(scheduler)
     scheduler.add(make_sequence(1, num_tokens=40))
@@ -159,8 +159,8 @@ def test_c_11_the_first_that_does_not_fit_stops_those_behind_it() -> None:
     assert advance(scheduler).started[0] == (1, 0)
 
 
-def test_c_12_an_id_is_the_clients_or_made_up_and_unique_among_the_live(slow: Driver) -> None:
-    """A second live request of the same id is refused as a duplicate, and the first undisturbed."""
+def test_c_12_id_is_the_client_s_or_generated_and_unique_among_live_requests(slow: Driver) -> None:
+    """A second live request with the same id is refused as a duplicate, and the first is undisturbed."""
     mine = slow.submit([1, 2], max_tokens=100, request_id="mine")
     mine.accepted(20)
     with Client(slow.run_dir) as other:
@@ -171,16 +171,16 @@ def test_c_12_an_id_is_the_clients_or_made_up_and_unique_among_the_live(slow: Dr
 
 
 @pytest.mark.parametrize("num_chars", [4097, 1_000_000, 9_000_000])
-def test_c_13_a_prompt_that_is_too_long_is_refused_at_submit_with_numbers(driver: Driver, num_chars: int) -> None:
-    """Whatever its size: tokens beyond the context, or bytes beyond the limit of a message."""
+def test_c_13_too_long_prompt_is_refused_at_submit_with_numbers(driver: Driver, num_chars: int) -> None:
+    """For any size: tokens beyond the context, or bytes beyond the limit of a message."""
     with Client(driver.run_dir) as client:
         error = outcome(client.submit("x" * num_chars), timeout=20)
     assert isinstance(error, (RequestTooLong, InvalidRequest))
     assert str(num_chars) in str(error) or "limit" in str(error)
 
 
-def test_c_14_temperature_zero_is_argmax_and_below_zero_an_error(tiny: TinyEngine, driver: Driver) -> None:
-    """Whatever else the request asks for."""
+def test_c_14_temperature_zero_is_argmax_and_a_negative_one_an_error(tiny: TinyEngine, driver: Driver) -> None:
+    """Whatever the other parameters are."""
     prompt = [61, 62]
     assert tiny.run(sequence_of(prompt, max_tokens=6, temperature=0.0, top_p=0.3)) == [tiny.greedy(prompt, 6)]
     with pytest.raises(InvalidRequest, match=r"temperature is -0.1, the limits are 0.0 and 100.0"):

@@ -1,4 +1,4 @@
-"""Where the reference systems disagree, the one rule of ours (C-16 to C-30)."""
+"""Our rule where the reference systems disagree (C-16 to C-30)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from tests.seeds.tiny_engine import TinyEngine
 
 
-def test_c_16_filters_come_in_the_order_of_transformers(tiny: TinyEngine) -> None:
-    """The distribution over one next token equals that of transformers' processors in the order of ``generate``."""
+def test_c_16_filters_are_applied_in_the_order_of_transformers(tiny: TinyEngine) -> None:
+    """The distribution of the next token equals that of transformers' processors in the order of ``generate``."""
     ids, count = torch.tensor([[40, 41, 42, 40]]), 20_000
     ours = tiny.logits(ids[0].tolist())[None].div(4)
     processors: Any = LogitsProcessorList([
@@ -64,7 +64,7 @@ def test_c_16_filters_come_in_the_order_of_transformers(tiny: TinyEngine) -> Non
     assert all(drawn[i] / count == pytest.approx(float(wanted[i]), abs=2e-4) for i in drawn)
 
 
-def test_c_17_max_tokens_of_zero_is_an_empty_answer_and_none_fills_the_context(small: Driver) -> None:
+def test_c_17_max_tokens_zero_is_an_empty_answer_and_none_fills_the_context(small: Driver) -> None:
     """Every other number is exact; 0 needs no step."""
     lengths = {0: 0, 1: 1, 5: 5, None: 44}
     answers = {n: small.generate([1, 2, 3, 4], max_tokens=n) for n in lengths}
@@ -72,7 +72,7 @@ def test_c_17_max_tokens_of_zero_is_an_empty_answer_and_none_fills_the_context(s
     assert {answer.finish_reason for answer in answers.values()} == {"length"}
 
 
-def test_c_18_the_ids_have_the_stop_token_and_the_text_has_not(driver: Driver) -> None:
+def test_c_18_ids_have_the_stop_token_and_the_text_does_not(driver: Driver) -> None:
     """A stop string is left out of the text as well, unless include_stop_str keeps both."""
     tokens = expected([2, 7], 40)
     stop_id = next(i for i in tokens[5:] if 33 <= i <= 127 and tokens.count(i) == 1)
@@ -85,7 +85,7 @@ def test_c_18_the_ids_have_the_stop_token_and_the_text_has_not(driver: Driver) -
 
 
 def test_c_19_there_is_exactly_one_terminal_message(driver: Driver) -> None:
-    """With its reason and summary, however often a client follows."""
+    """With its finish_reason and usage, however often a client follows."""
     with RawClient(driver.run_dir) as client:
         ids = [client.submit(prompt_token_ids=[1, n], max_tokens=n) for n in range(1, 30)]
         for request_id in ids * 3:
@@ -98,7 +98,7 @@ def test_c_19_there_is_exactly_one_terminal_message(driver: Driver) -> None:
         client.send("follow", ACKNOWLEDGE, ids)
 
 
-def test_c_20_every_token_is_counted_once_and_recomputed_ones_apart(small: Driver) -> None:
+def test_c_20_every_token_is_counted_once_and_recomputed_ones_separately(small: Driver) -> None:
     """Totals equal the tokens of the answers, although preempted sequences computed some of them again."""
     before = settle(small)
     small.generate_all([[2, index] for index in range(1, 9)], max_tokens=40)
@@ -121,8 +121,8 @@ WRONG: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("bad", WRONG, ids=lambda bad: ", ".join(bad))
-def test_c_21_a_request_that_is_wrong_fails_alone(driver: Driver, bad: dict[str, Any]) -> None:
-    """Bad ids, empty prompts, bad values, values that cannot be sent: the error is theirs, the others go on."""
+def test_c_21_invalid_request_fails_alone(driver: Driver, bad: dict[str, Any]) -> None:
+    """Bad ids, empty prompts, bad values, values that cannot be encoded: only these requests fail."""
     with Client(driver.run_dir) as client:
         good = client.submit([5, 6], max_tokens=1500)
         good.accepted(20)
@@ -133,7 +133,7 @@ def test_c_21_a_request_that_is_wrong_fails_alone(driver: Driver, bad: dict[str,
 
 
 def test_c_22_stop_drains_or_aborts() -> None:
-    """A drain refuses new requests as draining and finishes the accepted ones; what is late ends with abort."""
+    """A drain refuses new requests as draining and finishes accepted ones; those that are too slow end with abort."""
     driver = Driver("hash-lm", hash_step_ms=5.0, max_num_seqs=2).start()
     streams = [driver.submit([1, index], max_tokens=n) for index, n in ((1, 20), (2, 4000))]
     for stream in streams:
@@ -145,8 +145,8 @@ def test_c_22_stop_drains_or_aborts() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_c_23_a_release_may_be_lost_doubled_or_come_late(seed: int) -> None:
-    """Pages in limbo are taken under pressure, a stale release changes nothing, and in the end all are free."""
+def test_c_23_release_may_be_lost_doubled_or_late(seed: int) -> None:
+    """Pages in limbo are reused under pressure, a stale release changes nothing, and in the end all are free."""
     rng = random.Random(seed)
     sequences = make_sequences(12, num_tokens=7, max_tokens=6)
     engine = make_engine(*sequences[:6], num_pages=12)
@@ -166,8 +166,8 @@ def test_c_23_a_release_may_be_lost_doubled_or_come_late(seed: int) -> None:
     assert engine.stats.num_free_pages == 12
 
 
-def test_c_24_the_next_step_can_be_planned_while_one_runs() -> None:
-    """With placeholders for the tokens that are not known yet; the texts are those without overlap."""
+def test_c_24_next_step_can_be_planned_while_one_runs() -> None:
+    """With placeholders for the tokens that are not known yet; the texts equal those without overlap."""
     sequences = make_sequences(3, num_tokens=4, max_tokens=6)
     engine = make_engine(*sequences, depth=1)
     for _ in range(2):
@@ -180,8 +180,8 @@ def test_c_24_the_next_step_can_be_planned_while_one_runs() -> None:
     assert [s.output_tokens.tolist() for s in sequences] == [expected_output(s) for s in sequences]
 
 
-def test_c_25_tokens_kv_reads_and_sequences_are_bounded_at_once() -> None:
-    """Every step keeps all three."""
+def test_c_25_tokens_kv_reads_and_sequences_are_limited_together() -> None:
+    """Every step respects all three limits."""
     sequences = [make_sequence(index, num_tokens=3 + 5 * index, max_tokens=8) for index in range(5)]
     for step in trace(make_engine(*sequences, max_num_batched_tokens=9, max_kv_reads=60, max_num_seqs=4)):
         assert sum(chunk.num_tokens for chunk in step.plan.chunks) <= 9
@@ -189,8 +189,8 @@ def test_c_25_tokens_kv_reads_and_sequences_are_bounded_at_once() -> None:
         assert step.plan.num_decodes <= 4
 
 
-def test_c_26_logprobs_are_those_of_the_raw_model(tiny: TinyEngine) -> None:
-    """Before temperature, penalties and filters; the alternatives are the likeliest, best first."""
+def test_c_26_logprobs_are_those_of_the_raw_logits(tiny: TinyEngine) -> None:
+    """Before temperature, penalties and filters; the alternatives are the likeliest tokens, best first."""
     prompt = [71, 72, 73]
     sequence = sequence_of(prompt, max_tokens=5, logprobs=3, temperature=2.0, repetition_penalty=1.5)
     for index, step in enumerate(trace(tiny.engine(sequence))):
@@ -202,8 +202,8 @@ def test_c_26_logprobs_are_those_of_the_raw_model(tiny: TinyEngine) -> None:
         assert torch.allclose(torch.from_numpy(found.logprobs), best.values, atol=1e-4)
 
 
-def test_c_27_samples_and_beams_are_groups_of_one_kind(driver: Driver) -> None:
-    """``n`` forks once at the first token, a beam at every step; both come back as choices."""
+def test_c_27_samples_and_beams_are_both_groups(driver: Driver) -> None:
+    """``n`` forks once at the first token, a beam search at every step; both are returned as choices."""
     sampled = driver.generate([1, 2], max_tokens=4, n=2, temperature=1.0, seed=3)
     alone = [driver.generate([1, 2], max_tokens=4, temperature=1.0, seed=3 + index) for index in range(2)]
     assert [choice.token_ids for choice in sampled.choices] == [answer.token_ids for answer in alone]
@@ -215,7 +215,7 @@ def test_c_27_samples_and_beams_are_groups_of_one_kind(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64, 256])
-def test_c_28_every_power_of_two_is_a_page_size(page_size: int) -> None:
+def test_c_28_every_power_of_two_is_a_valid_page_size(page_size: int) -> None:
     """The texts do not depend on it; other numbers are refused."""
     sequences = [make_sequence(index, num_tokens=n, max_tokens=20) for index, n in enumerate((3, 40, 64, 65))]
     outputs = run(make_engine(*sequences, page_size=page_size, num_pages=1024 // page_size, prefill_chunk=17))
@@ -225,14 +225,14 @@ def test_c_28_every_power_of_two_is_a_page_size(page_size: int) -> None:
 
 
 def test_c_29_round_robin_serves_the_least_recently_served_first() -> None:
-    """Only where more can run than there are rows."""
+    """Only if more sequences can run than there are rows."""
     scheduler = make_scheduler(*make_sequences(6, num_tokens=2, max_tokens=40), policy="round_robin")
     counts = Counter(key for _ in range(40) for key in chunks_of(advance(scheduler)))
     assert max(counts.values()) - min(counts.values()) <= 2
 
 
-def test_c_30_one_question_brings_the_statistics_of_all_stages(driver: Driver) -> None:
-    """Queues, rows, pages, totals, rates and restarts, with the phase and the life of each worker."""
+def test_c_30_one_question_returns_the_statistics_of_all_stages(driver: Driver) -> None:
+    """Queues, rows, pages, totals, rates and restarts, with the phase and the epoch of each worker."""
     stats = driver.stats()
     assert {"phase", "epoch", "waiting", "live", "max_live", "accepted", "rejected"} <= set(stats["prepare"])
     assert {"steps", "step_ms", "tokens", "waiting", "decoding", "preemptions", "pages_free"} <= set(stats["execute"])

@@ -1,4 +1,4 @@
-"""The transformers continuous-batching schedulers, what holds today (R-HF-1 to R-HF-9, 15 to 17, 20 to 25)."""
+"""The transformers continuous-batching schedulers (R-HF-1 to R-HF-9, 15 to 17, 20 to 25)."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def test_r_hf_1_requests_wait_in_order_of_arrival() -> None:
     assert [advance(scheduler).started for _ in range(2)] == [[(0, 0)], [(1, 0)]]
 
 
-def test_r_hf_2_a_plan_a_preemption_and_nothing_to_do_are_told_apart() -> None:
-    """None is idle, a plan without chunks frees memory, and what can never fit is refused instead of blocking."""
+def test_r_hf_2_plan_preemption_and_idleness_are_distinguished() -> None:
+    """None means idle, a plan without chunks frees memory, and a prompt that can never fit is refused instead of
+    blocking.
+    """
     assert make_scheduler().plan() is None
     scheduler = make_scheduler(make_sequence(num_tokens=8, max_tokens=30), num_pages=3)
     advance(scheduler)
@@ -54,8 +56,8 @@ def test_r_hf_2_a_plan_a_preemption_and_nothing_to_do_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 3, 7])
-def test_r_hf_3_no_step_has_more_tokens_than_the_budget(budget: int) -> None:
-    """With more decodes than the budget they take turns."""
+def test_r_hf_3_no_step_exceeds_the_token_budget(budget: int) -> None:
+    """More decodes than the budget take turns."""
     sequences = [make_sequence(index, num_tokens=3 + 4 * index, max_tokens=9) for index in range(5)]
     engine = make_engine(*sequences, max_num_batched_tokens=budget)
     assert max(sum(chunk.num_tokens for chunk in step.plan.chunks) for step in trace(engine)) == budget
@@ -68,7 +70,7 @@ def test_r_hf_3_no_step_has_more_tokens_than_the_budget(budget: int) -> None:
 
 
 def test_r_hf_4_no_step_reads_more_of_the_cache_than_the_kv_budget() -> None:
-    """One that does not fit is passed over in that step, later ones may fit, and all are served in the end."""
+    """A sequence that does not fit is skipped in that step, later ones may fit, and all are served in the end."""
     sequences = [make_sequence(index, num_tokens=n, max_tokens=6) for index, n in enumerate((30, 4, 30, 4))]
     engine = make_engine(*sequences, max_kv_reads=48)
     for step in trace(engine):
@@ -77,7 +79,7 @@ def test_r_hf_4_no_step_reads_more_of_the_cache_than_the_kv_budget() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 8])
-def test_r_hf_5_pages_are_allocated_for_the_tokens_of_the_step_only(page_size: int) -> None:
+def test_r_hf_5_pages_are_allocated_only_for_the_tokens_of_the_step(page_size: int) -> None:
     """After every step each sequence holds ceil(computed / page size) pages."""
     engine = make_engine(*make_sequences(4, num_tokens=9, max_tokens=12), page_size=page_size, num_pages=256)
 
@@ -88,8 +90,8 @@ def test_r_hf_5_pages_are_allocated_for_the_tokens_of_the_step_only(page_size: i
     trace(engine, each=look)
 
 
-def test_r_hf_6_a_decode_that_needs_no_page_runs_when_the_pool_is_full() -> None:
-    """A waiting prompt that finds no page ends only its own turn."""
+def test_r_hf_6_decode_that_needs_no_page_runs_when_the_pool_is_full() -> None:
+    """A waiting prompt that gets no page only loses its own turn."""
     scheduler = make_scheduler(make_sequence(0, num_tokens=13), num_pages=4, prefill_chunk=16)
     advance(scheduler)
     scheduler.add(make_sequence(1))
@@ -98,8 +100,8 @@ def test_r_hf_6_a_decode_that_needs_no_page_runs_when_the_pool_is_full() -> None
 
 
 @pytest.mark.parametrize("left", [1, 2, 6])
-def test_r_hf_7_a_prompt_longer_than_what_is_left_of_the_budget_is_split(left: int) -> None:
-    """The chunk is what is left, and the next step goes on behind it."""
+def test_r_hf_7_prompt_longer_than_the_rest_of_the_budget_is_split(left: int) -> None:
+    """The chunk has the rest of the budget, and the next step continues after it."""
     decodes = make_sequences(2, num_tokens=1, max_tokens=30)
     engine = make_engine(*decodes, max_num_batched_tokens=2 + left)
     engine.step()
@@ -111,8 +113,8 @@ def test_r_hf_7_a_prompt_longer_than_what_is_left_of_the_budget_is_split(left: i
     assert prompt.output_tokens.tolist() == expected_output(prompt)
 
 
-def test_r_hf_8_a_result_that_comes_after_the_end_is_void_and_harmless() -> None:
-    """Pages of a sequence that ended under a planned step stay out of the pool until that step completed."""
+def test_r_hf_8_result_that_arrives_after_the_end_is_discarded() -> None:
+    """Pages of a sequence that ended during a planned step stay out of the pool until that step has completed."""
     first, second = make_sequences(2, num_tokens=4, max_tokens=12)
     engine = make_engine(first, second, num_pages=8)
     engine.step()
@@ -127,14 +129,14 @@ def test_r_hf_8_a_result_that_comes_after_the_end_is_void_and_harmless() -> None
 
 
 def test_r_hf_9_only_the_last_chunk_of_a_prompt_samples() -> None:
-    """No token is drawn while part of the prompt is to come."""
+    """No token is sampled while part of the prompt is missing."""
     steps = trace(make_engine(make_sequence(num_tokens=27, max_tokens=1), prefill_chunk=8))
     assert [step.plan.sampled for step in steps] == [[], [], [], [(0, 0)]]
     assert [len(step.progress.keys) for step in steps] == [0, 0, 0, 1]
 
 
-def test_r_hf_15_padding_reads_and_writes_the_trash_page_only(tiny: TinyEngine) -> None:
-    """With not-a-numbers in the trash page the answers of sequences of all lengths are the same."""
+def test_r_hf_15_padding_reads_and_writes_only_the_trash_page(tiny: TinyEngine) -> None:
+    """With NaN in the trash page, the answers of sequences of all lengths are unchanged."""
     sequences = [make_sequence(index, num_tokens=n, max_tokens=6) for index, n in enumerate((1, 9, 30))]
     for pages in tiny.pages:
         pages[0] = torch.nan
@@ -146,8 +148,8 @@ def test_r_hf_15_padding_reads_and_writes_the_trash_page_only(tiny: TinyEngine) 
     assert outputs == [tiny.greedy(s.tokens[: s.num_prompt_tokens].tolist(), 6) for s in sequences]
 
 
-def test_r_hf_16_fifo_serves_decodes_before_prompts_under_way_before_waiting_ones() -> None:
-    """A new prompt never stalls a decode: its tokens come with every step."""
+def test_r_hf_16_fifo_schedules_decodes_then_started_prompts_then_waiting_ones() -> None:
+    """A new prompt never stalls a decode, which gets a token in every step."""
     scheduler = make_scheduler(make_sequence(0, num_tokens=2, max_tokens=40), max_num_batched_tokens=9)
     advance(scheduler)
     for index in (1, 2, 3):
@@ -157,7 +159,7 @@ def test_r_hf_16_fifo_serves_decodes_before_prompts_under_way_before_waiting_one
 
 @pytest.mark.parametrize(("margin", "starts"), [(0.0, True), (0.2, False), (1.0, False)])
 def test_r_hf_17_below_the_safety_margin_no_new_prompt_starts(margin: float, starts: bool) -> None:
-    """With 85 of 100 pages used a prompt waits; with nothing running one always starts."""
+    """With 85 of 100 pages used a prompt waits; if nothing runs, one always starts."""
     scheduler = make_scheduler(
         make_sequence(0, num_tokens=85), page_size=1, num_pages=100, prefill_chunk=128, safety_margin=margin
     )
@@ -166,7 +168,7 @@ def test_r_hf_17_below_the_safety_margin_no_new_prompt_starts(margin: float, sta
     assert (1 in chunks_of(advance(scheduler))) is starts
 
 
-def test_r_hf_20_a_cancelled_request_frees_its_pages_before_the_next_step(driver: Driver) -> None:
+def test_r_hf_20_aborted_request_frees_its_pages_before_the_next_step(driver: Driver) -> None:
     """In every state, twice, from any thread, and for unknown ids."""
     engine = make_engine(*make_sequences(6, num_tokens=6), max_num_seqs=4, num_pages=12, max_num_batched_tokens=7)
     engine.step()
@@ -180,15 +182,15 @@ def test_r_hf_20_a_cancelled_request_frees_its_pages_before_the_next_step(driver
     assert {getattr(answer, "finish_reason", answer) for answer in answers} == {"abort"}
 
 
-def test_r_hf_21_the_status_of_an_unknown_id_is_unknown(driver: Driver) -> None:
-    """No exception, for ids that never were and for those that were forgotten."""
+def test_r_hf_21_status_of_an_unknown_id_is_unknown(driver: Driver) -> None:
+    """Not an exception, for ids that never existed and for forgotten ones."""
     gone = driver.generate([1, 2], max_tokens=1).request_id
     settle(driver)
     assert [driver.client.status(request_id).state for request_id in ("never", gone)] == ["unknown", "unknown"]
 
 
-def test_r_hf_22_after_a_preemption_no_fresh_request_starts_until_one_made_way() -> None:
-    """The gate opens when a running sequence finishes; with nothing running it never holds anybody back."""
+def test_r_hf_22_after_a_preemption_no_new_request_starts_until_a_sequence_finishes() -> None:
+    """New requests may start when a running sequence finishes; if nothing runs, none is held back."""
     scheduler = make_scheduler(*make_sequences(2, num_tokens=20, max_tokens=60), num_pages=24, page_size=2)
     while not scheduler.roster.num_preemptions:
         advance(scheduler)
@@ -213,8 +215,8 @@ class FailsAtLength(HashRunner):
         super().launch(inputs)  # type: ignore[arg-type]
 
 
-def test_r_hf_23_an_error_brings_the_tokens_produced_before_it(slow: Driver) -> None:
-    """A failing engine leaves the sequence's tokens, and a client finds what came in ``error.partial``."""
+def test_r_hf_23_error_contains_the_tokens_produced_before_it(slow: Driver) -> None:
+    """A failing engine keeps the sequence's tokens, and a client finds those it received in ``error.partial``."""
     sequence = make_sequence(num_tokens=5, max_tokens=30)
     engine = make_engine(sequence, runner=FailsAtLength)
     trace(engine)
@@ -230,7 +232,7 @@ def test_r_hf_23_an_error_brings_the_tokens_produced_before_it(slow: Driver) -> 
     eventually(lambda: slow.client.status(stream.request_id).state == "unknown")
 
 
-def test_r_hf_24_ten_thousand_waiting_requests_cost_a_step_nothing() -> None:
+def test_r_hf_24_ten_thousand_waiting_requests_do_not_slow_a_step() -> None:
     """Adding, finding the head and removing cost the same among 20,000 as among 500."""
 
     def seconds(count: int) -> float:
@@ -249,8 +251,8 @@ def test_r_hf_24_ten_thousand_waiting_requests_cost_a_step_nothing() -> None:
     assert min(seconds(20_000) for _ in range(3)) < 8 * min(seconds(500) for _ in range(3))
 
 
-def test_r_hf_25_a_restarted_execute_begins_with_an_empty_pool_and_goes_on() -> None:
-    """The new process holds the pages of the requests it took over and nothing else."""
+def test_r_hf_25_restarted_execute_begins_with_an_empty_pool_and_continues() -> None:
+    """The new process holds the pages of the requests it took over and no others."""
     with Driver("hash-lm", hash_step_ms=2.0, max_num_seqs=2) as driver:
         stream = driver.submit([4, 5], max_tokens=150)
         next(iter(stream))

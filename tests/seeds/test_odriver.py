@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def test_r_od_1_three_processes_run_behind_one_driver(driver: Driver) -> None:
-    """Prepare, execute and summarize are three processes of their own, ready when ``start`` returns."""
+    """Prepare, execute and summarize are separate processes, ready when ``start`` returns."""
     pids, stats = driver.pids, driver.stats()
     assert list(pids) == ["prepare", "execute", "summarize"]
     assert len({*pids.values(), os.getpid()}) == 4
@@ -46,15 +46,15 @@ def test_r_od_1_three_processes_run_behind_one_driver(driver: Driver) -> None:
         assert stats[role]["phase"] == "ready"
 
 
-def test_r_od_2_a_second_start_changes_nothing(driver: Driver) -> None:
+def test_r_od_2_second_start_changes_nothing(driver: Driver) -> None:
     """``start`` of a running driver returns it with the same processes."""
     before = driver.pids
     assert driver.start() is driver
     assert driver.pids == before
 
 
-def test_r_od_3_a_malformed_request_is_answered_and_the_next_one_served(driver: Driver) -> None:
-    """Garbage, unknown fields and wrong types get an error that names the field, and nobody else notices."""
+def test_r_od_3_malformed_request_is_answered_and_the_next_one_served(driver: Driver) -> None:
+    """Garbage, unknown fields and wrong types get an error that names the field, and no other request is affected."""
     rng = random.Random(3)
     with RawClient(driver.run_dir) as client:
         for _ in range(1000):
@@ -71,24 +71,24 @@ def test_r_od_3_a_malformed_request_is_answered_and_the_next_one_served(driver: 
 
 
 def aborts_what_was_refused(run_dir: Path) -> bool:
-    """Whether a client whose request was refused, and whose repeated SUBMIT was accepted after all, ends that one."""
+    """Whether a client aborts a request that was refused first, but accepted from a repeated SUBMIT."""
     context = zmq.Context()
-    doors = {name: context.socket(zmq.ROUTER) for name in ("submit", "follow")}
-    for name, socket in doors.items():
+    routers = {name: context.socket(zmq.ROUTER) for name in ("submit", "follow")}
+    for name, socket in routers.items():
         socket.setsockopt(zmq.RCVTIMEO, 2000)
         socket.bind(f"ipc://{run_dir / name}")
     try:
         with Client(run_dir) as client:
             stream = client.submit([1, 2])
-            peer, _ = doors["submit"].recv_multipart()
+            peer, _ = routers["submit"].recv_multipart()
             for message in (
                 Rejected(stream.request_id, "overloaded", "full", None),
                 Accepted(stream.request_id, 2, 0, 256),
             ):
-                doors["submit"].send_multipart([peer, encode(message)])
+                routers["submit"].send_multipart([peer, encode(message)])
             assert isinstance(outcome(stream), Overloaded)
             while True:
-                _, frame = doors["follow"].recv_multipart()
+                _, frame = routers["follow"].recv_multipart()
                 if decode(frame).message == Abort(stream.request_id):
                     return True
     finally:
@@ -115,7 +115,7 @@ def test_r_od_4_submit_never_blocks_the_caller(slow: Driver, tmp_path: Path, ans
 
 
 def test_r_od_5_equal_prompts_get_their_first_tokens_in_order_of_submission() -> None:
-    """The backlog is first in, first out; one that was cancelled is skipped and the order kept."""
+    """The queue is first in, first out; an aborted request is skipped and the order kept."""
     engine = make_engine(*make_sequences(6, num_tokens=5), max_num_batched_tokens=5)
     engine.release((2, 0))
     order = [key[0] for step in trace(engine) for key in step.plan.started]
@@ -123,7 +123,7 @@ def test_r_od_5_equal_prompts_get_their_first_tokens_in_order_of_submission() ->
 
 
 def test_r_od_6_at_most_three_halves_of_the_rows_are_live(slow: Driver) -> None:
-    """``max_live`` is max(B + 1, 3B // 2), never passed, and every credit comes back exactly once."""
+    """``max_live`` is max(B + 1, 3B // 2), never exceeded, and every credit is returned exactly once."""
     streams = [slow.submit([1, index], max_tokens=30) for index in range(1, 9)]
     seen = set()
     while not all(stream.done for stream in streams):
@@ -134,8 +134,8 @@ def test_r_od_6_at_most_three_halves_of_the_rows_are_live(slow: Driver) -> None:
     eventually(lambda: slow.stats()["prepare"]["live"] == 0)
 
 
-def test_r_od_7_used_and_greatest_numbers_of_slots_are_reported(slow: Driver) -> None:
-    """The statistics name rows in use, live sequences and their limit; idle means zero."""
+def test_r_od_7_used_and_maximum_rows_are_reported(slow: Driver) -> None:
+    """The statistics have rows in use, live sequences and their limit; all zero when idle."""
     streams = [slow.submit([1, index], max_tokens=4000) for index in range(1, 5)]
     eventually(lambda: (slow.stats()["execute"]["decoding"], slow.stats()["prepare"]["live"]) == (2, 3))
     assert slow.stats()["prepare"]["max_live"] == slow.info()["model"]["max_live"] == 3
@@ -143,8 +143,8 @@ def test_r_od_7_used_and_greatest_numbers_of_slots_are_reported(slow: Driver) ->
     eventually(lambda: (slow.stats()["execute"]["decoding"], slow.stats()["prepare"]["live"]) == (0, 0))
 
 
-def test_r_od_8_a_giant_prompt_is_tokenised_while_others_are_served(driver: Driver) -> None:
-    """Megabytes under the tokenizer hold up neither the step loop nor other requests."""
+def test_r_od_8_giant_prompt_is_tokenised_while_others_are_served(driver: Driver) -> None:
+    """Megabytes in the tokenizer delay neither the step loop nor other requests."""
     giant = driver.submit("x" * 4_000_000)
     answered = 0
     while not giant.done:
@@ -155,7 +155,7 @@ def test_r_od_8_a_giant_prompt_is_tokenised_while_others_are_served(driver: Driv
 
 
 def test_r_od_9_each_request_of_a_mixed_batch_has_its_own_sampling(tiny: TinyEngine) -> None:
-    """Parameters travel with the request: in a batch everybody gets what he gets alone, and each has an effect."""
+    """Each request gets in a batch what it gets alone, and each parameter has an effect."""
     prompt = [40, 41, 42, 43]
     kinds: list[dict[str, Any]] = [
         {},
@@ -176,7 +176,7 @@ def test_r_od_9_each_request_of_a_mixed_batch_has_its_own_sampling(tiny: TinyEng
 
 @pytest.mark.parametrize("num_tokens", [1, 511, 512, 513, 1024, 1025])
 def test_r_od_10_long_prompts_are_computed_in_chunks_of_512(num_tokens: int) -> None:
-    """A prompt of L tokens takes ceil(L / 512) chunks, and its text is that of an undivided one."""
+    """A prompt of L tokens takes ceil(L / 512) chunks, and its text equals that of a single chunk."""
     sequence = make_sequence(num_tokens=num_tokens, max_tokens=4)
     engine = make_engine(sequence, prefill_chunk=512, page_size=16, num_pages=128)
     sizes = [chunk.num_tokens for step in trace(engine) for chunk in step.plan.chunks[step.plan.num_decodes :]]
@@ -184,8 +184,8 @@ def test_r_od_10_long_prompts_are_computed_in_chunks_of_512(num_tokens: int) -> 
     assert sequence.output_tokens.tolist() == expected_output(sequence)
 
 
-def test_r_od_11_a_plan_is_a_plain_value_that_can_be_dumped_and_replayed() -> None:
-    """Planning touches no device, gives the same plans again, and gives None where there is nothing to do."""
+def test_r_od_11_plan_is_a_plain_value_that_can_be_dumped_and_replayed() -> None:
+    """Planning touches no device, gives the same plans again, and returns None if there is nothing to do."""
     dumps = []
     for _ in range(2):
         scheduler = make_scheduler(*make_sequences(5, num_tokens=11), num_pages=24)
@@ -195,7 +195,7 @@ def test_r_od_11_a_plan_is_a_plain_value_that_can_be_dumped_and_replayed() -> No
     assert make_scheduler().plan() is None
 
 
-def test_r_od_12_a_step_may_hold_a_prompt_chunk_and_all_decodes() -> None:
+def test_r_od_12_step_may_contain_a_prompt_chunk_and_all_decodes() -> None:
     """Mixed steps happen and give the text of pure ones."""
     sequences = make_sequences(3, num_tokens=4, max_tokens=12)
     engine = make_engine(*sequences[:2])
@@ -208,8 +208,8 @@ def test_r_od_12_a_step_may_hold_a_prompt_chunk_and_all_decodes() -> None:
     assert [s.output_tokens.tolist() for s in sequences] == [expected_output(s) for s in sequences]
 
 
-def test_r_od_13_a_request_goes_from_waiting_over_ready_to_decoding() -> None:
-    """A prompt that ends while every row is taken waits as ready, with its pages, for the next free row."""
+def test_r_od_13_request_goes_from_waiting_to_ready_to_decoding() -> None:
+    """If every row is taken when its prompt ends, the sequence waits as ready, with its pages, for a free row."""
     first, second = make_sequence(0, num_tokens=4, max_tokens=6), make_sequence(1, num_tokens=12, max_tokens=3)
     engine = make_engine(first, second, max_num_seqs=1)
     states = [second.state]
@@ -219,8 +219,8 @@ def test_r_od_13_a_request_goes_from_waiting_over_ready_to_decoding() -> None:
     ]
 
 
-def test_r_od_14_a_block_table_names_real_pages_of_its_own_in_order() -> None:
-    """Page 0 is never handed out, no page is in two tables, and a chunk goes on in the half-full page."""
+def test_r_od_14_block_table_contains_the_sequence_s_own_pages_in_order() -> None:
+    """Page 0 is never allocated, no page is in two tables, and a chunk continues in the half-full page."""
     sequences = make_sequences(4, num_tokens=13, max_tokens=9)
     engine = make_engine(*sequences, prefill_chunk=5)
     before: dict[int, list[int]] = {}
@@ -238,8 +238,8 @@ def test_r_od_14_a_block_table_names_real_pages_of_its_own_in_order() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_r_od_15_a_decode_gets_a_page_exactly_when_it_begins_one(page_size: int) -> None:
-    """Pages held are always ceil(length / page size); at the limit of the context the reason is length."""
+def test_r_od_15_decode_gets_a_page_exactly_when_it_needs_one(page_size: int) -> None:
+    """Pages held are always ceil(length / page size); at the limit of the context, the finish_reason is length."""
     sequence = make_sequence(num_tokens=6, max_tokens=100)
     engine = make_engine(sequence, page_size=page_size, max_model_len=40)
     held = []
@@ -249,7 +249,7 @@ def test_r_od_15_a_decode_gets_a_page_exactly_when_it_begins_one(page_size: int)
 
 
 def test_r_od_16_requests_of_different_lengths_advance_together() -> None:
-    """A batch takes as many steps as its longest member, and a free row is used again in the next step."""
+    """A batch takes as many steps as its longest member, and a free row is reused in the next step."""
     sequences = [make_sequence(index, num_tokens=n, max_tokens=10) for index, n in enumerate((1, 5, 9, 20))]
     late = make_sequence(4, num_tokens=3, max_tokens=2)
     engine = make_engine(*sequences, late, prefill_chunk=64)
@@ -260,7 +260,7 @@ def test_r_od_16_requests_of_different_lengths_advance_together() -> None:
 
 
 def test_r_od_17_every_end_of_sequence_id_ends_an_answer(tiny: TinyEngine) -> None:
-    """Ids of the tokenizer and of the generation config all end with stop, also as the first token."""
+    """Ids of the tokenizer and of the generation config all end with stop, even as the first token."""
     assert tiny.card.eos_token_ids == (2, 7)
     ends = frozenset(tiny.card.eos_token_ids)
     ended = [sequence_of([50, 51], i, stop_ids=ends, logit_bias={i: 100.0}) for i in tiny.card.eos_token_ids]

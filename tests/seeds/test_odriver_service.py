@@ -1,4 +1,4 @@
-"""oDriver, second half: streaming, ends, statistics, stopping and dying (R-OD-18 to R-OD-34)."""
+"""oDriver, second half: streaming, ends, statistics, stopping and crashes (R-OD-18 to R-OD-34)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def test_r_od_18_detokenisation_never_stalls_the_step_loop(slow: Driver) -> None:
-    """While summarize is stopped execute goes on stepping, and no token is lost when it wakes up."""
+    """While summarize is stopped, execute continues stepping, and no token is lost when it resumes."""
     stream = slow.submit([1, 2, 3], max_tokens=150)
     next(iter(stream))
     summarize = slow.pids["summarize"]
@@ -43,16 +43,16 @@ def test_r_od_18_detokenisation_never_stalls_the_step_loop(slow: Driver) -> None
     assert stream.result(20).token_ids == expected([1, 2, 3], 150)
 
 
-def test_r_od_19_the_first_token_comes_with_the_prefill(driver: Driver) -> None:
-    """No decode step is needed for it; with max_tokens=1 the first piece is the last."""
+def test_r_od_19_first_token_comes_with_the_prefill(driver: Driver) -> None:
+    """It needs no decode step; with max_tokens=1 the first piece is the last."""
     engine = make_engine(make_sequence(num_tokens=20, max_tokens=3), prefill_chunk=8)
     assert [(step.plan.num_decodes, len(step.progress.keys)) for step in trace(engine)][:3] == [(0, 0), (0, 0), (0, 1)]
     stream = driver.submit([8, 9], max_tokens=1)
     assert [(delta.num_tokens, delta.token_ids) for delta in stream] == [(1, expected([8, 9], 1))]
 
 
-def test_r_od_20_every_piece_carries_text_ids_rate_and_count(driver: Driver) -> None:
-    """The pieces joined are the answer, in text and in ids; the count of tokens goes up to the total."""
+def test_r_od_20_every_piece_has_text_ids_rate_and_count(driver: Driver) -> None:
+    """The joined pieces are the answer, in text and in ids; the token count grows up to the total."""
     stream = driver.submit([9, 8, 7], max_tokens=300)
     pieces = list(stream)
     whole = stream.result()
@@ -64,7 +64,7 @@ def test_r_od_20_every_piece_carries_text_ids_rate_and_count(driver: Driver) -> 
     assert all(piece.tokens_per_second is None or piece.tokens_per_second > 0 for piece in pieces)
 
 
-def test_r_od_21_tokens_per_second_are_those_a_client_measures(slow: Driver) -> None:
+def test_r_od_21_reported_tokens_per_second_equal_those_a_client_measures(slow: Driver) -> None:
     """TPS is (n - 1) / (t_n - t_1), null for one token, and the stages add up to the wall time."""
     stream = slow.submit([1, 2], max_tokens=60)
     arrivals = [(time.monotonic(), delta.num_tokens) for delta in stream]
@@ -77,7 +77,7 @@ def test_r_od_21_tokens_per_second_are_those_a_client_measures(slow: Driver) -> 
 
 
 def test_r_od_22_nothing_is_held_after_the_last_end(driver: Driver) -> None:
-    """After 300 requests of every kind of end: no row, no credit, no record, and every page is free."""
+    """After 300 requests with every kind of end: no row, no credit, no record is in use, and every page is free."""
     rng = random.Random(22)
     prompts = [random_prompt(rng) for _ in range(300)]
     streams = [driver.submit(p, max_tokens=rng.choice([0, 1, 2, 40]), top_k=rng.choice([3, -5])) for p in prompts]
@@ -89,7 +89,7 @@ def test_r_od_22_nothing_is_held_after_the_last_end(driver: Driver) -> None:
     assert execute["pages_free"] + execute["pages_cached"] == driver.info()["model"]["num_pages"]
 
 
-def test_r_od_23_a_request_that_ends_on_its_first_token_is_never_decoded(driver: Driver) -> None:
+def test_r_od_23_request_that_ends_on_its_first_token_is_never_decoded(driver: Driver) -> None:
     """One piece, one end, one step."""
     steps = settle(driver)["execute"]["steps"]
     first = expected([4, 4, 4], 1)
@@ -99,8 +99,8 @@ def test_r_od_23_a_request_that_ends_on_its_first_token_is_never_decoded(driver:
     assert settle(driver)["execute"]["steps"] == steps + 1
 
 
-def test_r_od_24_results_of_a_request_that_is_gone_are_dropped() -> None:
-    """A late token is matched by slot and generation, so it never reaches the next user of the slot."""
+def test_r_od_24_results_of_an_ended_request_are_dropped() -> None:
+    """A late token is matched by slot and generation, so it never reaches the next request in the slot."""
     scheduler = make_scheduler(make_sequence(0))
     plan = scheduler.plan()
     assert plan is not None
@@ -112,8 +112,8 @@ def test_r_od_24_results_of_a_request_that_is_gone_are_dropped() -> None:
     assert successor.num_output_tokens == 0
 
 
-def test_r_od_25_a_pipeline_is_ready_after_warm_up_or_fails_to_start(tiny: TinyEngine) -> None:
-    """Warming up writes the trash page only; a model that cannot be loaded stops the start and leaves no process."""
+def test_r_od_25_pipeline_is_ready_after_warm_up_or_fails_to_start(tiny: TinyEngine) -> None:
+    """Warming up writes only the trash page; a model that cannot be loaded stops the start and leaves no process."""
     before = [pages.clone() for pages in tiny.pages]
     assert tiny.runner.warm_up() > 0
     assert all(torch.equal(old[1:], new[1:]) for old, new in zip(before, tiny.pages, strict=True))
@@ -124,8 +124,8 @@ def test_r_od_25_a_pipeline_is_ready_after_warm_up_or_fails_to_start(tiny: TinyE
     assert not any(is_alive(pid) for pid in pids.values())
 
 
-def test_r_od_26_the_statistics_tell_steps_times_and_backlogs(driver: Driver) -> None:
-    """Steps, milliseconds a step, both backlogs and tokens per second are in ``stats``."""
+def test_r_od_26_statistics_contain_steps_times_and_queues(driver: Driver) -> None:
+    """Steps, milliseconds per step, both queues and tokens per second are in ``stats``."""
     driver.generate([1, 2], max_tokens=64)
     eventually(lambda: driver.stats()["summarize"]["tokens_per_second"] > 0)
     eventually(lambda: driver.stats()["execute"]["steps"] >= 64)
@@ -135,8 +135,8 @@ def test_r_od_26_the_statistics_tell_steps_times_and_backlogs(driver: Driver) ->
     assert {"unread", "live", "tokens"} <= set(stats["summarize"])
 
 
-def test_r_od_27_a_saturated_pipeline_stops_with_an_end_for_everybody() -> None:
-    """Every unfinished request is told, the processes exit, the run directory is gone; a second stop does nothing."""
+def test_r_od_27_saturated_pipeline_stops_with_an_end_for_every_request() -> None:
+    """Every unfinished request ends, the processes exit, the run directory is gone; a second stop does nothing."""
     driver = Driver("hash-lm", hash_step_ms=5.0, max_num_seqs=1).start()
     streams = [driver.submit([1, index], max_tokens=4000) for index in range(1, 51)]
     streams[-1].accepted(20)
@@ -159,8 +159,8 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("victim", ["prepare", "execute", "summarize", "driver"])
-def test_r_od_28_a_killed_process_leaves_no_zombie_service(victim: str) -> None:
-    """A killed stage is replaced and every answer stays exact; with a killed driver all stages die."""
+def test_r_od_28_killed_process_leaves_no_zombie_service(victim: str) -> None:
+    """A killed worker is replaced and every answer stays exact; if the driver is killed, all workers die."""
     if victim == "driver":
         parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=-1, stdout=-1, text=True)
         assert parent.stdout is not None
@@ -179,16 +179,16 @@ def test_r_od_28_a_killed_process_leaves_no_zombie_service(victim: str) -> None:
         assert driver.stats()["restarts"][victim] == 1
 
 
-def test_r_od_29_info_says_what_runs_and_how_large_it_is(driver: Driver) -> None:
-    """Model, type, parameters, dtype, batch, context, pages and page size are one question away."""
+def test_r_od_29_info_describes_the_model_and_its_limits(driver: Driver) -> None:
+    """One question returns model, type, parameters, dtype, batch, context, pages and page size."""
     model = driver.info()["model"]
     assert (model["model"], model["model_type"], model["num_parameters"]) == ("hash-lm", "hash-lm", 0)
     assert (model["max_num_seqs"], model["max_live"], model["max_model_len"]) == (32, 48, 4096)
     assert (model["num_pages"], model["page_size"], model["dtype"]) == (4096, 16, "int64")
 
 
-def test_r_od_30_the_page_pool_is_sized_from_memory_and_bounded_on_a_cpu() -> None:
-    """A share of free memory, or what was asked for; where no longest request fits, the start is refused."""
+def test_r_od_30_page_pool_is_sized_from_memory_and_limited_on_a_cpu() -> None:
+    """A share of free memory, or the requested number; if the longest request does not fit, the start is refused."""
     from triptych.workers.execute.model.pool import size_pages
 
     def pages(free: int, *, length: int = 1 << 20, shrink: bool = True, **cache: Any) -> tuple[int, int]:
@@ -203,7 +203,7 @@ def test_r_od_30_the_page_pool_is_sized_from_memory_and_bounded_on_a_cpu() -> No
             may_shrink=shrink,
         )
 
-    assert pages(1 << 30)[0] == (1 << 29) // (16 * 1024) - 1  # half of what is free
+    assert pages(1 << 30)[0] == (1 << 29) // (16 * 1024) - 1  # half of the free memory
     assert pages(1 << 40)[0] == (1 << 30) // (16 * 1024) - 1  # never more than max_kv_bytes
     assert pages(1 << 30, num_pages=7) == (7, 7 * 16)
     with pytest.raises(ConfigError, match="cannot hold one sequence of 200 tokens"):
@@ -211,7 +211,7 @@ def test_r_od_30_the_page_pool_is_sized_from_memory_and_bounded_on_a_cpu() -> No
 
 
 def test_r_od_31_special_tokens_are_in_the_ids_and_not_in_the_text(driver: Driver) -> None:
-    """Unless the client asks for them."""
+    """Unless the client requests them."""
     prompt = next(p for p in ([1, i] for i in range(1, VOCAB_SIZE)) if expected(p, 1) == [VOCAB_SIZE - 1])
     hidden = driver.generate(prompt, max_tokens=40)
     shown = driver.generate(prompt, max_tokens=40, skip_special_tokens=False)
@@ -221,8 +221,8 @@ def test_r_od_31_special_tokens_are_in_the_ids_and_not_in_the_text(driver: Drive
     assert shown.text.count(SPARE) == shown.token_ids.count(VOCAB_SIZE - 1)
 
 
-def test_r_od_32_a_stop_string_over_several_tokens_ends_the_request(driver: Driver) -> None:
-    """The text is cut before it, tokens behind it are dropped, and the pages come back at once."""
+def test_r_od_32_stop_string_over_several_tokens_ends_the_request(driver: Driver) -> None:
+    """The text is cut before it, later tokens are dropped, and the pages are freed at once."""
     text = text_of(expected([3, 1, 4], 200))
     start = next(i for i in range(40, 150) if text[i : i + 4].isascii() and text.index(text[i : i + 4]) == i)
     stop = text[start : start + 4]
@@ -235,8 +235,8 @@ def test_r_od_32_a_stop_string_over_several_tokens_ends_the_request(driver: Driv
     assert answer.token_ids == expected([3, 1, 4], len(answer.token_ids))
 
 
-def test_r_od_33_an_answer_can_be_cancelled_at_any_time(slow: Driver) -> None:
-    """Waiting, prefilling, decoding, finished, unknown: one end each; a client that is gone counts as a cancel."""
+def test_r_od_33_answer_can_be_aborted_at_any_time(slow: Driver) -> None:
+    """Waiting, prefilling, decoding, finished, unknown: one end each; a vanished client's request is aborted."""
     streams = [slow.submit([1, index], max_tokens=4000) for index in range(1, 7)]
     next(iter(streams[0]))
     done = slow.generate([1], max_tokens=0)
@@ -254,7 +254,7 @@ def test_r_od_33_an_answer_can_be_cancelled_at_any_time(slow: Driver) -> None:
 
 
 def test_r_od_34_decodes_may_wait_until_the_batch_is_full() -> None:
-    """With decode_join_fill=0.95 decodes join only when no prompt is under way or the batch is 95 % full."""
+    """With decode_join_fill=0.95, decodes join only if no prompt is in progress or the batch is 95 % full."""
     first, second = make_sequence(0, num_tokens=2, max_tokens=9), make_sequence(1, num_tokens=40, max_tokens=3)
     scheduler = make_scheduler(first, second, decode_join_fill=0.95)
     plans = [advance(scheduler) for _ in range(6)]

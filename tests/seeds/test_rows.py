@@ -1,4 +1,4 @@
-"""Every row of the requirements has exactly one test function in this folder."""
+"""Every requirement has exactly one test function in this folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.seeds.rows import ROWS, row_of
 
 
-def test_every_row_has_exactly_one_test_function_with_a_docstring() -> None:
+def test_every_requirement_has_exactly_one_test_function_with_a_docstring() -> None:
     functions = [
         node
         for file in sorted(Path(__file__).parent.glob("test_*.py"))

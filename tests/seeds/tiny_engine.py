@@ -1,4 +1,4 @@
-"""A real model in this process: our engine on pages, and transformers on the same weights as its oracle."""
+"""A real model in this process: our engine with a paged cache, and transformers on the same weights as its oracle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def drawn_tokens(
     min_p: float = 0.0,
     temperature: float = 1.0,
 ) -> list[int]:
-    """What our sampler draws from one row of logits [V] with each of these random numbers."""
+    """Our sampler's tokens for one row of logits [V], one for each of these random numbers."""
     shape = (len(uniforms), 1)
     filters = Filters(
         temperature=torch.full(shape, temperature),
@@ -44,7 +44,7 @@ def drawn_tokens(
 
 
 class TinyEngine:
-    """Sequences run on one paged runner; ``greedy`` says what transformers would."""
+    """Sequences run on one paged runner; ``greedy`` gives the tokens of transformers."""
 
     def __init__(self, folder: Path) -> None:
         checkpoint = make_tiny_model("llama", folder / "checkpoint", eos_token_id=EOS_TOKEN_IDS)
@@ -79,7 +79,7 @@ class TinyEngine:
 
     @torch.inference_mode()
     def greedy(self, prompt: list[int], num_tokens: int, *processors: Any) -> list[int]:
-        """What transformers says, recomputed from the first token at every step, after its own logits processors."""
+        """Tokens of transformers, recomputed from the first token at every step, after its own logits processors."""
         ids = torch.tensor([prompt])
         for _ in range(num_tokens):
             process: Any = LogitsProcessorList(processors)
@@ -90,6 +90,6 @@ class TinyEngine:
 
     @torch.inference_mode()
     def logits(self, token_ids: list[int]) -> torch.Tensor:
-        """Of the token that follows, float32 [V]."""
+        """Of the following token, float32 [V]."""
         logits: torch.Tensor = self.model(torch.tensor([token_ids])).logits[0, -1].float()
         return logits

@@ -1,4 +1,4 @@
-"""``python -m tests.simulation``: many seeds; ``--seed N``: one of them, with all that happened in it."""
+"""``python -m tests.simulation``: run many seeds; ``--seed N``: run one of them and print its events."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def show(seed: int, kinds: dict[str, bool | None]) -> None:
 
 
 def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -> int:
-    """The exit code: 1 if a seed violated something."""
-    gc.freeze()  # what is there now stays, and need not be looked through again and again
+    """The exit code: 1 if a seed violated an invariant."""
+    gc.freeze()  # exclude existing objects from later garbage collections
     started, failed, num_deaths, num_ends = time.perf_counter(), [], 0, 0
     num_overlapped = num_grouped = num_guessed = num_adapted = num_owned = num_loading = 0
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""Mistakes that only adapters make possible; see ``mutations.py``."""
+"""Mutations that need adapters; see ``mutations.py``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def adapters_share_their_prefixes(patch: Patch) -> None:
     patch.setattr(RequestRecord, "prefix_salt", property(lambda self: self.cache_salt))
 
 
-def who_is_recovered_goes_on_without_its_adapter(patch: Patch) -> None:
+def recovered_request_continues_without_its_adapter(patch: Patch) -> None:
     real = Bookkeeper.adopt
 
     def adopt(self: Bookkeeper, view: RequestView) -> Sequence:
@@ -24,4 +24,4 @@ def who_is_recovered_goes_on_without_its_adapter(patch: Patch) -> None:
     patch.setattr(Bookkeeper, "adopt", adopt)
 
 
-ADAPTER_MUTATIONS = by_name(adapters_share_their_prefixes, who_is_recovered_goes_on_without_its_adapter)
+ADAPTER_MUTATIONS = by_name(adapters_share_their_prefixes, recovered_request_continues_without_its_adapter)

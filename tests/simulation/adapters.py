@@ -1,7 +1,7 @@
-"""Some plain requests ask for an adapter, under which the hash model says something else.
+"""Some plain requests select an adapter, with which the hash model gives another answer.
 
-In some runs an operator loads and unloads adapters all the while (``drivers.py``), and what a request will say is known
-once it is accepted.
+In some runs an operator loads and unloads adapters all the time (``drivers.py``); then the expected answer of a request
+is known once it is accepted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 NAMES = ("a", "b")
-CHANCE = 0.6  # of a request to have one, in a run with adapters
-UNTIL_NS = 500 * MS  # somebody loads and unloads, and others ask for it
+CHANCE = 0.6  # probability that a request selects one, in a run with adapters
+UNTIL_NS = 500 * MS  # an operator loads and unloads it, and requests select it
 
 
 def give_adapters(plan: Plan, dice: random.Random) -> None:
@@ -42,18 +42,18 @@ def let_adapters_change(plan: Plan, dice: random.Random) -> None:
         request = random_request(dice, f"l{number}", plan.card, common=[])
         if _is_plain(request):
             plan.requests.append(request)
-            plan.deeds.append((dice.randrange(UNTIL_NS), submitting(dice.randrange(plan.num_clients), request)))
+            plan.actions.append((dice.randrange(UNTIL_NS), submitting(dice.randrange(plan.num_clients), request)))
     for request in plan.requests:
         if dice.random() < CHANCE and _is_plain(request):
             name = request.wire["lora"] = dice.choice(tuple(FOLDERS))
             max_model_len = plan.card.max_model_len
             request.by_adapter = {digest_of(each): _under(request, int(each), max_model_len) for each in FOLDERS[name]}
     for _ in range(dice.randrange(2, 7)):
-        plan.deeds.append((dice.randrange(UNTIL_NS), _operate))
+        plan.actions.append((dice.randrange(UNTIL_NS), _operate))
 
 
 def _operate(world: World) -> None:
-    assert world.drivers is not None, "this is such a run"
+    assert world.drivers is not None, "the run has changing adapters"
     world.drivers.operate()
 
 
@@ -66,7 +66,7 @@ def _is_plain(request: Request) -> bool:
 
 
 def _under(request: Request, adapter: int, max_model_len: int) -> Request:
-    said = expected_tokens(
+    output = expected_tokens(
         request.prompt,
         min(request.wire["max_tokens"], max_model_len - len(request.prompt)),
         VOCAB_SIZE,
@@ -74,4 +74,4 @@ def _under(request: Request, adapter: int, max_model_len: int) -> Request:
         seed=request.wire.get("seed", 0),
         adapter=adapter,
     )
-    return make_request(request.request_id, request.wire, said)
+    return make_request(request.request_id, request.wire, output)

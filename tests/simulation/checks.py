@@ -1,4 +1,4 @@
-"""What must be true after every turn, of every end, and when all has come to rest."""
+"""Invariants checked after every turn, at every end, and when the pipeline is at rest."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Violation(BaseException):
-    """Something happened that must never happen. Not an Exception: nothing on the way may handle it."""
+    """An invariant was violated. Derived from BaseException, so that no handler catches it."""
 
 
 class _Column:
-    """One word of every record, and what is checked of a record in which it changed."""
+    """One word of every record; records in which it changed are checked."""
 
     def __init__(self, words: Words, check: Callable[[int], None]) -> None:
         self._words, self._check = words, check
@@ -49,7 +49,7 @@ class _Column:
 class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
-        self.alarms: list[str] = []  # errors that workers logged
+        self.alarms: list[str] = []  # errors logged by workers
         self.num_ends = 0
         journal = world.journal
         self._watched = [
@@ -58,8 +58,8 @@ class Checks:
             _Column(journal.release_words, self._check_release),
         ]
         self._views: dict[int, RequestView] = {}  # by slot, as published
-        self._engine_state: tuple[object, ...] = ()  # when it was looked at
-        self._tokens: dict[tuple[int, int], list[int]] = {}  # of each record and generation, as once published
+        self._engine_state: tuple[object, ...] = ()  # when it was last checked
+        self._tokens: dict[tuple[int, int], list[int]] = {}  # for each record and generation, as first published
         self._ends: dict[tuple[int, int], tuple[int, int]] = {}
 
     # -- after every turn
@@ -76,7 +76,7 @@ class Checks:
             self._look_into_journal()
 
     def _look_into_engine(self, engine: Engine) -> None:
-        """Nothing is lost. Most turns are waits, in which nothing was touched."""
+        """Nothing is lost. Most turns are waits, which change nothing, so they are skipped."""
         scheduler = engine.scheduler
         pool, step = scheduler.cache.pool, (scheduler._step, scheduler.completed_step)
         state = (engine, step, tuple(scheduler.live), pool.num_free, pool.num_idle, scheduler.cache.limbo.num_pages)
@@ -90,7 +90,7 @@ class Checks:
             self._check_credits()
 
     def before_tokens(self, slots: int | npt.NDArray[np.int64]) -> None:
-        """execute writes tokens of what is with it and has not ended, and of nothing else."""
+        """execute writes tokens only of requests that it holds and that have not ended."""
         for slot in np.atleast_1d(slots).tolist():
             generation, state = split_word(self._world.journal.prepare_words[slot])
             if state != DISPATCHED:
@@ -99,7 +99,7 @@ class Checks:
                 raise Violation(f"tokens for record {slot} after its end")
 
     def _check_credits(self) -> None:
-        """No more than max_live requests are with execute, and no id is live twice."""
+        """At most max_live requests are with execute, and no id is live twice."""
         journal = self._world.journal
         states, released = journal.states(), journal.release_states()
         num_live = int(((states == DISPATCHED) & (released == 0)).sum())
@@ -110,7 +110,7 @@ class Checks:
         self._require(len(set(ids)) == len(ids), f"an id is live twice: {ids}")
 
     def _check_request(self, slot: int) -> None:
-        """Only what is valid is in the journal, and it is what its client asked for."""
+        """The journal contains only valid requests, as their clients sent them."""
         view = self._view(slot)
         if view is None:
             self._views.pop(slot, None)
@@ -128,7 +128,7 @@ class Checks:
             request.take_answer(request.by_adapter[digest])
 
     def _check_tokens(self, slot: int) -> None:
-        """What was once published stays, and is a beginning of the one right answer."""
+        """Published tokens never change, and are a prefix of the one right answer."""
         view = self._views.get(slot) or self._view(slot)
         tokens = None if view is None else read_tokens(self._world.journal, view)
         if view is None or tokens is None:
@@ -138,7 +138,7 @@ class Checks:
         name = view.record.request_id
         request = self._request(name)
         assert request is not None
-        # A search begins anew if it was cut short, also when its hypotheses were written down in part.
+        # A search cut short starts again, even if some of its hypotheses were written already.
         has_begun_anew = request.is_beam_search and not now
         self._require(now[: len(before)] == before or has_begun_anew, f"{name}: published tokens {before} became {now}")
         self._require(len(now) <= view.record.token_capacity, f"{name}: {len(now)} tokens")
@@ -146,7 +146,7 @@ class Checks:
         self._tokens[key] = now
 
     def _check_release(self, slot: int) -> None:
-        """An end, once written, stays that end. And the request is still what it was."""
+        """A written end never changes, and neither does its request."""
         self._view(slot)
         entry = self._world.journal.records[slot]
         generation = int(entry["release_word"]) >> 32
@@ -154,22 +154,22 @@ class Checks:
         before = self._ends.setdefault((slot, generation), end)
         self._require(before == end, f"record {slot}: the end {before} became {end}")
 
-    # -- of every end
+    # -- at every end
 
     def end(self, reader: Reader, end: str) -> None:
         self.num_ends += 1
         request = reader.request
         name = request.request_id
         if end == "stop" and request.may_be_cut and "\ufffd" in str(request.wire.get("stop")):
-            return  # the half character at which an abort ended it shows as U+FFFD, which then is the stop string
+            return  # a half character at which an abort ended it is shown as U+FFFD, which then is the stop string
         if end in ("stop", "length"):
-            said = (end, reader.token_ids, reader.text)
+            output = (end, reader.token_ids, reader.text)
             expected = [(each.reason, each.token_ids, each.text) for each in reader.expected]
-            self._require(said in expected, f"{name} ended with {said}, expected {expected}")
+            self._require(output in expected, f"{name} ended with {output}, expected {expected}")
         elif end == "abort":
-            # A client that was refused aborts what a late repetition of its SUBMIT was accepted as, and cannot know
+            # A refused client aborts the request accepted from a late repetition of its SUBMIT, and cannot know
             # that another client has taken the id meanwhile.
-            self._require(request.may_abort or request.was_refused, f"{name} was aborted by nobody")
+            self._require(request.may_abort or request.was_refused, f"{name} was aborted by no client")
         elif end == "deadline_exceeded":
             self._require(request.may_expire, f"{name} has no deadline and passed it")
         elif end == "model_failed":
@@ -177,7 +177,8 @@ class Checks:
             self._require(request.is_poison or request.has_failed, f"{name} failed by itself: {reader.error}")
         elif end == "poisoned":
             self._require(
-                request.is_killer or self._world.num_chance_deaths > 0, f"{name} kills nobody and was called poisoned"
+                request.is_killer or self._world.num_chance_deaths > 0,
+                f"{name} crashes no worker and was called poisoned",
             )
         elif end == "pipeline_failed":
             self._require(self._world.num_give_ups > 0, f"{name} failed with a pipeline that did not")
@@ -188,10 +189,10 @@ class Checks:
             self._require(not request.is_valid, f"{name} is valid and was refused: {reader.error}")
         elif end in ("unknown_id", "duplicate_id"):
             self._require(request.may_be_unknown, f"{name} got {end}: {reader.error}")
-            # Who submits it, and has nothing of it yet, says it again instead: it was answered, or begins anew.
-            is_alone = len(request.kin) == 1 and SEPARATOR not in name  # a choice may come when another one has ended
-            may_begin_anew = is_alone and not (reader.has_resumed or reader.token_ids or request.may_be_cut)
-            self._require(end != "unknown_id" or not may_begin_anew, f"{name} was accepted and got {end}")
+            # A client without any token resubmits instead: either it was answered, or it is computed again.
+            is_alone = len(request.kin) == 1 and SEPARATOR not in name  # choices may end one by one
+            may_resubmit = is_alone and not (reader.has_resumed or reader.token_ids or request.may_be_cut)
+            self._require(end != "unknown_id" or not may_resubmit, f"{name} was accepted and got {end}")
         elif end == "draining":
             self._require(self._world.plan.may_drain, f"{name} was refused as draining")
             self._refused(request)
@@ -200,7 +201,7 @@ class Checks:
             self._refused(request)
 
     def _may_be_gone(self, reader: Reader) -> bool:
-        """Whether its adapter was not offered at some moment since it was asked for."""
+        """Whether its adapter was unavailable at some moment since it was submitted."""
         drivers, lora = self._world.drivers, reader.request.wire.get("lora", "")
         return drivers is not None and drivers.was_gone(lora, since_ns=reader.began_ns)
 
@@ -209,14 +210,14 @@ class Checks:
             each.was_refused = True
 
     def failing(self, key: tuple[int, int]) -> None:
-        """A token of this request could not be sampled."""
+        """Called when a token of this request cannot be sampled."""
         view = self._views.get(key[0])
-        if view is not None and view.generation == key[1]:  # if not, it was let go while the step was computed
+        if view is not None and view.generation == key[1]:  # otherwise it was released while the step was computed
             for each in self._world.requests[view.record.request_id].kin:
                 each.has_failed = True
 
     def killing(self, prompt: list[int]) -> None:
-        """A request is to blame for a death: it must be named after two that one driver has seen."""
+        """Called when a request crashes a worker: it must be poisoned after two crashes seen by one driver."""
         request = next(r for r in self._world.requests.values() if r.is_killer and r.prompt == prompt)
         request.num_killings += 1
         limit = 1 + self._world.num_drivers
@@ -230,16 +231,16 @@ class Checks:
     def what_is_open(self) -> list[str]:
         world = self._world
         waiting = [f"{client.name} waits" for client in world.clients if client.is_waiting]
-        if world.drivers is not None and world.drivers.life.is_busy:
+        if world.drivers is not None and world.drivers.current.is_busy:
             waiting.append("the driver is busy")
         if world.has_given_up:
-            return waiting  # nobody says for execute that it does not write any more, so records stay in use
+            return waiting  # no one reports that a given-up execute has stopped writing, so records stay in use
         slots = np.flatnonzero(world.journal.states() != 0).tolist()
         down = [role for role in ("prepare", "execute", "summarize") if role not in world.workers]
         return waiting + [f"record {slot} is in use" for slot in slots] + [f"{role} is down" for role in down]
 
     def at_rest(self) -> None:
-        """Nobody holds anything of anybody."""
+        """No process holds anything of any request."""
         if self._world.drivers is not None and not self._world.has_given_up:
             self._world.drivers.check_at_rest()
         for role, worker in self._world.workers.items():

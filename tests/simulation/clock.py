@@ -1,4 +1,4 @@
-"""A clock that stands still until the simulation moves it, in the place of ``time`` in every module of the package."""
+"""A clock that only the simulation advances, in place of ``time`` in every module of the package."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Clock:
 
 @contextmanager
 def installed(clock: Clock, **modules: Any) -> Iterator[None]:
-    """Every module of the package that imported ``time`` (or one of ``modules``, by name) sees the replacement."""
+    """Replace ``time`` (or ``modules``, by name) in every module of the package that imported it."""
     fakes: dict[str, Any] = {"time": clock, **modules}
     places = _importers(tuple(fakes), len(sys.modules))
     for module, name in places:
@@ -53,7 +53,7 @@ def installed(clock: Clock, **modules: Any) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _importers(names: tuple[str, ...], num_modules: int) -> list[tuple[ModuleType, str]]:
-    """Modules of the package that imported one of ``names``. Looked for again when there are more modules."""
+    """Modules of the package that imported one of ``names``. Searched again when there are more modules."""
     return [
         (module, name)
         for module in [module for key, module in sys.modules.items() if key.startswith("triptych.")]

@@ -1,4 +1,4 @@
-"""The device that execute drives: the hash model, slow, and with a mind of its own about when it computes."""
+"""The simulated device of execute: the hash model, with a duration per step and a random moment of computation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tests.simulation.checks import Violation
-from tests.simulation.plan import Doom
+from tests.simulation.plan import PlannedDeath
 from tests.simulation.proposals import Guesses
 from tests.simulation.requests import EXECUTE_KILLER, POISON, num_tokens_before_death
 from triptych.workers.execute.hash_lm import HashRunner
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 
 class _Step(NamedTuple):
     inputs: StepInputs
-    killer: list[int] | None  # the prompt that kills who computes it
+    killer: list[int] | None  # prompt of the sequence that crashes the process
 
 
 class Device(HashRunner):
-    """Steps take their time, in which everybody else goes on. One that computes ``POISON`` raises.
+    """Steps take time, during which other processes run. A step that computes ``POISON`` raises.
 
-    Some rows fail, by chance: the same request would not fail again in another life.
+    Some rows fail at random: the same request might succeed after a restart.
 
-    With overlap a step is computed when it is launched or not before somebody waits for it, as the dice say, and always
-    after what was ordered before it; so it fails, and kills, at either moment.
+    With overlap, a step is computed at random either when it is launched or when its result is awaited, but always
+    after earlier steps; so it can fail or crash at either moment.
     """
 
     def __init__(self, worker: Worker, card: ModelCard, *, num_host_pages: int) -> None:
         super().__init__(VOCAB_SIZE, num_pages=card.num_pages, page_size=card.page_size, num_host_pages=num_host_pages)
-        self.what_adapters_add: list[int] | None = None  # to each token, by their numbers; None: the number
+        self.what_adapters_add: list[int] | None = None  # to each token; None: the adapter's number
         self.proposer = Guesses()
         self._worker = worker
         self.is_batch_invariant = worker.world.plan.is_batch_invariant
         self.overlaps = worker.world.plan.overlaps
-        self._orders: deque[Moves | _Step] = deque()  # and not computed yet
-        self._outcomes: deque[StepResult | Exception] = deque()  # and not collected yet
-        self._has_failed = False  # the step that was computed last
-        self._writers: dict[int, dict[int, Key]] = {}  # by step in flight: page -> whose tokens it writes there
+        self._orders: deque[Moves | _Step] = deque()  # not computed yet
+        self._outcomes: deque[StepResult | Exception] = deque()  # not collected yet
+        self._has_failed = False  # the last computed step
+        self._writers: dict[int, dict[int, Key]] = {}  # by step in flight: page -> the sequence that writes to it
 
     def move(self, moves: Moves) -> None:
         self._orders.append(moves)
@@ -76,7 +76,7 @@ class Device(HashRunner):
         return outcome
 
     def _compute(self) -> None:
-        """All that was ordered."""
+        """Compute all launched steps."""
         while self._orders:
             order = self._orders.popleft()
             if isinstance(order, Moves):
@@ -95,7 +95,7 @@ class Device(HashRunner):
             super().launch(self._with_adapters(step.inputs))
         except Exception as error:
             self._worker.world.require(self._has_failed, f"a step raised {error!r}")
-            return error  # behind one that failed, of which there are no tokens to take over
+            return error  # after a failed step, whose tokens cannot be carried over
         return self._with_failures(super().collect(), step.inputs.sampled)
 
     def _with_adapters(self, inputs: StepInputs) -> StepInputs:
@@ -104,19 +104,19 @@ class Device(HashRunner):
         return replace(inputs, adapters=np.array([0, *self.what_adapters_add], np.int32)[inputs.adapters])
 
     def _with_failures(self, result: StepResult, sampled: Rows[Sequence]) -> StepResult:
-        """Some rows without a token. Then it is of interest to die before anybody has heard of that end."""
+        """Some rows without a token. Crashes are more likely then, before another process learns of the failure."""
         world, worker = self._worker.world, self._worker
         failed: dict[int, str] = {}
         for row, sequence in enumerate(sampled):
             if world.plan.failure_chance and world.failures.random() < world.plan.failure_chance:
                 world.checks.failing(sequence.key)
                 failed[row] = "by chance"
-        if failed and worker.doom is None and world.failures.random() < 0.5:
-            worker.doom = Doom("act", world.failures.randrange(12))
+        if failed and worker.planned_death is None and world.failures.random() < 0.5:
+            worker.planned_death = PlannedDeath("act", world.failures.randrange(12))
         return replace(result, failed=failed) if failed else result
 
     def check(self) -> None:
-        """No page is free that a step in flight writes to."""
+        """No page that a step in flight writes to is free."""
         engine: Engine = self._worker.body._engine
         for launched in engine._in_flight:
             for page, key in self._writers.get(launched.plan.step, {}).items():
@@ -126,7 +126,7 @@ class Device(HashRunner):
                 )
 
     def _check_pages(self) -> None:
-        """What a step writes belongs to one sequence, also in the eyes of the steps in flight."""
+        """A page that a step writes to belongs to one sequence, for the steps in flight too."""
         engine: Engine = self._worker.body._engine
         plans = {launched.plan.step: launched.plan for launched in engine._in_flight}
         self._writers = {step: writers for step, writers in self._writers.items() if step in plans}
@@ -157,7 +157,7 @@ def _writers(plan: Plan, engine: Engine) -> dict[int, Key]:
 
 
 def _killer_in(inputs: StepInputs) -> list[int] | None:
-    """The prompt of a sequence of which this step computes the token that kills, be it behind guesses."""
+    """The prompt of a sequence whose fatal token this step computes, even after proposed tokens."""
     for sequence, length in zip(inputs.sampled, inputs.sampled_lengths.tolist(), strict=True):
         prompt: list[int] = sequence.tokens[: sequence.num_prompt_tokens].tolist()
         if prompt[0] == EXECUTE_KILLER and length - len(prompt) == num_tokens_before_death(prompt):

@@ -1,6 +1,6 @@
-"""Drivers whose operator loads and unloads adapters. They run the real code, from the settings to the card and back.
+"""Drivers whose operator loads and unloads adapters. They run the real code, from the settings to the model card.
 
-A driver is a process as the others are: it can be killed before any of its acts, and others run between two of them.
+A driver is a simulated process like the workers: it can be killed before any of its acts, and others run in between.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from triptych.workers.process import WorkerContext
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-FOLDERS = {"a": ("1", "2"), "b": ("2", "3"), "c": ("3", "4")}  # that an adapter may come from: what the hash model adds
-BROKEN = "broken"  # a folder of which execute finds out that it cannot use it
-ACT_NS = (10_000, 2_000_000)  # that the driver takes for one
-ORDER_NS = (1, 5_000_000)  # until the supervisor's thread does what it is told
+FOLDERS = {"a": ("1", "2"), "b": ("2", "3"), "c": ("3", "4")}  # of an adapter: what the hash model adds
+BROKEN = "broken"  # a folder that execute refuses
+ACT_NS = (10_000, 2_000_000)  # duration of an act of the driver
+ORDER_NS = (1, 5_000_000)  # delay until the supervisor's thread executes a command
 LOAD_NS = (1, 20_000_000)
-STALL_NS = (1, 150_000_000)  # for which a worker that has looked at a file may get no processor
+STALL_NS = (1, 150_000_000)  # time without a processor for a worker that has just read a file
 STALL_CHANCES = (0.0, 0.05, 0.3)
-WAIT_NS = 20_000_000  # until who waits for the card looks again
-DOOM_CHANCE = 0.3  # of each of the first drivers to be killed before one of its acts
+WAIT_NS = 20_000_000  # until a worker that waits for the card looks again
+DOOM_CHANCE = 0.3  # probability for each of the first drivers to be killed before one of its acts
 NUM_DOOMED = 3
 TIMEOUTS_S = (5.0, 5.0, 5.0, 0.01, 0.1)
 NEVER_NS = 10**18
@@ -56,7 +56,7 @@ _read_card = lru_cache(maxsize=64)(ModelCard.from_json)
 
 
 def module(name: str, folder: str) -> str:
-    """As the settings name it."""
+    """The adapter in the settings' syntax."""
     return f"{name}=/{folder}"
 
 
@@ -65,26 +65,26 @@ def digest_of(folder: str) -> str:
 
 
 class _Supervisor:
-    """The part of it that replaces workers."""
+    """The part of the supervisor that replaces workers."""
 
-    def __init__(self, life: Life) -> None:
-        self._life = life
+    def __init__(self, process: DriverProcess) -> None:
+        self._process = process
 
     @property
     def error(self) -> TriptychError | None:
-        return ConfigError("given up") if self._life.world.has_given_up else None
+        return ConfigError("given up") if self._process.world.has_given_up else None
 
     def restart(self, role: str) -> None:
-        self._life.act("order")
-        world = self._life.world
+        self._process.act("order")
+        world = self._process.world
 
         def kill() -> None:
-            if self._life.is_alive and role in world.workers:
+            if self._process.is_alive and role in world.workers:
                 world.kill(world.workers[role])
 
-        world.call(world.clock.now_ns + self._life.drivers.dice.randrange(*ORDER_NS), kill)
+        world.call(world.clock.now_ns + self._process.drivers.dice.randrange(*ORDER_NS), kill)
 
-    def last_words(self, role: str) -> str:
+    def last_log_lines(self, role: str) -> str:
         return f"the last of {role}"
 
 
@@ -94,26 +94,28 @@ class _Keeper(JournalKeeper):
 
 
 class _Driver(Driver):
-    def __init__(self, life: Life, settings: PipelineConfig) -> None:
+    def __init__(self, process: DriverProcess, settings: PipelineConfig) -> None:
         self.config = settings
         self._loaded = LoadedAdapters(settings)
-        self._replacing: Any = nullcontext()  # it is asked for one thing after the other
-        run_dir: Any = SimpleNamespace(path=life.folder, what_helps=lambda _: "")
-        supervisor: Any = _Supervisor(life)
-        self._simulated = Running(supervisor, life.world.board, run_dir, _Keeper(life.world, life.folder / "journal"))
+        self._replacing: Any = nullcontext()  # it gets one command after the other
+        run_dir: Any = SimpleNamespace(path=process.folder, what_helps=lambda _: "")
+        supervisor: Any = _Supervisor(process)
+        self._simulated = Running(
+            supervisor, process.world.board, run_dir, _Keeper(process.world, process.folder / "journal")
+        )
 
     def _replaceable(self) -> Running:
         self._simulated.check()
         return self._simulated
 
     def begin(self) -> None:
-        """What a driver does with the run directory before there are workers."""
+        """What a driver does in the run directory before it starts workers."""
         keeper, folder = self._simulated.keeper, self._simulated.run_dir.path
         self.config = self._loaded.restore(keeper.path, self.config)
         prepare_run_dir(folder, self.config, keeper)
 
 
-class Life(Process):
+class DriverProcess(Process):
     """One driver."""
 
     def __init__(self, world: World, drivers: Drivers) -> None:
@@ -142,7 +144,7 @@ class Life(Process):
             self.wake(self.world.clock.now_ns)
 
     def end(self) -> None:
-        """What it was about to do is not done."""
+        """Abandon the current command."""
         self.is_alive = False
         while self._strand is not None and not self._strand.has_ended:
             self._strand.resume()
@@ -170,13 +172,13 @@ class Life(Process):
     def _obey(self, order: Callable[[Driver], object]) -> None:
         try:
             order(self.driver)
-            self.world.note(self, "has done it")
+            self.world.note(self, "done")
         except TriptychError as error:
-            self.world.note(self, f"has not done it: {error.message}")
+            self.world.note(self, f"failed: {error.message}")
 
     def act(self, what: str, half: Callable[[], None] | None = None) -> None:
         if self._strand is None:
-            return  # it begins: nobody else is there
+            return  # starting: no other process runs
         self._pause(self.drivers.dice.randrange(*ACT_NS))
         self._num_acts_left -= 1
         if self._num_acts_left == 0:
@@ -186,7 +188,7 @@ class Life(Process):
         self._pause(int(seconds * 1e9))
 
     def _pause(self, duration_ns: int) -> None:
-        assert self._strand is not None, "it does something"
+        assert self._strand is not None, "a command runs"
         if self.is_alive and self.death is None:
             self.next_ns = self.world.clock.now_ns + duration_ns
             self._strand.pause()
@@ -195,27 +197,27 @@ class Life(Process):
 
 
 class Drivers:
-    """One after the other, and the folder that the next one finds."""
+    """One driver after the other, and the run directory that the next one finds."""
 
     def __init__(self, world: World, dice: random.Random) -> None:
         self.world, self.dice = world, dice
         self.settings = world.config
         self._stall_chance = dice.choice(STALL_CHANCES)
         self.disk = Disk(self._note_offer)
-        self.life: Life
-        self.turning: Life
-        self._gone_ns = dict.fromkeys(FOLDERS, 0)  # when each was not offered for the last time
+        self.current: DriverProcess
+        self.turning: DriverProcess
+        self._gone_ns = dict.fromkeys(FOLDERS, 0)  # when each was last unavailable
         self._offered: frozenset[str] = frozenset()
 
     def begin(self) -> None:
-        self.life = Life(self.world, self)
+        self.current = DriverProcess(self.world, self)
 
     @property
     def has_card(self) -> bool:
         return f"{RUN_DIR}/{CARD_FILE}" in self.disk.files
 
     def was_gone(self, name: str, *, since_ns: int) -> bool:
-        """Whether an adapter was not offered at some moment since then."""
+        """Whether an adapter was unavailable at some moment since then."""
         return name not in self._offered or self._gone_ns[name] >= since_ns
 
     def _note_offer(self) -> None:
@@ -225,24 +227,24 @@ class Drivers:
                 self._gone_ns[name] = self.world.clock.now_ns
 
     def _read_offered(self) -> frozenset[str]:
-        """Names of the adapters that whoever looks now may ask for."""
+        """Names of the adapters that a client can select now."""
         card, offer = (self.disk.read(f"{RUN_DIR}/{name}") for name in (CARD_FILE, OFFERED_FILE))
         if card is None or offer is None:
             return frozenset()
         return frozenset(_read_card(card).adapters).intersection(Offer.from_json(offer).names)
 
-    # -- what is asked of them
+    # -- commands
 
     def operate(self) -> None:
-        loaded = [module.name for module in self.life.driver.config.model.adapters]
+        loaded = [module.name for module in self.current.driver.config.model.adapters]
         name, timeout_s = self.dice.choice(tuple(FOLDERS)), self.dice.choice(TIMEOUTS_S)
         if name in loaded:
-            self.world.note(self.life, f"shall unload {name} in {timeout_s} s")
-            self.life.do(lambda driver: driver.unload_adapter(name, timeout=timeout_s))
+            self.world.note(self.current, f"shall unload {name} in {timeout_s} s")
+            self.current.do(lambda driver: driver.unload_adapter(name, timeout=timeout_s))
         else:
             folder = BROKEN if self.dice.random() < 0.1 else self.dice.choice(FOLDERS[name])
-            self.world.note(self.life, f"shall load {name} from {folder} in {timeout_s} s")
-            self.life.do(lambda driver: driver.load_adapter(name, f"/{folder}", timeout=timeout_s))
+            self.world.note(self.current, f"shall load {name} from {folder} in {timeout_s} s")
+            self.current.do(lambda driver: driver.load_adapter(name, f"/{folder}", timeout=timeout_s))
 
     # -- their workers
 
@@ -251,12 +253,12 @@ class Drivers:
             worker.stay(self.dice.randrange(*STALL_NS))
 
     def find(self, worker: Worker) -> tuple[Any, PipelineConfig]:
-        """The run directory and the settings, for who begins."""
+        """The run directory and the settings, for a starting worker."""
         folder = Folder(self.disk, str(RUN_DIR), worker)
         return folder, _read_config((folder / CONFIG_FILE).read_text(encoding="utf-8"))
 
     def build(self, worker: Worker, context: WorkerContext) -> Any:
-        """The worker's body; None while the card is not there."""
+        """The worker's body; None while there is no model card."""
         context.page.set_phase(worker.epoch, "loading")
         if worker.role == "execute":
             body = self._load(worker, context)
@@ -289,12 +291,12 @@ class Drivers:
         return device, card
 
     def check_at_rest(self) -> None:
-        """What the driver knows is what is served, and what the next one will find."""
-        config = self.life.driver.config
+        """What the driver has loaded is what is served, and what the next driver will load."""
+        config = self.current.driver.config
         known = {module.name: module.digest() for module in config.model.adapters}
-        served = LatestCard(self.life.folder).offered()
+        served = LatestCard(self.current.folder).offered()
         self.world.require(served == known, f"{served} are served at rest, loaded are {known}")
-        again = _Driver(self.life, self.settings)
+        again = _Driver(self.current, self.settings)
         again.begin()
         self.world.require(again.config == config, f"the next driver begins with {again.config}, this has {config}")
 

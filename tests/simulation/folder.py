@@ -1,4 +1,4 @@
-"""The run directory in memory: each look at a file and each change of one is an act of a process."""
+"""The run directory in memory: each read and each change of a file is an act of a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Unhindered:
-    """An owner whose looks at files are no acts."""
+    """An owner whose file accesses are not acts."""
 
     def act(self, what: str) -> None:
         pass
@@ -29,12 +29,12 @@ class Unhindered:
 
 
 class Disk:
-    """Texts by path, with a number that no earlier one had."""
+    """File contents by path, each with a unique number."""
 
     def __init__(self, has_changed: Callable[[], None] = lambda: None) -> None:
         self.files: dict[str, tuple[str, int]] = {}
         self._versions = itertools.count(1)
-        self._has_changed = has_changed  # is called after each change
+        self._has_changed = has_changed  # called after each change
 
     def read(self, path: str) -> str | None:
         return self.files[path][0] if path in self.files else None
@@ -49,7 +49,7 @@ class Disk:
 
 
 class Folder:
-    """What the pipeline uses of a ``pathlib.Path``, as one process sees it."""
+    """The part of ``pathlib.Path`` used by the pipeline, as one process sees it."""
 
     def __init__(self, disk: Disk, path: str, owner: Owner) -> None:
         self._disk, self._path, self.owner = disk, path, owner
@@ -89,7 +89,7 @@ class Folder:
         return found
 
     def write(self, text: str) -> None:
-        """Whole or not at all."""
+        """All of it or nothing."""
         self.owner.act("write")
         self._disk.write(self._path, text)
 
@@ -103,7 +103,7 @@ def write_private(path: Folder, text: str, *, is_durable: bool = False) -> None:
 
 
 def offering(path: Path, card: ModelCard) -> Folder:
-    """The run directory of a driver that has nothing more to do with it: to look at it is no act."""
+    """The run directory of a driver that no longer acts: reading it is not an act."""
     folder = Folder(Disk(), str(path), Unhindered())
     if card.adapters:
         (folder / OFFERED_FILE).write(json.dumps(asdict(Offer(tuple(card.adapters)))))

@@ -1,7 +1,7 @@
-"""Requests of several sequences: what each of them says, and which of them are the choices.
+"""Requests with several sequences: the expected answer of each, and which of them are the choices.
 
-The expected hypotheses of a beam search come from the search's own rules and the hash model's definition, without
-pages, steps and beams that give way.
+The expected hypotheses of a beam search come from the search rules and the hash model's definition, without pages,
+steps and preemptions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEARCH_OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def make_group(dice: random.Random, request: Request, card: ModelCard, *, max_records: int) -> None:
-    """Give a plain request several sequences: ``n``, of these the best, or beams. Nonsense and killers stay plain."""
+    """Give a plain request several sequences: samples, the best of several, or beams. Others stay plain."""
     if not request.is_valid or request.is_killer:
         return
     size = dice.randrange(2, min(MAX_SIZE, card.max_live, max_records) + 1)
@@ -53,7 +53,7 @@ def make_group(dice: random.Random, request: Request, card: ModelCard, *, max_re
 
 
 def _samples(request: Request, card: ModelCard, size: int) -> list[Request]:
-    """Each says what a plain request with its seed says."""
+    """Each gives the answer of a plain request with its seed."""
     wire, prompt = request.wire, request.prompt
     capacity = min(wire["max_tokens"], card.max_model_len - len(prompt))
     temperature, seed = wire.get("temperature", 0.0), wire.get("seed", 0)
@@ -66,11 +66,11 @@ def _samples(request: Request, card: ModelCard, size: int) -> list[Request]:
 
 def _sequences(request: Request, answers: list[list[int]]) -> list[Request]:
     ids = [f"{request.request_id} {index}" for index in range(len(answers))]
-    return [make_request(name, request.wire, said) for name, said in zip(ids, answers, strict=True)]
+    return [make_request(name, request.wire, output) for name, output in zip(ids, answers, strict=True)]
 
 
 def _rank(sequence: Request) -> tuple[bool, float]:
-    """Lowest first, by the mean logprob as the journal keeps it; ties as they were made."""
+    """Lowest first, by the mean logprob as stored in the journal; ties in order of creation."""
     if not sequence.token_ids:
         return True, 0.0
     tokens, logprobs = list(sequence.prompt), []
@@ -83,7 +83,7 @@ def _rank(sequence: Request) -> tuple[bool, float]:
 def _make_search(
     request: Request, card: ModelCard, size: int, num_choices: int, options: dict[str, Any]
 ) -> bool:  # fmt: skip
-    """Make a beam search of it; whether the pages have room for one."""
+    """Make it a beam search; returns whether there are enough pages for one."""
     kept = {name: request.wire[name] for name in SEARCH_FIELDS if name in request.wire}
     wire = {"prompt_token_ids": request.prompt, **kept, "n": num_choices, "num_beams": size, **options}
     params = SamplingParams(max_tokens=wire["max_tokens"], num_beams=size)
@@ -105,7 +105,7 @@ def _make_search(
 
 
 def _let_compete(request: Request, sequences: list[Request], ranked: list[Request], num_choices: int) -> None:
-    """The best of ``ranked`` are the choices. Where one of them fails or is aborted, that may concern every choice."""
+    """The best of ``ranked`` are the choices. If one of them fails or is aborted, this may change every choice."""
     request.sequences = request.candidates = sequences
     if num_choices == 1:
         best = ranked[0]

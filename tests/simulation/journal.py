@@ -1,4 +1,4 @@
-"""The journal in memory, with every store of a process counted, so that it can die before any of them, or within it."""
+"""The journal in memory: every store of a process is counted, and it can die before or during any of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VIEWS = ("arena", "words", "prepare_words", "tokens_words", "finish_words", "rel
 
 
 def make_journal(num_records: int, arena_bytes: int, *, clock_shift_ns: int) -> Journal:
-    """A journal in an anonymous file, which goes with its last view. Its clock may be ahead, as after a reboot."""
+    """A journal in an anonymous file, freed with its last view. Its clock may be ahead, as after a reboot."""
     file = os.memfd_create("journal", os.MFD_CLOEXEC)
     os.ftruncate(file, HEADER_BYTES + num_records * RECORD.itemsize + arena_bytes)
     header = np.zeros(1, HEADER)
@@ -30,12 +30,12 @@ def make_journal(num_records: int, arena_bytes: int, *, clock_shift_ns: int) -> 
 
 
 class Watched(np.ndarray[Any, Any]):
-    """A view whose stores are acts of a process. What is read from it is plain, and cannot be stored into."""
+    """A view whose stores are acts of a process. Values read from it are plain copies."""
 
     process: Process
     to_read: npt.NDArray[Any]  # the same memory
     to_write: npt.NDArray[Any]
-    guard: Callable[[Any], None] | None = None  # is asked before a store, with its key
+    guard: Callable[[Any], None] | None = None  # called before a store, with its key
 
     def __getitem__(self, key: Any) -> Any:
         return self.to_read[key]
@@ -54,7 +54,7 @@ class Watched(np.ndarray[Any, Any]):
         return getattr(ufunc, method)(*[i.to_read if isinstance(i, Watched) else i for i in inputs], **options)
 
     def _torn(self, key: Any, value: Any) -> None:
-        """The beginning of a store of many words: each of them is stored whole, and not all at once."""
+        """The beginning of a store of many words: each word is stored completely, but not all of them."""
         if isinstance(key, np.ndarray) and isinstance(value, np.ndarray):
             cut = self.process.rng.randrange(len(key) + 1)
             self.to_write[np.asarray(key)[:cut]] = value[:cut]
@@ -65,7 +65,7 @@ class Watched(np.ndarray[Any, Any]):
 
 
 class WatchedEntry:
-    """One record, of which each field is stored alone."""
+    """One record, whose fields are stored one by one."""
 
     __slots__ = ("_entry", "_process")
 
@@ -91,12 +91,12 @@ class WatchedRecords:
         return WatchedEntry(self._records[key], self._process)
 
 
-class LifeJournal(Journal):
-    """A journal as one life of one process has it mapped."""
+class ProcessJournal(Journal):
+    """A journal as mapped by one process."""
 
     def __init__(self, journal: Journal, process: Process) -> None:
         self.__dict__.update(vars(journal))
-        # Reading is no act, and what is made of watched arrays would be watched too.
+        # Reading is not an act, and arrays derived from watched ones would be watched too.
         self.generations, self.states = journal.generations, journal.states  # type: ignore[method-assign]
         self.release_states = journal.release_states  # type: ignore[method-assign]
         for name in VIEWS:
@@ -107,7 +107,7 @@ class LifeJournal(Journal):
 
 
 class WatchedWords:
-    """Words of which each store is an act."""
+    """Words, each store into which is an act."""
 
     def __init__(self, words: memoryview, process: Process) -> None:
         self._words, self._process = words, process
@@ -120,8 +120,8 @@ class WatchedWords:
         self._words[key] = value
 
 
-class LifeIntent(Intent):
-    """An intent as one life of one process has it mapped."""
+class ProcessIntent(Intent):
+    """An intent as mapped by one process."""
 
     def __init__(self, intent: Intent, process: Process) -> None:
         self._words = WatchedWords(intent._words, process)  # type: ignore[assignment]

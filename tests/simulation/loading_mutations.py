@@ -1,4 +1,4 @@
-"""Mistakes that only adapters that come and go make possible; see ``mutations.py``."""
+"""Mutations that need adapters that are loaded and unloaded; see ``mutations.py``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from triptych.protocol.board import WorkerPage
 from triptych.protocol.model_card import LatestCard
 
 
-def whatever_is_loaded_is_offered(patch: Patch) -> None:
-    """Also what is being unloaded, and what the next driver would not know."""
+def every_loaded_adapter_is_offered(patch: Patch) -> None:
+    """Including those being unloaded, and those that the next driver would not know."""
 
     def offered(self: LatestCard) -> dict[str, str]:
         card = self.read()
@@ -19,22 +19,22 @@ def whatever_is_loaded_is_offered(patch: Patch) -> None:
     patch.setattr(LatestCard, "offered", offered)
 
 
-def what_is_accepted_is_not_waited_for(patch: Patch) -> None:
+def accepted_requests_are_not_waited_for(patch: Patch) -> None:
     patch.setattr(driver, "wait_until_unused", lambda *_, **__: None)
 
 
-def who_is_about_to_accept_is_not_waited_for(patch: Patch) -> None:
-    """prepare has seen the adapter and writes the request down once it was looked whether there is one."""
+def requests_being_accepted_are_not_waited_for(patch: Patch) -> None:
+    """prepare has seen the adapter, and writes the request to the journal after the driver has looked for requests."""
     patch.setattr(WorkerPage, "progress_ns", property(lambda self: 1 << 62))
 
 
-def what_was_loaded_is_forgotten_with_the_driver(patch: Patch) -> None:
+def loaded_adapters_are_forgotten_with_the_driver(patch: Patch) -> None:
     patch.setattr(LoadedAdapters, "keep", lambda *_: None)
 
 
 LOADING_MUTATIONS = by_name(
-    whatever_is_loaded_is_offered,
-    what_is_accepted_is_not_waited_for,
-    who_is_about_to_accept_is_not_waited_for,
-    what_was_loaded_is_forgotten_with_the_driver,
+    every_loaded_adapter_is_offered,
+    accepted_requests_are_not_waited_for,
+    requests_being_accepted_are_not_waited_for,
+    loaded_adapters_are_forgotten_with_the_driver,
 )

@@ -1,4 +1,4 @@
-"""Mistakes that a program like this one makes, each planted where it would be made: the simulation must find them."""
+"""Mutations: bugs typical of a program like this one, planted where they would occur. The simulation must find them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Patch = pytest.MonkeyPatch
 
 
 def no_deduplication(patch: Patch) -> None:
-    """The client appends what it gets, whether it has it already or not."""
+    """The client appends what it receives, even if it has it already."""
     real = Assembly.add
 
     def add(self: Assembly, offset: int, text_offset: int, *rest: Any) -> Any:
@@ -44,7 +44,7 @@ def no_deduplication(patch: Patch) -> None:
 
 
 def count_before_token(patch: Patch) -> None:
-    """execute publishes the count, and then writes the tokens that it counts."""
+    """execute publishes the count before the tokens that it counts."""
 
     def publish(self: Any, slots: Any, indices: Any, token_ids: Any, now_ns: int) -> None:
         words, tokens = self._journal.words, token_ids.view(np.uint32)
@@ -57,7 +57,7 @@ def count_before_token(patch: Patch) -> None:
 
 
 def state_before_record(patch: Patch) -> None:
-    """prepare publishes a record, and then fills it."""
+    """prepare publishes a record before it fills it."""
     real = RequestWriter._write
 
     def write(self: RequestWriter, slot: int, *rest: Any) -> int:
@@ -70,14 +70,14 @@ def state_before_record(patch: Patch) -> None:
 
 
 def stateful_random_numbers(patch: Patch) -> None:
-    """Random numbers come from a generator that goes on from draw to draw."""
+    """Random numbers come from a generator with state."""
     draws = itertools.count()
     patch.setattr(hash_lm, "_noise", lambda seed, position: seed * 7919 + next(draws) * 104729)
     assert HashRunner._sample.__globals__["_noise"] is hash_lm._noise
 
 
 def accepted_before_record(patch: Patch) -> None:
-    """prepare says ACCEPTED, and then writes the record."""
+    """prepare sends ACCEPTED before it writes the record."""
     real = Prepare._accept
 
     def accept(self: Prepare, intake: Any, admission: Any) -> None:
@@ -89,12 +89,12 @@ def accepted_before_record(patch: Patch) -> None:
 
 
 def ids_are_not_remembered(patch: Patch) -> None:
-    """A SUBMIT that was sent again is another request."""
+    """A repeated SUBMIT is a new request."""
     patch.setattr(KnownIds, "seen", lambda self, request_id, digest: False)
 
 
 def live_requests_are_not_counted_after_a_restart(patch: Patch) -> None:
-    """A restarted prepare believes that every credit is free."""
+    """A restarted prepare assumes that every credit is free."""
     real = Prepare._adopt_journal
 
     def adopt(self: Prepare) -> None:
@@ -105,17 +105,17 @@ def live_requests_are_not_counted_after_a_restart(patch: Patch) -> None:
 
 
 def prepare_never_reads_the_journal(patch: Patch) -> None:
-    """Releases that were lost on the way are lost."""
+    """Lost releases stay lost."""
     patch.setattr(Prepare, "_scan", lambda self: None)
 
 
 def execute_never_reads_the_journal(patch: Patch) -> None:
-    """Requests and releases that were lost on the way are lost."""
+    """Lost requests and releases stay lost."""
     patch.setattr(Execute, "_scan", lambda self: None)
 
 
 def records_are_reused_while_execute_still_writes(patch: Patch) -> None:
-    """A record whose answer is read goes to the next request, whatever execute is about to write into it."""
+    """A read answer's record is given to the next request although execute may still write to it."""
 
     def recycle(self: RequestWriter, slot: int, generation: int) -> bool:
         entry = self._journal.records[slot]
@@ -132,23 +132,23 @@ def records_are_reused_while_execute_still_writes(patch: Patch) -> None:
     patch.setattr(RequestWriter, "recycle", recycle)
 
 
-def what_has_ended_goes_on_in_a_new_life(patch: Patch) -> None:
-    """execute takes up every request that is not released, also one that it wrote an end of before it died."""
+def ended_requests_are_resumed_by_a_restarted_execute(patch: Patch) -> None:
+    """execute resumes every request that is not released, even if it wrote its end before it died."""
     patch.setattr(execute, "read_finish", lambda *_: None)
 
 
 def gaps_are_ignored(patch: Patch) -> None:
-    """summarize takes every token for the next one, whatever its index says."""
+    """summarize takes every token as the next one, whatever its index is."""
     _rewrite_steps(patch, lambda self, slot, column: (self._answers[slot].num_seen, column[1]))
 
 
 def generations_are_ignored(patch: Patch) -> None:
-    """summarize gives the tokens of an earlier request in a slot to the present one."""
+    """summarize attributes tokens of an earlier request in a slot to the current one."""
     _rewrite_steps(patch, lambda self, slot, column: (self._answers[slot].num_seen, self._answers[slot].key[1]))
 
 
 def new_connections_are_not_noticed(patch: Patch) -> None:
-    """Text goes to the connection that asked first, until the client says that it misses something."""
+    """Text goes to the connection that followed first, until the client reports a gap."""
     real = Answer.follow
     readers: dict[Answer, bytes] = {}
 
@@ -161,7 +161,7 @@ def new_connections_are_not_noticed(patch: Patch) -> None:
 
 
 def answers_end_before_their_tokens_are_counted(patch: Patch) -> None:
-    """summarize writes the word that releases, and then what it releases."""
+    """summarize writes the releasing word before what it releases."""
 
     def release(
         self: ReleaseWriter, slot: int, generation: int, *, num_tokens: int, reason: str, code: str = ""
@@ -174,32 +174,30 @@ def answers_end_before_their_tokens_are_counted(patch: Patch) -> None:
     patch.setattr(ReleaseWriter, "release", release)
 
 
-def nobody_is_blamed(patch: Patch) -> None:
-    """The driver does not ask what a worker died of."""
+def no_request_is_blamed(patch: Patch) -> None:
+    """The driver ignores which requests a dead worker had."""
     patch.setattr(Blame, "note_death", lambda self, role, *, internal: self._board.intent(role).clear())
 
 
-def kills_from_outside_blame(patch: Patch) -> None:
-    """Whoever was in the hands of a worker that somebody killed is a suspect."""
+def kills_from_outside_are_blamed_on_requests(patch: Patch) -> None:
+    """The requests of a worker killed from outside become suspects."""
     real = Blame.note_death
     patch.setattr(Blame, "note_death", lambda self, role, *, internal: real(self, role, internal=True))
 
 
-def suspects_are_acquitted_by_tokens_that_were_known_before_the_death(patch: Patch) -> None:
-    """execute does not say how many steps it has done and not written down, which are done again before the one that
-    kills.
-    """
+def suspects_are_cleared_by_tokens_known_before_the_crash(patch: Patch) -> None:
+    """execute does not report how many steps it has run but not journaled, which run again before the crashing one."""
     real = Intent.begin
     patch.setattr(Intent, "begin", lambda self, *, num_ahead=0: real(self))
 
 
-def choices_are_taken_from_those_who_were_found(patch: Patch) -> None:
-    """A new life of summarize ranks the candidates that it has found so far, and does not wait for the others."""
+def choices_are_ranked_before_all_candidates_are_known(patch: Patch) -> None:
+    """A restarted summarize ranks the candidates found so far, and does not wait for the others."""
     patch.setattr(Choices, "are_complete", True)
 
 
 def only_a_beam_that_fails_now_ends_its_search(patch: Patch) -> None:
-    """What a new life of summarize finds ended, or finds later than the end of another beam, is nobody's concern."""
+    """A restarted summarize ignores ended beams that it finds at its start, or after the end of another beam."""
     real = Summarize._discover_slot
 
     def discover_slot(self: Summarize, slot: int) -> Answer | None:
@@ -210,14 +208,14 @@ def only_a_beam_that_fails_now_ends_its_search(patch: Patch) -> None:
     patch.setattr(Summarize, "_discover_slot", discover_slot)
 
 
-def who_aborts_a_choice_aborts_all(patch: Patch) -> None:
-    """Also where the choices are known from the beginning, and do not compete."""
+def abort_of_a_choice_aborts_all(patch: Patch) -> None:
+    """Even if the choices are fixed from the beginning and do not compete."""
     patch.setattr(Choices, "of", lambda self, wire_id: list(self.answers.values()))
 
 
-def unknown_is_unknown(patch: Patch) -> None:
-    """The client believes that a request which was accepted is not known, whatever overtook what."""
-    patch.setattr(Exchange, "_begin_anew", lambda self, request: False)
+def accepted_request_is_not_resubmitted(patch: Patch) -> None:
+    """The client believes that an accepted request is unknown, even if its messages overtook each other."""
+    patch.setattr(Exchange, "_resubmit", lambda self, request: False)
 
 
 def _rewrite_steps(patch: Patch, rewrite: Callable[[Summarize, int, tuple[int, int]], tuple[int, int]]) -> None:
@@ -253,16 +251,16 @@ MUTATIONS = by_name(
     prepare_never_reads_the_journal,
     execute_never_reads_the_journal,
     records_are_reused_while_execute_still_writes,
-    what_has_ended_goes_on_in_a_new_life,
+    ended_requests_are_resumed_by_a_restarted_execute,
     gaps_are_ignored,
     generations_are_ignored,
     new_connections_are_not_noticed,
     answers_end_before_their_tokens_are_counted,
-    nobody_is_blamed,
-    kills_from_outside_blame,
-    suspects_are_acquitted_by_tokens_that_were_known_before_the_death,
-    choices_are_taken_from_those_who_were_found,
+    no_request_is_blamed,
+    kills_from_outside_are_blamed_on_requests,
+    suspects_are_cleared_by_tokens_known_before_the_crash,
+    choices_are_ranked_before_all_candidates_are_known,
     only_a_beam_that_fails_now_ends_its_search,
-    who_aborts_a_choice_aborts_all,
-    unknown_is_unknown,
+    abort_of_a_choice_aborts_all,
+    accepted_request_is_not_resubmitted,
 )

@@ -1,9 +1,8 @@
-"""Sockets without ZeroMQ that lose, delay and reorder what ZeroMQ was seen to lose, delay and reorder.
+"""Sockets that lose, delay and reorder messages as ZeroMQ was observed to.
 
-What a process sent and nobody has read yet is in flight. When one end of a connection goes, what was on its way to it
-is lost, and of what it sent a part arrives; the other end connects again after a while, and until then a send is
-refused (IMMEDIATE). Within one connection order is kept; between two, even of the same peers, it is not. Nothing is
-doubled.
+Sent messages that are not read yet are in flight. When one end of a connection goes away, messages to it are lost, and
+of its own messages a part arrives; the other end reconnects after a while, and until then a send is refused
+(IMMEDIATE). Within one connection order is kept; between two, even of the same peers, it is not. Nothing is doubled.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ BOUND = (zmq.PULL, zmq.ROUTER)
 
 
 class Pipe:
-    """One direction of one connection: what is in flight, oldest first, and when each arrives."""
+    """One direction of one connection: the messages in flight, oldest first, and their arrival times."""
 
     __slots__ = ("frames", "identity", "key", "reader")
 
     def __init__(self, reader: FakeSocket, identity: bytes, key: str) -> None:
         self.reader, self.identity = reader, identity
-        self.key = key  # of the connecting end, if it is a client
+        self.key = key  # name of the connecting end, if it is a client
         self.frames: deque[tuple[int, bytes]] = deque()
 
 
 class Connection:
-    """Of one connecting socket (PUSH, DEALER) to one that is bound (PULL, ROUTER)."""
+    """From one connecting socket (PUSH, DEALER) to one that is bound (PULL, ROUTER)."""
 
     def __init__(self, network: Network, client: FakeSocket, server: FakeSocket) -> None:
         self.identity = next(network.identities).to_bytes(5, "big")
@@ -48,11 +47,11 @@ class Connection:
         key = getattr(client.process, "key", "")
         self.up, self.down = Pipe(server, self.identity, key), Pipe(client, self.identity, key)
         self.is_open = True
-        self.limit = network.rng.choice((3, 1000, 1000, 1000))  # a peer that reads late is refused early
+        self.limit = network.rng.choice((3, 1000, 1000, 1000))  # sends to a peer that reads slowly are refused early
 
 
 class Network:
-    """All sockets of one run, and the dice."""
+    """All sockets of one run, and the random numbers for their delays."""
 
     def __init__(self, rng: random.Random, now_ns: Any) -> None:
         self.rng = rng
@@ -76,7 +75,7 @@ class Network:
                 other.connect_later()
 
     def drop(self, connection: Connection, *, dead: FakeSocket | None) -> None:
-        """A connection breaks, because one end died or by itself; the connecting end tries again if it lives."""
+        """A connection breaks, because one end died or by itself; the connecting end reconnects if it lives."""
         if not connection.is_open:
             return
         connection.is_open = False
@@ -91,7 +90,7 @@ class Network:
             connection.client.connect_later()
 
     def _cut(self, pipe: Pipe) -> None:
-        """Of what was in flight only a beginning arrives. What arrived already is there."""
+        """Of the messages in flight, only the first ones arrive. Those that arrived already stay."""
         now_ns = self.now_ns()
         num_arrived = sum(at <= now_ns for at, _ in pipe.frames)
         keep = self.rng.randrange(num_arrived, len(pipe.frames) + 1)
@@ -102,13 +101,13 @@ class Network:
 
 
 class FakeFrame(NamedTuple):
-    """A frame that says who has sent it."""
+    """A frame with the name of its sender."""
 
     bytes: bytes
     key: str
 
     def get(self, name: str) -> str:
-        assert name == "User-Id", "nothing else is asked"
+        assert name == "User-Id", "no other property is used"
         return self.key
 
 
@@ -121,7 +120,7 @@ class FakeSocket:
         self.endpoint = ""
         self.connections: dict[bytes, Connection] = {}  # of a bound socket
         self.connection: Connection | None = None  # of a connecting one
-        self.leftovers: list[Pipe] = []  # of connections that are gone: what arrived and was not read
+        self.leftovers: list[Pipe] = []  # of closed connections: messages that arrived and were not read
         self.connect_at_ns = 0
         process.sockets.append(self)
 
@@ -142,7 +141,7 @@ class FakeSocket:
         self.process.wake(self.connect_at_ns)
 
     def close(self, linger: int = 0) -> None:
-        """As the kernel does it for whoever died."""
+        """As the kernel does for a dead process."""
         for connection in [*self.connections.values(), *([self.connection] if self.connection else [])]:
             self.network.drop(connection, dead=self)
         if self.network.bound.get(self.endpoint) is self:
@@ -187,7 +186,7 @@ class FakeSocket:
     # -- receiving
 
     def get(self, option: int) -> int:
-        assert option == EVENTS, "nothing else is asked"
+        assert option == EVENTS, "no other option is used"
         at_ns = self.next_arrival_ns()
         return POLLIN if at_ns is not None and at_ns <= self.network.now_ns() else 0
 
@@ -216,7 +215,7 @@ class FakeSocket:
         return pipe, frame
 
     def next_arrival_ns(self) -> int | None:
-        """When something is there to be read: in the past if it is there already."""
+        """When there is a message to read: in the past if there is one already."""
         return min([pipe.frames[0][0] for pipe in self._pipes() if pipe.frames], default=None)
 
     def can_send(self) -> bool:
@@ -225,7 +224,7 @@ class FakeSocket:
 
 
 class FakePoller:
-    """Never waits: it notes when the process that waits is to go on."""
+    """Never waits: it records when the waiting process is to continue."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -255,7 +254,7 @@ class FakePoller:
 
 
 class FakeBell:
-    """A bell that nobody else rings: what it would end is no wait here."""
+    """A bell that is never rung, because waits are simulated."""
 
     file = -1
 
@@ -278,7 +277,7 @@ class FakeContext:
 
 
 class FakeTransport(Transport):
-    """A ``Transport`` of one process. Its sockets go with it."""
+    """A ``Transport`` of one process. Its sockets are closed with it."""
 
     def __init__(self, process: Process) -> None:
         self.process = process

@@ -1,4 +1,4 @@
-"""Mistakes that only a step in flight makes possible; see ``mutations.py``."""
+"""Mutations that need a step in flight; see ``mutations.py``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from triptych.workers.execute.step_intent import StepIntent
 
 
 def pages_are_handed_out_under_a_step_in_flight(patch: Patch) -> None:
-    """Pages of a sequence that ended go to the next one, though a step that is launched still writes to them."""
+    """Pages of an ended sequence are given to the next one while a launched step still writes to them."""
     patch.setattr(Limbo, "_is_over", lambda self, entry: True)
 
 
-def what_follows_a_stop_token_is_said(patch: Patch) -> None:
-    """A sequence whose stop token became known when its next step was launched gets that step's token, too."""
+def tokens_after_a_stop_token_are_sent(patch: Patch) -> None:
+    """A sequence whose stop token became known after its next step was launched gets that step's token, too."""
     real_add, real_apply = Scheduler.add, Scheduler.apply
     sequences: dict[Key, Sequence] = {}
 
@@ -44,8 +44,8 @@ def what_follows_a_stop_token_is_said(patch: Patch) -> None:
     patch.setattr(Scheduler, "apply", apply)
 
 
-def tokens_are_dealt_to_those_who_still_run(patch: Patch) -> None:
-    """The tokens of a step go in order to its sequences, without those that ended since it was launched."""
+def tokens_are_assigned_to_the_sequences_that_still_run(patch: Patch) -> None:
+    """The tokens of a step are assigned in order to its sequences without those that ended since its launch."""
     real = Scheduler.apply
 
     def apply(self: Scheduler, plan: Plan, token_ids: list[int], *rest: Any) -> Progress:
@@ -55,8 +55,8 @@ def tokens_are_dealt_to_those_who_still_run(patch: Patch) -> None:
     patch.setattr(Scheduler, "apply", apply)
 
 
-def tokens_are_carried_from_those_who_still_run(patch: Patch) -> None:
-    """The same on the device, when the next step takes them over."""
+def carried_tokens_are_assigned_to_the_sequences_that_still_run(patch: Patch) -> None:
+    """The same on the device, where the next step carries the tokens over."""
     real = LookAhead.advance
     running: Mapping[Key, Sequence] = {}
 
@@ -73,14 +73,14 @@ def tokens_are_carried_from_those_who_still_run(patch: Patch) -> None:
     patch.setattr(LookAhead, "carried_rows", property(carried_rows))
 
 
-def a_step_is_planned_ahead_whatever_it_needs(patch: Patch) -> None:
-    """Also one that preempts a sequence whose last token is not known yet."""
+def steps_are_planned_ahead_whatever_they_need(patch: Patch) -> None:
+    """Even a step that preempts a sequence whose last token is not known yet."""
     patch.setattr(engine, "may_plan_ahead", lambda scheduler: True)
     patch.setattr(LookAhead, "is_under_way", property(lambda self: False))
 
 
-def the_intent_ends_with_the_first_of_two_steps(patch: Patch) -> None:
-    """When a step is collected, nobody is written down as being in the hands of the device."""
+def intent_ends_with_the_first_of_two_steps(patch: Patch) -> None:
+    """When a step is collected, the intent is cleared although another step is in flight."""
 
     def end(self: StepIntent) -> None:
         self._in_flight.popleft()
@@ -89,14 +89,14 @@ def the_intent_ends_with_the_first_of_two_steps(patch: Patch) -> None:
     patch.setattr(StepIntent, "end", end)
 
 
-def suspects_are_acquitted_after_one_token(patch: Patch) -> None:
-    """It may be that of the step before the one that killed, which had not reached the host."""
+def suspects_are_cleared_after_one_token(patch: Patch) -> None:
+    """It may be the token of the step before the crashing one, which had not reached the host."""
     real = Quarantine.__init__
     patch.setattr(Quarantine, "__init__", lambda self, journal, *, num_steps: real(self, journal, num_steps=1))
 
 
-def a_new_life_counts_the_token_in_flight(patch: Patch) -> None:
-    """After a crash a sequence goes on behind the token that the device was computing: it is lost."""
+def restarted_execute_counts_the_token_in_flight(patch: Patch) -> None:
+    """After a crash a sequence continues after the token that was being computed: it is lost."""
     real = Bookkeeper.adopt
 
     def adopt(self: Bookkeeper, view: Any) -> Sequence:
@@ -110,11 +110,11 @@ def a_new_life_counts_the_token_in_flight(patch: Patch) -> None:
 
 OVERLAP_MUTATIONS = by_name(
     pages_are_handed_out_under_a_step_in_flight,
-    what_follows_a_stop_token_is_said,
-    tokens_are_dealt_to_those_who_still_run,
-    tokens_are_carried_from_those_who_still_run,
-    a_step_is_planned_ahead_whatever_it_needs,
-    the_intent_ends_with_the_first_of_two_steps,
-    suspects_are_acquitted_after_one_token,
-    a_new_life_counts_the_token_in_flight,
+    tokens_after_a_stop_token_are_sent,
+    tokens_are_assigned_to_the_sequences_that_still_run,
+    carried_tokens_are_assigned_to_the_sequences_that_still_run,
+    steps_are_planned_ahead_whatever_they_need,
+    intent_ends_with_the_first_of_two_steps,
+    suspects_are_cleared_after_one_token,
+    restarted_execute_counts_the_token_in_flight,
 )

@@ -1,4 +1,4 @@
-"""Mistakes that only clients with keys make possible; see ``mutations.py``."""
+"""Mutations that need clients with keys; see ``mutations.py``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from triptych.workers.summarize import listing
 from triptych.workers.summarize.choices import Requests
 
 
-def an_id_is_enough(patch: Patch) -> None:
-    """Who knows the id of a request may follow, end and acknowledge it."""
+def request_id_is_enough(patch: Patch) -> None:
+    """Any client that knows the id of a request may follow, abort and acknowledge it."""
     real = Requests.get
     patch.setattr(Requests, "get", lambda self, wire_id, *, asker=HOUSE: real(self, wire_id))
 
 
-def everybody_sees_all_that_is_there(patch: Patch) -> None:
+def every_client_sees_all_requests(patch: Patch) -> None:
     patch.setattr(listing, "may_ask", lambda asker, owner: True)
 
 
-def only_this_life_knows_whose_a_request_is(patch: Patch) -> None:
-    """Whose it is does not come into the journal."""
+def owner_is_not_stored_in_the_journal(patch: Patch) -> None:
+    """The owner of a request is lost with the process."""
     real = RequestWriter.accept_all
 
     def accept_all(self: RequestWriter, records: Any, *rest: Any) -> Any:
@@ -32,4 +32,4 @@ def only_this_life_knows_whose_a_request_is(patch: Patch) -> None:
     patch.setattr(RequestWriter, "accept_all", accept_all)
 
 
-OWNER_MUTATIONS = by_name(an_id_is_enough, everybody_sees_all_that_is_there, only_this_life_knows_whose_a_request_is)
+OWNER_MUTATIONS = by_name(request_id_is_enough, every_client_sees_all_requests, owner_is_not_stored_in_the_journal)

@@ -1,4 +1,4 @@
-"""Clients have keys: what one has asked for is nobody's business who has another one, but the house's."""
+"""Clients with keys: a request is visible only to clients with its key, and to the owner of the run directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.simulation.plan import MS, Deed, Plan
+from tests.simulation.plan import MS, Action, Plan
 from tests.simulation.requests import Request
 from tests.simulation.users import Reader
 from triptych.driver.stream import Completion, Delta
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 HOUSE = "house"
-KEYS = ("red", "blue")  # of several clients each
-SHARE_CHANCE = 0.15  # of a run with keys to let each ask for everything
-LOOK_CHANCE = 0.3  # of a request to have somebody else look for it, once or twice
+KEYS = ("red", "blue")  # each of several clients
+SHARE_CHANCE = 0.15  # probability that a run with keys shares requests between them
+LOOK_CHANCE = 0.3  # probability that another client looks for a request, once or twice
 
 
 def give_keys(plan: Plan, dice: random.Random) -> None:
@@ -40,17 +40,17 @@ def give_keys(plan: Plan, dice: random.Random) -> None:
     for request in plan.requests:
         while dice.random() < LOOK_CHANCE:
             look = _stealing if dice.random() < 0.8 and not service.share_requests else _watching
-            plan.deeds.append((dice.randrange(400 * MS), look(request)))
+            plan.actions.append((dice.randrange(400 * MS), look(request)))
 
 
 def install_keys(patch: pytest.MonkeyPatch) -> None:
-    """Keys without a handshake: what a client says of itself is true here."""
+    """Keys without a handshake: the key that a client claims to have is trusted."""
     patch.setattr(channels, "start_gatekeeper", lambda *_: SimpleNamespace(stop=lambda: None))
     patch.setattr(owners, "own_keys", lambda _: SimpleNamespace(public=HOUSE))
 
 
 class _Thief(Reader):
-    """Hears nothing of what it follows, but that nobody knows it."""
+    """A client with another key: it must only learn that what it follows is unknown."""
 
     def on_delta(self, delta: Delta) -> None:
         self.client.world.require(False, f"{self.client.name} hears {delta} of {self.request.request_id}")
@@ -61,10 +61,10 @@ class _Thief(Reader):
         self.client.world.require(code == "unknown_id", f"{self.client.name} gets {code or completion}")
 
 
-def _stealing(request: Request) -> Deed:
-    """Who has another key follows a request, ends it, acknowledges it, and asks where it stands."""
+def _stealing(request: Request) -> Action:
+    """A client with another key follows a request, aborts and acknowledges it, and asks for its status."""
 
-    def deed(world: World) -> None:
+    def action(world: World) -> None:
         client = world.new_client(f"thief-of-{request.request_id}")
         session = client.session
 
@@ -80,18 +80,18 @@ def _stealing(request: Request) -> Deed:
             session.ask(m.GetRequests(100)).add_done_callback(lambda future: check_list(future.result()))
 
         def check_list(listed: m.Requests) -> None:
-            said: list[Any] = [*listed.rows, *listed.ended]
-            world.require(not said and not listed.num_left_out, f"{client.name} sees {said}")
+            rows: list[Any] = [*listed.rows, *listed.ended]
+            world.require(not rows and not listed.num_left_out, f"{client.name} sees {rows}")
 
         client.at(world.clock.now_ns, steal)
 
-    return deed
+    return action
 
 
-def _watching(request: Request) -> Deed:
-    """Who may ask for everything follows a request that somebody else has made."""
+def _watching(request: Request) -> Action:
+    """A client that may see every request follows another client's."""
 
-    def deed(world: World) -> None:
+    def action(world: World) -> None:
         if request.request_id not in world.requests or not request.is_valid:
             return
         for each in request.kin:
@@ -100,4 +100,4 @@ def _watching(request: Request) -> Deed:
         earlier = Reader(client, request, [], "")
         client.at(world.clock.now_ns, lambda: client.resume(earlier))
 
-    return deed
+    return action

@@ -1,4 +1,4 @@
-"""What happens in one run, drawn before it begins: sizes, requests, what users do, and what goes wrong."""
+"""The plan of one run, drawn before it begins: sizes, requests, actions of users, and faults."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 MS = 1_000_000
 FAULTS_END_NS = 500 * MS
 STEPS_NS = ((MS // 5, 3 * MS), (MS // 5, 3 * MS), (5 * MS, 60 * MS))
-Deed = Callable[["World"], None]
+Action = Callable[["World"], None]
 
 
-class Doom(NamedTuple):
-    """When a life ends."""
+class PlannedDeath(NamedTuple):
+    """When a process dies."""
 
     what: str  # "act", or "store" to count only these
     left: int
-    is_internal: bool = False  # whether it looks to the driver like its own fault
+    is_internal: bool = False  # whether it looks to the driver like the worker's own fault
 
 
 @dataclass
@@ -37,17 +37,17 @@ class Plan:
     config: PipelineConfig
     card: ModelCard
     num_clients: int
-    repeat_s: float  # a client says it again so often
-    interleaving: float  # how likely others run between two acts
+    repeat_s: float  # interval after which a client repeats a message
+    interleaving: float  # probability that others run between two acts
     step_ns: tuple[int, int]  # how long a step takes
-    deeds: list[tuple[int, Deed]] = field(default_factory=list)  # (ns after the beginning, what is done)
+    actions: list[tuple[int, Action]] = field(default_factory=list)  # (ns after the beginning, action)
     requests: list[Request] = field(default_factory=list)
-    dooms: dict[tuple[str, int], Doom] = field(default_factory=dict)  # (role, number of its life)
+    planned_deaths: dict[tuple[str, int], PlannedDeath] = field(default_factory=dict)  # (role, number of its start)
     may_drain: bool = False
-    is_batch_invariant: bool = True  # what the runner says of itself
-    clock_shift_ns: int = 0  # by which the journal's clock is ahead
-    failure_chance: float = 0.0  # of each token that is sampled, to be none
-    keys: dict[str, str] = field(default_factory=dict)  # of clients, by their names; of any other it is the name
+    is_batch_invariant: bool = True  # as the runner reports
+    clock_shift_ns: int = 0  # the journal's clock is ahead by this
+    failure_chance: float = 0.0  # probability that a token cannot be sampled
+    keys: dict[str, str] = field(default_factory=dict)  # of clients, by their names; by default the name
 
     @property
     def overlaps(self) -> bool:
@@ -56,9 +56,9 @@ class Plan:
 
 
 def make_plan(rng: random.Random, *, overlaps: bool, groups: random.Random | None) -> Plan:
-    """``groups``: the dice that give some requests several sequences, if any get them; ``rng`` knows nothing of it."""
+    """``groups``: random numbers that give some requests several sequences, if any; ``rng`` is independent of them."""
     config = _config(rng)
-    plan = Plan(config, _card(config, overlaps=overlaps), rng.randrange(1, 4), **_tempers(rng))
+    plan = Plan(config, _card(config, overlaps=overlaps), rng.randrange(1, 4), **_speeds(rng))
     plan.is_batch_invariant = rng.random() < 0.5
     plan.clock_shift_ns = rng.choice((0, 10**15))
     _plan_requests(rng, plan, groups)
@@ -66,7 +66,7 @@ def make_plan(rng: random.Random, *, overlaps: bool, groups: random.Random | Non
     return plan
 
 
-def _tempers(rng: random.Random) -> dict[str, Any]:
+def _speeds(rng: random.Random) -> dict[str, Any]:
     return {
         "repeat_s": rng.choice((0.25, 0.25, 0.03)),
         "interleaving": rng.choice((0.0, 0.002, 0.02)),
@@ -101,7 +101,7 @@ def _config(rng: random.Random) -> PipelineConfig:
 
 def _card(config: PipelineConfig, *, overlaps: bool) -> ModelCard:
     num_pages = config.cache.num_pages
-    assert num_pages is not None, "every run has its number of pages"
+    assert num_pages is not None, "every run sets num_pages"
     return ModelCard(
         model="hash-lm", model_type="hash-lm", backend="hash", num_parameters=0, dtype="int64",
         device="cuda" if overlaps else "cpu", vocab_size=VOCAB_SIZE, max_model_len=min(40, num_pages * 4),
@@ -119,17 +119,17 @@ def _plan_requests(rng: random.Random, plan: Plan, groups: random.Random | None)
             request.then = random_request(rng, f"r{number}+", plan.card, common=common)
         plan.requests += [each for each in (request, request.then) if each is not None]
         who, at_ns = rng.randrange(plan.num_clients), rng.randrange(until_ns)
-        plan.deeds.append((at_ns, submitting(who, request)))
+        plan.actions.append((at_ns, submitting(who, request)))
         chance = rng.random()
         if chance < 0.2:
-            plan.deeds.append((at_ns + rng.randrange(60 * MS), _aborting(who, request)))
+            plan.actions.append((at_ns + rng.randrange(60 * MS), _aborting(who, request)))
         elif chance < 0.27:
-            plan.deeds.append((at_ns + rng.randrange(60 * MS), _submitting_elsewhere(who, request)))
+            plan.actions.append((at_ns + rng.randrange(60 * MS), _submitting_elsewhere(who, request)))
         if groups is not None:
             _plan_groups(groups, plan, request)
             if request.choices and groups.random() < 0.3:
                 choice = groups.choice(request.choices)
-                plan.deeds.append((at_ns + groups.randrange(60 * MS), _aborting(who, choice)))
+                plan.actions.append((at_ns + groups.randrange(60 * MS), _aborting(who, choice)))
 
 
 def _plan_groups(dice: random.Random, plan: Plan, request: Request) -> None:
@@ -140,20 +140,20 @@ def _plan_groups(dice: random.Random, plan: Plan, request: Request) -> None:
 
 def _plan_faults(rng: random.Random, plan: Plan) -> None:
     for _ in range(rng.choice((0, 1, 2, 3, 5))):
-        plan.deeds.append((rng.randrange(FAULTS_END_NS), _random_fault(rng, plan)))
+        plan.actions.append((rng.randrange(FAULTS_END_NS), _random_fault(rng, plan)))
     for role in ROLES:
-        for life in range(1, 4):  # the second and third: in the middle of a recovery
+        for life in range(1, 4):  # the second and third: during a recovery
             if rng.random() < 0.3:
-                plan.dooms[(role, life)] = _random_doom(rng)
+                plan.planned_deaths[(role, life)] = _random_death(rng)
 
 
-def _random_doom(rng: random.Random) -> Doom:
+def _random_death(rng: random.Random) -> PlannedDeath:
     left = rng.choice((rng.randrange(20), rng.randrange(400)))
-    doom = rng.choice((Doom("store", rng.randrange(80)), Doom("act", left)))
-    return doom._replace(is_internal=rng.random() < 0.1)
+    planned_death = rng.choice((PlannedDeath("store", rng.randrange(80)), PlannedDeath("act", left)))
+    return planned_death._replace(is_internal=rng.random() < 0.1)
 
 
-def _random_fault(rng: random.Random, plan: Plan) -> Deed:
+def _random_fault(rng: random.Random, plan: Plan) -> Action:
     kind = rng.randrange(11)
     role, client = rng.choice(ROLES), rng.randrange(plan.num_clients)
     if kind <= 1:
@@ -175,39 +175,39 @@ def _random_fault(rng: random.Random, plan: Plan) -> Deed:
         return lambda world: world.give_up()
     if kind == 9:
         return lambda world: world.keep()
-    doom = _random_doom(rng)
-    return lambda world: _doom(world, role, doom)
+    planned_death = _random_death(rng)
+    return lambda world: _plan_death(world, role, planned_death)
 
 
 # -- users
 
 
-def submitting(who: int, request: Request) -> Deed:
-    def deed(world: World) -> None:
+def submitting(who: int, request: Request) -> Action:
+    def action(world: World) -> None:
         if (client := _client(world, who)) is not None:
             client.at(world.clock.now_ns, lambda: client.submit(request))
 
-    return deed
+    return action
 
 
-def _aborting(who: int, request: Request) -> Deed:
-    def deed(world: World) -> None:
+def _aborting(who: int, request: Request) -> Action:
+    def action(world: World) -> None:
         if (client := _client(world, who)) is not None:
             client.at(world.clock.now_ns, lambda: client.abort(request))
 
-    return deed
+    return action
 
 
-def _submitting_elsewhere(who: int, request: Request) -> Deed:
-    """The same request again, by another client, while the first still waits for it."""
+def _submitting_elsewhere(who: int, request: Request) -> Action:
+    """The same request again, from another client, while the first one still waits for it."""
 
-    def deed(world: World) -> None:
+    def action(world: World) -> None:
         for each in request.kin:
             each.may_be_unknown = True  # whoever reads first acknowledges
         other = world.new_client(f"twin-of-{who}")
         other.at(world.clock.now_ns, lambda: other.submit(request))
 
-    return deed
+    return action
 
 
 def _client(world: World, who: int) -> Client | None:
@@ -222,18 +222,18 @@ def _kill(world: World, role: str) -> None:
         world.kill(world.workers[role])
 
 
-def _doom(world: World, role: str, doom: Doom) -> None:
+def _plan_death(world: World, role: str, planned_death: PlannedDeath) -> None:
     if role in world.workers:
-        world.workers[role].doom = doom
+        world.workers[role].planned_death = planned_death
 
 
-def _freezing(role: str, duration_ns: int) -> Deed:
-    def deed(world: World) -> None:
+def _freezing(role: str, duration_ns: int) -> Action:
+    def action(world: World) -> None:
         if role in world.workers:
             world.note(world.workers[role], f"freezes for {duration_ns // MS} ms")
             world.workers[role].frozen_until_ns = world.clock.now_ns + duration_ns
 
-    return deed
+    return action
 
 
 def _cut(world: World) -> None:
@@ -244,15 +244,15 @@ def _cut(world: World) -> None:
         world.network.drop(connection, dead=None)
 
 
-def _stalling(who: int, duration_ns: int) -> Deed:
-    def deed(world: World) -> None:
+def _stalling(who: int, duration_ns: int) -> Action:
+    def action(world: World) -> None:
         if (client := _client(world, who)) is not None:
             world.note(client, f"stalls for {duration_ns // MS} ms")
             client.frozen_until_ns = world.clock.now_ns + duration_ns
             if duration_ns > world.config.service.lease_s * 1e9 / 3:
                 _leave_alone(client)
 
-    return deed
+    return action
 
 
 def _leave_alone(client: Client) -> None:
@@ -261,8 +261,8 @@ def _leave_alone(client: Client) -> None:
             each.may_abort = each.may_be_unknown = True
 
 
-def _vanishing(who: int, *, returns: str) -> Deed:
-    def deed(world: World) -> None:
+def _vanishing(who: int, *, returns: str) -> Action:
+    def action(world: World) -> None:
         client = _client(world, who)
         if client is None:
             return
@@ -274,7 +274,7 @@ def _vanishing(who: int, *, returns: str) -> Deed:
                 if not reader.num_ends:
                     _take_up(again, reader, by_submitting=returns == "submits" or not reader.is_accepted)
 
-    return deed
+    return action
 
 
 def _take_up(client: Client, reader: Reader, *, by_submitting: bool) -> None:

@@ -1,4 +1,6 @@
-"""What turns and can die at any act, and the three workers' real bodies. The clients are in ``users``."""
+"""Simulated processes that take turns and can die at any act, and the workers' real bodies. The clients are in
+``users``.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tests.simulation.device import Device
-from tests.simulation.journal import LifeIntent, LifeJournal
+from tests.simulation.journal import ProcessIntent, ProcessJournal
 from tests.simulation.network import FakeSocket, FakeTransport, Network
-from tests.simulation.plan import Doom
+from tests.simulation.plan import PlannedDeath
 from tests.simulation.requests import PREPARE_KILLER, encoder, vocabulary
-from triptych.protocol.curve import PublicDoor
+from triptych.protocol.curve import CurveServer
 from triptych.protocol.intent import Intent
 from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.process import Execute
@@ -24,11 +26,11 @@ from triptych.workers.summarize.process import Summarize
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-RUN_DIR = Path("/dev/null")  # where nothing real can be
+RUN_DIR = Path("/dev/null")  # a path that does not exist
 
 
 class Died(BaseException):
-    """Not an Exception, as a kill is none: nothing on the way may handle it."""
+    """Derived from BaseException: like a kill, it must not be caught by any handler on the way."""
 
     def __init__(self, *, is_internal: bool = False) -> None:
         super().__init__()
@@ -36,7 +38,7 @@ class Died(BaseException):
 
 
 class Process:
-    """Something that turns: it runs when its time has come, does something, and says when it wants to run again.
+    """A process that takes turns: it runs when its time has come, and then says when it wants to run again.
 
     Everything it does that others can see is an act: each store into the journal, each frame sent or received. It can
     be killed before any of them, and others may run in between.
@@ -51,28 +53,28 @@ class Process:
         self.frozen_until_ns = 0
         self.is_alive = True
         self.is_running = False
-        self.doom: Doom | None = None
+        self.planned_death: PlannedDeath | None = None
         self.death: Died | None = None
-        self.has_stored = False  # since it was last looked at
+        self.has_stored = False  # since the last check
 
     def act(self, what: str, half: Callable[[], None] | None = None) -> None:
-        """``half``: does a part of what is about to happen, for a death in the middle of it."""
-        if self.death is not None:  # somebody on the way caught it nevertheless
+        """``half`` does a part of the act, for a death in the middle of it."""
+        if self.death is not None:  # code on the way caught it nevertheless
             raise self.death
         self.world.interleave(self)
         if not self.is_alive:  # killed while it was in the middle of something
             raise Died
         if what == "store":
             self.has_stored = True
-        doom = self.doom
-        if doom is None or doom.what not in (what, "act"):
+        planned_death = self.planned_death
+        if planned_death is None or planned_death.what not in (what, "act"):
             return
-        self.doom = doom._replace(left=doom.left - 1)
-        if doom.left <= 0:
+        self.planned_death = planned_death._replace(left=planned_death.left - 1)
+        if planned_death.left <= 0:
             if half is not None and self.rng.random() < 0.5:
                 half()
-            self.world.num_chance_deaths += doom.is_internal
-            self.die(f"a {what}", is_internal=doom.is_internal)
+            self.world.num_chance_deaths += planned_death.is_internal
+            self.die(f"a {what}", is_internal=planned_death.is_internal)
 
     def die(self, of: str, *, is_internal: bool) -> NoReturn:
         self.world.note(self, f"dies at {of}{', by its own fault' if is_internal else ''}")
@@ -80,13 +82,13 @@ class Process:
         raise self.death
 
     def stay(self, duration_ns: int) -> None:
-        """Be in the middle of something for so long."""
+        """Be in the middle of something for this long."""
         self.world.run_until(self.world.clock.now_ns + duration_ns)
         if not self.is_alive:
             raise Died
 
     def stall(self) -> None:
-        """Others may get the processor."""
+        """Let others get the processor."""
 
     def wake(self, at_ns: int) -> None:
         if at_ns < self.next_ns and not self.is_running:
@@ -103,7 +105,7 @@ class Process:
 
 
 class Worker(Process):
-    """One life of one role."""
+    """One process of one role."""
 
     def __init__(self, world: World, role: str) -> None:
         self.role = role
@@ -127,8 +129,14 @@ class Worker(Process):
     def _build(self) -> Any:
         world, drivers = self.world, self.world.drivers
         run_dir, config = (world.folder, world.config) if drivers is None else drivers.find(self)
-        context = LifeContext(
-            self.role, self.epoch, run_dir, config, world.board, LifeJournal(world.journal, self), FakeTransport(self)
+        context = SimulatedContext(
+            self.role,
+            self.epoch,
+            run_dir,
+            config,
+            world.board,
+            ProcessJournal(world.journal, self),
+            FakeTransport(self),
         )
         return BUILDERS[self.role](context, world.card) if drivers is None else drivers.build(self, context)
 
@@ -143,16 +151,16 @@ class Worker(Process):
         self.die(f"the prompt {prompt}", is_internal=True)
 
 
-class LifeContext(WorkerContext):
-    def public_door(self, endpoint: str | None) -> PublicDoor | None:
-        return None if self.config.service.curve_keys is None else PublicDoor(None, "", lambda _: True)
+class SimulatedContext(WorkerContext):
+    def curve_server(self, endpoint: str | None) -> CurveServer | None:
+        return None if self.config.service.curve_keys is None else CurveServer(None, "", lambda _: True)
 
     @property
     def intent(self) -> Intent:
-        return LifeIntent(self.board.intent(self.role), _life(self))
+        return ProcessIntent(self.board.intent(self.role), _fields(self))
 
 
-def _life(context: WorkerContext) -> Worker:
+def _fields(context: WorkerContext) -> Worker:
     assert isinstance(context.transport, FakeTransport), "workers are simulated"
     assert isinstance(context.transport.process, Worker), "workers have contexts"
     return context.transport.process
@@ -172,12 +180,12 @@ class FragileEncoder:
 
 
 def _execute(context: WorkerContext, card: ModelCard) -> Execute:
-    device = Device(_life(context), card, num_host_pages=context.config.cache.host_pages)
+    device = Device(_fields(context), card, num_host_pages=context.config.cache.host_pages)
     return Execute(context, device, card, step_s=0.001)
 
 
 BUILDERS: dict[str, Callable[[WorkerContext, ModelCard], Any]] = {
-    "prepare": lambda context, card: Prepare(context, card, FragileEncoder(_life(context))),  # type: ignore[arg-type]
+    "prepare": lambda context, card: Prepare(context, card, FragileEncoder(_fields(context))),  # type: ignore[arg-type]
     "execute": _execute,
     "summarize": lambda context, card: Summarize(context, card, vocabulary()),
 }

@@ -1,4 +1,4 @@
-"""Mistakes that only guessed tokens make possible; see ``mutations.py``."""
+"""Mutations that need proposed tokens; see ``mutations.py``."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from triptych.protocol.journal.tokens import TokenWriter
 from triptych.workers.execute.scheduling.proposals import Proposals
 
 
-def what_follows_a_wrong_guess_is_said(patch: Patch) -> None:
-    patch.setattr(Proposals, "check", lambda self, sequence, proposed, said: said[1:])
+def tokens_after_a_wrong_proposal_are_sent(patch: Patch) -> None:
+    patch.setattr(Proposals, "check", lambda self, sequence, proposed, output: output[1:])
 
 
-def guesses_go_on_behind_the_last_page(patch: Patch) -> None:
+def proposals_continue_past_the_last_page(patch: Patch) -> None:
     """They are written to pages that the sequence does not have."""
     patch.setattr(Proposals, "_extend", lambda self, sequence, num_proposed: num_proposed)
 
 
-def the_last_of_several_tokens_counts_first(patch: Patch) -> None:
-    """Who dies in between leaves an answer with holes."""
+def last_of_several_tokens_is_published_first(patch: Patch) -> None:
+    """If execute dies in between, the answer has a hole."""
     real = TokenWriter.publish_in_order
 
     def publish(self: TokenWriter, slots: object, indices: object, token_ids: object, now_ns: int) -> None:
@@ -26,13 +26,13 @@ def the_last_of_several_tokens_counts_first(patch: Patch) -> None:
     patch.setattr(TokenWriter, "publish_in_order", publish)
 
 
-def pages_of_wrong_guesses_are_not_given_back(patch: Patch) -> None:
+def pages_of_wrong_proposals_are_not_freed(patch: Patch) -> None:
     patch.setattr(Proposals, "give_back", lambda self, sequence: None)
 
 
 PROPOSAL_MUTATIONS = by_name(
-    what_follows_a_wrong_guess_is_said,
-    guesses_go_on_behind_the_last_page,
-    pages_of_wrong_guesses_are_not_given_back,
-    the_last_of_several_tokens_counts_first,
+    tokens_after_a_wrong_proposal_are_sent,
+    proposals_continue_past_the_last_page,
+    pages_of_wrong_proposals_are_not_freed,
+    last_of_several_tokens_is_published_first,
 )

@@ -1,4 +1,4 @@
-"""Guesses of what the hash model will say next, of which one in four is wrong."""
+"""Proposals of the hash model's next tokens, one in four of which is wrong."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class Guesses(Proposer):
     def propose(self, sequence: Sequence, max_tokens: int) -> list[int]:
         prompt = tuple(sequence.tokens[: sequence.num_prompt_tokens].tolist())
         first = sequence.num_output_tokens
-        said = _said(prompt, sequence.max_tokens, sequence.params.temperature, sequence.seed, sequence.adapter)
-        return [token % (VOCAB_SIZE - 1) + 1 if token % 4 == 0 else token for token in said[first : first + max_tokens]]
+        outputs = _said(prompt, sequence.max_tokens, sequence.params.temperature, sequence.seed, sequence.adapter)
+        return [
+            token % (VOCAB_SIZE - 1) + 1 if token % 4 == 0 else token for token in outputs[first : first + max_tokens]
+        ]
 
 
 @lru_cache(maxsize=256)

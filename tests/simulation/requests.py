@@ -1,4 +1,4 @@
-"""What simulated clients ask for, and what the answer must be, from the hash model's definition alone."""
+"""Requests of simulated clients, and their expected answers, from the hash model's definition alone."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from triptych.workers.prepare.text_encoder import TextEncoder
 from triptych.workers.summarize.stream import OutputStream
 from triptych.workers.summarize.vocabulary import Vocabulary
 
-# The first token of a prompt says what the request does to whoever works on it.
+# The first token of a prompt determines what the request does to the workers.
 POISON = VOCAB_SIZE - 1  # a step that computes it raises
-EXECUTE_KILLER = VOCAB_SIZE - 2  # execute dies of its nth token, n = prompt[1] % 3
-PREPARE_KILLER = VOCAB_SIZE - 3  # prepare dies of it
+EXECUTE_KILLER = VOCAB_SIZE - 2  # execute crashes at its nth token, n = prompt[1] % 3
+PREPARE_KILLER = VOCAB_SIZE - 3  # prepare crashes
 
 
 @dataclass(eq=False)
 class Request:
-    """One request, with the only answer it may get."""
+    """One request, with its only right answer."""
 
     request_id: str
     wire: dict[str, Any]
     prompt: list[int]
-    journaled: list[int]  # every token that execute may write down for it
+    journaled: list[int]  # every token that execute may write to the journal for it
     token_ids: list[int]  # the answer's
     text: str
-    reason: str  # "stop" | "length" | "error", if nobody aborts it
+    reason: str  # "stop" | "length" | "error", unless it is aborted
     is_valid: bool = True
-    may_abort: bool = False  # somebody aborted it, or left it alone for as long as its lease
-    may_be_unknown: bool = False  # somebody else may have taken its answer
+    may_abort: bool = False  # it was aborted, or not followed for as long as its lease
+    may_be_unknown: bool = False  # another client may have read its answer
     was_refused: bool = False
     has_failed: bool = False  # one of its tokens could not be sampled
-    num_killings: int = 0  # of workers that died of it
-    then: Request | None = None  # what the client asks for as soon as this one has ended
-    by_adapter: dict[str, Request] = field(default_factory=dict)  # what it says, by the digest that it was accepted for
-    # Of one with several sequences, see ``groups.py``:
-    sequences: list[Request] = field(default_factory=list)  # by the ids that they have in the journal
-    choices: list[Request] = field(default_factory=list)  # by the ids that clients follow; none where there is but one
-    candidates: list[Request] = field(default_factory=list)  # of a choice, or of the only one: who competed for it
-    kin: list[Request] = field(init=False, repr=False)  # itself, and whoever stands or falls with it
+    num_killings: int = 0  # number of workers that it crashed
+    then: Request | None = None  # the next request of its client, submitted when this one has ended
+    by_adapter: dict[str, Request] = field(default_factory=dict)  # its answers, by the adapter's digest
+    # For several sequences, see ``groups.py``:
+    sequences: list[Request] = field(default_factory=list)  # by their ids in the journal
+    choices: list[Request] = field(default_factory=list)  # by the ids that clients follow; empty if there is only one
+    candidates: list[Request] = field(default_factory=list)  # for a choice, or the only one: the candidates
+    kin: list[Request] = field(init=False, repr=False)  # itself, and all that share its fate
 
     def __post_init__(self) -> None:
         self.kin = [self]
@@ -99,9 +99,9 @@ def vocabulary() -> Vocabulary:
 
 
 def random_request(rng: random.Random, request_id: str, card: ModelCard, *, common: list[int]) -> Request:
-    """Mostly ordinary ones; some that stop early, some without tokens, poison, and nonsense.
+    """Mostly ordinary requests; some that stop early, without tokens, with poison, or invalid.
 
-    ``common``: what some prompts begin with, so that they share pages.
+    ``common``: a prefix of some prompts, so that they share pages.
     """
     prompt = [rng.randrange(1, VOCAB_SIZE - 1) for _ in range(rng.randrange(1, 14))]
     if rng.random() < 0.4:
@@ -120,26 +120,26 @@ def random_request(rng: random.Random, request_id: str, card: ModelCard, *, comm
     if rng.random() < 0.15:
         sampling["logprobs"] = rng.randrange(3)
     capacity = min(sampling["max_tokens"], card.max_model_len - len(prompt))
-    said = expected_tokens(
+    output = expected_tokens(
         prompt, capacity, VOCAB_SIZE, temperature=sampling.get("temperature", 0.0), seed=sampling.get("seed", 0)
     )
-    if said and rng.random() < 0.2:
-        sampling["stop_token_ids"] = [rng.choice(said)]
-    elif len(said) > 2 and rng.random() < 0.2:
-        sampling["stop"] = [vocabulary().tokenizer.decode(said[1:3], skip_special_tokens=False)]
+    if output and rng.random() < 0.2:
+        sampling["stop_token_ids"] = [rng.choice(output)]
+    elif len(output) > 2 and rng.random() < 0.2:
+        sampling["stop"] = [vocabulary().tokenizer.decode(output[1:3], skip_special_tokens=False)]
     wire: dict[str, Any] = {"prompt_token_ids": prompt, **sampling, **_circumstances(rng)}
     if rng.random() < 0.05:
         bad = rng.choice(({"top_p": 2.0}, {"nonsense": 1}, {"max_tokens": -1}, {"prompt_token_ids": [VOCAB_SIZE]}))
         return Request(request_id, {**wire, **bad}, prompt, [], [], "", "refused", is_valid=False)
-    return make_request(request_id, wire, said)
+    return make_request(request_id, wire, output)
 
 
 def _killer(rng: random.Random, request_id: str, prompt: list[int], card: ModelCard) -> Request:
     num_said = num_tokens_before_death(prompt) if prompt[0] == EXECUTE_KILLER else 0
     capacity = min(num_said + rng.randrange(1, 4), card.max_model_len - len(prompt))
     wire = {"prompt_token_ids": prompt, "max_tokens": capacity, **_circumstances(rng)}
-    said = expected_tokens(prompt, capacity, VOCAB_SIZE)
-    request = make_request(request_id, wire, said[:num_said])
+    output = expected_tokens(prompt, capacity, VOCAB_SIZE)
+    request = make_request(request_id, wire, output[:num_said])
     if capacity > num_said:
         request.reason = "poisoned"
     return request
@@ -156,14 +156,14 @@ def _circumstances(rng: random.Random) -> dict[str, Any]:
     return wire
 
 
-def make_request(request_id: str, wire: dict[str, Any], said: list[int]) -> Request:
+def make_request(request_id: str, wire: dict[str, Any], output: list[int]) -> Request:
     params = SamplingParams.from_wire({k: v for k, v in wire.items() if k in FIELD_NAMES})
     prompt = wire["prompt_token_ids"]
-    if prompt[0] == POISON and said:
+    if prompt[0] == POISON and output:
         return Request(request_id, wire, prompt, [], [], "", "error")
-    ends = [said.index(token_id) + 1 for token_id in params.stop_token_ids if token_id in said]
-    said = said[: min(ends, default=None)]
+    ends = [output.index(token_id) + 1 for token_id in params.stop_token_ids if token_id in output]
+    output = output[: min(ends, default=None)]
     stream = OutputStream(vocabulary(), params, stop_token_ids=frozenset({0, *params.stop_token_ids}))
-    stream.push(said)
+    stream.push(output)
     stream.finish("length")
-    return Request(request_id, wire, prompt, said, stream.token_ids, stream.text, stream.finish_reason or "")
+    return Request(request_id, wire, prompt, output, stream.token_ids, stream.text, stream.finish_reason or "")

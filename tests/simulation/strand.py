@@ -1,4 +1,4 @@
-"""A function that runs in a thread of its own, and only while somebody waits for it."""
+"""A function that runs in its own thread, but only while its caller waits for it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Strand:
-    """Nothing runs beside it: whoever resumes it goes on when it pauses or has ended."""
+    """Never runs concurrently: the caller of ``resume`` waits until the function pauses or ends."""
 
     def __init__(self, function: Callable[[], None]) -> None:
-        self.error: BaseException | None = None  # what it has raised
+        self.error: BaseException | None = None  # the exception it raised
         self.has_ended = False
         self._function = function
         self._may_go, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
@@ -21,7 +21,7 @@ class Strand:
         self._has_paused.acquire()
 
     def pause(self) -> None:
-        """In the function."""
+        """Called by the function."""
         self._has_paused.release()
         self._may_go.acquire()
 
@@ -29,7 +29,7 @@ class Strand:
         self._may_go.acquire()
         try:
             self._function()
-        except BaseException as error:  # whoever resumes it looks at it
+        except BaseException as error:  # the caller of resume inspects it
             self.error = error
         self.has_ended = True
         self._has_paused.release()

@@ -1,4 +1,4 @@
-"""The clients: the real session, what its user does and when, and a listener that checks every piece."""
+"""The clients: the real session, the actions of its user, and a listener that checks every piece."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """The listener of one request, or choice, at one client: checks every piece as it comes."""
+    """The listener of one request, or choice, at one client: it checks every piece as it arrives."""
 
     def __init__(self, client: Client, request: Request, token_ids: list[int], text: str) -> None:
         self.client, self.request = client, request
@@ -30,11 +30,11 @@ class Reader:
         self.num_ends = 0
         self.is_accepted = self.has_resumed = False
         self.error: TriptychError | None = None
-        self.choices = [Reader(client, choice, [], "") for choice in request.choices]  # which it hears of as a whole
+        self.choices = [Reader(client, choice, [], "") for choice in request.choices]  # listened to together
 
     @property
     def expected(self) -> list[Request]:
-        """Whose answer it may hear: where candidates may be cut, any of them may turn out to be the best."""
+        """The requests whose answer it may get: if candidates may be cut, any of them may turn out to be the best."""
         request = self.request
         is_open = request.candidates and (request.may_be_cut or self.client.world.may_cut_any)
         return request.candidates if is_open else [request]
@@ -59,7 +59,7 @@ class Reader:
             f"{request.request_id}: tokens {self.token_ids}, expected {[each.token_ids for each in expected]}",
         )
         require(
-            # Where an answer is cut, half a character is shown as U+FFFD.
+            # If an answer is cut, half a character is shown as U+FFFD.
             any(each.text.startswith(self.text) for each in expected) or request.may_be_cut or world.may_cut_any,
             f"{request.request_id}: text {self.text!r}, expected {[each.text for each in expected]}",
         )
@@ -78,28 +78,28 @@ class Reader:
 
 
 class Client(Process):
-    """A client's session, and what its user does and when."""
+    """A client's session, and the actions of its user."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.key = world.plan.keys.get(name, name)
         service = world.config.service
-        doors = submit_endpoint(RUN_DIR, service), follow_endpoint(RUN_DIR, service)
-        self.session = Session(Connection(*doors, transport=FakeTransport(self)))
+        endpoints = submit_endpoint(RUN_DIR, service), follow_endpoint(RUN_DIR, service)
+        self.session = Session(Connection(*endpoints, transport=FakeTransport(self)))
         self.readers: list[Reader] = []
-        self.deeds: deque[tuple[int, Callable[[], None]]] = deque()  # what the user does, in order of time
+        self.actions: deque[tuple[int, Callable[[], None]]] = deque()  # the user's actions, in order of time
 
-    def at(self, at_ns: int, deed: Callable[[], None]) -> None:
-        self.deeds.append((at_ns, deed))
-        self.deeds = deque(sorted(self.deeds, key=lambda item: item[0]))
+    def at(self, at_ns: int, action: Callable[[], None]) -> None:
+        self.actions.append((at_ns, action))
+        self.actions = deque(sorted(self.actions, key=lambda item: item[0]))
         self.wake(at_ns)
 
     def step(self) -> None:
-        while self.deeds and self.deeds[0][0] <= self.world.clock.now_ns:
-            self.deeds.popleft()[1]()
+        while self.actions and self.actions[0][0] <= self.world.clock.now_ns:
+            self.actions.popleft()[1]()
         self.session.turn()
-        if self.deeds:
-            self.next_ns = min(self.next_ns, self.deeds[0][0])
+        if self.actions:
+            self.next_ns = min(self.next_ns, self.actions[0][0])
 
     def submit(self, request: Request) -> None:
         self.world.note(self, f"submits {request.request_id}: {request.wire}")
@@ -130,4 +130,4 @@ class Client(Process):
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self.deeds) or any(not reader.num_ends for reader in self.readers)
+        return bool(self.actions) or any(not reader.num_ends for reader in self.readers)

@@ -1,7 +1,7 @@
-"""One run: three workers, some clients, a network and a clock, all dice thrown from one seed.
+"""One run: three workers, some clients, a network and a clock, all random numbers from one seed.
 
-``World(seed).run()`` returns when everything has come to rest, or raises ``Violation`` with what must never be. The
-same seed gives the same run, on any machine.
+``World(seed).run()`` returns when everything is at rest, or raises ``Violation`` with the violated invariant. A seed
+gives the same run on any machine.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from triptych.driver.blame import Blame
 from triptych.protocol.board import FAILED, KEEP, ROLES, RUN, Board
 
 RESTART_NS = (1_000_000, 80_000_000)
-TURN_NS = (10_000, 200_000)  # that a turn takes
-LOOK_NS = 250_000_000  # how often it is asked whether all has come to rest
-REST_NS = 600_000_000  # and for how long it must stay so
-LIMIT_NS = 40_000_000_000  # of simulated time: whoever waits then waits for ever
-MAX_DEPTH = 2  # of turns within turns
-GROUPS_CHANCE = 0.3  # of a run to have requests of several sequences
-ADAPTERS_CHANCE = 0.3  # to have some that ask for adapters
-LOADING_CHANCE = 0.25  # of a run with adapters to have an operator who loads and unloads them
-OWNERS_CHANCE = 0.3  # of a run to have clients with keys
-PROPOSALS_CHANCE = 0.2  # of a run to have tokens guessed
+TURN_NS = (10_000, 200_000)  # duration of a turn
+LOOK_NS = 250_000_000  # interval of the checks whether everything is at rest
+REST_NS = 600_000_000  # how long it must stay at rest
+LIMIT_NS = 40_000_000_000  # of simulated time: a wait longer than that counts as endless
+MAX_DEPTH = 2  # maximum depth of nested turns
+GROUPS_CHANCE = 0.3  # probability of requests with several sequences
+ADAPTERS_CHANCE = 0.3  # of requests with adapters
+LOADING_CHANCE = 0.25  # in a run with adapters, of an operator who loads and unloads them
+OWNERS_CHANCE = 0.3  # of clients with keys
+PROPOSALS_CHANCE = 0.2  # of proposed tokens
 WORKER_ERRORS = logging.getLogger("triptych")
 
 
 class Secrets:
-    """``secrets`` with the run's dice."""
+    """``secrets`` with the run's random numbers."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -70,18 +70,18 @@ class World:
         owners: bool | None = None,
         loading: bool | None = None,
     ) -> None:
-        """``overlaps``: whether steps of execute do; ``groups``: whether some requests have several sequences;
-        ``proposals``: whether what they say is guessed; ``adapters``: whether some ask for one; ``owners``: whether
-        clients have keys; ``loading``: whether the adapters come and go.
+        """``overlaps``: whether steps of execute overlap; ``groups``: whether some requests have several sequences;
+        ``proposals``: whether tokens are proposed; ``adapters``: whether some requests select one; ``owners``: whether
+        clients have keys; ``loading``: whether adapters are loaded and unloaded.
 
-        What is not said the seed says.
+        By default the seed decides.
         """
         self.seed = seed
         self.rng = random.Random(seed)
         self.clock = Clock()
         self.log: list[str] = []
         if overlaps is None:
-            overlaps = random.Random(f"overlaps {seed}").random() < 0.5  # dice of its own: either way the same plan
+            overlaps = random.Random(f"overlaps {seed}").random() < 0.5  # independent of the plan
         dice = random.Random(f"groups {seed}")  # the same for groups: a seed without any is the run that it would be
         has_groups = dice.random() < GROUPS_CHANCE
         self.has_groups = has_groups if groups is None else groups
@@ -105,7 +105,7 @@ class World:
         self.has_owners = has_owners if owners is None else owners
         if self.has_owners:
             give_keys(self.plan, dice)
-        self.failures = random.Random(f"failures {seed}")  # of their own too: without any a seed is the same run
+        self.failures = random.Random(f"failures {seed}")  # independent too: without any a seed is the same run
         if self.failures.random() < 0.15:
             self.plan.failure_chance = 0.08
         self.config, self.card = self.plan.config, self.plan.card
@@ -117,7 +117,7 @@ class World:
         self.board = _memory_board()
         self.board.set_mode(RUN)
         self.blame = Blame(self.board, self.journal)
-        self._unnoticed: dict[str, bool] = {}  # deaths by role that the driver did not see yet: whether internal
+        self._unnoticed: dict[str, bool] = {}  # deaths by role that the driver has not seen yet: whether internal
         self.has_given_up = False
         self.workers: dict[str, Worker] = {}
         self.clients: list[Client] = []
@@ -128,13 +128,13 @@ class World:
         self._depth = 0
         self._num_births = dict.fromkeys(ROLES, 0)
         self.num_deaths = 0
-        self.num_chance_deaths = 0  # by a worker's own fault, and for no request's
+        self.num_chance_deaths = 0  # by a worker's own fault, caused by no request
         self.num_drivers = 1
         self.num_give_ups = 0
         self.folder: Any = offering(RUN_DIR, self.card)  # where no driver has one
         self.drivers = Drivers(self, random.Random(f"drivers {seed}")) if self.is_loading else None
 
-    # -- what everybody uses
+    # -- used by all processes
 
     def note(self, process: Process | None, text: str) -> None:
         self.log.append(f"{self.clock.now_ns / 1e6:10.3f} ms  {process.name if process else '-':12} {text}")
@@ -173,8 +173,8 @@ class World:
 
     @property
     def _driver(self) -> list[Process]:
-        """Where it is a process of its own."""
-        return [] if self.drivers is None or not self.drivers.life.is_busy else [self.drivers.life]
+        """If it is a simulated process."""
+        return [] if self.drivers is None or not self.drivers.current.is_busy else [self.drivers.current]
 
     # -- the run
 
@@ -191,9 +191,9 @@ class World:
                     self._begin()
                     self._loop()
                     self.checks.at_rest()
-                finally:  # while what it undoes on its way is not real
+                finally:  # while exception handlers undo things that are not real
                     if self.drivers is not None:
-                        self.drivers.life.end()
+                        self.drivers.current.end()
         except Violation as violation:
             raise Violation(self._report(str(violation))) from violation
         except Exception as error:
@@ -210,17 +210,17 @@ class World:
             "owners": self.has_owners,
             "loading": self.is_loading,
         }
-        said = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
-        replay = f"python -m tests.simulation --seed {self.seed} {said}"
+        options = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
+        replay = f"python -m tests.simulation --seed {self.seed} {options}"
         return "\n".join([f"seed {self.seed}: {text}", f"(again with: {replay})", *self.log])
 
     def _begin(self) -> None:
         if self.drivers is not None:
             self.drivers.begin()
         for role in ROLES:
-            self.call(self.clock.now_ns + self.rng.randrange(20_000_000), lambda role=role: self._bear(role))  # type: ignore[misc]
-        for at_ns, deed in self.plan.deeds:
-            self.call(at_ns + self.clock.now_ns, lambda deed=deed: deed(self))  # type: ignore[misc]
+            self.call(self.clock.now_ns + self.rng.randrange(20_000_000), lambda role=role: self._start_worker(role))  # type: ignore[misc]
+        for at_ns, action in self.plan.actions:
+            self.call(at_ns + self.clock.now_ns, lambda action=action: action(self))  # type: ignore[misc]
         for number in range(self.plan.num_clients):
             self.new_client(f"client-{number}")
 
@@ -231,7 +231,7 @@ class World:
         return client
 
     def _loop(self) -> None:
-        """Run until nobody wants anything for a while."""
+        """Run until nothing has been wanted for a while."""
         rested_ns = None
         while True:
             self.run_until(self.clock.now_ns + LOOK_NS)
@@ -244,7 +244,7 @@ class World:
             self.require(self.clock.now_ns < LIMIT_NS, f"it never comes to rest: {self.checks.what_is_open()}")
 
     def run_until(self, until_ns: int) -> None:
-        """What happens until then, also while a process is in the middle of something that takes so long."""
+        """Run other processes until then, also while a process is in the middle of something that takes so long."""
         while self._heap and self._heap[0][0] <= until_ns:
             at_ns, _, process, function = heapq.heappop(self._heap)
             self.clock.advance_to(at_ns)
@@ -269,7 +269,7 @@ class World:
             process.is_running = False
             self._depth -= 1
         if process.is_alive and process.death is not None:
-            self._bury(process, is_internal=process.death.is_internal)
+            self._note_death(process, is_internal=process.death.is_internal)
         if process.is_alive:
             process.next_ns = max(process.next_ns, self.clock.now_ns + self.rng.randrange(*TURN_NS))
             self.push(process)
@@ -278,17 +278,17 @@ class World:
     # -- life and death
 
     def kill(self, process: Process) -> None:
-        """From outside, at this moment."""
+        """Kill it from outside, now."""
         if process.is_alive:
             self.note(process, "is killed")
-            self._bury(process)
+            self._note_death(process)
 
     def leave(self, worker: Worker) -> None:
-        """It was told to."""
+        """It was told to exit."""
         self.note(worker, "leaves")
-        self._bury(worker)
+        self._note_death(worker)
 
-    def _bury(self, process: Process, *, is_internal: bool = False) -> None:
+    def _note_death(self, process: Process, *, is_internal: bool = False) -> None:
         process.is_alive = False
         process.close_sockets()
         if isinstance(process, Client):
@@ -298,9 +298,9 @@ class World:
         self.num_deaths += 1
         del self.workers[process.role]
         self._unnoticed[process.role] = is_internal
-        self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda: self._bear(process.role))
+        self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda: self._start_worker(process.role))
 
-    def _bear(self, role: str) -> None:
+    def _start_worker(self, role: str) -> None:
         if role in self.workers or self.board.mode == KEEP or (self.has_given_up and role == "execute"):
             return
         if role in self._unnoticed:
@@ -309,11 +309,13 @@ class World:
             self.board.set_degraded(self.rng.random() < 0.1)
         worker = self.workers[role] = Worker(self, role)
         self._num_births[role] += 1
-        worker.doom = self.plan.dooms.get((role, self._num_births[role]))
+        worker.planned_death = self.plan.planned_deaths.get((role, self._num_births[role]))
         worker.next_ns = self.clock.now_ns
         self.note(
             worker,
-            "begins" if worker.doom is None else f"begins and dies after {worker.doom.left} {worker.doom.what}s",
+            "begins"
+            if worker.planned_death is None
+            else f"begins and dies after {worker.planned_death.left} {worker.planned_death.what}s",
         )
         self.push(worker)
 
@@ -324,7 +326,7 @@ class World:
     def give_up(self) -> None:
         """execute is not started any more."""
         if self.drivers is not None and not self.drivers.has_card:
-            return  # who fails before the pipeline was ready ends the start
+            return  # a failure before the pipeline is ready ends the start
         self.note(None, "the driver gives up")
         self.board.set_mode(FAILED)
         self.has_given_up = True
@@ -333,17 +335,17 @@ class World:
             self.kill(self.workers["execute"])
 
     def keep(self) -> None:
-        """The driver stops, and leaves to the next one what is open."""
+        """The driver stops, and leaves open requests to the next one."""
         self.note(None, "the driver stops and keeps")
         self.board.set_mode(KEEP)
-        self.plan.may_drain = True  # who asks now is told to ask the next one
+        self.plan.may_drain = True  # clients that ask now are told to ask the next driver
         self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), self.end_driver)
 
     def end_driver(self) -> None:
-        """What is left of its workers goes with it. The next one sees nothing of how they ended."""
+        """Its remaining workers die with it. The next driver does not see how they ended."""
         self.note(None, "the driver is replaced")
         if self.drivers is not None:
-            self.drivers.life.end()
+            self.drivers.current.end()
         for worker in list(self.workers.values()):
             self.kill(worker)
         self._unnoticed.clear()
@@ -354,7 +356,7 @@ class World:
         if self.drivers is not None:
             self.drivers.begin()
         for role in ROLES:
-            self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda role=role: self._bear(role))  # type: ignore[misc]
+            self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda role=role: self._start_worker(role))  # type: ignore[misc]
 
 
 def _memory_board() -> Board:
@@ -366,7 +368,7 @@ def _memory_board() -> Board:
 
 
 class _Alarm(logging.Handler):
-    """What a worker logs as an error is a fault that it caught: here nothing may be wrong but what is planned."""
+    """An error logged by a worker is a fault that it caught: only planned faults are allowed here."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)

@@ -1,4 +1,4 @@
-"""A run directory as the grammar parts see it, and grammars made from forms without the processes around them."""
+"""A run directory as the grammar code sees it, and grammars compiled from forms without other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is imported is not looked at for garbage, while it comes and when it is there."""
+"""Imported objects are excluded from garbage collection, during and after an import."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ print(was_enabled, gc.isenabled(), gc.get_freeze_count() > 1000)
 """
 
 
-def test_nothing_is_collected_until_a_library_is_there() -> None:
+def test_no_collection_runs_during_an_import() -> None:
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True", "True"]
 
 
-def test_a_library_that_is_there_changes_nothing() -> None:
+def test_repeated_import_changes_nothing() -> None:
     before = gc.get_freeze_count()
     with importing("sys"):
         assert gc.isenabled()

@@ -19,10 +19,8 @@ def make_context(folder: Path) -> WorkerContext:
     return WorkerContext("execute", 1, folder, PipelineConfig(), Board(folder / "board"), make_journal(folder))
 
 
-def test_the_tokenizer_is_read_once_however_long_the_weights_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A large one takes a second of a processor, which execute needs for itself."""
+def test_tokenizer_is_read_once_while_the_weights_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a large one takes a second of processor time, which execute needs for itself."""
     reads: list[str | None] = []
     turns = iter([None, None, None, CARD])
 
@@ -39,7 +37,7 @@ def test_the_tokenizer_is_read_once_however_long_the_weights_take(
     assert reads == [None, "tokenizer"]
 
 
-def test_what_is_there_when_a_worker_is_ready_is_not_looked_at_by_the_garbage_collector(tmp_path: Path) -> None:
+def test_objects_that_exist_when_a_worker_is_ready_are_excluded_from_collections(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     loaded = [[index] for index in range(1000)]
     context.set_phase("loading")

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that decodes differently, made on the spot from a few sentences."""
+"""Small tokenizers of every kind that decodes differently, trained on a few sentences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPECIAL = ("<s>", "</s>", "<|user|>")
 
 @cache
 def byte_level() -> Tokenizer:
-    """As GPT-2, Llama 3 and Qwen; with added tokens that are and are not special, in and out of its alphabet."""
+    """Like GPT-2, Llama 3 and Qwen; with special and ordinary added tokens, in and out of its alphabet."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -54,7 +54,7 @@ def llama2() -> Tokenizer:
 
 @cache
 def gemma() -> Tokenizer:
-    """SentencePiece BPE with byte fallback; the text is kept as it is."""
+    """SentencePiece BPE with byte fallback; the text is kept unchanged."""
     tokenizer = _byte_fallback()
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
@@ -62,7 +62,7 @@ def gemma() -> Tokenizer:
 
 @cache
 def metaspace() -> Tokenizer:
-    """SentencePiece Unigram, as T5."""
+    """SentencePiece Unigram, like T5."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -75,7 +75,7 @@ def metaspace() -> Tokenizer:
 
 @cache
 def word_piece() -> Tokenizer:
-    """As BERT: words joined by spaces, punctuation cleaned up."""
+    """Like BERT: words joined by spaces, punctuation cleaned up."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -100,7 +100,7 @@ def bpe_suffix() -> Tokenizer:
 
 @cache
 def undecorated() -> Tokenizer:
-    """No decoder at all: tokens joined by spaces."""
+    """No decoder: tokens joined by spaces."""
     tokenizer = Tokenizer.from_str(word_piece().to_str())
     tokenizer.decoder = None
     return tokenizer
@@ -136,7 +136,7 @@ def _byte_fallback() -> Tokenizer:
 
 
 def _with_byte_fallback(trained: Tokenizer) -> Tokenizer:
-    """The same tokenizer as it would be loaded from a checkpoint: byte tokens are pieces, not special tokens."""
+    """The same tokenizer as loaded from a checkpoint: byte tokens are pieces, not special tokens."""
     form = json.loads(trained.to_str())
     form["model"].update(byte_fallback=True, unk_token="<unk>", fuse_unk=True)
     form["added_tokens"] = [token for token in form["added_tokens"] if not token["content"].startswith("<0x")]

@@ -133,14 +133,14 @@ class Bookkeeper:
         """``finish`` for a request that could not start."""
         self.finish(key, "error", f"{ModelFailed.code}\n{why}")
 
-    def let_go(self, key: Key) -> None:
+    def drop(self, key: Key) -> None:
         """Write nothing more for this request: its record may be reused. It ends as aborted if it has no end yet."""
         self.put_back(key)
         if read_finish(self._journal, *key) is None:
             self._writer.finish(*key, "abort")
 
-    def let_go_of_others(self, slots: Slots) -> None:
-        """``let_go`` for those of ``slots`` that were released before this process adopted them."""
+    def drop_others(self, slots: Slots) -> None:
+        """``drop`` for those of ``slots`` that were released before this process adopted them."""
         journal = self._journal
         generations = journal.generations(slots)  # first: a record reused in the meantime belongs to another request
         ended = (journal.states(slots) == DISPATCHED) & (journal.release_states(slots) != 0)
@@ -254,21 +254,21 @@ class Bookkeeper:
 
     def _note_schedule(self, outputs: StepOutputs) -> None:
         for first, num_cached_tokens in outputs.plan.starts:
-            for key in self._who_start_with(first):
+            for key in self._started_together(first):
                 if key in self._views and not self._journal.records["scheduled_ns"][key[0]]:
                     times = {"scheduled_ns": outputs.launched_at, "num_cached_tokens": num_cached_tokens}
                     self._writer.add_times(key[0], **times)
         for key in self._views.keys() & outputs.plan.preempted:
             self._writer.add_times(key[0], num_preemptions=1)
             self._interruptions.setdefault(key, _Interruption("preempted_ns", outputs.launched_at))
-        for key in self._who_goes_on(outputs.progress) if self._interruptions else ():
+        for key in self._continuing(outputs.progress) if self._interruptions else ():
             interruption = self._interruptions.pop(key)
             lost_ns = max(0, outputs.collected_at - interruption.since_ns)  # a torn record may hold a future time
             self._writer.add_times(key[0], **{interruption.field: lost_ns})
-            if not self._has_spoken(key, outputs.progress):
+            if not self._has_token(key, outputs.progress):
                 self._writer.note_lost_early(key[0])
 
-    def _who_goes_on(self, progress: Progress) -> list[Key]:
+    def _continuing(self, progress: Progress) -> list[Key]:
         """Interrupted requests that got a token, whose search took a step, or that ended."""
         seen = {*progress.keys, *progress.finished, *progress.expired, *progress.failed}
         return [
@@ -277,7 +277,7 @@ class Bookkeeper:
             if key in seen or (self._sequences[key].group_key or key) in progress.choices
         ]
 
-    def _has_spoken(self, key: Key, progress: Progress) -> bool:
+    def _has_token(self, key: Key, progress: Progress) -> bool:
         """Whether its first token is from an earlier step; a search that starts over with this step has none."""
         search = self._sequences[key].group_key or key
         if (choice := progress.choices.get(search)) is not None:
@@ -286,7 +286,7 @@ class Bookkeeper:
         count, _ = split_word(self._journal.tokens_words[key[0]])
         return count > 0
 
-    def _who_start_with(self, key: Key) -> list[Key]:
+    def _started_together(self, key: Key) -> list[Key]:
         """The requests that start along with ``key``: all beams of a search, as the first one computes their prompt."""
         sequence = self._sequences.get(key)
         if sequence is None or not sequence.params.is_beam_search:

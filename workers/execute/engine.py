@@ -115,7 +115,7 @@ class Engine:
         depth: int = 0,
         trace: Trace = _NO_TRACE,
     ) -> None:
-        assert depth in (0, 1), f"depth is {depth}: only the tokens of the step before can be handed on"
+        assert depth in (0, 1), f"depth is {depth}: a step can only use the tokens of the step before it"
         self.scheduler = scheduler
         self._trace = trace
         self._runner = IsolatingRunner(runner, _Batches(scheduler))

@@ -90,7 +90,7 @@ class IsolatingRunner:
         try:
             self._runner.launch(self._batches.inputs(plan, is_again=False))
         except Exception as error:
-            _let_go(error)
+            _free_tensors(error)
             launched.error = error
 
     def collect(self) -> Computed:
@@ -143,7 +143,7 @@ class IsolatingRunner:
     def _run(self, plan: Plan) -> Computed:
         """Run all or part of a step again, and wait for it."""
         if not all(self._batches.is_running(chunk.key) for chunk in plan.chunks):
-            return self._run_without_the_gone(plan)
+            return self._run_without_released(plan)
         try:
             self._runner.launch(self._batches.inputs(plan, is_again=True))
             return _by_key(plan, self._runner.collect())
@@ -151,7 +151,7 @@ class IsolatingRunner:
             self._survive(error)
             return self._divide(plan, error)
 
-    def _run_without_the_gone(self, plan: Plan) -> Computed:
+    def _run_without_released(self, plan: Plan) -> Computed:
         rest = plan.part([self._batches.is_running(chunk.key) for chunk in plan.chunks])
         computed = self._run(rest) if rest.chunks else Computed()
         here, token_ids = {chunk.key for chunk in rest.chunks}, iter(computed.token_ids)
@@ -161,15 +161,15 @@ class IsolatingRunner:
         """Re-raise the error if it is fatal, else free the memory that it holds."""
         if self._runner.is_fatal(error):
             raise error
-        _let_go(error)
+        _free_tensors(error)
 
 
-def _let_go(error: BaseException) -> None:
+def _free_tensors(error: BaseException) -> None:
     """Free what the frames of its traceback hold: after a step that ran out of memory, its halves need that memory."""
     traceback.clear_frames(error.__traceback__)
     before = error.__cause__ or error.__context__
     if before is not None:
-        _let_go(before)
+        _free_tensors(before)
 
 
 def _by_key(plan: Plan, result: StepResult) -> Computed:
@@ -189,7 +189,7 @@ def _by_key(plan: Plan, result: StepResult) -> Computed:
             failed[sampled[row]] = why
     for chunk in plan.checked:
         if chunk.key in failed:  # a NaN also spoils rows that must not see it
-            raise FloatingPointError(f"{failed[chunk.key]}, beside tokens that were proposed")
+            raise FloatingPointError(f"{failed[chunk.key]}, while proposed tokens were verified")
     return Computed(
         token_ids,
         logprobs={sampled[row]: logprobs for row, logprobs in result.logprobs.items()},

@@ -76,13 +76,13 @@ def check_speculation(config: SchedulerConfig, runner: Runner, card: ModelCard) 
     if config.num_speculative_tokens and card.keeps_states:
         raise ConfigError(
             f"num_speculative_tokens is {config.num_speculative_tokens}, the limit is 0: {card.model_type} has "
-            "recurrent layers, whose states do not take a guess back",
+            "recurrent layers, whose states cannot be rolled back",
             param="num_speculative_tokens",
         )
     if config.num_speculative_tokens and not (runner.is_batch_invariant and card.device == "cpu"):
         raise ConfigError(
             f"num_speculative_tokens is {config.num_speculative_tokens}, the limit for {card.backend} on {card.device} "
-            "is 0: only the compiled kernels of a CPU check proposals to the bit",
+            "is 0: only the compiled CPU kernels verify proposals bit for bit",
             param="num_speculative_tokens",
         )
 

@@ -221,7 +221,7 @@ class Execute:
         self._scan_releases()
         journal = self._journal
         slots = journal.slots_in_use()
-        self._books.let_go_of_others(slots)
+        self._books.drop_others(slots)
         wanted = (journal.states(slots) == DISPATCHED) & (journal.release_states(slots) == 0)
         missing = [slot for slot in slots[wanted].tolist() if not self._holds(slot)]
         for slot in sorted(missing, key=lambda slot: int(journal.records["arrival"][slot])):
@@ -267,7 +267,7 @@ class Execute:
         reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None
         if against == POISONED:
             self._books.finish(
-                sequence.key, "error", f"{Poisoned.code}\nthe request ended the process that ran it, twice"
+                sequence.key, "error", f"{Poisoned.code}\nthe request crashed the process that ran it, twice"
             )
         elif error := self._unknown_adapter(view) or self._too_many_beams(view):
             self._books.fail(sequence.key, error)
@@ -280,7 +280,7 @@ class Execute:
     def _unknown_adapter(self, view: RequestView) -> str:
         """Why this request, accepted for an adapter that has since been unloaded, cannot be served; empty if it can."""
         name, digest = view.record.lora, view.record.lora_digest
-        return f"the adapter {name!r} is not served any more" if self._adapters.get(name, "") != digest else ""
+        return f"the adapter {name!r} is no longer served" if self._adapters.get(name, "") != digest else ""
 
     def _too_many_beams(self, view: RequestView) -> str:
         """Why the search of this beam can never start, as its beams only run together; empty if it can."""
@@ -319,7 +319,7 @@ class Execute:
             del self._held[key[0]]
             self._grammars.drop(key)
             self._engine.release(key)
-            self._books.let_go(key)
+            self._books.drop(key)
             self._stats.changed = True
             if self._quarantine.forget(key) or self._is_degraded:
                 self._next_scan = 0.0  # another request may be waiting for its place

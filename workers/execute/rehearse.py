@@ -21,7 +21,7 @@ from .loading import find_folders
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Tries what execute shall be changed to; started by the driver.")
+    parser = argparse.ArgumentParser(description="Trial run of new settings of execute; started by the driver.")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()

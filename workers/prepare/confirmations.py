@@ -15,7 +15,7 @@ class Confirmations:
         self._flushes = context.config.service.flushes_accepted
         self._waiting: list[tuple[bytes, Accepted]] = []
 
-    def say(self, peer: bytes, accepted: Accepted) -> None:
+    def send(self, peer: bytes, accepted: Accepted) -> None:
         if self._flushes:
             self._waiting.append((peer, accepted))
         else:

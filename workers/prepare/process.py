@@ -29,7 +29,7 @@ from ...protocol.owners import HOUSE, Owners
 from ...protocol.record import RequestRecord, mark_of
 from ...protocol.run_dir import submit_endpoint
 from ...protocol.service import service_info
-from ..process import TICK_S, StatsPublisher, WorkerContext, heard, wait_for_model
+from ..process import TICK_S, StatsPublisher, WorkerContext, received_frames, wait_for_model
 from .admission import Admission
 from .confirmations import Confirmations
 from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of, num_waiting_bytes
@@ -90,7 +90,7 @@ class Prepare:
             submit_endpoint(context.run_dir, service),
             epoch=context.epoch,
             max_frame_bytes=service.max_frame_bytes,
-            public=context.public_door(service.submit),
+            public=context.curve_server(service.submit),
         )
         self._confirmations = Confirmations(context, self._router)
         self._poller = self._links.poller(self._router.socket, self._bell.file, *context.stop_files)
@@ -111,9 +111,9 @@ class Prepare:
         self._bell.silence()
         self._receive()
         self._tokenizing.turn()
-        for received in heard(self._router, max_frames=MAX_FRAMES_A_TURN):
+        for received in received_frames(self._router, max_frames=MAX_FRAMES_A_TURN):
             self._stats.changed = True
-            self._hear_alone(*received)
+            self._on_frame_alone(*received)
             self._context.page.progress()
         self._confirmations.flush()
         self._dispatch()
@@ -202,7 +202,7 @@ class Prepare:
 
     # -- from the clients
 
-    def _hear_alone(self, peer: bytes, frame: bytes) -> None:
+    def _on_frame_alone(self, peer: bytes, frame: bytes) -> None:
         """Record the intent before anything looks at the frame: decoding alone may crash this process."""
         key = content_key(frame)
         try:
@@ -212,19 +212,19 @@ class Prepare:
             self._refuse(peer, peek_request_id(frame), error)
             return
         self._context.intent.set_standing([key])
-        self._hear_safely(peer, frame)
+        self._on_frame_safely(peer, frame)
         self._context.intent.set_standing([])
-        self._tokenizing.suspects.came_through(key)
+        self._tokenizing.suspects.clear(key)
 
-    def _hear_safely(self, peer: bytes, frame: bytes) -> None:
+    def _on_frame_safely(self, peer: bytes, frame: bytes) -> None:
         try:
-            self._hear(peer, frame)
+            self._on_frame(peer, frame)
         except Exception as error:  # a bug triggered by one message must not affect others
             logger.exception("a message could not be handled")
             failure = RequestError(f"the message could not be handled: {type(error).__name__}")
             self._refuse_known(peer, peek_request_id(frame), failure)
 
-    def _hear(self, peer: bytes, frame: bytes) -> None:
+    def _on_frame(self, peer: bytes, frame: bytes) -> None:
         received_ns = self._journal.now_ns()
         try:
             message = decode_public(frame, max_bytes=self._service.max_frame_bytes).message
@@ -277,7 +277,7 @@ class Prepare:
             self._check_room(0)
             return  # its client was away for too long. Once the record is free, a resend starts the request anew.
         self._writer.note_told(known.key[0], self._journal.now_ns())
-        self._confirmations.say(peer, known.accepted)
+        self._confirmations.send(peer, known.accepted)
 
     def _check_room(self, num_bytes: int) -> None:
         """``num_bytes``: how many would wait for the compiler or the tokenizer."""
@@ -304,7 +304,7 @@ class Prepare:
             self._accept(intake, result)
         except RequestError as error:
             self._refuse_known(intake.peer, intake.request_id, error)
-        except Exception as error:  # as in _hear_safely
+        except Exception as error:  # as in _on_frame_safely
             logger.exception("request %s could not be accepted", intake.request_id)
             failure = RequestError(f"the request could not be accepted: {type(error).__name__}")
             self._refuse_known(intake.peer, intake.request_id, failure)
@@ -325,7 +325,7 @@ class Prepare:
         self._counts["accepted"] += 1
         if records[0].is_computed:
             self._counts["prompt_tokens"] += accepted.num_prompt_tokens
-        self._confirmations.say(intake.peer, accepted)
+        self._confirmations.send(intake.peer, accepted)
 
     def _digest_of_adapter(self, name: str) -> str:
         """

@@ -32,7 +32,7 @@ class Suspects:
             raise Poisoned("the request, or one with the same content, crashed the worker that processed it, twice")
         return key in self._deaths
 
-    def came_through(self, key: int) -> None:
+    def clear(self, key: int) -> None:
         """It was processed alone without harm."""
         if deaths := self._deaths.pop(key, 0):
             self._board.note_survival(key, deaths)

@@ -11,10 +11,10 @@ from ...protocol.errors import RequestError, TokenizationFailed
 from ...protocol.model_card import ModelCard
 from ..process import WorkerContext
 from .admission import Admission, admit
-from .beside import Beside
 from .grammar_checker import GrammarChecker
 from .grammar_queue import GrammarQueue
 from .intake import Intake
+from .job_thread import JobThread
 from .quotas import Quotas
 from .suspects import Suspects
 from .text_encoder import TextEncoder
@@ -49,7 +49,7 @@ class Tokenizing:
                 context.run_dir, timeout_s=service.grammar_timeout_s, memory_bytes=service.grammar_bytes
             )
         )  # fmt: skip
-        self._beside: Beside[Result] = Beside(self._timeout_s, ring=ring)
+        self._job_thread: JobThread[Result] = JobThread(self._timeout_s, ring=ring)
         self._for_next_turn: deque[Callable[[], None]] = deque()
         self.pending_bytes = 0  # of requests that wait for the compiler or in the tokenizer thread
         self.suspects = Suspects(context.board)
@@ -77,12 +77,12 @@ class Tokenizing:
 
     def turn(self) -> None:
         """Return what other threads have finished."""
-        self._beside.collect()
+        self._job_thread.collect()
         while self._for_next_turn:
             self._for_next_turn.popleft()()
 
     def close(self) -> None:
-        self._beside.close()
+        self._job_thread.close()
         self._grammars.close()
 
     def _later(self, work: Callable[[], None]) -> None:
@@ -108,14 +108,14 @@ class Tokenizing:
 
     def _tokenize_soon(self, intake: Intake) -> None:
         if intake.is_long:
-            self._tokenize_beside(intake)
+            self._tokenize_in_thread(intake)
             return
         self._context.intent.set_standing([intake.digest])
         self._done(intake, self._tokenize(intake))
         self._context.intent.set_standing([])
-        self.suspects.came_through(intake.digest)
+        self.suspects.clear(intake.digest)
 
-    def _tokenize_beside(self, intake: Intake) -> None:
+    def _tokenize_in_thread(self, intake: Intake) -> None:
         self._begin_wait(intake)
         if intake.digest in self.suspects:
             self._solo = intake
@@ -125,10 +125,10 @@ class Tokenizing:
             if self._solo is intake:
                 self._solo = None
                 if result is not None:
-                    self.suspects.came_through(intake.digest)
+                    self.suspects.clear(intake.digest)
             self._done(intake, result or self._too_slow(intake))
 
-        self._beside.submit(intake.owner, lambda: self._tokenize_with_intent(intake), done)
+        self._job_thread.submit(intake.owner, lambda: self._tokenize_with_intent(intake), done)
 
     def _tokenize_with_intent(self, intake: Intake) -> Result:
         with self._threads_lock:

@@ -25,7 +25,7 @@ from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.model_card import ModelCard
 from ...protocol.owners import Owners
 from ...protocol.run_dir import follow_endpoint
-from ..process import TICK_S, StatsPublisher, WorkerContext, heard, wait_for_model
+from ..process import TICK_S, StatsPublisher, WorkerContext, received_frames, wait_for_model
 from .answer import Answer
 from .choices import Choices, Requests, unknown
 from .columns import runs_of
@@ -80,7 +80,7 @@ class Summarize:
             follow_endpoint(context.run_dir, service),
             epoch=context.epoch,
             max_frame_bytes=service.max_frame_bytes,
-            public=context.public_door(service.follow),
+            public=context.curve_server(service.follow),
         )
         self._delivery = Delivery(self._router, context.journal, window=service.window_tokens)
         self._ends = Ends(context.journal, self._delivery, self._notices, self._stats)
@@ -109,8 +109,8 @@ class Summarize:
             if isinstance(message, m.StepDone):
                 self._step_done(message)
                 self._context.page.progress()  # several may have arrived while a slow one was processed
-        for received in heard(self._router, max_frames=MAX_FRAMES_A_TURN):
-            self._hear_safely(*received)
+        for received in received_frames(self._router, max_frames=MAX_FRAMES_A_TURN):
+            self._on_frame_safely(*received)
         now = time.monotonic()
         if self._links.inbox.missed or now >= self._next_tick:
             self._links.inbox.missed = False
@@ -253,15 +253,15 @@ class Summarize:
 
     # -- from the clients
 
-    def _hear_safely(self, peer: bytes, frame: bytes) -> None:
+    def _on_frame_safely(self, peer: bytes, frame: bytes) -> None:
         self._has_looked = False
         try:
-            self._hear(peer, frame)
+            self._on_frame(peer, frame)
         except Exception as error:  # a bug triggered by one message must not affect others
             logger.exception("a message could not be handled")
             self._refuse(peer, BadFrame(f"the message could not be handled: {type(error).__name__}"))
 
-    def _hear(self, peer: bytes, frame: bytes) -> None:
+    def _on_frame(self, peer: bytes, frame: bytes) -> None:
         try:
             message = decode_public(frame, max_bytes=self._service.max_frame_bytes).message
         except BadFrame as error:

@@ -1,1 +1,1 @@
-"""An adapter for each engine, for child.py: ``offline`` runs requests at once, ``online`` each at its arrival."""
+"""An adapter per engine, for child.py: ``offline`` runs all requests at once, ``online`` each at its arrival."""

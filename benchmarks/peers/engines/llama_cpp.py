@@ -44,7 +44,7 @@ class Engine:
             return False
 
     async def _ask(self, verb: str, path: str, body: bytes, each: Callable[[Any], None]) -> bytes:
-        """The head of the answer; ``each`` gets every event of its stream."""
+        """The head of the reply; ``each`` is called with every event of its stream."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 24)
         head = f"{verb} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -61,7 +61,7 @@ class Engine:
 
         def take(event: Any) -> None:
             new = event.get("tokens", [])
-            if event.get("stop"):  # tokens that end in the middle of a character were not sent
+            if event.get("stop"):  # tokens that end inside a character were not sent
                 new = [0] * (event["tokens_predicted"] - len(tokens))
             request.token_times_s.extend([time.perf_counter() - start] * len(new))
             tokens.extend(new)

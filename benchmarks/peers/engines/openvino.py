@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching with its prefix cache. Formats: bf16; int8 and int4, of weights only."""
+"""OpenVINO GenAI's continuous batching with its prefix cache. Formats: bf16; int8 and int4 for weights only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ours: three processes of their own, asked by a ZeroMQ client."""
+"""Triptych: its three processes, with a ZeroMQ client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triptych.protocol.messages import Accepted
 
 
 class _Watch:
-    """Notes the tokens of one answer and when they were here."""
+    """Records the tokens of one answer and their arrival times."""
 
     def __init__(self, request: Request, start: float) -> None:
         self._request, self._start = request, start

@@ -1,4 +1,4 @@
-"""vLLM on a CPU, its engine core in a process of its own as by default."""
+"""vLLM on a CPU, with its engine core in a separate process, the default."""
 
 from __future__ import annotations
 

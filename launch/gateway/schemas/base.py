@@ -71,7 +71,7 @@ class ApiModel(BaseModel):
     @model_validator(mode="after")
     def _refuse_halves(self) -> Self:
         for name, item in type(self).model_fields.items():
-            if text := _unsayable(getattr(self, name)):
+            if text := _why_unencodable(getattr(self, name)):
                 raise PydanticCustomError("half", "{text}", {"param": item.alias or name, "text": text})
         return self
 
@@ -84,7 +84,7 @@ class ApiModel(BaseModel):
         return schema
 
 
-def _unsayable(value: Any) -> str | None:
+def _why_unencodable(value: Any) -> str | None:
     """Why a reply could not contain this value, if so: a lone surrogate, or a number that JSON cannot express. Nested
     models check their own fields.
     """

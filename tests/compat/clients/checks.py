@@ -1,4 +1,4 @@
-"""How the scripts beside this one run: each check is a function, and a failure of one stops no other."""
+"""Runs the checks of the scripts beside this one: each check is a function, and a failed one stops no other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WEATHER: dict[str, Any] = {
 
 
 def run(title: str, checks: Sequence[Callable[..., None]], *context: Any) -> None:
-    """Print a line a check and a last one with the counts; exit with 1 if one failed."""
+    """Print a line per check and a last one with the counts; exit with 1 if one failed."""
     num_failed = 0
     for check in checks:
         try:
@@ -45,7 +45,7 @@ def run(title: str, checks: Sequence[Callable[..., None]], *context: Any) -> Non
 
 
 def raises(kind: type[Exception] | tuple[type[Exception], ...], call: Callable[[], Any]) -> Any:
-    """The exception of this kind that ``call`` raises."""
+    """The exception of this type that ``call`` raises."""
     try:
         result = call()
     except kind as error:

@@ -1,6 +1,6 @@
 """guidellm drives the gateway: ``python guidellm_run.py http://127.0.0.1:8000 [model] [tokenizer folder]``.
 
-It has to be installed for the Python that runs this. Chats and completions, one after the other and eight at a time.
+It must be installed for the Python that runs this. Chats and completions, one at a time and eight at a time.
 """
 
 from __future__ import annotations

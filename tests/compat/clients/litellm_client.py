@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing it asks the network for prices
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise importing it downloads prices
 
 import litellm
 from checks import ANSWER, MESSAGES, PERSON, QUESTION, WEATHER, raises, run

@@ -1,4 +1,4 @@
-"""Scores of lm_eval: those that `local-completions` gets from a gateway are those of its `hf` backend on the weights.
+"""lm_eval's scores: those that `local-completions` gets from a gateway equal those of its `hf` backend on the weights.
 
 python lm_eval_scores.py http://127.0.0.1:8000 CHECKPOINT
 """
@@ -16,7 +16,7 @@ from typing import Any
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
 from lm_eval import simple_evaluate
 
-TOLERANCE = 1e-3  # of the sum over an option's tokens: the backends add up in another order
+TOLERANCE = 1e-3  # of the sum over an option's tokens: the backends add in another order
 ASK = "<|user|>{}<|end|><|assistant|>"
 DOCUMENTS = [
     {"question": "What does len do?", "options": ["Return the number of items in a container.", "Print."], "gold": 0},
@@ -26,7 +26,7 @@ DOCUMENTS = [
 
 
 def tasks(folder: Path) -> list[dict[str, Any]]:
-    """Options that are compared, and texts that are scored as a whole; made of one JSONL file."""
+    """Options that are compared, and texts that are scored as a whole; made from one JSONL file."""
     lines = [json.dumps({**document, "text": ASK.format(document["question"])}) for document in DOCUMENTS]
     (folder / "documents.jsonl").write_text("\n".join(lines))
     source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(folder / "documents.jsonl")}}}
@@ -49,13 +49,13 @@ def evaluate(model: str, arguments: dict[str, Any], folder: Path) -> dict[str, A
 
 
 def responses(found: dict[str, Any], task: str) -> list[list[float]]:
-    """Of each document the numbers that the model gave: logprobs, and whether each option was the greedy one."""
+    """For each document, the numbers returned by the model: logprobs, and whether each option was the greedy one."""
     samples = sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
     return [[float(number) for response in flat(sample["filtered_resps"]) for number in response] for sample in samples]
 
 
 def flat(values: list[Any]) -> list[Any]:
-    """A response of a rolling score is one number, of an option a pair."""
+    """A response is one number for a rolling score, and a pair for an option."""
     return [value if isinstance(value, (list, tuple)) else [value] for value in values]
 
 

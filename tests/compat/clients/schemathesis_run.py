@@ -1,7 +1,7 @@
-"""schemathesis sends what /openapi.json allows and much that it does not: ``python schemathesis_run.py URL``.
+"""schemathesis sends valid and invalid requests made from /openapi.json: ``python schemathesis_run.py URL``.
 
-Left out is the check that anything a schema allows is answered with 200: which of two fields may stand together, and
-which token ids there are, is not in the schema. Such requests get a 400 that names the field, and are checked for that.
+The check that valid requests get a 200 is left out: which fields exclude each other, and which token ids exist, is not
+in the schema. Such requests get a 400 that names the field, and this is checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def whole_document(url: str) -> None:
         "--continue-on-failure",
     ]  # fmt: skip
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": str(HOOKS)}
-    with tempfile.TemporaryDirectory() as folder:  # it keeps what it found where it runs
+    with tempfile.TemporaryDirectory() as folder:  # it stores its findings in the working directory
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
         )

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server of one file, that answers as a test tells it."""
+"""An OpenAI-compatible server in one file, whose answers are set by a test."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 
 @dataclass
 class FakeOpenAI:
-    """Streams ``max_tokens`` events a request. ``asked``: the bodies it was sent."""
+    """Streams ``max_tokens`` events per request. ``asked``: the bodies it received."""
 
     token_s: float = 0.002
     status: int = 200
     with_usage: bool = True
     delta_key: str = "content"  # of the text in a chat's events
-    stages_ms: dict[str, float] | None = None  # told as our gateway tells them
-    error: Any = None  # of every event; null is none
-    cut_after: int | None = None  # events, after which the connection is closed
+    stages_ms: dict[str, float] | None = None  # sent as our gateway sends them
+    error: Any = None  # in every event; None: no usage
+    cut_after: int | None = None  # number of events after which the connection is closed
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
     port: int = 0
@@ -72,7 +72,7 @@ class FakeOpenAI:
         await writer.drain()
 
     def _send(self, writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
-        # Cut in the middle, as a network may.
+        # Cut in the middle, as a network may do.
         data = b": a comment\n\ndata: " + json.dumps(event).encode() + b"\r\n\r\n"
         self._chunk(writer, data[:20])
         self._chunk(writer, data[20:])
@@ -83,7 +83,7 @@ class FakeOpenAI:
 
 @contextmanager
 def serving(server: FakeOpenAI) -> Iterator[FakeOpenAI]:
-    """The server on a free port, in a thread of its own, until the block ends."""
+    """The server on a free port, in its own thread, until the block ends."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
     stop: list[Callable[[], Any]] = []
 

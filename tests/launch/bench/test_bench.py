@@ -1,4 +1,4 @@
-"""``triptych bench`` on a pipeline that runs, on one of its own, and on a server."""
+"""``triptych bench`` on a running pipeline, on its own pipeline, and on a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = ("--num-prompts", "6", "--num-warmups", "1", "--input-len", "8..20", "--
 
 @pytest.fixture
 def bench(triptych: Triptych, tmp_path: Path) -> Triptych:
-    """The verb on a small load, with its figures in a file."""
+    """Run the verb with a small load and write its results to a file."""
     return lambda *arguments: triptych("bench", *SMALL, "--output", tmp_path / "out.json", *arguments)
 
 
@@ -29,7 +29,7 @@ def result_in(folder: Path) -> dict[str, Any]:
     return result
 
 
-def test_a_pipeline_that_runs_is_measured(bench: Triptych, run_dir: str, tmp_path: Path) -> None:
+def test_running_pipeline_is_measured(bench: Triptych, run_dir: str, tmp_path: Path) -> None:
     outcome = bench("--connect", run_dir, "--shared-prefix", "64", "--ttft-target-ms", "60000")
     assert (outcome.code, outcome.err) == (0, "")
     for words in ("6 of 6", "time to first token", "inter-token", "p99", "goodput", "100% of all", "= wall"):
@@ -37,13 +37,13 @@ def test_a_pipeline_that_runs_is_measured(bench: Triptych, run_dir: str, tmp_pat
     result = result_in(tmp_path)
     assert (result["target"], result["summary"]["num_output_tokens"]) == ("hash-lm", 30)
     assert [request["num_prompt_tokens"] - 64 in range(8, 21) for request in result["requests"]] == [True] * 6
-    assert result["summary"]["num_cached_tokens"] >= 64  # the warm-up left the prefix there
+    assert result["summary"]["num_cached_tokens"] >= 64  # the warm-up left the prefix in the cache
     first = result["requests"][0]
     assert first["ttft_ms"] > 0
     assert sum(first["stages_ms"].values()) <= first["e2e_ms"]
 
 
-def test_a_pipeline_is_started_where_none_is_named(bench: Triptych, tmp_path: Path) -> None:
+def test_pipeline_is_started_if_none_is_named(bench: Triptych, tmp_path: Path) -> None:
     outcome = bench("hash-lm", "--request-rate", "200", "--arrival", "fixed", "--itl-target-ms", "50")
     assert outcome.code == 0
     result = result_in(tmp_path)
@@ -52,7 +52,7 @@ def test_a_pipeline_is_started_where_none_is_named(bench: Triptych, tmp_path: Pa
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
-def test_a_server_is_measured(bench: Triptych, tmp_path: Path, endpoint: str) -> None:
+def test_server_is_measured(bench: Triptych, tmp_path: Path, endpoint: str) -> None:
     with serving(FakeOpenAI()) as server:
         outcome = bench("--url", server.url + "/v1", "--endpoint", endpoint, "--api-key", "s3cret")
     assert (outcome.code, outcome.err) == (0, "")
@@ -60,7 +60,7 @@ def test_a_server_is_measured(bench: Triptych, tmp_path: Path, endpoint: str) ->
     summary = result["summary"]
     assert (summary["num_prompt_tokens"], summary["num_output_tokens"], summary["num_cached_tokens"]) == (66, 30, 18)
     assert result["requests"][0]["ttft_ms"] >= 2
-    assert len(result["requests"][0]["gaps_ms"]) == 4  # the empty first event of a chat is no token
+    assert len(result["requests"][0]["gaps_ms"]) == 4  # the empty first event of a chat is not a token
     assert result["target"] == f"fake-model at {server.url}/v1"
     assert len(server.asked) == 7
     assert all(body["model"] == "fake-model" and body["ignore_eos"] and body["stream"] for body in server.asked)
@@ -68,7 +68,7 @@ def test_a_server_is_measured(bench: Triptych, tmp_path: Path, endpoint: str) ->
     assert "s3cret" not in (tmp_path / "out.json").read_text() + outcome.out
 
 
-def test_a_server_without_usage_is_taken_to_send_a_token_an_event(bench: Triptych, tmp_path: Path) -> None:
+def test_each_event_counts_as_a_token_if_the_server_sends_no_usage(bench: Triptych, tmp_path: Path) -> None:
     with serving(FakeOpenAI(with_usage=False)) as server:
         assert bench("--url", server.url, "--no-ignore-eos", "--served-model", "mine").code == 0
     assert result_in(tmp_path)["summary"]["num_output_tokens"] == 30
@@ -76,14 +76,14 @@ def test_a_server_without_usage_is_taken_to_send_a_token_an_event(bench: Triptyc
     assert server.asked[0]["model"] == "mine"
 
 
-@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])  # DeepSeek says the first, vLLM the second
-def test_thoughts_are_tokens_under_whichever_name(bench: Triptych, tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])  # DeepSeek uses the first name, vLLM the second
+def test_reasoning_counts_as_tokens_under_either_field_name(bench: Triptych, tmp_path: Path, key: str) -> None:
     with serving(FakeOpenAI(with_usage=False, delta_key=key)) as server:
         assert bench("--url", server.url, "--endpoint", "chat").code == 0
     assert result_in(tmp_path)["summary"]["num_output_tokens"] == 30
 
 
-def test_the_stages_of_our_gateway_are_shown(bench: Triptych, tmp_path: Path) -> None:
+def test_stages_of_our_gateway_are_shown(bench: Triptych, tmp_path: Path) -> None:
     with serving(FakeOpenAI(stages_ms={"prefill": 2.0, "decode": 8.0})) as server:
         outcome = bench("--url", server.url)
     assert result_in(tmp_path)["summary"]["stages_ms"] == {"prefill": 2.0, "decode": 8.0}
@@ -100,7 +100,7 @@ def test_the_stages_of_our_gateway_are_shown(bench: Triptych, tmp_path: Path) ->
     ],
     ids=["refused", "cut", "a text", "a code"],
 )
-def test_what_fails_is_counted_by_its_reason(bench: Triptych, tmp_path: Path, server: FakeOpenAI, error: str) -> None:
+def test_failures_are_counted_by_reason(bench: Triptych, tmp_path: Path, server: FakeOpenAI, error: str) -> None:
     with serving(server):
         outcome: Outcome = bench("--url", server.url)
     assert outcome.code == 1
@@ -108,7 +108,7 @@ def test_what_fails_is_counted_by_its_reason(bench: Triptych, tmp_path: Path, se
     assert result_in(tmp_path)["summary"]["errors"] == {error: 6}
 
 
-def test_nobody_there_is_one_clear_line(bench: Triptych) -> None:
+def test_missing_server_is_one_clear_line(bench: Triptych) -> None:
     outcome = bench("--url", "http://127.0.0.1:9")
     assert outcome.code == 2
     assert "error: http://127.0.0.1:9/v1/models: ConnectionRefusedError" in outcome.err
@@ -129,21 +129,19 @@ def test_nobody_there_is_one_clear_line(bench: Triptych) -> None:
     ],
     ids=lambda value: value[0][2:] if isinstance(value, list) else "",
 )
-def test_a_load_that_cannot_be_is_refused_before_it_begins(
-    triptych: Triptych, arguments: list[str], words: str
-) -> None:
+def test_impossible_load_is_refused_before_it_begins(triptych: Triptych, arguments: list[str], words: str) -> None:
     outcome = triptych("bench", *arguments)
     assert outcome.code in (1, 2)
     assert words in outcome.err
 
 
-def test_a_picture_is_drawn(bench: Triptych, run_dir: str, tmp_path: Path) -> None:
+def test_plot_is_written(bench: Triptych, run_dir: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert bench("--connect", run_dir, "--plot", tmp_path / "a.png", "--ttft-target-ms", "5").code == 0
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_without_matplotlib_that_is_said_before_the_load(
+def test_missing_matplotlib_is_reported_before_the_load(
     triptych: Triptych, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -151,7 +149,7 @@ def test_without_matplotlib_that_is_said_before_the_load(
     assert (outcome.code, "pip install 'triptych[bench]'" in outcome.err) == (2, True)
 
 
-def test_ctrl_c_reports_what_has_ended(run_dir: str, tmp_path: Path) -> None:
+def test_ctrl_c_reports_the_requests_that_ended(run_dir: str, tmp_path: Path) -> None:
     output = tmp_path / "out.json"
     load = ("--num-prompts", "2000", "--request-rate", "50", "--output-len", "2", "--output", str(output))
     with terminal("bench", "--connect", run_dir, *load) as screen:

@@ -1,4 +1,4 @@
-"""From records to figures: the arithmetic, by hand."""
+"""The arithmetic from records to results, checked by hand."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def test_times_count_from_the_arrival() -> None:
     assert [one.tpot_ms, one.tokens_per_second] == pytest.approx([300, 1000 / 300])
 
 
-def test_an_event_of_several_tokens_is_one_gap_and_so_many_tokens() -> None:
+def test_event_with_several_tokens_is_one_gap_and_several_tokens() -> None:
     one = record(1.0, 2.0, num_output_tokens=11)
     assert (one.gaps_ms, one.tpot_ms) == ([1000], 100)
 
 
-def test_a_single_token_has_no_time_per_token() -> None:
+def test_single_token_has_no_time_per_token() -> None:
     assert (record(1.0).tpot_ms, record(1.0).tokens_per_second, record().ttft_ms) == (None, None, None)
 
 
-def test_failures_count_and_bring_no_latency() -> None:
+def test_failures_are_counted_and_add_no_latency() -> None:
     bad = Record(1, 0.0, error="http_429", message="full")
     summary = summarize([record(1.0, 1.5), bad], 4.0, ANYTHING)
     assert (summary["num_answered"], summary["errors"], summary["first_message"]) == (1, {"http_429": 1}, "full")
@@ -46,12 +46,12 @@ def test_failures_count_and_bring_no_latency() -> None:
     assert summary["goodput"] is None
 
 
-def test_nothing_answered_is_no_division_by_zero() -> None:
+def test_no_answers_do_not_divide_by_zero() -> None:
     summary = summarize([Record(0, 0.0, error="x")], 1.0, Targets(1.0, 1.0))
     assert (summary["ttft_ms"], summary["goodput"]["share"]) == (None, 0)
 
 
-def test_goodput_counts_who_kept_to_both_targets() -> None:
+def test_goodput_counts_requests_that_met_both_targets() -> None:
     quick, late, slow = record(0.1, 0.2), record(0.9, 1.0), record(0.1, 0.9)
     failed = Record(3, 0.0, error="x")
     summary = summarize([quick, late, slow, failed], 2.0, Targets(ttft_ms=500, itl_ms=200))
@@ -89,16 +89,16 @@ def driven(load: LoadOptions, *max_tokens: int, work_s: float = 0.02) -> tuple[R
     return asyncio.run(body())
 
 
-def test_arrivals_do_not_wait_for_a_server_that_is_slow() -> None:
+def test_arrivals_do_not_wait_for_a_slow_server() -> None:
     run, server = driven(LoadOptions(request_rate=200, arrival="fixed"), *[1] * 10)
     assert server.most_under_way > 2
-    # The server needs 20 ms for each, and they arrive every 5: the last one has waited for all before it.
+    # The server needs 20 ms for each request, and one arrives every 5 ms: the last has waited for all before it.
     assert run.records[-1].ttft_ms is not None
     assert run.records[-1].ttft_ms > 0.9 * (10 * 20 - 9 * 5)
     assert [record.scheduled_s for record in run.records] == [index / 200 for index in range(10)]
 
 
-def test_who_waits_for_a_turn_under_a_rate_has_waited() -> None:
+def test_at_a_rate_waiting_for_a_free_slot_counts() -> None:
     run, server = driven(LoadOptions(request_rate=1000, arrival="fixed", max_concurrency=1), *[1] * 5)
     assert server.most_under_way == 1
     assert run.records[-1].scheduled_s == pytest.approx(0.004)
@@ -106,13 +106,13 @@ def test_who_waits_for_a_turn_under_a_rate_has_waited() -> None:
     assert run.records[-1].ttft_ms > 80
 
 
-def test_without_a_rate_a_request_arrives_with_its_turn() -> None:
+def test_without_a_rate_a_request_arrives_when_it_gets_a_slot() -> None:
     run, server = driven(LoadOptions(max_concurrency=2), *[1] * 6)
     assert server.most_under_way == 2
     assert run.records[-1].scheduled_s > 0.05
 
 
-def test_an_error_is_of_its_request_alone() -> None:
+def test_error_affects_only_its_request() -> None:
     run, _ = driven(LoadOptions(), 1, 13, 1, work_s=0.0)
     assert [record.error for record in run.records] == [None, "unlucky", None]
     assert (run.num_sent, run.num_ended) == (3, 3)

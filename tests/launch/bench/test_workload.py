@@ -19,15 +19,15 @@ def queries(count: int = 5, seed: int = 0, vocab_size: int | None = 100, **optio
     return make_queries(PromptOptions(**options), count=count, seed=seed, vocab_size=vocab_size)
 
 
-def test_without_a_rate_all_arrive_at_once() -> None:
+def test_without_a_rate_all_requests_arrive_at_once() -> None:
     assert arrival_times(LoadOptions(), 3) == [0.0, 0.0, 0.0]
 
 
-def test_a_fixed_rate_is_evenly_spaced() -> None:
+def test_fixed_rate_is_evenly_spaced() -> None:
     assert arrival_times(LoadOptions(request_rate=4, arrival="fixed"), 3) == [0.0, 0.25, 0.5]
 
 
-def test_poisson_arrivals_have_exponential_gaps_and_are_those_of_the_seed() -> None:
+def test_poisson_arrivals_have_exponential_gaps_determined_by_the_seed() -> None:
     times = arrival_times(LoadOptions(request_rate=10), 5000)
     gaps = np.diff(times)
     assert gaps.mean() == pytest.approx(0.1, rel=0.05)
@@ -36,18 +36,18 @@ def test_poisson_arrivals_have_exponential_gaps_and_are_those_of_the_seed() -> N
     assert times != arrival_times(LoadOptions(request_rate=10, load_seed=1), 5000)
 
 
-def test_lengths_are_uniform_between_their_ends() -> None:
+def test_lengths_are_uniform_between_their_limits() -> None:
     drawn = [Lengths.parse("x", "3..6").draw(random) for random in [Random(0)] for _ in range(400)]
     assert {number: drawn.count(number) > 60 for number in drawn} == dict.fromkeys((3, 4, 5, 6), True)
 
 
 @pytest.mark.parametrize("text", ["", "0", "5..2", "a", "1..b", "..", "-4"])
-def test_a_length_that_is_none_is_refused(text: str) -> None:
+def test_malformed_length_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="input_len is"):
         PromptOptions(input_len=text)
 
 
-def test_random_prompts_have_their_length_and_share_their_beginning() -> None:
+def test_random_prompts_have_their_length_and_share_a_prefix() -> None:
     found = queries(20, input_len="3..6", shared_prefix=4, output_len="2..9")
     prompts = [query.request["prompt_token_ids"] for query in found]
     assert {tuple(prompt[:4]) for prompt in prompts} == {tuple(prompts[0][:4])}
@@ -59,12 +59,12 @@ def test_random_prompts_have_their_length_and_share_their_beginning() -> None:
     assert found == queries(20, input_len="3..6", shared_prefix=4, output_len="2..9") != queries(20, seed=1)
 
 
-def test_where_the_vocabulary_is_not_known_prompts_are_words() -> None:
+def test_prompts_are_words_if_the_vocabulary_is_unknown() -> None:
     [query] = queries(1, vocab_size=None, input_len="6", shared_prefix=2)
     assert len(query.request["prompt"].split()) == 8
 
 
-def test_a_dataset_is_used_over_and_over(tmp_path: Path) -> None:
+def test_dataset_is_repeated(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "max_tokens": 3}, {"messages": [{"role": "user", "content": "b"}]}]
     (tmp_path / "set.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\nplain\n")
     found = queries(5, dataset=str(tmp_path / "set.jsonl"), output_len="7")
@@ -73,7 +73,7 @@ def test_a_dataset_is_used_over_and_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [("", "has no prompts"), ('{"prompt": 3}', "line 1: prompt must be")])
-def test_a_bad_dataset_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_bad_dataset_is_named(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "set").write_text(text)
     with pytest.raises(ConfigError, match=words):
         queries(dataset=str(tmp_path / "set"))

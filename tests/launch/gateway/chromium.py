@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through the pipe of its DevTools: what the page says and does in a real browser."""
+"""A headless Chromium, controlled through its DevTools pipe: what the page shows and does in a real browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLAGS = (
     "--remote-debugging-pipe",
 )  # fmt: skip
 ANSWER_S = 30.0
-# DevTools are spoken at the descriptors 3 and 4: no port, and nothing to find.
+# DevTools use the descriptors 3 and 4, so no port has to be chosen or found.
 LAUNCHER = """
 import fcntl, os, sys
 high = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3]]
@@ -46,7 +46,7 @@ class Browser:
         self._buffer = b""
         self._number = 0
         self._session: str | None = None
-        self.complaints: list[str] = []  # what the console, the page's errors and its network said
+        self.complaints: list[str] = []  # messages of the console, page errors and network errors
 
     def open(self, url: str, *, width: int = 1280, height: int = 900, **media: str) -> None:
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
@@ -63,7 +63,7 @@ class Browser:
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, **metrics)
 
     def prefer(self, **media: str) -> None:
-        """Media features, such as ``prefers_color_scheme="dark"``."""
+        """Set media features, such as ``prefers_color_scheme="dark"``."""
         features = [{"name": name.replace("_", "-"), "value": value} for name, value in media.items()]
         self.ask("Emulation.setEmulatedMedia", features=features)
 
@@ -85,7 +85,7 @@ class Browser:
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of a command; what the page says meanwhile is kept."""
+        """The result of a command; messages that arrive meanwhile are kept."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session is not None:
@@ -96,20 +96,20 @@ class Browser:
             if answer.get("id") == self._number:
                 assert "error" not in answer, (method, answer["error"])
                 return dict(answer["result"])
-            self._hear(answer.get("method", ""), answer.get("params", {}))
+            self._record(answer.get("method", ""), answer.get("params", {}))
 
     def _read(self) -> dict[str, Any]:
         deadline = time.monotonic() + ANSWER_S
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read_fd], [], [], deadline - time.monotonic())
-            assert ready, f"the browser is silent for {ANSWER_S} s"
+            assert ready, f"the browser did not respond for {ANSWER_S} s"
             piece = os.read(self._read_fd, 1 << 20)
-            assert piece, "the browser has ended"
+            assert piece, "the browser exited"
             self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\0")
         return dict(json.loads(line))
 
-    def _hear(self, method: str, params: dict[str, Any]) -> None:
+    def _record(self, method: str, params: dict[str, Any]) -> None:
         if method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
             self.complaints.append(str(params["args"]))
         elif method == "Runtime.exceptionThrown":
@@ -120,9 +120,9 @@ class Browser:
 
 @contextmanager
 def chromium(folder: Path) -> Iterator[Browser]:
-    """A browser with a profile of its own in ``folder``; it and all its processes end with the block."""
+    """A browser with its own profile in ``folder``; it and all its processes end with the block."""
     path = find_chromium()
-    assert path is not None, "no Chromium is here"
+    assert path is not None, "Chromium is not installed"
     to_browser, write_fd = os.pipe()
     read_fd, from_browser = os.pipe()
     launcher = (sys.executable, "-c", LAUNCHER, str(to_browser), str(from_browser))

@@ -1,4 +1,4 @@
-"""A pipeline of the hash model and a gateway before it, in this process and at a free port."""
+"""A pipeline of the hash model and a gateway in front of it, in this process, at a free port."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from triptych.launch.gateway.state import Gateway
 
 @dataclass
 class Site:
-    """A gateway that is served, and a client of it."""
+    """A served gateway and a client of it."""
 
     url: str
     gateway: Gateway
@@ -34,13 +34,13 @@ class Site:
         return self.http.post(path, json=body)
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:
-        """The reply to a request that must go well."""
+        """The reply to a request that must succeed."""
         reply = self.post(path, **body)
         assert reply.status_code == 200, reply.text
         return dict(reply.json())
 
     def refusal(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
-        """Status and error of a request that must not."""
+        """Status and error of a request that must fail."""
         reply = self.post(path, **body)
         assert reply.status_code >= 400, reply.text
         return reply.status_code, reply.json()["error"]
@@ -81,7 +81,7 @@ def _shared_api(pipeline: Driver) -> Iterator[Site]:
 
 @pytest.fixture
 def api(_shared_api: Site) -> Site:
-    """A gateway of the hash model that all tests share."""
+    """A gateway of the hash model, shared by all tests."""
     return _shared_api
 
 
@@ -93,7 +93,7 @@ def _shared_thinking(pipeline: Driver) -> Iterator[Site]:
 
 @pytest.fixture
 def thinking(_shared_thinking: Site) -> Site:
-    """A gateway that takes the hash model for one that thinks."""
+    """A gateway that treats the hash model as a reasoning model."""
     return _shared_thinking
 
 

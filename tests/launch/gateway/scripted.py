@@ -1,4 +1,4 @@
-"""Answers that a test writes, for what the hash model would never say, out of a client or out of the pipeline."""
+"""Answers written by a test that the hash model would not produce, from a fake client or from the pipeline."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SUMMARY: dict[str, Any] = {
     "matched": None,
 }
 
-FIRST_TURN = '["user", []]'  # who spoke last, and variables of the template
+FIRST_TURN = '["user", []]'  # role of the last message, and variables of the template
 
 
 class ScriptedClient:
-    """Answers every request with ``pieces``, one delta each, and keeps what was asked."""
+    """Answers every request with ``pieces``, one delta each, and records the requests."""
 
     def __init__(self, *pieces: str, finish_reason: str = "stop") -> None:
         self._pieces = pieces
@@ -39,22 +39,22 @@ class ScriptedClient:
         return stream
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     async def _answer(self, stream: AsyncStream) -> None:
         for number, piece in enumerate(self._pieces):
             stream.on_delta(Delta(piece, [number], number + 1))
-            await asyncio.sleep(0)  # so that the pieces are not one
+            await asyncio.sleep(0)  # so that there are several pieces
         ids = list(range(len(self._pieces)))
         text = "".join(self._pieces)
         stream.on_end(Completion(stream.request_id, text, ids, self._finish_reason, None, SUMMARY), None)
 
 
 class Dictation:
-    """Makes the hash model, whose tokens are bytes, say a text, and keeps what was asked."""
+    """Makes the hash model, whose tokens are bytes, produce a given text, and records the requests."""
 
     def __init__(self, api: Site, monkeypatch: pytest.MonkeyPatch, text: str, *, is_open: bool = False) -> None:
-        """``is_open``: the prompt is said to end within thoughts."""
+        """``is_open``: the prompt ends inside reasoning."""
         self.asked: list[dict[str, Any]] = []
         self._client, self._text = api.gateway.client, text
         monkeypatch.setattr(self._client, "submit", self._submit)

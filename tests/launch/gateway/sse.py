@@ -1,4 +1,4 @@
-"""Server-sent events, read by the letter of their specification and nothing else."""
+"""Server-sent events, parsed exactly by their specification."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx2
 
 
 class Event(NamedTuple):
-    data: Any  # "[DONE]", or what the JSON says
+    data: Any  # "[DONE]", or the decoded JSON
     id: str | None
     name: str | None
 
@@ -26,11 +26,11 @@ def events(reply: httpx2.Response) -> Iterator[Event]:
             data = fields["data"] if fields["data"] == "[DONE]" else json.loads(fields["data"])
             yield Event(data, fields.get("id"), fields.get("event"))
             fields = {}
-    assert not fields, "the stream ended within an event"
+    assert not fields, "the stream ended inside an event"
 
 
 def stream(http: httpx2.Client, path: str, **body: Any) -> list[Event]:
-    """All events of a streamed reply that must go well."""
+    """All events of a streamed reply that must succeed."""
     with http.stream("POST", path, json={**body, "stream": True}) as reply:
         assert reply.status_code == 200, reply.read()
         assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"

@@ -1,4 +1,4 @@
-"""An answer is what it is, however its text is cut into pieces."""
+"""An answer is parsed into the same parts however its text is split into pieces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pieces(text: str, cuts: set[int]) -> list[str]:
 
 
 def joined(parts: Parts) -> Parts:
-    """Neighbours of a kind as one."""
+    """Merge neighbours of the same kind."""
     found: Parts = []
     for part in parts:
         match (found[-1] if found else None), part:
@@ -50,18 +50,16 @@ def joined(parts: Parts) -> Parts:
     return found
 
 
-def events_of(told: bytes) -> list[Event]:
-    found = [json.loads(event.partition("data: ")[2]) for event in told.decode().split("\n\n")[:-1]]
+def events_of(payload: bytes) -> list[Event]:
+    found = [json.loads(event.partition("data: ")[2]) for event in payload.decode().split("\n\n")[:-1]]
     return [Event(data, None, data["type"]) for data in found]
 
 
 @pytest.mark.parametrize("parser", PARSERS)
 @UNHURRIED
 @given(text=TEXTS, cuts=CUTS, is_open=st.booleans())
-@example(text="<think><think>a", cuts={7}, is_open=True)  # one start tag is the template's, and one the model's
-def test_the_parts_of_an_answer_do_not_depend_on_its_pieces(
-    parser: str, text: str, cuts: set[int], is_open: bool
-) -> None:
+@example(text="<think><think>a", cuts={7}, is_open=True)  # one start tag is the template's, the other one the model's
+def test_parts_of_an_answer_do_not_depend_on_its_pieces(parser: str, text: str, cuts: set[int], is_open: bool) -> None:
     reader = reader_of(parser, is_open)
     found = [part for piece in pieces(text, cuts) for part in reader.push(piece)] + reader.flush()
     assert joined(found) == joined(reader_of(parser, is_open).read(text))
@@ -70,13 +68,13 @@ def test_the_parts_of_an_answer_do_not_depend_on_its_pieces(
 @pytest.mark.parametrize("parser", PARSERS)
 @UNHURRIED
 @given(text=TEXTS, cuts=CUTS, is_open=st.booleans())
-@example(text=f" {CALL}a", cuts=set(), is_open=False)  # white space in front of a call is none of the text behind it
-def test_the_events_of_a_message_tell_of_the_blocks_of_the_whole(
+@example(text=f" {CALL}a", cuts=set(), is_open=False)  # white space before a call does not belong to the text after it
+def test_message_events_describe_the_blocks_of_the_complete_message(
     parser: str, text: str, cuts: set[int], is_open: bool
 ) -> None:
     reader = reader_of(parser, is_open)
     writer = BlockWriter(reader)
     parts = [reader.push(piece) for piece in pieces(text, cuts)] + [reader.flush()]
-    told = b"".join(event for each in parts for event in writer.parts(each)) + b"".join(writer.close())
+    payload = b"".join(event for each in parts for event in writer.parts(each)) + b"".join(writer.close())
     whole = reader_of(parser, is_open)
-    assert without_ids(built(events_of(told))) == without_ids(blocks_of(whole.read(text), whole))
+    assert without_ids(built(events_of(payload))) == without_ids(blocks_of(whole.read(text), whole))

@@ -16,7 +16,7 @@ LEN = [{"role": "user", "content": "What does len do?"}]
 ANSWER = "Return the number of items in a container."
 
 
-def test_a_chat_is_answered(demo: Site) -> None:
+def test_chat_is_answered(demo: Site) -> None:
     reply = demo.ask(PATH, model="demo", messages=LEN, temperature=0)
     [choice] = reply["choices"]
     assert choice["message"]["role"] == "assistant"
@@ -25,7 +25,7 @@ def test_a_chat_is_answered(demo: Site) -> None:
     assert reply["id"].startswith("chatcmpl-")
 
 
-def test_a_stream_begins_with_the_role_and_ends_with_the_reason(demo: Site) -> None:
+def test_stream_begins_with_the_role_and_ends_with_the_reason(demo: Site) -> None:
     found = stream(demo.http, PATH, messages=LEN, temperature=0, stream_options={"include_usage": True})
     assert text_of(found) == ANSWER
     first, *_, last, usage, done = (event.data for event in found)
@@ -37,7 +37,7 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason(demo: Site) -> N
     assert len({event.data["id"] for event in found[:-1]}) == 1
 
 
-def test_several_choices_are_told_apart(api: Site) -> None:
+def test_several_choices_are_streamed_with_their_indices(api: Site) -> None:
     wanted = {"messages": LEN, "n": 3, "max_tokens": 10, "seed": 1}
     whole = api.ask(PATH, **wanted)
     found = stream(api.http, PATH, **wanted)
@@ -47,25 +47,25 @@ def test_several_choices_are_told_apart(api: Site) -> None:
     assert sorted(ends) == [0, 1, 2]
 
 
-def test_text_parts_are_one_text(demo: Site) -> None:
+def test_text_parts_are_joined(demo: Site) -> None:
     parts = [{"type": "text", "text": "What does "}, {"type": "text", "text": "len do?"}]
     reply = demo.ask(PATH, messages=[{"role": "user", "content": parts}], temperature=0)
     assert reply["choices"][0]["message"]["content"] == ANSWER
 
 
-def test_the_older_name_of_the_limit_works_too(api: Site) -> None:
+def test_max_tokens_is_accepted_for_max_completion_tokens(api: Site) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         assert api.ask(PATH, messages=LEN, **{name: 7})["usage"]["completion_tokens"] == 7
 
 
-def test_an_answer_can_be_sent_back_as_it_is(demo: Site) -> None:
+def test_answer_can_be_sent_back_unchanged(demo: Site) -> None:
     first = demo.ask(PATH, messages=LEN, temperature=0)["choices"][0]["message"]
     reply = demo.ask(PATH, messages=[*LEN, first, *LEN], temperature=0, max_tokens=5)
     assert reply["usage"]["completion_tokens"] == 5
 
 
-def test_what_clients_add_to_a_message_is_not_looked_at(api: Site) -> None:
-    """The helpers of openai what they parsed, litellm and OpenRouter what other services said, or want of them."""
+def test_extra_fields_of_messages_are_ignored(api: Site) -> None:
+    """Parsed content added by openai's helpers; fields of other services added by litellm and OpenRouter."""
     mark = {"cache_control": {"type": "ephemeral"}}
     added = {"parsed": {"a": 1}, "provider_specific_fields": {}, "thinking_blocks": [], "reasoning_details": [{"a": 1}]}
     function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
@@ -94,20 +94,20 @@ def test_logprobs_have_bytes_and_alternatives(demo: Site, count: int) -> None:
     assert [entry["token"] for row in rows for entry in row] == [entry["token"] for entry in content]
 
 
-def test_characters_of_several_tokens_arrive_whole(demo: Site) -> None:
+def test_characters_of_several_tokens_arrive_complete(demo: Site) -> None:
     text = "grüße 你好 👩‍👩‍👧"
     ids = demo.gateway.words.encode(text, add_special_tokens=False)
     assert demo.gateway.words.decode(ids) == text
     assert b"".join(demo.gateway.words.bytes_of(i) for i in ids).decode() == text
 
 
-def test_what_a_template_refuses_is_a_400(demo: Site) -> None:
+def test_error_raised_by_the_template_is_a_400(demo: Site) -> None:
     status, error = demo.refusal(PATH, messages=[{"role": "wizard", "content": "hi"}])
     assert (status, error["code"], error["param"]) == (400, "tokenization_failed", "messages")
     assert "wizard" in error["message"]
 
 
-def test_a_logprob_of_minus_infinity_is_one_that_json_has(demo: Site) -> None:
+def test_logprob_of_minus_infinity_is_sent_as_a_valid_number(demo: Site) -> None:
     rows = [[-math.inf, [[3, -math.inf]]]]
     words = demo.gateway.words
     json.dumps([chat_logprobs(words, [5], rows), completion_logprobs(words, [5], rows, [0])], allow_nan=False)

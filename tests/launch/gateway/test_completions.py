@@ -1,4 +1,4 @@
-"""/v1/completions against the definition of the hash model, which says every token."""
+"""/v1/completions, compared with the definition of the hash model, which determines every token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROMPT = [5, 6, 7]
 CHAT_PATH, USER = "/v1/chat/completions", {"role": "user", "content": "hi"}
 
 
-def test_a_completion_is_the_model_s(api: Site) -> None:
+def test_completion_has_the_tokens_of_the_model(api: Site) -> None:
     reply = api.ask(PATH, model="hash-lm", prompt=PROMPT, max_tokens=20, temperature=0, return_token_ids=True)
     [choice] = reply["choices"]
     assert choice["token_ids"] == expected(PROMPT, 20)
@@ -26,7 +26,7 @@ def test_a_completion_is_the_model_s(api: Site) -> None:
     }  # fmt: skip
 
 
-def test_a_stream_brings_the_same_text_as_the_whole(api: Site) -> None:
+def test_streamed_text_equals_the_complete_text(api: Site) -> None:
     whole = api.ask(PATH, prompt="some text", max_tokens=60, temperature=0)
     found = stream(api.http, PATH, prompt="some text", max_tokens=60, temperature=0)
     assert text_of(found) == whole["choices"][0]["text"]
@@ -36,15 +36,15 @@ def test_a_stream_brings_the_same_text_as_the_whole(api: Site) -> None:
 
 
 @pytest.mark.parametrize(("path", "prompt"), [(PATH, {"prompt": "hi"}), (CHAT_PATH, {"messages": [USER]})])
-def test_what_unicode_calls_the_end_of_a_line_ends_no_event(
+def test_unicode_line_separators_do_not_end_an_event(
     api: Site, path: str, prompt: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = "one\u2028two\x85three\u2029four"
-    Dictation(api, monkeypatch, said)
-    assert text_of(stream(api.http, path, **prompt, max_tokens=60)) == said
+    text = "one\u2028two\x85three\u2029four"
+    Dictation(api, monkeypatch, text)
+    assert text_of(stream(api.http, path, **prompt, max_tokens=60)) == text
 
 
-def test_usage_is_in_the_last_chunk_only_and_only_if_asked_for(api: Site) -> None:
+def test_usage_is_in_the_last_chunk_only_and_only_if_requested(api: Site) -> None:
     found = stream(api.http, PATH, prompt=PROMPT, max_tokens=4, stream_options={"include_usage": True})
     *chunks, last, done = [event.data for event in found]
     assert done == "[DONE]"
@@ -60,7 +60,7 @@ def test_each_prompt_has_its_choices(api: Site) -> None:
     assert (reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]) == (5, 24)
 
 
-def test_a_seed_may_be_below_zero(api: Site) -> None:
+def test_seed_may_be_negative(api: Site) -> None:
     wanted = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1, "n": 2}
     of_minus_one, of_zero, of_the_last = (api.ask(PATH, **wanted, seed=seed) for seed in (-1, 0, 2**63 - 1))
     assert of_minus_one["choices"] == of_the_last["choices"]
@@ -83,7 +83,7 @@ def test_best_of_returns_n_of_its_candidates(api: Site) -> None:
     assert reply["usage"]["completion_tokens"] == 20
 
 
-def test_the_likeliest_candidate_is_the_best(demo: Site) -> None:
+def test_likeliest_candidate_is_returned(demo: Site) -> None:
     wanted = {"prompt": "<|user|>What does len do?<|end|><|assistant|>", "max_tokens": 8, "seed": 3, "logprobs": 0}
     every = demo.ask(PATH, **wanted, n=4)["choices"]
     [best] = demo.ask(PATH, **wanted, best_of=4)["choices"]
@@ -92,7 +92,7 @@ def test_the_likeliest_candidate_is_the_best(demo: Site) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["echo me", [70, 71, 72]], ids=["text", "ids"])
-def test_echo_puts_the_prompt_in_front(api: Site, prompt: str | list[int]) -> None:
+def test_echo_prepends_the_prompt(api: Site, prompt: str | list[int]) -> None:
     text = prompt if isinstance(prompt, str) else api.gateway.words.decode(prompt)
     plain = api.ask(PATH, prompt=prompt, max_tokens=5, temperature=0)["choices"][0]["text"]
     wanted = {"prompt": prompt, "max_tokens": 5, "temperature": 0, "echo": True}
@@ -100,20 +100,20 @@ def test_echo_puts_the_prompt_in_front(api: Site, prompt: str | list[int]) -> No
     assert text_of(stream(api.http, PATH, **wanted)) == text + plain
 
 
-def test_logprobs_come_in_columns_that_fit_each_other(demo: Site) -> None:
+def test_logprobs_are_columns_of_equal_length(demo: Site) -> None:
     wanted = {"prompt": "<|user|>What does len do?<|end|><|assistant|>", "max_tokens": 6, "temperature": 0}
     [choice] = demo.ask(PATH, **wanted, logprobs=2)["choices"]
     columns = choice["logprobs"]
     assert "".join(columns["tokens"]) == choice["text"]
     assert columns["text_offset"] == [len("".join(columns["tokens"][:i])) for i in range(6)]
     for token, logprob, top in zip(columns["tokens"], columns["token_logprobs"], columns["top_logprobs"], strict=True):
-        assert top[token] == pytest.approx(logprob) == pytest.approx(max(top.values()))  # greedy takes the likeliest
+        assert top[token] == pytest.approx(logprob) == pytest.approx(max(top.values()))  # greedy: the likeliest
     streamed = [e.data["choices"][0]["logprobs"] for e in stream(demo.http, PATH, **wanted, logprobs=2)[:-2]]
     assert [t for part in streamed for t in part["tokens"]] == columns["tokens"]
     assert [o for part in streamed for o in part["text_offset"]] == columns["text_offset"]
 
 
-def test_a_stop_string_ends_the_text_before_it(demo: Site) -> None:
+def test_text_ends_before_a_stop_string(demo: Site) -> None:
     wanted = {"prompt": "<|user|>What does len do?<|end|><|assistant|>", "max_tokens": 20, "temperature": 0}
     [choice] = demo.ask(PATH, **wanted, stop=[" of"])["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("Return the number", "stop")
@@ -121,13 +121,13 @@ def test_a_stop_string_ends_the_text_before_it(demo: Site) -> None:
     assert choice["text"] == "Return the number of"
 
 
-def test_a_bias_changes_the_choice(demo: Site) -> None:
+def test_logit_bias_changes_the_chosen_token(demo: Site) -> None:
     wanted = {"prompt": "<|user|>What does len do?<|end|><|assistant|>", "max_tokens": 3, "temperature": 0}
     token_id = demo.gateway.words.encode("z", add_special_tokens=False)[0]
     assert demo.ask(PATH, **wanted, logit_bias={str(token_id): 100})["choices"][0]["text"] == "zzz"
 
 
-def test_a_repeated_prompt_is_found_in_the_cache(api: Site) -> None:
+def test_repeated_prompt_is_found_in_the_cache(api: Site) -> None:
     prompt = list(range(1, 100))
     api.ask(PATH, prompt=prompt, max_tokens=1)
     usage = api.ask(PATH, prompt=prompt, max_tokens=1)["usage"]
@@ -136,18 +136,18 @@ def test_a_repeated_prompt_is_found_in_the_cache(api: Site) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def test_the_ledger_comes_with_the_usage(api: Site) -> None:
+def test_ledger_is_part_of_the_usage(api: Site) -> None:
     [ledger] = api.ask(PATH, prompt=PROMPT, max_tokens=5)["usage"]["triptych"]["ledgers"]
     assert sum(ledger["stages_ms"].values()) == pytest.approx(ledger["wall_ms"], rel=0.02)
 
 
-def test_a_prompt_can_be_cut_on_the_left(api: Site) -> None:
+def test_prompt_can_be_truncated_on_the_left(api: Site) -> None:
     wanted = {"prompt": list(range(1, 11)), "max_tokens": 3, "temperature": 0, "return_token_ids": True}
     [choice] = api.ask(PATH, **wanted, truncate_prompt_tokens=4)["choices"]
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([7, 8, 9, 10], expected([7, 8, 9, 10], 3))
 
 
-def test_tokens_are_merged_up_to_the_interval(api: Site) -> None:
+def test_tokens_are_merged_up_to_the_stream_interval(api: Site) -> None:
     assert api.driver is not None
     from tests.launch.gateway.conftest import site
 

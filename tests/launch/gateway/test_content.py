@@ -1,4 +1,4 @@
-"""Which tokens are of an answer's content: those whose logprobs are told beside it."""
+"""Which tokens belong to an answer's content, and so have their logprobs returned with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pieces:
 
 
 def picked(reader: Reader | None, *pieces: str | bytes) -> list[list[str]]:
-    """What is picked with each of these tokens, and at the end."""
+    """The tokens picked after each of these tokens, and at the end."""
     tokens = [piece if isinstance(piece, bytes) else piece.encode() for piece in pieces]
     content = ContentTokens(cast(Words, Pieces(tokens)), reader)
     found: list[list[Any]] = [content.push([index], [piece]) for index, piece in enumerate(pieces)]
@@ -58,11 +58,11 @@ def thinking() -> Reader:
         (lambda: None, f"{THINK}So.", f"{THINK}So."),
     ],
 )
-def test_tokens_of_the_content_are_picked(make: Callable[[], Reader | None], text: str, content: str) -> None:
+def test_content_tokens_are_picked(make: Callable[[], Reader | None], text: str, content: str) -> None:
     assert "".join(flat(picked(make(), *text))) == content
 
 
-def test_a_token_is_picked_once_it_is_known_what_it_is() -> None:
+def test_token_is_picked_once_its_kind_is_known() -> None:
     marks = [
         "<|channel|>",
         "analysis",
@@ -78,11 +78,11 @@ def test_a_token_is_picked_once_it_is_known_what_it_is() -> None:
     assert found == [*[[]] * 10, ["It"], [" is"], [], ["<|", "b"], [], []]
 
 
-def test_a_token_of_which_a_part_is_content_is_picked() -> None:
+def test_token_that_is_partly_content_is_picked() -> None:
     assert flat(picked(thinking(), "<think>", "x</", "think>So", ".")) == ["think>So", "."]
 
 
-def test_tokens_within_a_character_go_with_it() -> None:
+def test_tokens_inside_a_character_are_picked_with_it() -> None:
     e, acute = "\u00e9".encode()[:1], "\u00e9".encode()[1:]
     assert flat(picked(thinking(), "<think>", e, acute, "</think>", e, acute, "!")) == [e, acute, "!"]
 

@@ -1,4 +1,4 @@
-"""A turn of the assistant that its client began, and the model goes on with: on every route that takes chats."""
+"""An assistant turn begun by the client and continued by the model, on every route that accepts chats."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from tests.launch.gateway.conftest import Site
 from tests.launch.gateway.scripted import Dictation
 from tests.launch.gateway.sse import events, stream
-from tests.launch.gateway.test_resumed_chats import said
+from tests.launch.gateway.test_resumed_chats import joined_deltas
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
 QUESTION = {"role": "user", "content": "hi"}
-PROMPT = "user: hi\nassistant: So"  # by the template of the hash model
+PROMPT = "user: hi\nassistant: So"  # from the hash model's template
 TOOLS = [{"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
 
@@ -26,7 +26,7 @@ def continued(text: str = "So", **more: Any) -> dict[str, Any]:
     return {**begun(text), "continue_final_message": True, "add_generation_prompt": False, "max_tokens": 100, **more}
 
 
-def test_every_route_goes_on_where_the_turn_ends(api: Site) -> None:
+def test_every_route_continues_at_the_end_of_the_turn(api: Site) -> None:
     expected = api.ask(COMPLETIONS, prompt=PROMPT, max_tokens=20, temperature=0)["choices"][0]["text"]
     reply = api.ask(CHAT, **begun(), continue_final_message=True)
     assert reply["choices"][0]["message"]["content"] == expected
@@ -49,7 +49,7 @@ def test_every_route_goes_on_where_the_turn_ends(api: Site) -> None:
         ("", "<think>Let me.</think>Yes.", "Let me.", "Yes."),
     ],
 )
-def test_the_answer_is_what_the_model_adds(
+def test_answer_is_what_the_model_adds(
     thinking: Site, monkeypatch: pytest.MonkeyPatch, first: str, text: str, thoughts: str, content: str, n: int
 ) -> None:
     script = Dictation(thinking, monkeypatch, text)
@@ -62,9 +62,15 @@ def test_the_answer_is_what_the_model_adds(
     for index in range(n):
         message = reply["choices"][index]["message"]
         assert (message.get("reasoning", ""), message["content"]) == (thoughts, content)
-        for told in (found, resumed):
-            assert (said(told, index)["reasoning"], said(told, index)["content"]) == (thoughts, content)
-    assert [each["max_tokens"] for each in script.asked] == [100, 100]  # how the prompt ends is no question
+        for received in (found, resumed):
+            assert (joined_deltas(received, index)["reasoning"], joined_deltas(received, index)["content"]) == (
+                thoughts,
+                content,
+            )
+    assert [each["max_tokens"] for each in script.asked] == [
+        100,
+        100,
+    ]  # the prompt's end is not looked up
     for request_id in (reply["id"], found[0].data["id"]):
         assert thinking.http.delete(f"/v1/requests/{request_id}").status_code == 200
 
@@ -76,18 +82,18 @@ def test_the_answer_is_what_the_model_adds(
         ("<think>\nLet ", "me.\n</think>Yes.", "Let me.", "Yes."),
     ],
 )
-def test_echo_brings_the_turn_from_its_beginning_on(
+def test_echo_returns_the_turn_from_its_beginning(
     thinking: Site, monkeypatch: pytest.MonkeyPatch, first: str, text: str, thoughts: str, content: str
 ) -> None:
     Dictation(thinking, monkeypatch, text)
     asked = continued(first, echo=True)
     message = thinking.ask(CHAT, **asked)["choices"][0]["message"]
     assert (message.get("reasoning", ""), message["content"]) == (thoughts, content)
-    told = said(stream(thinking.http, CHAT, **asked))
-    assert (told["reasoning"], told["content"]) == (thoughts, content)
+    received = joined_deltas(stream(thinking.http, CHAT, **asked))
+    assert (received["reasoning"], received["content"]) == (thoughts, content)
 
 
-def test_what_is_added_may_be_a_call_or_have_a_form(thinking: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_added_text_may_be_a_call_or_follow_a_schema(thinking: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     form = {"choice": ["yes", "no"]}
     reply = thinking.ask(CHAT, **continued('{"a": "', structured_outputs=form))
     assert reply["choices"][0]["message"]["content"] in form["choice"]
@@ -113,7 +119,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "wrong", "param"), WRONG, ids=range(len(WRONG)))
-def test_a_turn_that_cannot_be_continued_is_a_400_that_says_why(
+def test_turn_that_cannot_be_continued_is_a_400_with_the_reason(
     api: Site, path: str, wrong: dict[str, Any], param: str
 ) -> None:
     status, error = api.refusal(path, **wrong)

@@ -1,4 +1,4 @@
-"""/v1/decisions against the probabilities that the model itself gives."""
+"""/v1/decisions, compared with the probabilities given by the model itself."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_options_have_the_probabilities_of_their_tokens(demo: Site) -> None:
     assert answer["choice"] == options[shares.index(max(shares))]
 
 
-def test_the_state_is_computed_once(demo: Site) -> None:
+def test_state_is_computed_once(demo: Site) -> None:
     questions = [{"question": f"Question number {i}?", "options": ["yes", "no"]} for i in range(6)]
     usage = demo.ask(PATH, state=STATE + "once", questions=questions)["usage"]
     assert usage["input_tokens_details"]["cached_tokens"] > 0.6 * usage["input_tokens"]
 
 
-def test_each_type_has_its_answer(demo: Site) -> None:
+def test_each_question_type_has_its_answer(demo: Site) -> None:
     questions = [
         {"type": "predicate", "name": "p", "instructions": "Is it long?"},
         {"type": "choice", "instructions": "Which?", "choices": [{"value": "a", "description": "1"}, {"value": False}]},
@@ -79,12 +79,12 @@ def test_each_type_has_its_answer(demo: Site) -> None:
         ({"state": "s", "questions": [{"question": "?", "options": ["a", "b"], "x": 1}]}, "questions[0].x"),
     ],
 )
-def test_a_question_that_is_none_is_refused(demo: Site, body: dict[str, object], param: str) -> None:
+def test_invalid_question_is_refused(demo: Site, body: dict[str, object], param: str) -> None:
     status, error = demo.refusal(PATH, **body)
     assert (status, error["param"]) == (400, param)
 
 
-def test_a_decision_ends_with_its_connection() -> None:
+def test_decision_is_aborted_when_its_connection_closes() -> None:
     with Driver("hash-lm", hash_step_ms=1000, lease_s=60) as slow, site(slow.run_dir) as api:
         question = {"question": "?", "options": ["a", "b"]}
         body = json.dumps({"state": "s", "questions": [question]}).encode()
@@ -96,7 +96,7 @@ def test_a_decision_ends_with_its_connection() -> None:
         assert slow.stats()["summarize"]["finished"]["abort"] == 1
 
 
-def test_a_question_that_cannot_be_put_ends_the_others(demo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_question_aborts_the_others(demo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     client, streams, loops = demo.gateway.client, list[AsyncStream](), set[asyncio.AbstractEventLoop]()
 
     def submit(**options: object) -> AsyncStream:

@@ -1,4 +1,4 @@
-"""Keys, limits, ids, disconnects: what happens around a request."""
+"""Keys, limits, ids and disconnects: what surrounds a request."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def head_of(num_bytes: int, path: str = PATH) -> bytes:
     return "\r\n".join([f"POST {path} HTTP/1.1", *lines]).encode()
 
 
-def test_every_route_but_the_probes_wants_a_key(pipeline: Driver, tmp_path: Path) -> None:
+def test_every_route_except_the_probes_requires_a_key(pipeline: Driver, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# ours\nfirst\nsecond\n")
     with site(pipeline.run_dir, api_key="third", api_key_file=str(tmp_path / "keys")) as api:
         assert {api.http.get(path).status_code for path in ("/health", "/ready")} == {200}
@@ -63,7 +63,7 @@ def test_keys_are_compared_as_a_whole() -> None:
     assert not any(is_known_key(given, ("key",)) for given in (b"", b"ke", b"key2", b"KEY"))
 
 
-def test_a_key_may_end_its_line_and_be_in_any_language(pipeline: Driver) -> None:
+def test_key_may_end_in_a_line_break_and_use_any_script(pipeline: Driver) -> None:
     assert GatewayConfig(api_key="key\r\n").api_keys() == ("key",)
     with site(pipeline.run_dir, api_key="schlüssel\n") as api:
         for key, status in (("schlüssel", 200), ("schluessel", 401)):
@@ -81,25 +81,25 @@ def test_a_key_may_end_its_line_and_be_in_any_language(pipeline: Driver) -> None
         ("key".encode("utf-16"), "is UTF-16, not UTF-8"),
     ],
 )
-def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
+def test_key_file_without_a_key_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
     if content is not None:
         (tmp_path / "keys").write_bytes(content)
     with pytest.raises(ConfigError, match=f"api_key_file .*keys {why}"):
         GatewayConfig(api_key_file=str(tmp_path / "keys")).api_keys()
 
 
-def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
+def test_byte_order_mark_is_not_part_of_a_key(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("first\r\nsecond\r\n", encoding="utf-8-sig")
     assert GatewayConfig(api_key_file=str(tmp_path / "keys")).api_keys() == ("first", "second")
 
 
 @pytest.mark.parametrize("endpoint", ["", "collector:4318", "http://", "http:///v1/traces", "grpc://collector:4317"])
-def test_traces_go_to_a_url_of_http(endpoint: str) -> None:
+def test_traces_endpoint_must_be_an_http_url(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=f"otlp_traces_endpoint is '{endpoint}', must be http"):
         GatewayConfig(otlp_traces_endpoint=endpoint)
 
 
-def test_pages_of_the_origins_that_were_named_may_ask_from_a_browser(pipeline: Driver) -> None:
+def test_pages_of_allowed_origins_may_send_requests_from_a_browser(pipeline: Driver) -> None:
     ours, theirs = "https://chat.example.org", "https://example.org"
     with site(pipeline.run_dir, api_key="secret", allowed_origin=(ours, "http://localhost:3000")) as api:
         asked = api.http.options(PATH, headers=PREFLIGHT | {"origin": ours})  # a browser sends no key with it
@@ -111,13 +111,13 @@ def test_pages_of_the_origins_that_were_named_may_ask_from_a_browser(pipeline: D
         reply = api.http.post(PATH, json=body, headers=key | {"origin": ours})
         assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, ours)
         assert reply.headers["access-control-expose-headers"] == "x-request-id, retry-after"
-        refused = api.http.post(PATH, json=body, headers={"origin": ours})  # its text must be readable too
+        refused = api.http.post(PATH, json=body, headers={"origin": ours})  # the page must be able to read an error too
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, ours)
         stranger = api.http.post(PATH, json=body, headers=key | {"origin": theirs})
         assert "access-control-allow-origin" not in stranger.headers
 
 
-def test_no_page_of_elsewhere_may_ask_unless_it_is_said(pipeline: Driver) -> None:
+def test_pages_of_other_origins_may_not_send_requests(pipeline: Driver) -> None:
     with site(pipeline.run_dir) as api:
         reply = api.http.post(PATH, json={"prompt": "hi", "max_tokens": 1}, headers={"origin": "https://example.org"})
         assert not [name for name in reply.headers if name.startswith("access-control")]
@@ -129,12 +129,12 @@ def test_no_page_of_elsewhere_may_ask_unless_it_is_said(pipeline: Driver) -> Non
 @pytest.mark.parametrize(
     "origin", ["", "example.org", "https://example.org/", "https://a/chat", "https://", "ftp://a", "https://*.a"]
 )
-def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+def test_malformed_origin_is_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match=r"allowed_origin is .*scheme://host"):
         GatewayConfig(allowed_origin=(origin,))
 
 
-def test_a_body_that_is_too_large_is_refused(pipeline: Driver) -> None:
+def test_oversized_body_is_refused(pipeline: Driver) -> None:
     with site(pipeline.run_dir, max_body_bytes=2000) as api:
         reply = api.post(PATH, prompt="x" * 3000)
         assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
@@ -144,7 +144,7 @@ def test_a_body_that_is_too_large_is_refused(pipeline: Driver) -> None:
         api.ask(PATH, prompt="x", max_tokens=1)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(pipeline: Driver) -> None:
+def test_body_that_does_not_arrive_times_out(pipeline: Driver) -> None:
     with site(pipeline.run_dir, body_timeout_s=0.2) as api, raw(api) as connection:
         connection.sendall(head_of(50) + b"{")
         assert b" 408 " in connection.recv(4096).splitlines()[0]
@@ -152,7 +152,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(pipeline: Driver) -> None:
 
 @pytest.mark.parametrize("before", [b"", b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n"], ids=["first", "second"])
 @pytest.mark.parametrize("begun", [b"", b"POST / HTTP/1.1\r\nhost: "], ids=["nothing", "half"])
-def test_headers_that_do_not_come_are_not_waited_for(pipeline: Driver, before: bytes, begun: bytes) -> None:
+def test_headers_that_do_not_arrive_time_out(pipeline: Driver, before: bytes, begun: bytes) -> None:
     with site(pipeline.run_dir, body_timeout_s=0.2, keep_alive_s=1) as api, raw(api) as connection:
         if before:
             connection.sendall(before)
@@ -163,12 +163,12 @@ def test_headers_that_do_not_come_are_not_waited_for(pipeline: Driver, before: b
         assert connection.recv(4096) == b""
 
 
-def test_an_answer_may_take_longer_than_the_headers() -> None:
+def test_answer_may_take_longer_than_the_header_timeout() -> None:
     with Driver("hash-lm", hash_step_ms=5) as slow, site(slow.run_dir, body_timeout_s=0.1) as api:
         assert api.post(PATH, **{**LONG, "max_tokens": 100}).status_code == 200
 
 
-def test_a_request_that_takes_too_long_is_ended(pipeline: Driver) -> None:
+def test_slow_request_is_ended_at_its_timeout(pipeline: Driver) -> None:
     with Driver("hash-lm", hash_step_ms=5) as slow, site(slow.run_dir, request_timeout_s=0.3) as api:
         reply = api.post(PATH, **LONG)
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")
@@ -185,10 +185,10 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 @pytest.mark.parametrize(
     ("path", "asked", "num_waits"), [(PATH, {"prompt": "hi"}, 2), ("/v1/chat/completions", CHAT, 4)], ids=["", "thinks"]
 )
-def test_what_a_request_waits_to_be_accepted_is_of_its_time(
+def test_timeout_of_a_request_includes_the_wait_for_its_acceptance(
     pipeline: Driver, path: str, asked: dict[str, Any], num_waits: int, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chat of a model that thinks asks first how its prompt ends, which is of its time too."""
+    """And for a reasoning model's chat, the lookup of how its prompt ends."""
     limits: list[float] = []
 
     def fail_after(limit_s: float) -> object:
@@ -203,7 +203,7 @@ def test_what_a_request_waits_to_be_accepted_is_of_its_time(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
+def test_request_is_aborted_when_its_client_disconnects(stream: bool) -> None:
     with Driver("hash-lm", hash_step_ms=5, lease_s=60) as slow, site(slow.run_dir) as api:
         api.driver = slow
         body = json.dumps({**LONG, "stream": stream, "n": 2}).encode()
@@ -214,14 +214,14 @@ def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
         assert slow.stats()["summarize"]["finished"]["abort"] == 2
 
 
-def test_the_id_of_a_request_is_the_client_s_or_a_new_one(api: Site) -> None:
+def test_request_id_is_the_client_s_or_a_new_one(api: Site) -> None:
     assert api.http.get("/version", headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
     drawn = {api.http.get("/version", headers={"x-request-id": "x" * 500}).headers["x-request-id"] for _ in range(2)}
     assert len(drawn) == 2
     assert api.http.get("/nowhere").headers["x-request-id"]
 
 
-def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
+def test_full_queue_is_a_429_with_retry_after() -> None:
     with Driver("hash-lm", hash_step_ms=20, max_num_seqs=1, max_queue=2) as small, site(small.run_dir) as api:
         for number in range(4):
             small.submit("hi", max_tokens=3000, request_id=f"r{number}").accepted(10)
@@ -234,14 +234,14 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
             small.abort(f"r{number}")
 
 
-def test_a_path_writes_no_lines_of_its_own_into_the_log(api: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_path_cannot_inject_lines_into_the_log(api: Site, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "triptych.launch.gateway.edge"):
         api.http.get("/no%0Awhere%1B%5B2J", headers={"x-request-id": "forger"})
         record = eventually(lambda: next((r for r in caplog.records if "forger" in r.getMessage()), None))
     assert record.getMessage().isprintable()
 
 
-def test_the_log_has_a_line_a_request_and_no_prompt(api: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_has_one_line_per_request_and_no_prompt(api: Site, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "triptych.launch.gateway.edge"):
         api.http.post(PATH, json={"prompt": "a secret", "max_tokens": 1}, headers={"x-request-id": "find-me"})
         record = eventually(lambda: next((r for r in caplog.records if "find-me" in r.getMessage()), None))
@@ -251,14 +251,14 @@ def test_the_log_has_a_line_a_request_and_no_prompt(api: Site, caplog: pytest.Lo
     assert "secret" not in json.dumps(entry)
 
 
-def test_the_line_of_the_log_has_both_ids(api: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_line_has_both_ids(api: Site, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "triptych.launch.gateway.edge"):
         reply = api.http.post(PATH, json={"prompt": "a", "max_tokens": 1}, headers={"x-request-id": "both"})
         record = eventually(lambda: next((r for r in caplog.records if "both" in r.getMessage()), None))
     assert reply.json()["id"] in record.getMessage()
 
 
-def test_who_leaves_before_the_end_of_a_stream_counts_as_gone() -> None:
+def test_client_that_leaves_before_the_end_of_a_stream_counts_as_disconnected() -> None:
     with Driver("hash-lm", hash_step_ms=5) as slow, site(slow.run_dir) as api:
         assert len(list(events_of(api, max_tokens=2))) > 2
         eventually(lambda: api.gateway.counters.num_open == 0)
@@ -268,13 +268,13 @@ def test_who_leaves_before_the_end_of_a_stream_counts_as_gone() -> None:
 
 
 def events_of(api: Site, **body: object) -> Iterator[object]:
-    """The events of a stream, whose connection ends when nobody asks for more."""
+    """The events of a stream, whose connection closes when the caller stops iterating."""
     with api.http.stream("POST", PATH, json={"prompt": "hi", "stream": True, **body}) as reply:
         yield from events(reply)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_ends_its_request_also_if_it_has_asked_for_more_already(stream: bool) -> None:
+def test_request_is_aborted_at_a_disconnect_even_with_a_pipelined_request(stream: bool) -> None:
     with Driver("hash-lm", hash_step_ms=5, lease_s=60) as slow, site(slow.run_dir) as api:
         api.driver = slow
         body = json.dumps({**LONG, "stream": stream}).encode()
@@ -293,8 +293,8 @@ ENDLESS = {
 
 @pytest.mark.parametrize("line", [b"a: " + b"b" * 1000 + b"\r\n", b"b" * 1000], ids=["lines", "one line"])
 @pytest.mark.parametrize("head", ENDLESS)
-def test_headers_without_an_end_are_not_kept(pipeline: Driver, head: str, line: bytes) -> None:
+def test_endless_headers_are_not_buffered(pipeline: Driver, head: str, line: bytes) -> None:
     with site(pipeline.run_dir, body_timeout_s=300) as api, raw(api) as connection:
         connection.sendall(ENDLESS[head])
-        with pytest.raises(ConnectionError):  # the first piece is not large yet, and there is room for some in between
+        with pytest.raises(ConnectionError):  # the first piece is small, and buffers take some more
             deque(map(connection.sendall, repeat(line, 8 << 10)), maxlen=0)

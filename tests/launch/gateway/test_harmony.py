@@ -1,4 +1,4 @@
-"""Answers in channels: what is thought, what is said and who is called, however the text is cut."""
+"""Answers in harmony channels are split into reasoning, text and calls, however the text is cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.scripted import Dictation
 from tests.launch.gateway.sse import stream, text_of
-from tests.launch.gateway.test_reasoning import CHAT, MESSAGES, TOOLS, thoughts_of
+from tests.launch.gateway.test_reasoning import CHAT, MESSAGES, TOOLS, reasoning_of
 from triptych.driver import driver as drivers
 from triptych.launch.gateway.harmony import HarmonyReader, end_of_thoughts
 from triptych.launch.gateway.ids import new_id, read_id
@@ -22,7 +22,7 @@ from triptych.launch.gateway.tools.harmony import HarmonyParser
 from triptych.launch.gateway.tools.parser import Call, find_parser
 
 THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|>"
-OPEN_THOUGHT = THOUGHT.removesuffix("<|end|>")  # which is where the hash model ends
+OPEN_THOUGHT = THOUGHT.removesuffix("<|end|>")  # where the hash model ends
 FINAL = "<|start|>assistant<|channel|>final<|message|>It is <b>."
 CALL = '<|start|>assistant<|channel|>commentary to=functions.time <|constrain|>json<|message|>{"a": 1}<|call|>'
 TOLD = '<|channel|>commentary to=functions.time<|message|>{"a": 1}'
@@ -52,7 +52,7 @@ CASES = {
 
 @pytest.mark.parametrize("size", [1, 3, 10_000], ids=["characters", "threes", "whole"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_channels_are_divided_however_the_text_is_cut(case: tuple[str, str, str], size: int) -> None:
+def test_channels_are_split_however_the_text_is_cut(case: tuple[str, str, str], size: int) -> None:
     text, *expected = case
     reader = HarmonyReader()
     found = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
@@ -68,7 +68,7 @@ PIECES = st.sampled_from([
 
 @settings(deadline=None)
 @given(pieces=st.lists(PIECES, max_size=12), data=st.data())
-def test_any_text_is_divided_alike_in_any_pieces(pieces: list[str], data: st.DataObject) -> None:
+def test_any_text_is_split_equally_in_any_pieces(pieces: list[str], data: st.DataObject) -> None:
     text, whole, cut, start = "".join(pieces), HarmonyReader(), HarmonyReader(), 0
     expected = [whole.push(text), whole.flush()]
     found = []
@@ -81,7 +81,7 @@ def test_any_text_is_divided_alike_in_any_pieces(pieces: list[str], data: st.Dat
         assert "".join(part[side] for part in found) == "".join(part[side] for part in expected)
 
 
-def test_no_more_is_held_back_than_may_become_a_mark() -> None:
+def test_only_a_possible_marker_is_held_back() -> None:
     reader = HarmonyReader()
     pieces = ("<|channel|>final", "<|message|>So", " <|en", "d", " of <", "|end|>")
     assert [reader.push(text)[1] for text in pieces] == ["", "So", " ", "", "<|end of ", ""]
@@ -98,7 +98,7 @@ def test_no_more_is_held_back_than_may_become_a_mark() -> None:
         (f"{THOUGHT}\xff{THOUGHT}", len(THOUGHT)),
     ],
 )
-def test_thoughts_end_where_something_else_begins(text: str, end: int) -> None:
+def test_reasoning_ends_where_another_channel_begins(text: str, end: int) -> None:
     assert end_of_thoughts(text.encode("latin-1")) == end
 
 
@@ -109,7 +109,7 @@ def test_thoughts_end_where_something_else_begins(text: str, end: int) -> None:
         (TOLD, [Call("time", '{"a": 1}')]),
         (TOLD.replace('{"a": 1}', ""), [Call("time", "{}")]),
         (TOLD.replace("<|message|>", " <|constrain|>json<|message|>"), [Call("time", '{"a": 1}')]),
-        (f"{TOLD[:-1]}<|call|>", [f"{TOLD[:-1]}<|call|>"]),  # what is no JSON is text after all
+        (f"{TOLD[:-1]}<|call|>", [f"{TOLD[:-1]}<|call|>"]),  # invalid JSON is text
         (TOLD.removesuffix('<|message|>{"a": 1}'), [TOLD.removesuffix('<|message|>{"a": 1}')]),
     ],
 )
@@ -118,7 +118,7 @@ def test_calls_are_found(text: str, found: list[str | Call]) -> None:
     assert parser.push(text) + parser.flush() == found
 
 
-def test_the_template_tells() -> None:
+def test_harmony_is_detected_from_the_template() -> None:
     template = '<|start|>assistant<|channel|>analysis<|message|>{{ thinking }} <|channel|>commentary json "parameters"'
     assert (find_reasoning_parser("auto", template), find_parser("auto", template)) == ("harmony", "harmony")
 
@@ -129,7 +129,7 @@ def api(pipeline: drivers.Driver) -> Iterator[Site]:
         yield api
 
 
-def test_thoughts_have_a_field_of_their_own(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_has_its_own_field(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     dictation = Dictation(api, monkeypatch, OPEN_THOUGHT + FINAL)
     reply = api.ask(CHAT, messages=MESSAGES)
     message = reply["choices"][0]["message"]
@@ -137,11 +137,11 @@ def test_thoughts_have_a_field_of_their_own(api: Site, monkeypatch: pytest.Monke
     assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(OPEN_THOUGHT)  # a token is a byte
     assert dictation.asked[-1]["skip_special_tokens"] is False
     found = stream(api.http, CHAT, messages=MESSAGES)
-    assert (thoughts_of(found), text_of(found)) == ("Let me see.", "It is <b>.")
+    assert (reasoning_of(found), text_of(found)) == ("Let me see.", "It is <b>.")
 
 
 @pytest.mark.parametrize("more", [{}, {"include_reasoning": False}, {"tools": TOOLS}])
-def test_logprobs_are_of_what_is_said_and_of_no_mark(
+def test_logprobs_cover_the_content_and_no_markers(
     api: Site, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     asked = {"messages": MESSAGES, "logprobs": True, **more}
@@ -153,24 +153,24 @@ def test_logprobs_are_of_what_is_said_and_of_no_mark(
     assert all("content" in choice["delta"] for choice in choices if choice["logprobs"])
 
 
-def test_a_tool_is_called(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_is_called(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     Dictation(api, monkeypatch, OPEN_THOUGHT + CALL)
     [choice] = api.ask(CHAT, messages=MESSAGES, tools=TOOLS)["choices"]
     [call] = choice["message"]["tool_calls"]
     assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("Let me see.", None)
     assert (call["function"], choice["finish_reason"]) == ({"name": "time", "arguments": '{"a": 1}'}, "tool_calls")
     found = stream(api.http, CHAT, messages=MESSAGES, tools=TOOLS)
-    assert (thoughts_of(found), text_of(found)) == ("Let me see.", "")
+    assert (reasoning_of(found), text_of(found)) == ("Let me see.", "")
 
 
-def test_who_wants_all_in_one_gets_it(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_text_is_returned_with_separate_reasoning_false(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     Dictation(api, monkeypatch, OPEN_THOUGHT + FINAL)
     message = api.ask(CHAT, messages=MESSAGES, separate_reasoning=False)["choices"][0]["message"]
     assert message["content"] == OPEN_THOUGHT + FINAL
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_an_id_says_that_there_are_channels(is_told: bool) -> None:
+def test_id_tells_that_the_answer_has_channels(is_told: bool) -> None:
     reasoning = Reasoning(True, is_told=is_told, has_channels=True)
     read = read_id(new_id("chatcmpl.harmony", num_choices=3, thoughts=reasoning.mark))
     assert (read.parser, Reasoning.of_mark(read.thoughts)) == ("harmony", reasoning)

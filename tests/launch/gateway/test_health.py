@@ -1,4 +1,4 @@
-"""/health and /ready say what is, and nothing is asked of the model for it."""
+"""/health and /ready report the state of the pipeline without sending a request to the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cards import CARD
 from tests.launch.gateway.conftest import Site, site
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.driver.lives import first_lives, note_first_lives
+from triptych.driver.first_epochs import first_epochs, note_first_epochs
 from triptych.driver.standing import RequestList
 from triptych.launch.gateway.health import is_loaded
 from triptych.launch.watch.watched import Sample, Watched
@@ -26,7 +26,7 @@ from triptych.protocol.run_dir import JOURNAL_FILE, board_path
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that is there and does nothing, until the supervisor has had enough of it."""
+    """A stopped process, until the supervisor kills it."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -35,19 +35,19 @@ def stopped(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_a_pipeline_that_works_is_healthy(api: Site) -> None:
+def test_working_pipeline_is_healthy(api: Site) -> None:
     reply = api.http.get("/health")
     assert (reply.status_code, reply.json()["status"]) == (200, "ok")
     assert set(reply.json()["stages"]) == set(ROLES)
     assert api.http.get("/ready").json()["ready"] is True
 
 
-def test_a_pipeline_that_has_lost_something_and_answers_says_so(pipeline: Driver, api: Site) -> None:
+def test_degraded_pipeline_that_answers_says_so(pipeline: Driver, api: Site) -> None:
     board, journal = Board(board_path(pipeline.run_dir)), Journal.open(pipeline.run_dir / JOURNAL_FILE)
     found = list[tuple[int, list[str], list[str]]]()
     for is_degraded, has_failed in ((True, True), (False, True), (False, False)):
-        board.set_degraded(is_degraded)  # as the supervisor says
-        journal.header["has_failed"] = has_failed  # as whoever flushes says
+        board.set_degraded(is_degraded)  # as the supervisor reports it
+        journal.header["has_failed"] = has_failed  # as the flushing thread reports it
         reply = api.http.get("/health")
         counted = re.findall('triptych_degraded{.*reason="(.*)"} 1.0', api.http.get("/metrics").text)
         found.append((reply.status_code, reply.json()["degraded"], counted))
@@ -57,7 +57,7 @@ def test_a_pipeline_that_has_lost_something_and_answers_says_so(pipeline: Driver
     assert found == [(200, [one, unwritten], [one, unwritten]), (200, [unwritten], [unwritten]), (200, [], [])]
 
 
-def test_a_stage_that_is_stuck_is_not(pipeline: Driver) -> None:
+def test_stuck_stage_is_unhealthy(pipeline: Driver) -> None:
     with Driver("hash-lm", hang_s=1.0) as driver, site(driver.run_dir) as api:
         for role in ROLES:
             pid = driver.pids[role]
@@ -68,7 +68,7 @@ def test_a_stage_that_is_stuck_is_not(pipeline: Driver) -> None:
             eventually(lambda: api.http.get("/health").status_code == 200)
 
 
-def test_a_model_that_is_being_loaded_is_a_503() -> None:
+def test_loading_model_is_a_503() -> None:
     driver = Driver("demo", device="cpu", threads=1)
     driver.start(wait=False)
     try:
@@ -85,23 +85,23 @@ def test_a_model_that_is_being_loaded_is_a_503() -> None:
         driver.stop(mode="abort")
 
 
-def test_lives_of_an_earlier_driver_do_not_count(tmp_path: Path) -> None:
+def test_epochs_of_an_earlier_driver_do_not_count(tmp_path: Path) -> None:
     board = Board(board_path(tmp_path))
     CARD.publish(tmp_path)
     for role in ROLES:
         board.next_epoch(role)
-    note_first_lives(tmp_path, board)
+    note_first_epochs(tmp_path, board)
     watched, found = Watched(tmp_path, {}, {}), []
     for _ in range(2):
         for role in ROLES:
             board.next_epoch(role)
         watched.see(Sample(0.0, board.stats(), RequestList([], 0, 0, [])))
-        found.append((is_loaded(board, tmp_path, first_lives(tmp_path)), watched.num_restarts))
+        found.append((is_loaded(board, tmp_path, first_epochs(tmp_path)), watched.num_restarts))
     assert found == [(False, 0), (True, 3)]
     board.close()
 
 
-def test_weights_that_were_replaced_are_told_of(pipeline: Driver, api: Site) -> None:
+def test_replaced_weights_are_reported(pipeline: Driver, api: Site) -> None:
     card = ModelCard.read(pipeline.run_dir)
     assert card is not None
     assert api.http.get("/v1/models").json()["data"][0]["root"] == "hash-lm"
@@ -114,7 +114,7 @@ def test_weights_that_were_replaced_are_told_of(pipeline: Driver, api: Site) -> 
         card.publish(pipeline.run_dir)
 
 
-def test_a_pipeline_that_drains_is_not_ready_and_still_healthy(pipeline: Driver, api: Site) -> None:
+def test_draining_pipeline_is_not_ready_but_healthy(pipeline: Driver, api: Site) -> None:
     board = Board(board_path(pipeline.run_dir))
     board.set_mode(DRAIN)
     try:
@@ -125,7 +125,7 @@ def test_a_pipeline_that_drains_is_not_ready_and_still_healthy(pipeline: Driver,
         board.close()
 
 
-def test_a_pipeline_that_gave_up_a_worker_says_so() -> None:
+def test_pipeline_that_gave_up_a_worker_says_so() -> None:
     with Driver("hash-lm", max_restarts=0) as driver, site(driver.run_dir) as api:
         pid = driver.pids["execute"]
         assert pid is not None
@@ -135,21 +135,21 @@ def test_a_pipeline_that_gave_up_a_worker_says_so() -> None:
         assert api.refusal("/v1/completions", prompt="hi")[1]["code"] == "failed"
 
 
-def test_a_request_waits_for_a_stage_that_is_being_restarted(pipeline: Driver, api: Site) -> None:
+def test_request_waits_for_a_stage_that_restarts(pipeline: Driver, api: Site) -> None:
     pid = pipeline.pids["prepare"]
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     assert api.ask("/v1/completions", prompt="hi", max_tokens=3)["usage"]["completion_tokens"] == 3
 
 
-def test_the_server_tells_what_it_is(api: Site) -> None:
+def test_server_reports_its_version_and_model(api: Site) -> None:
     info = api.http.get("/server_info").json()
     assert (info["model"]["model"], info["served_model_names"]) == ("hash-lm", ["hash-lm"])
     assert info["settings"]["gateway"]["stream_interval"] == 1
     assert api.http.get("/version").json()["version"] == info["version"]
 
 
-def test_a_model_can_have_other_names(pipeline: Driver) -> None:
+def test_model_can_have_other_names(pipeline: Driver) -> None:
     with site(pipeline.run_dir, served_model_name=("mine", "also/mine")) as api:
         assert [model["id"] for model in api.http.get("/v1/models").json()["data"]] == ["mine", "also/mine"]
         assert api.http.get("/v1/models/also/mine").json()["id"] == "also/mine"

@@ -1,4 +1,4 @@
-"""The live page, by the bytes that the gateway sends."""
+"""The live page, from the bytes that the gateway sends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def frame_with(frames: Iterator[Any], request_id: str, where: str) -> dict[str, 
     raise AssertionError("the stream ended")
 
 
-def test_the_page_is_one_document_that_asks_nobody_for_anything(api: Site) -> None:
+def test_page_is_one_document_without_external_resources(api: Site) -> None:
     reply = api.http.get("/")
     assert (reply.status_code, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert reply.content == document().body
@@ -53,11 +53,11 @@ def test_the_page_is_one_document_that_asks_nobody_for_anything(api: Site) -> No
     assert (policy["default-src"], policy["connect-src"]) == ("'none'", "'self'")
     assert re.fullmatch(r"'sha256-[\w+/=]+'", policy["script-src"])
     assert set(re.findall(r'(?:src|href)="([^":]*)', reply.text)) == {"#requests", "data"}
-    assert "/* s" not in reply.text  # nothing was left to be filled in
+    assert "/* s" not in reply.text  # every placeholder was filled in
 
 
-def test_a_frame_shows_the_stages_the_steps_and_the_pages() -> None:
-    # Slow, for a frame comes twice a second, and the request shall still run when there are steps to be seen.
+def test_frame_shows_the_stages_the_steps_and_the_pages() -> None:
+    # Slow, because there are two frames a second, and the request must still run when its steps are shown.
     with Driver("hash-lm", hash_step_ms=5.0) as driver, site(driver.run_dir) as api, watching(api) as frames:
         stream = driver.submit("a secret prompt", request_id="framed", max_tokens=2000)
         frame = frame_with(frames, "framed", "requests")
@@ -75,7 +75,7 @@ def test_a_frame_shows_the_stages_the_steps_and_the_pages() -> None:
     assert "secret" not in json.dumps([frame, ended])
 
 
-def test_the_page_is_open_and_what_fills_it_wants_the_key(pipeline: Driver) -> None:
+def test_page_is_public_and_its_frames_require_the_key(pipeline: Driver) -> None:
     with site(pipeline.run_dir, api_key="open sesame") as api:
         assert api.http.get("/").status_code == 200
         for path in (PATH, PATH + "?key=open%20sesame", PATH + "?api_key=open%20sesame"):
@@ -84,7 +84,7 @@ def test_the_page_is_open_and_what_fills_it_wants_the_key(pipeline: Driver) -> N
             assert "sesame" not in json.dumps(next(frames))
 
 
-def test_all_viewers_share_one_poller_and_without_any_there_is_none(pipeline: Driver) -> None:
+def test_all_viewers_share_one_poller_that_stops_with_the_last(pipeline: Driver) -> None:
     with site(pipeline.run_dir) as api:
         feed = api.gateway.feed
         assert (feed.is_looking, feed.num_looks) == (False, 0)
@@ -100,7 +100,7 @@ def test_all_viewers_share_one_poller_and_without_any_there_is_none(pipeline: Dr
         assert feed.num_looks > num_looks
 
 
-def test_more_viewers_than_the_limit_are_sent_away(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_viewers_beyond_the_limit_are_refused(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "MAX_VIEWERS", 1)
     with site(pipeline.run_dir) as api:
         with watching(api) as frames:
@@ -111,7 +111,7 @@ def test_more_viewers_than_the_limit_are_sent_away(pipeline: Driver, monkeypatch
         first_frame(api)
 
 
-def test_a_viewer_does_not_keep_a_gateway_from_stopping(pipeline: Driver) -> None:
+def test_viewer_does_not_prevent_a_gateway_from_stopping(pipeline: Driver) -> None:
     with httpx2.Client(timeout=30, trust_env=False) as viewer:
         with site(pipeline.run_dir) as api:
             reply = viewer.send(viewer.build_request("GET", api.url + PATH), stream=True)
@@ -123,7 +123,7 @@ def test_a_viewer_does_not_keep_a_gateway_from_stopping(pipeline: Driver) -> Non
             pass
 
 
-def test_a_model_that_is_being_loaded_can_be_watched() -> None:
+def test_loading_model_can_be_watched() -> None:
     driver = Driver("demo", device="cpu", threads=1)
     driver.start(wait=False)
     try:

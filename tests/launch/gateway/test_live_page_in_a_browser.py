@@ -1,4 +1,4 @@
-"""The live page in a real browser: what it shows, and that nothing complains."""
+"""The live page in a real browser: what it shows, without any console error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
         assert browser.complaints == []
 
 
-def test_a_request_goes_through_the_panels(slow: Site, browser: Browser) -> None:
+def test_request_moves_through_the_panels(slow: Site, browser: Browser) -> None:
     assert slow.driver is not None
     browser.open(slow.url + "/")
     browser.wait_for("document.querySelector('#status').textContent === 'healthy'")
@@ -54,7 +54,7 @@ def test_a_request_goes_through_the_panels(slow: Site, browser: Browser) -> None
     assert sum(browser.run(widths)) == pytest.approx(100, abs=0.5)
 
 
-def test_a_key_is_asked_for_and_sent_in_a_header_only(pipeline: Driver, tmp_path: Path) -> None:
+def test_key_is_asked_for_and_sent_only_in_a_header(pipeline: Driver, tmp_path: Path) -> None:
     with site(pipeline.run_dir, api_key="right") as api, chromium(tmp_path) as browser:
         browser.open(api.url + "/")
         for key in ("wrong", "right"):
@@ -68,7 +68,7 @@ def test_a_key_is_asked_for_and_sent_in_a_header_only(pipeline: Driver, tmp_path
         assert all("401" in complaint for complaint in browser.complaints)  # the browser's own line for each
 
 
-def test_the_keyboard_is_enough(slow: Site, browser: Browser) -> None:
+def test_page_can_be_used_by_keyboard(slow: Site, browser: Browser) -> None:
     assert slow.driver is not None
     streams = [slow.driver.submit("hello", request_id=name, max_tokens=4000) for name in ("up", "down")]
     browser.open(slow.url + "/")
@@ -86,7 +86,7 @@ def test_the_keyboard_is_enough(slow: Site, browser: Browser) -> None:
         stream.result(20)
 
 
-def test_a_phone_shows_all_of_it_and_still_things_stay_still(slow: Site, browser: Browser) -> None:
+def test_page_fits_a_phone_and_respects_reduced_motion(slow: Site, browser: Browser) -> None:
     assert slow.driver is not None
     browser.open(slow.url + "/", width=360, height=740, prefers_reduced_motion="reduce", prefers_color_scheme="dark")
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_phone_shows_all_of_it_and_still_things_stay_still(slow: Site, browser
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(18, 17, 24)"
 
 
-def test_names_of_requests_are_only_text(slow: Site, browser: Browser) -> None:
+def test_request_ids_are_shown_as_plain_text(slow: Site, browser: Browser) -> None:
     assert slow.driver is not None
     name = "<img/src=x/onerror=document.title=1>"
     browser.open(slow.url + "/")
@@ -106,7 +106,7 @@ def test_names_of_requests_are_only_text(slow: Site, browser: Browser) -> None:
     assert browser.run("document.querySelectorAll('img').length") == 0
 
 
-def test_a_pause_stops_the_reading(slow: Site, browser: Browser) -> None:
+def test_pause_stops_the_updates(slow: Site, browser: Browser) -> None:
     browser.open(slow.url + "/")
     browser.wait_for("Number(document.body.dataset.frames) > 1")
     browser.run("document.querySelector('#pause').click()")

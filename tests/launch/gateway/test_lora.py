@@ -1,4 +1,4 @@
-"""Adapters by HTTP: each is a model of its own name."""
+"""Adapters over HTTP: each is a model with its own name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fixture_adapted(folder: Path) -> Iterator[Site]:
         assert_quiet(driver)
 
 
-def test_adapters_are_listed_behind_the_model_they_belong_to(adapted: Site, folder: Path) -> None:
+def test_adapters_are_listed_after_their_base_model(adapted: Site, folder: Path) -> None:
     models = adapted.http.get("/v1/models").json()["data"]
     origins = [(model["id"], model["root"], model["parent"]) for model in models]
     path = str(folder)
@@ -52,7 +52,7 @@ def test_adapters_are_listed_behind_the_model_they_belong_to(adapted: Site, fold
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_the_name_of_the_model_says_who_answers(path: str, adapted: Site) -> None:
+def test_model_field_selects_the_adapter(path: str, adapted: Site) -> None:
     replies = [adapted.ask(path, **BODIES[path], model=name) for name in ("base", "rude", "team/kind", "other")]
     assert [reply["model"] for reply in replies] == ["base", "rude", "team/kind", "other"]
     answers = [_answer(path, reply) for reply in replies]
@@ -69,7 +69,7 @@ def _answer(path: str, reply: dict[str, Any]) -> Any:
     return choice["text"] if path == COMPLETIONS else choice["message"]["content"]
 
 
-def test_what_an_adapter_says_is_its_own(adapted: Site) -> None:
+def test_each_adapter_gives_its_own_answers(adapted: Site) -> None:
     body = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "return_token_ids": True}
     for number, name in enumerate(("base", "rude", "team/kind")):
         reply = adapted.ask(COMPLETIONS, **body, model=name)
@@ -78,21 +78,21 @@ def test_what_an_adapter_says_is_its_own(adapted: Site) -> None:
     assert '"model":"rude"' in lines
 
 
-def test_a_decision_is_taken_by_the_adapter_that_is_asked(adapted: Site) -> None:
+def test_decision_is_made_by_the_requested_adapter(adapted: Site) -> None:
     body = {"state": "x", "questions": [{"question": "y?", "type": "choice", "options": ["a", "b", "c"]}]}
-    # The hash LM scores no options: it names the one token that it would say, which is the adapter's.
+    # The hash LM scores no options: it names the one token that it would choose, which is the adapter's.
     texts = [adapted.refusal("/v1/decisions", **body, model=name)[1]["message"] for name in ("base", "rude", "base")]
     assert "the model always chooses" in texts[0]
     assert texts[0] == texts[2] != texts[1]
 
 
-def test_who_is_neither_is_unknown(adapted: Site) -> None:
+def test_unknown_model_name_is_a_404(adapted: Site) -> None:
     status, error = adapted.refusal(CHAT, messages=QUESTION, model="polite")
     assert (status, error["code"]) == (404, "model_not_found")
     assert error["message"].endswith("known are: base, other, rude, team/kind")
 
 
-def test_requests_are_counted_by_adapter(adapted: Site) -> None:
+def test_requests_are_counted_per_adapter(adapted: Site) -> None:
     def count(name: str) -> float:
         lines = adapted.http.get("/metrics").text.splitlines()
         found = [line for line in lines if line.startswith("triptych_adapter_requests_total") and f'"{name}"' in line]
@@ -100,7 +100,7 @@ def test_requests_are_counted_by_adapter(adapted: Site) -> None:
 
     before = count("rude")
     adapted.ask(CHAT, **BODIES[CHAT], model="rude")
-    eventually(lambda: count("rude") > before)  # requests before this one may be counted only now
+    eventually(lambda: count("rude") > before)  # earlier requests may be counted only now
 
 
 def test_adapters_are_loaded_and_unloaded(adapted: Site, folder: Path) -> None:
@@ -121,7 +121,7 @@ def test_adapters_are_loaded_and_unloaded(adapted: Site, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc", "..", "../other", ".", "", "nowhere", "rude/../..", "out", "loop", "a\0b"])
-def test_nothing_is_loaded_from_elsewhere(path: str, adapted: Site, folder: Path) -> None:
+def test_adapters_outside_the_root_are_refused(path: str, adapted: Site, folder: Path) -> None:
     for name, target in (("out", folder.parent.parent), ("loop", folder.parent / "loop")):
         with suppress(FileExistsError):
             (folder.parent / name).symlink_to(target)
@@ -129,12 +129,12 @@ def test_nothing_is_loaded_from_elsewhere(path: str, adapted: Site, folder: Path
     assert (status, error["param"]) == (400, "lora_path")
 
 
-def test_an_adapter_does_not_take_the_name_of_the_model(adapted: Site) -> None:
+def test_adapter_cannot_take_the_model_s_name(adapted: Site) -> None:
     status, error = adapted.refusal("/v1/load_lora_adapter", lora_name="other", lora_path="rude")
     assert (status, error["param"]) == (400, "lora_name")
 
 
-def test_without_a_root_nothing_is_loaded(api: Site) -> None:
+def test_without_a_root_no_adapter_is_loaded(api: Site) -> None:
     for path, body in (("load", {"lora_name": "a", "lora_path": "/"}), ("unload", {"lora_name": "a"})):
         status, error = api.refusal(f"/v1/{path}_lora_adapter", **body)
         assert (status, error["code"]) == (403, "not_allowed")

@@ -1,4 +1,4 @@
-"""One HTTP request that asks for more than the pipeline takes at once, and all that share the gateway with it."""
+"""An HTTP request that needs more than the pipeline accepts at once, and the other requests of its gateway."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATH = "/v1/completions"
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Site]:
-    """The gateway may have no more under way than one HTTP request has."""
+    """A pipeline that accepts only as many requests of the gateway as one HTTP request may have in flight."""
     with Driver("hash-lm", max_client_requests=MAX_IN_FLIGHT) as driver, site(driver.run_dir) as api:
         yield api
 
@@ -38,8 +38,8 @@ def texts(reply: dict[str, Any]) -> list[str]:
     return [choice["text"] for choice in reply["choices"]]
 
 
-def when_there_is_room(api: Site, **body: Any) -> dict[str, Any] | None:
-    """The reply, unless what came before has only just ended and still counts."""
+def reply_if_accepted(api: Site, **body: Any) -> dict[str, Any] | None:
+    """The reply, or None while earlier requests still count."""
     reply = api.post(PATH, **body)
     assert reply.status_code in (200, 429), reply.text
     return dict(reply.json()) if reply.status_code == 200 else None
@@ -50,7 +50,7 @@ def test_many_prompts_are_answered_a_few_at_a_time(narrow: Site) -> None:
     found = texts(narrow.ask(PATH, prompt=prompts(200), **asked))
     for number in (0, 70, 199):
         wanted = {"prompt": prompts(200)[number], **asked}
-        reply = eventually(partial(when_there_is_room, narrow, **wanted))
+        reply = eventually(partial(reply_if_accepted, narrow, **wanted))
         assert texts(reply) == [found[number]]
     by_index: dict[int, str] = dict.fromkeys(range(200), "")
     for event in stream(narrow.http, PATH, prompt=prompts(200), **asked)[:-1]:
@@ -59,7 +59,7 @@ def test_many_prompts_are_answered_a_few_at_a_time(narrow: Site) -> None:
     assert list(by_index.values()) == found
 
 
-def test_prompts_of_several_choices_count_as_often(narrow: Site) -> None:
+def test_prompts_with_several_choices_count_once_per_choice(narrow: Site) -> None:
     reply = narrow.ask(PATH, prompt=prompts(10), max_tokens=2, n=16, seed=3, temperature=1)
     assert [choice["index"] for choice in reply["choices"]] == list(range(160))
 
@@ -78,19 +78,19 @@ def test_many_options_are_scored_a_few_at_a_time(demo: Site, monkeypatch: pytest
     assert 8 < max(num_live) <= MAX_IN_FLIGHT
 
 
-def test_a_prompt_that_is_refused_ends_the_others(narrow: Site) -> None:
+def test_refused_prompt_aborts_the_others(narrow: Site) -> None:
     status, error = narrow.refusal(PATH, prompt=[*prompts(100), [999_999]], max_tokens=2)
     assert (status, error["param"]) == (400, "prompt")
     assert narrow.ask(PATH, prompt=prompts(MAX_IN_FLIGHT), max_tokens=2)
 
 
-def test_a_queue_that_is_shorter_than_the_list_of_prompts_will_do() -> None:
+def test_queue_may_be_shorter_than_the_list_of_prompts() -> None:
     with Driver("hash-lm", max_queue=2, max_num_seqs=2) as short, site(short.run_dir) as api:
         assert len(texts(api.ask(PATH, prompt=prompts(40), max_tokens=2))) == 40
 
 
 class Refuser:
-    """A client whose streams do what a test says."""
+    """A client whose streams are ended by the test."""
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[AsyncStream] = asyncio.Queue()
@@ -102,7 +102,7 @@ class Refuser:
 
 
 async def answer(stream: AsyncStream, error: TriptychError | None = None) -> None:
-    """Accept and end a request, or refuse it, and let everybody hear of it."""
+    """Accept and end a request, or refuse it, and notify the waiting tasks."""
     if error is None:
         stream.on_accepted(Accepted(stream.request_id, 1, 0, 1))
     stream.on_end(Completion(stream.request_id, "", [], "stop", None, SUMMARY), error)
@@ -110,7 +110,7 @@ async def answer(stream: AsyncStream, error: TriptychError | None = None) -> Non
         await asyncio.sleep(0)
 
 
-def test_a_prompt_that_found_no_room_does_not_wait_for_one_that_is_refused() -> None:
+def test_prompt_waiting_for_space_does_not_wait_for_a_refused_one() -> None:
     async def ask() -> None:
         client = Refuser()
         asked = asyncio.create_task(Choices.submit(client, "x", [{}, {}, {}]))  # type: ignore[arg-type]
@@ -126,8 +126,8 @@ def test_a_prompt_that_found_no_room_does_not_wait_for_one_that_is_refused() -> 
 
 
 @pytest.mark.parametrize("refused", [0, 1])
-def test_a_prompt_that_found_no_room_has_another_id_when_it_is_sent_again(refused: int) -> None:
-    """A repetition of the first one may be accepted yet, and ended by its client: then that id is used up."""
+def test_retried_prompt_gets_a_new_id(refused: int) -> None:
+    """A repetition of the first attempt may still be accepted, and aborted by its client: then its id is used up."""
 
     async def ask() -> list[str]:
         client = Refuser()

@@ -1,4 +1,4 @@
-"""/v1/messages: what becomes of a chat in Anthropic's words, whole and streamed."""
+"""/v1/messages: chats in Anthropic's format, complete and streamed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAID = f"<think>\nLet me see.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 
 
 def built(found: list[Event]) -> list[dict[str, Any]]:
-    """The blocks that these events tell of, each opened, filled and closed before the next."""
+    """The blocks built by these events; each is opened, filled and closed before the next one."""
     blocks: list[dict[str, Any]] = []
     for event in found:
         data = event.data
@@ -38,7 +38,7 @@ def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in block.items() if name != "id"} for block in blocks]
 
 
-def test_an_answer_is_blocks_whole_and_streamed(thinking: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_has_the_same_blocks_complete_and_streamed(thinking: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     Dictation(thinking, monkeypatch, SAID)
     reply = thinking.ask(PATH, **BASE, tools=[TOOL])
     call = {"type": "tool_use", "name": "time", "input": {"zone": "UTC"}}
@@ -66,7 +66,7 @@ def test_an_answer_is_blocks_whole_and_streamed(thinking: Site, monkeypatch: pyt
         ({"stop_sequences": ["x", "lo"]}, ("stop_sequence", "lo")),
     ],
 )
-def test_why_an_answer_ended(
+def test_stop_reasons(
     thinking: Site, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], expected: tuple[str, str | None]
 ) -> None:
     Dictation(thinking, monkeypatch, "<think>Let me see.</think>I look.")
@@ -74,7 +74,7 @@ def test_why_an_answer_ended(
     assert (reply["stop_reason"], reply["stop_sequence"]) == expected
 
 
-def test_a_conversation_is_that_of_a_chat(thinking: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversation_becomes_a_chat(thinking: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Dictation(thinking, monkeypatch, SAID)
     reply = thinking.ask(PATH, **BASE, tools=[TOOL])
     results = [
@@ -90,7 +90,7 @@ def test_a_conversation_is_that_of_a_chat(thinking: Site, monkeypatch: pytest.Mo
         },
     ]
     system = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
-    # The hash model's template knows no turn of a tool, but what is asked of it is asked.
+    # The hash model's template does not support tool messages, so the request itself is checked.
     thinking.refusal(PATH, **{**BASE, "messages": messages}, system=system, top_k=5, temperature=0.5)
     asked = script.asked[-1]
     ids = [block["id"] for block in reply["content"][2:]]
@@ -111,7 +111,7 @@ def test_a_conversation_is_that_of_a_chat(thinking: Site, monkeypatch: pytest.Mo
     [({"type": "auto"}, None), ({"type": "any"}, "array"), ({"type": "tool", "name": "time"}, "object")],
     ids=["auto", "any", "tool"],
 )
-def test_a_choice_of_tools_is_kept(
+def test_tool_choice_is_passed_on(
     thinking: Site, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any], form: str | None
 ) -> None:
     client = ScriptedClient('[{"name": "time", "arguments": {}}]' if form == "array" else "{}")
@@ -125,7 +125,7 @@ def test_a_choice_of_tools_is_kept(
 
 
 @pytest.mark.parametrize("kind", ["enabled", "disabled"])
-def test_whether_to_think_is_told_to_the_template(thinking: Site, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_thinking_switch_reaches_the_template(thinking: Site, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     script = Dictation(thinking, monkeypatch, "<think>So.</think>Yes.")
     reply = thinking.ask(PATH, **BASE, thinking={"type": kind, "budget_tokens": 1024})
     assert script.asked[-1]["chat_template_kwargs"] == dict.fromkeys(("enable_thinking", "thinking"), kind == "enabled")
@@ -133,7 +133,7 @@ def test_whether_to_think_is_told_to_the_template(thinking: Site, monkeypatch: p
 
 
 @pytest.mark.parametrize("pieces", [("",), ("\n", " "), ("\n", "a ", "b")])
-def test_white_space_is_no_block(thinking: Site, monkeypatch: pytest.MonkeyPatch, pieces: tuple[str, ...]) -> None:
+def test_white_space_is_not_a_block(thinking: Site, monkeypatch: pytest.MonkeyPatch, pieces: tuple[str, ...]) -> None:
     monkeypatch.setitem(thinking.gateway.__dict__, "client", ScriptedClient(*pieces))
     monkeypatch.setattr(thinking.gateway, "open_prompts", {FIRST_TURN: False})
     text = "".join(pieces)
@@ -141,19 +141,19 @@ def test_white_space_is_no_block(thinking: Site, monkeypatch: pytest.MonkeyPatch
     assert thinking.ask(PATH, **BASE)["content"] == built(stream(thinking.http, PATH, **BASE)[1:-2]) == expected
 
 
-def test_an_answer_has_the_form_that_is_asked_for(thinking: Site) -> None:
+def test_answer_follows_the_requested_schema(thinking: Site) -> None:
     schema = {"enum": ["yes", "no"]}
     reply = thinking.ask(PATH, **BASE, output_config={"format": {"type": "json_schema", "schema": schema}})
     assert json.loads(reply["content"][0]["text"]) in ("yes", "no")
 
 
-def test_tokens_are_counted_as_they_are_asked(thinking: Site) -> None:
+def test_counted_tokens_are_those_of_the_request(thinking: Site) -> None:
     count = thinking.ask(COUNT, messages=BASE["messages"], system="Be brief.")["input_tokens"]
     messages = [{"role": "system", "content": "Be brief."}, *BASE["messages"]]
     assert count == thinking.ask("/tokenize", messages=messages)["count"]
 
 
-def test_to_count_tokens_computes_none_and_knows_no_limit(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_tokens_runs_no_step_and_has_no_length_limit(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Dictation(api, monkeypatch, "")
     most = api.gateway.card.max_model_len
     messages = [{"role": "user", "content": "x" * most}]
@@ -191,14 +191,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("wrong", "param"), WRONG, ids=[f"{param}-{i}" for i, (_, param) in enumerate(WRONG)])
-def test_what_cannot_be_done_is_a_400_that_names_the_field(api: Site, wrong: dict[str, Any], param: str) -> None:
+def test_unsupported_field_is_a_400_that_names_it(api: Site, wrong: dict[str, Any], param: str) -> None:
     reply = api.post(PATH, **{**BASE, **wrong})
     body = reply.json()
     assert (reply.status_code, body["type"]) == (400, "error")
     assert (body["error"]["type"], body["error"]["param"]) == ("invalid_request_error", param)
 
 
-def test_errors_have_the_names_that_its_clients_know(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_have_anthropic_s_type_names(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     with site(pipeline.run_dir, api_key="secret") as api:
         reply = api.post(PATH, **BASE)
         assert (reply.status_code, reply.json()["error"]["type"]) == (401, "authentication_error")

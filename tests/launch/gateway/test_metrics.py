@@ -12,7 +12,7 @@ from tests.launch.gateway.conftest import Site, site
 from tests.waiting import eventually
 from triptych import Driver
 
-# What vLLM's own dashboard and the schedulers of llm-d and the gateway API look for.
+# What vLLM's dashboard, the schedulers of llm-d and the gateway API read.
 VLLM = (
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total",
     "prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total", "num_preemptions_total",
@@ -26,7 +26,7 @@ DASHBOARD = Path(__file__).parents[3] / "launch" / "gateway" / "grafana.json"
 
 
 def samples(api: Site) -> dict[str, float]:
-    """Values by name and labels other than the model's."""
+    """Values by name and labels, without the model label."""
     text = api.http.get("/metrics").text
     found = {}
     for family in text_string_to_metric_families(text):
@@ -40,17 +40,17 @@ def names(api: Site) -> set[str]:
     return {name.partition("{")[0] for name in samples(api)}
 
 
-def test_vllm_s_names_are_there(api: Site) -> None:
+def test_vllm_metric_names_exist(api: Site) -> None:
     api.ask("/v1/completions", prompt="hi", max_tokens=5)
     assert {f"vllm:{name}" for name in VLLM} <= names(api)
     assert 'model_name="hash-lm"' in api.http.get("/metrics").text
 
 
-def test_each_request_counts_once_whoever_sent_it_and_whoever_is_asked() -> None:
+def test_each_request_counts_once_whichever_gateway_is_asked() -> None:
     with Driver("hash-lm") as driver, site(driver.run_dir) as one, site(driver.run_dir) as other:
         one.ask("/v1/completions", prompt=[1, 2, 3], max_tokens=10)
         other.ask("/v1/completions", prompt=[1, 2, 3], max_tokens=10)
-        one.ask("/tokenize", messages=[{"role": "user", "content": "hi"}])  # computes nothing, so it is none of them
+        one.ask("/tokenize", messages=[{"role": "user", "content": "hi"}])  # computes nothing, so it does not count
         driver.generate([1, 2, 3], max_tokens=10)
         eventually(lambda: samples(one)["vllm:e2e_request_latency_seconds_count"] == 3)
         for api in (one, other):
@@ -64,7 +64,7 @@ def test_each_request_counts_once_whoever_sent_it_and_whoever_is_asked() -> None
             assert found["vllm:request_generation_tokens_sum"] == 30
 
 
-def test_histograms_grow_and_end_with_their_count(api: Site) -> None:
+def test_histograms_are_cumulative_and_end_with_their_count(api: Site) -> None:
     api.ask("/v1/completions", prompt="hi", max_tokens=5)
     text = api.http.get("/metrics").text
     rows = re.findall(r'vllm:e2e_request_latency_seconds_bucket{le="([^"]+)".*} (\S+)', text)
@@ -74,10 +74,10 @@ def test_histograms_grow_and_end_with_their_count(api: Site) -> None:
     assert re.findall(r"vllm:e2e_request_latency_seconds_count\S* (\S+)", text) == [str(counts[-1])]
 
 
-def test_the_stages_and_the_gateways_have_their_own(api: Site) -> None:
+def test_stages_and_gateways_have_their_own_metrics(api: Site) -> None:
     api.ask("/v1/completions", prompt="hi", max_tokens=5)
     decode = 'triptych_request_stage_seconds_total{"stage": "decode"}'
-    eventually(lambda: samples(api).get(decode, 0) > 0)  # summarize publishes it a little after the answer
+    eventually(lambda: samples(api).get(decode, 0) > 0)  # summarize publishes it shortly after the answer
     found = samples(api)
     assert found['triptych_stage_healthy{"stage": "execute"}'] == 1
     assert found['triptych_http_requests_total{"gateway": "0", "route": "/v1/completions", "status": "200"}'] >= 1
@@ -87,12 +87,12 @@ def num_pages(api: Site) -> float:
     return sum(value for name, value in samples(api).items() if name.startswith("triptych_pages{"))
 
 
-def test_pages_are_in_one_state_each(api: Site) -> None:
+def test_each_page_is_in_one_state(api: Site) -> None:
     api.ask("/v1/completions", prompt="hi", max_tokens=5)
     assert num_pages(api) == 4096
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are(api: Site) -> None:
+def test_dashboard_uses_existing_metrics(api: Site) -> None:
     api.ask("/v1/completions", prompt="hi", max_tokens=5)
     api.refusal("/v1/completions", prompt=[5] * 5000)
     dashboard = json.loads(DASHBOARD.read_text())

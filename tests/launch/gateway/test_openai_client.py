@@ -1,4 +1,4 @@
-"""The official Python client, and its models as the judge of what it gets."""
+"""The official Python client; its data models check what it receives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hash_client(api: Site) -> Iterator[OpenAI]:
 
 
 def strictly(model: type[Any], value: Any) -> None:
-    """The client itself takes almost anything; its model does not."""
+    """Validate with the client's models: the client itself accepts almost anything."""
     model.model_validate_json(value.model_dump_json(by_alias=True), strict=True)
 
 
@@ -65,7 +65,7 @@ def test_chat_streamed(client: OpenAI) -> None:
         strictly(ChatCompletionChunk, chunk)
 
 
-def test_chat_by_the_helper_that_accumulates(client: OpenAI) -> None:
+def test_chat_with_the_accumulating_helper(client: OpenAI) -> None:
     with client.chat.completions.stream(model="demo", messages=LEN, temperature=0) as stream:
         for _ in stream:
             pass
@@ -114,7 +114,7 @@ def test_responses_streamed(client: OpenAI) -> None:
     assert names[-1] == "response.completed"
 
 
-def test_a_response_says_what_was_asked(hash_client: OpenAI) -> None:
+def test_response_repeats_the_request_s_settings(hash_client: OpenAI) -> None:
     tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object", "additionalProperties": False}}
     form: Any = {"type": "json_schema", "name": "any", "schema": {"type": "object"}}
     reply = hash_client.responses.create(
@@ -128,7 +128,7 @@ def test_a_response_says_what_was_asked(hash_client: OpenAI) -> None:
     assert (asked["metadata"], asked["top_logprobs"]) == ({"a": "b"}, 0)
 
 
-def test_logprobs_of_a_response_are_asked_for_by_include(client: OpenAI) -> None:
+def test_logprobs_of_a_response_are_requested_with_include(client: OpenAI) -> None:
     asked: Any = {"model": "demo", "input": "What does len do?", "temperature": 0,
                   "include": ["message.output_text.logprobs"]}  # fmt: skip
     whole: Any = client.responses.create(**asked, top_logprobs=2).output[0]
@@ -165,14 +165,14 @@ def test_decisions(client: OpenAI) -> None:
         ({"extra_body": {"unknown": 1}}, openai.BadRequestError),
     ],
 )
-def test_errors_are_of_the_client_s_own_classes(client: OpenAI, wrong: Any, error: type[openai.APIError]) -> None:
+def test_errors_have_the_client_s_classes(client: OpenAI, wrong: Any, error: type[openai.APIError]) -> None:
     with pytest.raises(error) as caught:
         client.chat.completions.create(**{"model": "demo", "messages": LEN, **wrong})
     assert caught.value.type == "invalid_request_error"
     assert caught.value.param in ("temperature", "model", "unknown")
 
 
-def test_a_wrong_key_is_an_authentication_error(pipeline: Driver) -> None:
+def test_wrong_key_is_an_authentication_error(pipeline: Driver) -> None:
     with site(pipeline.run_dir, api_key="right") as keyed:
         for key, is_right in (("wrong", False), ("right", True)):
             with OpenAI(base_url=f"{keyed.url}/v1", api_key=key, max_retries=0) as other:
@@ -184,7 +184,7 @@ def test_a_wrong_key_is_an_authentication_error(pipeline: Driver) -> None:
                     assert caught.value.code == "invalid_api_key"
 
 
-def test_an_error_within_a_stream_is_raised(hash_client: OpenAI) -> None:
+def test_error_inside_a_stream_is_raised(hash_client: OpenAI) -> None:
     stream = hash_client.chat.completions.create(
         model="hash-lm", messages=LEN, stream=True, extra_body={"deadline_ms": 300, "ignore_eos": True}
     )
@@ -193,7 +193,7 @@ def test_an_error_within_a_stream_is_raised(hash_client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_the_usage_so_far_comes_with_every_chunk(hash_client: OpenAI, n: int) -> None:
+def test_continuous_usage_is_in_every_chunk(hash_client: OpenAI, n: int) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     asked: Any = {"model": "hash-lm", "n": n, "max_tokens": 5, "stream": True, "stream_options": options,
                   "extra_body": {"ignore_eos": True}}  # fmt: skip

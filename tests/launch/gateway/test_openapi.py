@@ -1,4 +1,4 @@
-"""The OpenAPI document describes what is done."""
+"""The OpenAPI document describes what the gateway does."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def document(api: Site) -> Any:
     return api.http.get("/openapi.json").json()
 
 
-def test_every_route_is_in_the_document_and_on_the_page(document: Any) -> None:
+def test_every_route_is_in_the_document_and_in_docs_http(document: Any) -> None:
     assert set(document["paths"]) == ROUTES
     assert {route for route in ROUTES if route not in PAGE} == set()
 
 
-def test_no_route_promises_errors_of_another_shape(document: Any) -> None:
+def test_errors_of_each_route_have_the_shape_of_its_api(document: Any) -> None:
     for path, methods in document["paths"].items():
         shape = "MessageError" if path.startswith("/v1/messages") else "Error"
         for operation in methods.values():
@@ -40,26 +40,26 @@ def test_no_route_promises_errors_of_another_shape(document: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["CompletionRequest", "ChatRequest", "ResponseRequest", "DecisionRequest", "MessageRequest", "CountRequest"]
 )
-def test_requests_are_closed_and_their_fields_on_the_page(document: Any, name: str) -> None:
+def test_request_schemas_are_closed_and_their_fields_documented(document: Any, name: str) -> None:
     schema = document["components"]["schemas"][name]
     assert schema["additionalProperties"] is False
     offered = [field for field, value in schema["properties"].items() if "accepted" not in value.get("description", "")]
     assert [field for field in offered if f"`{field}`" not in PAGE] == []
 
 
-def test_references_lead_somewhere(document: Any) -> None:
+def test_references_resolve(document: Any) -> None:
     text = json.dumps(document)
     names = set(document["components"]["schemas"])
     assert {part.partition('"')[0] for part in text.split('"#/components/schemas/')[1:]} <= names
 
 
-def test_fields_that_must_be_neutral_are_described(document: Any) -> None:
+def test_ignored_fields_are_described(document: Any) -> None:
     properties = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert properties["store"]["enum"] == [None, False]
     assert properties["temperature"]["anyOf"][0]["maximum"] == 100
 
 
-def test_content_types_are_those_that_come(api: Site, document: Any) -> None:
+def test_content_types_are_those_of_the_replies(api: Site, document: Any) -> None:
     def promised(path: str, method: str) -> set[str]:
         return set(document["paths"][path][method]["responses"]["200"]["content"])
 
@@ -68,7 +68,7 @@ def test_content_types_are_those_that_come(api: Site, document: Any) -> None:
         assert promised(path, "post") == {"application/json", "text/event-stream"}
 
 
-def test_a_wrong_method_is_told_all_right_ones(api: Site) -> None:
+def test_wrong_method_lists_all_allowed_ones(api: Site) -> None:
     reply = api.http.request("OPTIONS", "/v1/requests/x")
     assert reply.status_code == 405
     assert set(reply.headers["allow"].split(", ")) == {"GET", "DELETE"}

@@ -1,4 +1,4 @@
-"""The commands of docs/http.md do what it says."""
+"""The commands of docs/http.md work as described."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def reply(command: str, demo: Site) -> str:
     return done.stdout.decode()
 
 
-def said(reply: str) -> str:
-    """The text of an answer, streamed or not."""
+def text_of_reply(reply: str) -> str:
+    """The text of an answer, streamed or complete."""
     events = re.findall(r"^data: (\{.*)", reply, re.MULTILINE) or [reply]
     choices = [choice for event in events for choice in json.loads(event)["choices"]]
     parts = [choice.get("message") or choice.get("delta") or choice for choice in choices]
@@ -44,7 +44,7 @@ def said(reply: str) -> str:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
 @pytest.mark.parametrize("number", range(len(COMMANDS)))
-def test_a_curl_command_is_answered(demo: Site, number: int) -> None:
+def test_curl_command_gets_an_answer(demo: Site, number: int) -> None:
     command = COMMANDS[number]
     if "/v1/requests/" in command:
         reply(next(command for command in COMMANDS if '"resumable"' in command), demo)
@@ -55,14 +55,14 @@ def test_a_curl_command_is_answered(demo: Site, number: int) -> None:
     if answer.startswith("{"):
         json.loads(answer)
     if re.search("completions|requests/", command):
-        assert said(answer).strip()
+        assert text_of_reply(answer).strip()
 
 
-def test_there_are_commands() -> None:
+def test_page_has_commands() -> None:
     assert len(COMMANDS) >= 8
 
 
-def test_every_code_of_an_error_is_in_the_table() -> None:
+def test_every_error_code_is_in_the_table() -> None:
     rows = re.findall(r"^\| (\d{3}) \| (.*?) \|", PAGE, re.MULTILINE)
     table = {(code, int(status)) for status, cell in rows for code in re.findall(r"`(\w+)`", cell)}
     of_pipeline = {(error_map(error(""))["error"]["code"], error.http_status) for error in REQUEST_ERRORS.values()}
@@ -77,7 +77,7 @@ def test_every_flag_is_on_the_page() -> None:
     assert {flag for flag in flags if flag not in PAGE} <= {"`--http`"}
 
 
-def test_the_python_of_the_page_runs(demo: Site) -> None:
+def test_python_examples_run(demo: Site) -> None:
     [block] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     code = block.replace("http://127.0.0.1:8000", demo.url)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""Gateways under ``serve``: started, watched, started again, and stopped without a lost answer."""
+"""Gateway processes under ``serve`` are started, watched, restarted, and stopped without losing an answer."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def served(driver: Driver, **options: object) -> Iterator[httpx2.Client]:
     assert gateway_pids() == []
 
 
-def test_several_processes_serve_one_address(pipeline: Driver) -> None:
+def test_several_processes_share_one_address(pipeline: Driver) -> None:
     with served(pipeline, http_workers=2) as http:
         eventually(lambda: len(gateway_pids()) == 2)
         assert http.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
         eventually(lambda: 'gateway="1"' in http.get("/metrics").text)
 
 
-def test_what_earlier_gateways_counted_is_not_shown(pipeline: Driver) -> None:
+def test_metrics_of_earlier_gateways_are_not_shown(pipeline: Driver) -> None:
     earlier = pipeline.run_dir / "gateway-7.json"
     earlier.write_text('{"requests": [["/v1/models", "200", 5]], "seconds": {}, "open": 0, "disconnects": 0}')
     with served(pipeline) as http:
@@ -73,7 +73,7 @@ def test_what_earlier_gateways_counted_is_not_shown(pipeline: Driver) -> None:
     assert not earlier.exists()
 
 
-def test_a_gateway_that_is_killed_is_started_again_and_connections_wait_for_it(pipeline: Driver) -> None:
+def test_killed_gateway_is_restarted_and_connections_wait_for_it(pipeline: Driver) -> None:
     with served(pipeline) as http:
         assert http.get("/version").status_code == 200
         for _ in range(2):
@@ -83,7 +83,7 @@ def test_a_gateway_that_is_killed_is_started_again_and_connections_wait_for_it(p
                 assert other.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
 
 
-def test_a_gateway_that_cannot_be_started_is_tried_again(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateway_that_cannot_be_started_is_retried(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [OSError(errno.EAGAIN, "no more processes")] * 2
     pipes = open_pipes()
 
@@ -100,15 +100,15 @@ def test_a_gateway_that_cannot_be_started_is_tried_again(pipeline: Driver, monke
 
 
 def open_pipes() -> set[str]:
-    """Of this process."""
+    """Pipes open in this process."""
     links = set()
     for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # that of the listing is closed already
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed already
             links.add(os.readlink(file))
     return {link for link in links if link.startswith("pipe:")}
 
 
-def test_a_gateway_has_all_the_files_that_it_may_open(pipeline: Driver) -> None:
+def test_gateway_raises_its_limit_of_open_files(pipeline: Driver) -> None:
     with served(pipeline) as http:
         assert http.get("/version").status_code == 200
         [pid] = gateway_pids()
@@ -116,7 +116,7 @@ def test_a_gateway_has_all_the_files_that_it_may_open(pipeline: Driver) -> None:
         assert soft == hard
 
 
-def test_a_stream_is_resumed_after_its_gateway_was_killed() -> None:
+def test_stream_is_resumed_after_its_gateway_was_killed() -> None:
     with Driver("hash-lm", hash_step_ms=5, lease_s=60) as slow, served(slow) as http:
         body = {"prompt": "hi", "max_tokens": 200, "temperature": 0, "stream": True, "resumable": True}
         with http.stream("POST", PATH, json=body) as reply:
@@ -141,7 +141,7 @@ def test_gateways_die_with_their_supervisor(tmp_path: Path) -> None:
         eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
+def test_stop_lets_streams_end(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with process("serve", "hash-lm", "--hash-step-ms", "5", "--run-dir", str(tmp_path), "--http", ":0") as server:
         assert server.stderr is not None
@@ -163,7 +163,7 @@ def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
         drain.join()
 
 
-def test_a_second_signal_tells_clients_that_they_were_cut(tmp_path: Path) -> None:
+def test_second_signal_tells_clients_that_they_were_cut_off(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with process("serve", "hash-lm", "--hash-step-ms", "5", "--run-dir", str(tmp_path), "--http", ":0") as server:
         assert server.stderr is not None
@@ -185,7 +185,7 @@ def test_a_second_signal_tells_clients_that_they_were_cut(tmp_path: Path) -> Non
         assert server.wait(20) == 1  # one request is left to the next driver
 
 
-def test_keys_are_not_in_the_list_of_processes(pipeline: Driver) -> None:
+def test_keys_are_not_visible_in_the_process_list(pipeline: Driver) -> None:
     with served(pipeline, api_key="open sesame") as http:
         eventually(lambda: http.get("/health").status_code == 200)
         [pid] = gateway_pids()
@@ -194,7 +194,7 @@ def test_keys_are_not_in_the_list_of_processes(pipeline: Driver) -> None:
         assert "sesame" not in repr(GatewayConfig(api_key="open sesame"))
 
 
-def test_a_gateway_has_no_torch_and_the_command_line_no_web_framework() -> None:
+def test_gateway_imports_no_torch_and_the_command_line_no_web_framework() -> None:
     code = (
         "import importlib, sys; importlib.import_module(sys.argv[1]); print(*[n in sys.modules for n in sys.argv[2:]])"
     )
@@ -203,7 +203,7 @@ def test_a_gateway_has_no_torch_and_the_command_line_no_web_framework() -> None:
         assert set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()) == {"False"}
 
 
-def test_settings_travel_as_json(tmp_path: Path) -> None:
+def test_settings_survive_json(tmp_path: Path) -> None:
     config = GatewayConfig(http=":0", served_model_name=("a", "b"), api_key="k", stream_interval=3)
     settings = Settings(
         config=config, run_dir=tmp_path, index=1, listen_fd=2, heartbeat_fd=3, parent=4, log_level="info"
@@ -211,7 +211,7 @@ def test_settings_travel_as_json(tmp_path: Path) -> None:
     assert Settings.from_json(settings.to_json()) == settings
 
 
-def test_a_unix_socket_will_do(pipeline: Driver, tmp_path: Path) -> None:
+def test_unix_socket_can_be_the_address(pipeline: Driver, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with gateways(GatewayConfig(http=f"unix:{path}"), pipeline.run_dir, log_level="error") as url:
         assert url == f"unix:{path}"
@@ -235,12 +235,12 @@ def test_addresses(address: str, expected: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:port", ":70000", "host:-1"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_malformed_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="http"):
         listen(address)
 
 
-def test_an_address_that_is_taken_is_refused_with_its_name() -> None:
+def test_occupied_address_is_refused_with_its_name() -> None:
     with listen(":0") as first:
         taken = url_of(first).removeprefix("http://")
         with pytest.raises(ConfigError, match=taken):
@@ -249,7 +249,7 @@ def test_an_address_that_is_taken_is_refused_with_its_name() -> None:
 
 @contextmanager
 def standing_alone(driver: Driver, path: Path, end: signal.Signals) -> Iterator[httpx2.Client]:
-    """A gateway that somebody started with its own command, at a socket file, until this signal ends it."""
+    """A gateway started with its own command, at a Unix socket, until this signal ends it."""
     command = [sys.executable, "-m", "triptych.launch.gateway", "--run-dir", str(driver.run_dir)]
     with subprocess.Popen([*command, "--http", f"unix:{path}"], stderr=subprocess.PIPE, text=True) as gateway:
         try:
@@ -264,14 +264,14 @@ def standing_alone(driver: Driver, path: Path, end: signal.Signals) -> Iterator[
             gateway.kill()
 
 
-def test_the_gateway_is_a_command_too(pipeline: Driver, tmp_path: Path) -> None:
+def test_gateway_is_also_a_command(pipeline: Driver, tmp_path: Path) -> None:
     with standing_alone(pipeline, tmp_path / "socket", signal.SIGTERM) as http:
         assert http.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
 
 
-def test_each_gateway_counts_for_itself_whoever_started_it(pipeline: Driver, tmp_path: Path) -> None:
+def test_each_gateway_counts_its_own_requests(pipeline: Driver, tmp_path: Path) -> None:
     def counts() -> list[float]:
-        """Requests for the version that each gateway had."""
+        """Requests for the version that each gateway has counted."""
         rows = re.findall(r'triptych_http_requests_total\{.*route="/version".*\} (\S+)', http.get("/metrics").text)
         return sorted(map(float, rows))
 

@@ -1,4 +1,4 @@
-"""Logprobs of prompts in vLLM's shape, and in that of OpenAI's older completions, by which evaluations score texts."""
+"""Logprobs of prompts in vLLM's shape, and that of OpenAI's older completions, which evaluations use to score texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_echo_with_logprobs_scores_the_prompt(api: Site, max_tokens: int, as_ids
     assert columns["token_logprobs"][1:] == pytest.approx(scores(ids + choice["token_ids"]), rel=1e-5)
     assert choice["text"].startswith(TEXT)
     assert (reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]) == (len(ids), max_tokens)
-    assert columns["text_offset"][:5] == [0, 1, 2, 2, 3], "a character of two tokens is in one place"
+    assert columns["text_offset"][:5] == [0, 1, 2, 2, 3], "the tokens of one character have the same offset"
 
 
 def test_every_choice_has_the_scores_of_its_own_prompt(api: Site) -> None:
@@ -64,7 +64,7 @@ def test_prompt_logprobs_have_vllm_s_shape(api: Site, path: str) -> None:
         assert entries[str(token_id)]["decoded_token"] == api.gateway.words.text_of(token_id)
 
 
-def test_the_best_of_several_candidates_has_them_too(api: Site) -> None:
+def test_best_of_returns_prompt_logprobs_too(api: Site) -> None:
     reply = api.ask(PATH, prompt=TEXT, best_of=3, max_tokens=2, prompt_logprobs=0, seed=5)
     ids = ids_of(api, TEXT)
     found = [next(iter(entry.values()))["logprob"] for entry in reply["choices"][0]["prompt_logprobs"][1:]]
@@ -79,7 +79,7 @@ def test_offsets_point_at_the_text_of_each_token(demo: Site) -> None:
         assert text.startswith(token, offset) or "\ufffd" in token
 
 
-def test_a_special_token_that_is_left_out_has_no_width(demo: Site) -> None:
+def test_skipped_special_token_has_no_width(demo: Site) -> None:
     words = demo.gateway.words
     ids = words.encode("a<|end|>b")
     assert TextOffsets(words, start=7).of(ids) == [7, 8, 8]

@@ -1,4 +1,4 @@
-"""Thoughts: where they end however the text is cut, and what becomes of them in a reply."""
+"""Reasoning: where it ends however the text is cut, and where it appears in a reply."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CASES = {
 
 @pytest.mark.parametrize("size", [1, 3, 10_000], ids=["characters", "threes", "whole"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_thoughts_are_divided_from_the_answer_however_the_text_is_cut(
+def test_reasoning_is_split_from_the_answer_however_the_text_is_cut(
     case: tuple[bool, str, str, str], size: int
 ) -> None:
     is_open, text, *expected = case
@@ -49,7 +49,7 @@ def test_thoughts_are_divided_from_the_answer_however_the_text_is_cut(
     assert ["".join(thoughts), "".join(answers)] == expected
 
 
-def test_no_more_is_held_back_than_may_become_a_tag() -> None:
+def test_only_a_possible_tag_is_held_back() -> None:
     reader = ThoughtReader(is_open=True)
     assert [reader.push(text)[0] for text in ("So", " </th", "en", " and", "</think")] == [
         "So",
@@ -62,7 +62,7 @@ def test_no_more_is_held_back_than_may_become_a_tag() -> None:
     assert reader.push("</think>") == ("", "</think>")
 
 
-def test_the_template_tells_whether_there_are_thoughts() -> None:
+def test_reasoning_is_detected_from_the_template() -> None:
     assert find_reasoning_parser("auto", "{{ m.content.split('</think>')[-1] }}") == "think"
     assert find_reasoning_parser("auto", "{{ messages }}") == "none"
     assert find_reasoning_parser("none", "</think>") == "none"
@@ -73,7 +73,7 @@ def api(thinking: Site) -> Site:
     return thinking
 
 
-def thoughts_of(found: list[Event], index: int = 0) -> str:
+def reasoning_of(found: list[Event], index: int = 0) -> str:
     choices = [c for e in found if e.data != "[DONE]" for c in e.data["choices"] if c["index"] == index]
     deltas = [choice["delta"] for choice in choices]
     assert [delta.get("reasoning") for delta in deltas] == [delta.get("reasoning_content") for delta in deltas]
@@ -83,9 +83,7 @@ def thoughts_of(found: list[Event], index: int = 0) -> str:
 @pytest.mark.parametrize(
     ("is_open", "text"), [(False, TEXT), (True, TEXT.removeprefix("<think>"))], ids=["said", "in the prompt"]
 )
-def test_thoughts_have_a_field_of_their_own(
-    api: Site, monkeypatch: pytest.MonkeyPatch, is_open: bool, text: str
-) -> None:
+def test_reasoning_has_its_own_field(api: Site, monkeypatch: pytest.MonkeyPatch, is_open: bool, text: str) -> None:
     Dictation(api, monkeypatch, text, is_open=is_open)
     reply = api.ask(CHAT, messages=MESSAGES)
     message = reply["choices"][0]["message"]
@@ -97,11 +95,11 @@ def test_thoughts_have_a_field_of_their_own(
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_thoughts_are_streamed(api: Site, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+def test_reasoning_is_streamed(api: Site, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     Dictation(api, monkeypatch, TEXT)
     found = stream(api.http, CHAT, messages=MESSAGES, n=n, stream_options={"include_usage": True})
     for index in range(n):
-        assert (thoughts_of(found, index), text_of(found, index)) == ("Let me see.", "It is <b>.")
+        assert (reasoning_of(found, index), text_of(found, index)) == ("Let me see.", "It is <b>.")
     assert found[-2].data["usage"]["completion_tokens_details"]["reasoning_tokens"] == 29 * n
     for event in found[:-1]:
         ChatCompletionChunk.model_validate_json(json.dumps(event.data), strict=True)
@@ -115,7 +113,7 @@ def test_thoughts_are_streamed(api: Site, monkeypatch: pytest.MonkeyPatch, n: in
         ({"max_tokens": 12}, "Let", ""),
     ],
 )
-def test_what_becomes_of_thoughts_is_up_to_the_request(
+def test_request_decides_where_reasoning_appears(
     api: Site, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], thoughts: str | None, content: str
 ) -> None:
     Dictation(api, monkeypatch, TEXT)
@@ -123,26 +121,24 @@ def test_what_becomes_of_thoughts_is_up_to_the_request(
     assert (message.get("reasoning_content"), message["content"]) == (thoughts, content)
 
 
-def test_calls_come_after_the_thoughts(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_come_after_the_reasoning(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     Dictation(api, monkeypatch, f"<think>{CALL}?</think>\n\n{CALL}")
     [choice] = api.ask(CHAT, messages=MESSAGES, tools=TOOLS)["choices"]
     assert (choice["message"]["reasoning"], choice["message"]["content"]) == (f"{CALL}?", None)
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["time"]
     found = stream(api.http, CHAT, messages=MESSAGES, tools=TOOLS)
-    assert (thoughts_of(found), text_of(found)) == (f"{CALL}?", "")
+    assert (reasoning_of(found), text_of(found)) == (f"{CALL}?", "")
     assert found[-2].data["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_an_answer_that_has_a_form_has_no_thoughts(api: Site) -> None:
+def test_structured_answer_has_no_reasoning(api: Site) -> None:
     form = {"choice": ["<think>a</think>b"]}
     [choice] = api.ask(CHAT, messages=MESSAGES, structured_outputs=form)["choices"]
     assert choice["message"]["content"] == "<think>a</think>b"
 
 
 @pytest.mark.parametrize("more", [{}, {"resumable": True, "tools": TOOLS}])
-def test_logprobs_are_of_the_tokens_of_the_content(
-    api: Site, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
-) -> None:
+def test_logprobs_cover_the_content_tokens(api: Site, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
     asked = {"messages": MESSAGES, "logprobs": True, "return_token_ids": True, **more}
     Dictation(api, monkeypatch, text := f"{TEXT} <tool")
     whole = api.ask(CHAT, **asked)
@@ -158,14 +154,14 @@ def test_logprobs_are_of_the_tokens_of_the_content(
         assert api.http.delete(f"/v1/requests/{request_id}").status_code == 200
 
 
-def test_who_has_the_thoughts_in_the_content_has_their_logprobs(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_left_in_the_content_has_logprobs(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     Dictation(api, monkeypatch, TEXT)
     [choice] = api.ask(CHAT, messages=MESSAGES, logprobs=True, separate_reasoning=False)["choices"]
     assert "".join(entry["token"] for entry in choice["logprobs"]["content"]).startswith(TEXT)
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_who_resumes_gets_the_rest_of_the_thoughts_and_of_the_answer(
+def test_resumed_stream_has_the_rest_of_reasoning_and_content(
     api: Site, monkeypatch: pytest.MonkeyPatch, is_open: bool
 ) -> None:
     text = TEXT.removeprefix("<think>" if is_open else "")
@@ -176,7 +172,7 @@ def test_who_resumes_gets_the_rest_of_the_thoughts_and_of_the_answer(
         reply = api.http.get(path, params={"offset": num_tokens})
         rest = [Event(json.loads(line[6:]), None, None) for line in reply.text.splitlines() if line[:7] == "data: {"]
         thoughts, answer = ThoughtReader(is_open=is_open).push(text[:num_tokens])
-        assert (thoughts + thoughts_of(rest), answer + text_of(rest)) == ("Let me see.", "It is <b>.")
+        assert (thoughts + reasoning_of(rest), answer + text_of(rest)) == ("Let me see.", "It is <b>.")
         details = rest[-1].data["usage"]["completion_tokens_details"]
         assert details == {"reasoning_tokens": text.index("</think>") + len("</think>")}
     whole = api.http.get(path, params={"stream": False}).json()["choices"][0]["message"]
@@ -187,13 +183,13 @@ def test_who_resumes_gets_the_rest_of_the_thoughts_and_of_the_answer(
 @pytest.mark.parametrize(
     "reasoning", [Reasoning(a, b, c) for a in (True, False) for b in (a, False) for c in (a, True)]
 )
-def test_the_id_of_an_answer_says_what_becomes_of_its_thoughts(reasoning: Reasoning) -> None:
+def test_request_id_records_where_reasoning_appears(reasoning: Reasoning) -> None:
     read = read_id(new_id("chatcmpl.hermes", "job", num_choices=64, thoughts=reasoning.mark))
     assert (read.kind, read.parser, read.num_choices) == ("chatcmpl", "hermes", 64)
     assert Reasoning.of_mark(read.thoughts).mark == reasoning.mark
 
 
-def test_thoughts_are_an_item_of_a_response(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_is_an_item_of_a_response(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Dictation(api, monkeypatch, TEXT)
     reply = api.ask(RESPONSES, input="hi", top_logprobs=0)
     Response.model_validate_json(json.dumps(reply), strict=True)
@@ -208,7 +204,7 @@ def test_thoughts_are_an_item_of_a_response(api: Site, monkeypatch: pytest.Monke
     }  # fmt: skip
 
 
-def test_the_item_of_thoughts_is_streamed_first(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_item_is_streamed_first(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     Dictation(api, monkeypatch, f"<think>Well.</think>{CALL}")
     tools = [{"type": "function", "name": "time", "parameters": {"type": "object"}}]
     found = stream(api.http, RESPONSES, input="hi", tools=tools, top_logprobs=0)
@@ -219,14 +215,14 @@ def test_the_item_of_thoughts_is_streamed_first(api: Site, monkeypatch: pytest.M
     assert done == output
 
 
-def test_the_logprobs_of_a_streamed_response_are_those_of_its_text(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_of_a_streamed_response_are_those_of_its_text(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     Dictation(api, monkeypatch, TEXT)
     whole = api.ask(RESPONSES, input="hi", top_logprobs=0, seed=1)
     found = stream(api.http, RESPONSES, input="hi", top_logprobs=0, seed=1)
     assert found[-1].data["response"]["output"][1]["content"] == whole["output"][1]["content"]
 
 
-def test_earlier_thoughts_reach_the_template(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_reasoning_reaches_the_template(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Dictation(api, monkeypatch, TEXT)
     for name in ("reasoning", "reasoning_content"):
         api.ask(CHAT, messages=[*MESSAGES, {"role": "assistant", "content": "x", name: "so"}, *MESSAGES])
@@ -235,7 +231,7 @@ def test_earlier_thoughts_reach_the_template(api: Site, monkeypatch: pytest.Monk
     assert (status, error["param"]) == (400, "messages[0].reasoning_content")
 
 
-def test_how_a_prompt_ends_is_asked_once_for_each_set_of_variables(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_the_prompt_is_looked_up_once_per_set_of_variables(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Dictation(api, monkeypatch, "So.</think>Yes.")
     monkeypatch.setattr("triptych.launch.gateway.reasoning.START", "assistant:")  # so the template ends, and space
     for _ in range(2):
@@ -244,9 +240,7 @@ def test_how_a_prompt_ends_is_asked_once_for_each_set_of_variables(api: Site, mo
     assert [asked["max_tokens"] == 0 for asked in script.asked] == [True, False, False]
 
 
-def test_a_template_that_looks_for_words_in_messages_is_asked_with_them(
-    api: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_template_that_inspects_messages_is_looked_up_with_them(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Dictation(api, monkeypatch, "Yes.")
     messages = [{"role": "user", "content": "hi /no_think"}]
     for template, num_asked in (("</think>", 1), ("</think> {% if '/no_think' in m.content %}", 2)):
@@ -257,10 +251,8 @@ def test_a_template_that_looks_for_words_in_messages_is_asked_with_them(
         assert [asked["messages"] for asked in script.asked] == [messages] * num_asked
 
 
-def test_how_a_prompt_ends_is_asked_again_where_another_one_spoke_last(
-    api: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """DeepSeek-R1's template opens no thoughts behind what came of a tool."""
+def test_end_of_the_prompt_is_looked_up_again_for_another_last_role(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek-R1's template opens no reasoning after a tool result."""
     script = Dictation(api, monkeypatch, "Yes.", is_open=True)
     messages = [*MESSAGES, {"role": "assistant", "content": "so"}]
     for _ in range(2):
@@ -268,7 +260,7 @@ def test_how_a_prompt_ends_is_asked_again_where_another_one_spoke_last(
     assert [asked["max_tokens"] == 0 for asked in script.asked] == [True, False, False]
 
 
-def test_the_question_how_a_prompt_ends_is_asked_as_its_request_is(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_of_the_prompt_s_end_uses_the_request_s_settings(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Dictation(api, monkeypatch, "Yes.")
     monkeypatch.setattr(api.gateway, "open_prompts", {})
     service = {"cache_salt": "a", "priority": -3, "deadline_ms": 9e6, "max_queue_ms": 8e6}

@@ -1,4 +1,4 @@
-"""What cannot be done is said with the name of the field; what asks for nothing passes."""
+"""Impossible fields are refused with their name; fields that request nothing are accepted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"seed": -(2**63) - 1}, "seed"),
     (COMPLETIONS, {"request_id": "a b"}, "request_id"),
     (COMPLETIONS, {"n": 65}, "n"),
-    (COMPLETIONS, {"n": 64}, "n"),  # more than can be live at once
+    (COMPLETIONS, {"n": 64}, "n"),  # more than may be live at once
     (COMPLETIONS, {"resumable": True, "prompt": ["a", "b"]}, "resumable"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -104,7 +104,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "field", "param"), WRONG, ids=[f"{p[4:]} {f}" for p, f, _ in WRONG])
-def test_a_wrong_field_is_named(api: Site, path: str, field: dict[str, Any], param: str) -> None:
+def test_wrong_field_is_named(api: Site, path: str, field: dict[str, Any], param: str) -> None:
     status, error = api.refusal(path, **{**BASE[path], **field})
     assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
     assert error["message"]
@@ -127,7 +127,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     },
     RESPONSES: {
         "store": True, "truncation": "disabled", "include": None, "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},  # as a reply says it
+        "reasoning": {"effort": None, "summary": None},  # as a reply spells it
         "background": False, "metadata": {"a": "b"}, "tool_choice": "auto", "text": {"format": {"type": "text"}},
     },
 }  # fmt: skip
@@ -136,17 +136,17 @@ NEUTRAL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("path", "name"), [(path, name) for path, fields in NEUTRAL.items() for name in fields], ids=str
 )
-def test_a_field_that_asks_for_nothing_passes(api: Site, path: str, name: str) -> None:
+def test_field_with_a_neutral_value_is_accepted(api: Site, path: str, name: str) -> None:
     api.ask(path, **{**BASE[path], name: NEUTRAL[path][name]})
 
 
 @pytest.mark.parametrize("path", BASE)
-def test_all_of_them_and_nulls_together_pass(api: Site, path: str) -> None:
+def test_all_neutral_fields_and_nulls_together_are_accepted(api: Site, path: str) -> None:
     nulls = dict.fromkeys(["temperature", "top_p", "seed", "stop", "n", "user", "max_completion_tokens"][:6])
     api.ask(path, **{**BASE[path], **NEUTRAL[path], **nulls})
 
 
-def test_an_unknown_model_is_a_404(api: Site) -> None:
+def test_unknown_model_is_a_404(api: Site) -> None:
     status, error = api.refusal(CHAT, messages=MESSAGES, model="gpt-9")
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
 
@@ -160,29 +160,29 @@ def test_an_unknown_model_is_a_404(api: Site) -> None:
         ("/tokenize", "messages", {}),
     ],
 )
-def test_a_chat_that_is_too_long_is_named_as_it_was_sent(
+def test_too_long_chat_is_refused_with_the_field_that_was_sent(
     api: Site, path: str, param: str, more: dict[str, Any]
 ) -> None:
     status, error = api.refusal(path, **{param: [{"role": "user", "content": "a" * 5000}]}, **more)
     assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
 
 
-def test_a_prompt_that_is_too_long_says_so_as_openai_does(api: Site) -> None:
+def test_too_long_prompt_is_refused_in_openai_s_words(api: Site) -> None:
     status, error = api.refusal(COMPLETIONS, prompt=[5] * 5000)
     assert (status, error["code"]) == (400, "context_length_exceeded")
-    assert "maximum context length is" in error["message"], "litellm and others tell the case by these words"
+    assert "maximum context length is" in error["message"], "litellm and others recognise the case by these words"
     assert "5000" in error["message"]
     assert "4095" in error["message"]
 
 
-def test_a_message_that_is_too_long_says_so_as_anthropic_does(api: Site) -> None:
-    """Agents that cut an old conversation short tell the case by these words."""
+def test_too_long_message_is_refused_in_anthropic_s_words(api: Site) -> None:
+    """Agents that shorten old conversations recognise the case by these words."""
     _, error = api.refusal("/v1/messages", messages=[{"role": "user", "content": "a" * 5000}], max_tokens=5)
     assert error["message"].startswith("prompt is too long: prompt has 50")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff"])
-def test_a_body_that_is_no_map_is_a_400(api: Site, body: bytes) -> None:
+def test_body_that_is_not_a_map_is_a_400(api: Site, body: bytes) -> None:
     reply = api.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == "invalid_request_error"
@@ -194,15 +194,15 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("body", "code", "told"), BROKEN, ids=["a comma", "latin-1"])
-def test_a_body_that_cannot_be_read_is_told_where(api: Site, body: bytes, code: str, told: str) -> None:
+@pytest.mark.parametrize(("body", "code", "reason"), BROKEN, ids=["a comma", "latin-1"])
+def test_invalid_body_is_refused_with_the_position_of_the_error(api: Site, body: bytes, code: str, reason: str) -> None:
     reply = api.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
-    assert told in reply.json()["error"]["message"]
+    assert reason in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain"])
-def test_a_body_that_does_not_say_that_it_is_json_is_told_how(api: Site, kind: str | None) -> None:
+def test_body_without_a_json_content_type_is_refused_with_advice(api: Site, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     reply = api.http.post(CHAT, content=b'{"messages": [{"role": "user", "content": "a secret"}]}', headers=headers)
     assert reply.status_code == 400
@@ -211,12 +211,12 @@ def test_a_body_that_does_not_say_that_it_is_json_is_told_how(api: Site, kind: s
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file"])
-def test_a_part_of_another_kind_than_text_is_known_and_not_done(api: Site, kind: str) -> None:
+def test_non_text_parts_are_known_but_not_supported(api: Site, kind: str) -> None:
     status, error = api.refusal(CHAT, messages=[{"role": "user", "content": [{"type": kind, kind: {"url": "x"}}]}])
     assert (status, error["code"], error["param"]) == (400, "unsupported_value", f"messages[0].content[0].{kind}")
 
 
-HALF = "\ud800"  # of a surrogate pair, as JSON can say it
+HALF = "\ud800"  # of a surrogate pair, as JSON can spell it
 HALVES: list[tuple[str, dict[str, Any], str | None]] = [
     (RESPONSES, {"metadata": {"a": HALF}}, "metadata"),
     (RESPONSES, {"metadata": {HALF: "a"}}, "metadata"),
@@ -233,25 +233,25 @@ HALVES: list[tuple[str, dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("path", "field", "param"), HALVES, ids=[f"{p[4:]} {f!a}" for p, f, _ in HALVES])
-def test_half_a_surrogate_pair_is_refused_by_the_name_of_its_field(
+def test_lone_surrogate_is_refused_with_its_field(
     api: Site, path: str, field: dict[str, Any], param: str | None
 ) -> None:
-    """No reply can hold it: the answer was lost after the model had made it."""
+    """No reply can contain it: the answer would be lost after the model has generated it."""
     body = json.dumps({**BASE.get(path, {}), **field}).encode()
     reply = api.http.post(path, content=body, headers={"content-type": "application/json"})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN"])
-def test_a_number_that_json_does_not_have_is_in_no_reply(api: Site, number: str) -> None:
-    """1e400 is JSON, and what Python makes of it is written as Infinity, which no other reader of JSON takes."""
+def test_non_json_numbers_are_refused_and_not_echoed(api: Site, number: str) -> None:
+    """1e400 is valid JSON, but Python reads it as infinity and would write ``Infinity``, which is not JSON."""
     tool = '{"type": "function", "name": "f", "parameters": {"maximum": ' + number + "}}"
     body = '{"input": "hi", "max_output_tokens": 1, "tools": [' + tool + "]}"
     reply = api.http.post(RESPONSES, content=body.encode(), headers={"content-type": "application/json"})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools[0].parameters")
 
 
-def test_a_deep_field_is_looked_through() -> None:
+def test_deeply_nested_field_is_checked() -> None:
     deep: list[Any] = [HALF]
     for _ in range(5000):
         deep = [deep]
@@ -260,13 +260,13 @@ def test_a_deep_field_is_looked_through() -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", CHAT, 405)])
-def test_a_wrong_route_answers_in_the_same_shape(api: Site, method: str, path: str, status: int) -> None:
+def test_unknown_route_gives_an_error_of_the_same_shape(api: Site, method: str, path: str, status: int) -> None:
     reply = api.http.request(method, path)
     assert reply.status_code == status
     assert path in reply.json()["error"]["message"]
 
 
-def test_a_refused_request_leaves_nothing(api: Site) -> None:
+def test_refused_request_leaves_nothing(api: Site) -> None:
     from tests.pipeline.checks import assert_quiet
 
     api.refusal(COMPLETIONS, prompt=[[1, 2], [999999]], n=2)
@@ -291,7 +291,7 @@ def test_a_refused_request_leaves_nothing(api: Site) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else ",".join(list(value)[:2]),
 )
-def test_no_account_is_made_of_a_million_faults(path: str, body: dict[str, Any]) -> None:
+def test_error_of_a_million_faults_is_short(path: str, body: dict[str, Any]) -> None:
     models: dict[str, type[BaseModel]] = {
         COMPLETIONS: CompletionRequest, CHAT: ChatRequest, RESPONSES: ResponseRequest,
               "/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest}  # fmt: skip
@@ -315,17 +315,17 @@ PARTS = [{"type": "text", "text": "a"}] * 1000
         ("/v1/decisions", "input", {"role": "user", "content": PARTS}),
     ],
 )
-def test_a_conversation_of_too_many_parts_is_refused_before_each_is_looked_at(
+def test_conversation_with_too_many_parts_is_refused_before_they_are_validated(
     api: Site, path: str, param: str, turn: dict[str, Any]
 ) -> None:
-    """Three hundred thousand, which fit into a body, held everybody up for seven seconds."""
+    """Validating three hundred thousand, which fit into a body, blocked the gateway for seven seconds."""
     status, error = api.refusal(path, **{param: [turn] * 9})
     text = f"{param}: more than 8192 messages, parts and calls, the limit"
     assert (status, error["message"], error["param"]) == (400, text, param)
 
 
-def test_a_decision_of_too_many_choices_is_refused_before_each_is_looked_at(api: Site) -> None:
-    """A hundred thousand, which the limits of each question would allow, held everybody up for half a second."""
+def test_decision_with_too_many_choices_is_refused_before_they_are_validated(api: Site) -> None:
+    """Validating a hundred thousand, within the limits of each question, blocked the gateway for half a second."""
     question = {"instructions": "Which?", "choices": [{"value": str(i)} for i in range(255)]}
     status, error = api.refusal("/v1/decisions", state="a", questions=[question] * 400)
     text = "questions: more than 8192 questions and choices, the limit"
@@ -341,12 +341,12 @@ def test_a_decision_of_too_many_choices_is_refused_before_each_is_looked_at(api:
         ("POST", "/v1/requests/x", {"GET", "DELETE"}),
     ],
 )
-def test_a_wrong_method_is_told_which_are_right(api: Site, method: str, path: str, allowed: set[str]) -> None:
+def test_wrong_method_lists_the_allowed_ones(api: Site, method: str, path: str, allowed: set[str]) -> None:
     reply = api.http.request(method, path)
     assert (reply.status_code, set(reply.headers["allow"].split(", "))) == (405, allowed)
 
 
-def test_what_is_nested_too_deep_for_the_pipeline_is_told_as_the_page_says(api: Site) -> None:
+def test_too_deeply_nested_field_is_refused_as_documented(api: Site) -> None:
     deep: Any = 1
     for _ in range(70):
         deep = [deep]

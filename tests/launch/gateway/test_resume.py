@@ -1,4 +1,4 @@
-"""An answer outlives the connection that asked for it, the gateway, and any worker."""
+"""An answer survives the connection that requested it, the gateway, and any worker."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ WANTED = {"prompt": "tell me", "max_tokens": 150, "temperature": 0, "resumable":
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Driver]:
-    """4 ms a token, so that there is something left to resume."""
+    """4 ms per token, so that something is left to resume."""
     with Driver("hash-lm", hash_step_ms=4, max_restarts=1000) as driver:
         yield driver
 
 
 def begin(api: Site, request_id: str, *, num_events: int) -> tuple[str, list[Event]]:
-    """The reply's id and its first events, of a connection that is then closed."""
+    """The reply's id and its first events, from a connection that is then closed."""
     with api.http.stream("POST", PATH, json={**WANTED, "stream": True, "request_id": request_id}) as reply:
         first = [event for event, _ in zip(events(reply), range(num_events), strict=False)]
     return first[0].data["id"], first
@@ -53,7 +53,7 @@ def expected_text(api: Site) -> str:
 
 
 @pytest.mark.parametrize("how", ["offset", "last_id"])
-def test_a_stream_goes_on_where_it_stopped(slow: Driver, how: str) -> None:
+def test_stream_continues_where_it_stopped(slow: Driver, how: str) -> None:
     with site(slow.run_dir) as api:
         request_id, first = begin(api, f"a-{how}", num_events=20)
         known = first[-1].id
@@ -65,7 +65,7 @@ def test_a_stream_goes_on_where_it_stopped(slow: Driver, how: str) -> None:
         assert found[-2].data["usage"]["completion_tokens"] == 150
 
 
-def test_any_gateway_can_go_on_also_after_all_workers_died(slow: Driver) -> None:
+def test_any_gateway_can_continue_even_after_all_workers_died(slow: Driver) -> None:
     with site(slow.run_dir) as api:
         request_id, first = begin(api, "b", num_events=20)
     for pid in slow.pids.values():
@@ -77,7 +77,7 @@ def test_any_gateway_can_go_on_also_after_all_workers_died(slow: Driver) -> None
         assert text_of(first) + text_of(found) == expected_text(other)
 
 
-def test_an_answer_that_has_ended_can_be_had_again_and_then_forgotten(slow: Driver) -> None:
+def test_ended_answer_can_be_read_again_and_then_forgotten(slow: Driver) -> None:
     with site(slow.run_dir) as api:
         whole = api.ask(PATH, **WANTED, request_id="c")
         again = api.http.get(f"/v1/requests/{whole['id']}", params={"stream": False}).json()
@@ -88,14 +88,14 @@ def test_an_answer_that_has_ended_can_be_had_again_and_then_forgotten(slow: Driv
         assert_quiet(slow)
 
 
-def test_deleting_ends_a_request(slow: Driver) -> None:
+def test_delete_aborts_a_request(slow: Driver) -> None:
     with site(slow.run_dir) as api:
         request_id, _ = begin(api, "d", num_events=3)
         assert api.http.delete(f"/v1/requests/{request_id}").status_code == 200
         assert_quiet(slow)
 
 
-def test_whoever_asks_last_reads(slow: Driver) -> None:
+def test_last_reader_takes_over(slow: Driver) -> None:
     with (
         site(slow.run_dir) as api,
         api.http.stream("POST", PATH, json={**WANTED, "stream": True, "request_id": "e"}) as reply,
@@ -107,7 +107,7 @@ def test_whoever_asks_last_reads(slow: Driver) -> None:
         assert [event.data for event in reading][-2]["error"]["code"] == "duplicate_id"
 
 
-def test_a_request_that_is_not_resumable_ends_with_its_connection(slow: Driver) -> None:
+def test_request_that_is_not_resumable_is_aborted_with_its_connection(slow: Driver) -> None:
     with site(slow.run_dir) as api:
         body = {**WANTED, "resumable": False, "stream": True, "max_tokens": 3000, "request_id": "f"}
         with api.http.stream("POST", PATH, json=body) as reply:
@@ -115,7 +115,7 @@ def test_a_request_that_is_not_resumable_ends_with_its_connection(slow: Driver) 
         eventually(lambda: slow.stats()["summarize"]["live"] == 0, timeout=5)
 
 
-def test_who_leaves_while_his_tokens_are_looked_up_follows_nothing_more(slow: Driver) -> None:
+def test_client_that_leaves_during_the_token_lookup_follows_nothing(slow: Driver) -> None:
     with site(slow.run_dir, reasoning_parser="think") as api:
         asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3000, "resumable": True, "stream": True}
         with api.http.stream("POST", "/v1/chat/completions", json=asked) as reply:
@@ -132,13 +132,13 @@ def test_who_leaves_while_his_tokens_are_looked_up_follows_nothing_more(slow: Dr
 @pytest.mark.parametrize(
     ("path", "status"), [("cmpl-nobody", 404), ("other-x", 404), ("cmpl-x?offset=-1", 400), ("cmpl-x?offset=a", 400)]
 )
-def test_what_cannot_be_resumed_is_refused(slow: Driver, path: str, status: int) -> None:
+def test_request_that_cannot_be_resumed_is_refused(slow: Driver, path: str, status: int) -> None:
     with site(slow.run_dir) as api:
         reply = api.http.get(f"/v1/requests/{path}")
         assert (reply.status_code, reply.json()["error"]["type"]) == (status, "invalid_request_error")
 
 
-def test_an_offset_beyond_the_answer_is_an_error(slow: Driver) -> None:
+def test_offset_beyond_the_answer_is_an_error(slow: Driver) -> None:
     with site(slow.run_dir) as api:
         whole = api.ask(PATH, **WANTED, request_id="g")
         found = rest(api, whole["id"], offset=1000)
@@ -147,7 +147,7 @@ def test_an_offset_beyond_the_answer_is_an_error(slow: Driver) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_what_is_resumable_is_not_lost_with_a_connection_that_ends_before_it_is_accepted(
+def test_resumable_request_survives_a_disconnect_before_its_acceptance(
     slow: Driver, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with site(slow.run_dir) as api:
@@ -158,7 +158,7 @@ def test_what_is_resumable_is_not_lost_with_a_connection_that_ends_before_it_is_
             return streams[-1]
 
         monkeypatch.setattr(client, "submit", submit)
-        own_id = f"early-{os.urandom(4).hex()}"  # run again, the test must not meet its own answer
+        own_id = f"early-{os.urandom(4).hex()}"  # on a rerun, the test must not find its own earlier answer
         body = json.dumps({**WANTED, "n": n, "request_id": own_id}).encode()
         os.kill(prepare := slow.pids["prepare"] or 0, signal.SIGSTOP)
         with raw(api) as connection:
@@ -179,8 +179,8 @@ def test_what_is_resumable_is_not_lost_with_a_connection_that_ends_before_it_is_
 
 
 @pytest.mark.parametrize("role", ["execute", "summarize"])
-def test_a_pipeline_that_gave_up_does_not_say_that_an_answer_is_forgotten(role: str) -> None:
-    """The next driver may have it."""
+def test_pipeline_that_gave_up_does_not_report_an_answer_as_forgotten(role: str) -> None:
+    """The next driver may still have it."""
     with Driver("hash-lm", hash_step_ms=4, max_restarts=0) as driver, site(driver.run_dir) as api:
         request_id, _ = begin(api, "h", num_events=3)
         os.kill(driver.pids[role] or 0, signal.SIGABRT)
@@ -197,7 +197,7 @@ class Failing:
     async def status(self, request_id: str) -> RequestStatus:
         return RequestStatus(request_id, "running", 1, 1, None)
 
-    def let_go(self, *_: Any) -> None: ...
+    def detach(self, *_: Any) -> None: ...
 
     def resume(self, request_id: str, **_: Any) -> AsyncStream:
         stream = AsyncStream(request_id, None, Mailbox(asyncio.get_running_loop()))  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ class Failing:
     async def close(self) -> None: ...
 
 
-def test_a_request_that_fails_while_it_is_deleted_is_deleted(slow: Driver) -> None:
+def test_request_that_fails_during_its_deletion_is_deleted(slow: Driver) -> None:
     with site(slow.run_dir) as api:
         api.gateway.__dict__["client"] = Failing()
         assert api.http.delete("/v1/requests/cmpl-i").json()["deleted"] is True

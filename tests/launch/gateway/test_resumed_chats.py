@@ -1,4 +1,4 @@
-"""A chat that is taken up again, at whatever event, says what it would have said: thoughts, text and calls."""
+"""A chat resumed at any event has the rest of what it would have had: reasoning, text and calls."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ TEXT = f"<think>\nLet me see.\n</think>\n\nI look. {CALL} and {CALL}\n<b>."
 
 @pytest.fixture(scope="module", params=[1, 7, 1000])
 def api(pipeline: Driver, request: pytest.FixtureRequest) -> Iterator[Site]:
-    """Of a gateway whose events have one token, a few, or all of them."""
+    """Gateways whose events have one token, a few, or all of them."""
     options = {"tool_parser": "hermes", "reasoning_parser": "think", "stream_interval": request.param}
     with site(pipeline.run_dir, **options) as served:
         yield served
 
 
-def said(found: list[Event], index: int = 0) -> dict[str, Any]:
-    """What the deltas of a choice say together, but for the ids of calls."""
+def joined_deltas(found: list[Event], index: int = 0) -> dict[str, Any]:
+    """The deltas of a choice put together, without the ids of calls."""
     whole: dict[str, Any] = {"reasoning": "", "content": "", "tool_calls": [], "finish_reason": None}
     for choice in [c for e in found if e.data != "[DONE]" for c in e.data["choices"] if c["index"] == index]:
-        assert whole["finish_reason"] is None, "nothing comes after the end"
+        assert whole["finish_reason"] is None, "no event comes after the end"
         whole["finish_reason"] = choice["finish_reason"]
         for name in ("reasoning", "content"):
             whole[name] += choice["delta"].get(name) or ""
@@ -58,18 +58,18 @@ def together(first: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["", "tools", "one call", "plain", "half a tag", "half a character", "half a stop", "stop in thoughts"],
 )
-def test_who_goes_on_at_an_event_gets_the_rest_and_nothing_twice(
+def test_stream_resumed_at_any_event_has_the_rest_once(
     api: Site, monkeypatch: pytest.MonkeyPatch, text: str, asked: dict[str, Any], n: int
 ) -> None:
     Dictation(api, monkeypatch, text)
     found = stream(api.http, CHAT, messages=MESSAGES, resumable=True, n=n, **asked)
     path = f"/v1/requests/{found[0].data['id']}"
-    wanted = said(stream(api.http, CHAT, messages=MESSAGES, **asked))
+    wanted = joined_deltas(stream(api.http, CHAT, messages=MESSAGES, **asked))
     try:
         for number in range(1, len(found), 1 + len(found) // 20):
             with api.http.stream("GET", path, headers={"last-event-id": found[number - 1].id or ""}) as reply:
                 rest = list(events(reply))
             for index in range(n):
-                assert together(said(found[:number], index), said(rest, index)) == wanted
+                assert together(joined_deltas(found[:number], index), joined_deltas(rest, index)) == wanted
     finally:
         assert api.http.delete(path).status_code == 200

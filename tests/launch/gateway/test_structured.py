@@ -1,4 +1,4 @@
-"""Forms of answers and forced calls, through the whole pipeline."""
+"""Structured answers and forced calls, through the whole pipeline."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ SCHEMA = {
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 
 
-def test_an_answer_has_the_form_of_its_schema(demo: Site) -> None:
+def test_answer_follows_its_schema(demo: Site) -> None:
     wanted: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     [choice] = demo.ask(CHAT, messages=MESSAGES, response_format=wanted, max_tokens=60)["choices"]
     assert choice["finish_reason"] == "stop"
     assert set(json.loads(choice["message"]["content"])) == {"a", "b"}
 
 
-def test_an_answer_is_one_of_the_choices(demo: Site) -> None:
+def test_answer_is_one_of_the_choices(demo: Site) -> None:
     wanted = {"choice": ["yes", "no"]}
     [choice] = demo.ask("/v1/completions", prompt="Sure?", structured_outputs=wanted)["choices"]
     assert choice["text"] in ("yes", "no")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
-def test_a_forced_call_has_the_arguments_of_its_tool(demo: Site, choice: Any) -> None:
+def test_forced_call_has_the_arguments_of_its_tool(demo: Site, choice: Any) -> None:
     wanted = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "max_tokens": 200,
               "parallel_tool_calls": False}  # fmt: skip
     reply = demo.ask(CHAT, **wanted)

@@ -1,4 +1,4 @@
-"""How much is to be thought reaches the chat template from the field that each API has for it, if it knows the word."""
+"""The reasoning effort reaches the chat template from each API's field for it, if the template uses such a variable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def script(api: Site, monkeypatch: pytest.MonkeyPatch) -> Dictation:
 
 @pytest.fixture
 def knowing(api: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """Whose template knows of efforts."""
+    """A script whose template has the variable for the effort."""
     gateway = api.gateway
     template = f"{gateway.facts.chat_template}{{# {EFFORT} #}}"
     monkeypatch.setitem(gateway.__dict__, "facts", replace(gateway.facts, chat_template=template))
@@ -38,36 +38,36 @@ def knowing(api: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 @pytest.mark.parametrize("route", SAID)
-def test_a_template_that_knows_it_gets_it(knowing: Site, script: Dictation, route: str) -> None:
+def test_template_with_the_variable_gets_the_effort(knowing: Site, script: Dictation, route: str) -> None:
     reply = knowing.ask(route, **SAID[route]("low"))
     assert script.asked[-1]["chat_template_kwargs"] == {"reasoning_effort": "low"}
-    assert reply.get("reasoning", {"effort": "low"})["effort"] == "low"  # a response says it again
+    assert reply.get("reasoning", {"effort": "low"})["effort"] == "low"  # the response repeats it
 
 
 @pytest.mark.parametrize("route", PARAMS)
-def test_it_is_refused_where_the_template_does_not(api: Site, route: str) -> None:
+def test_effort_is_refused_if_the_template_has_no_variable(api: Site, route: str) -> None:
     status, error = api.refusal(route, **SAID[route]("low"))
     assert (status, error["code"], error["param"]) == (400, "unsupported_value", PARAMS[route])
     assert "'low', but this model's chat template has no" in error["message"]
 
 
-def test_who_always_says_it_is_not_refused_by_messages(api: Site, script: Dictation) -> None:
+def test_messages_ignores_an_effort_that_the_template_does_not_use(api: Site, script: Dictation) -> None:
     api.ask(MESSAGES, **SAID[MESSAGES]("low"))
     assert "chat_template_kwargs" not in script.asked[-1]
 
 
 @pytest.mark.parametrize("route", PARAMS)
-def test_no_thoughts_are_the_switch_that_templates_have(api: Site, script: Dictation, route: str) -> None:
+def test_effort_none_sets_the_template_s_thinking_switch(api: Site, script: Dictation, route: str) -> None:
     api.ask(route, **SAID[route]("none"))
     assert script.asked[-1]["chat_template_kwargs"] == OFF
 
 
-def test_no_thoughts_may_be_a_level_too(knowing: Site, script: Dictation) -> None:
+def test_effort_none_may_be_a_level_too(knowing: Site, script: Dictation) -> None:
     knowing.ask(CHAT, **SAID[CHAT]("none"))
     assert script.asked[-1]["chat_template_kwargs"] == {**OFF, "reasoning_effort": "none"}
 
 
-def test_what_is_said_of_a_variable_itself_counts(knowing: Site, script: Dictation) -> None:
+def test_explicit_template_variable_wins(knowing: Site, script: Dictation) -> None:
     variables = {"reasoning_effort": "very high", "tone": "kind"}
     knowing.ask(CHAT, **SAID[CHAT]("low"), chat_template_kwargs=variables)
     assert script.asked[-1]["chat_template_kwargs"] == variables
@@ -82,6 +82,6 @@ def test_what_is_said_of_a_variable_itself_counts(knowing: Site, script: Dictati
         (TOKENIZE, {"prompt": "hi", "reasoning_effort": "low"}, "reasoning_effort"),
     ],
 )
-def test_what_it_cannot_be_is_named(knowing: Site, route: str, body: dict[str, Any], param: str) -> None:
+def test_invalid_effort_is_refused_with_its_name(knowing: Site, route: str, body: dict[str, Any], param: str) -> None:
     status, error = knowing.refusal(route, **body)
     assert (status, error["param"]) == (400, param)

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: texts that take long keep nobody else waiting."""
+"""/tokenize and /detokenize: a text that takes long delays no one else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_S = 10.0
 
 
 class SlowWords:
-    """A tokenizer that is done when somebody says so."""
+    """A tokenizer that finishes when the test allows it."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = Event(), Event()
@@ -55,11 +55,11 @@ def test_others_are_answered_while_a_text_is_tokenized(
             assert api.http.get("/version").status_code == 200
         finally:
             words.go_on.set()
-        assert reply.result(PATIENCE_S).status_code in (200, 500)  # what the tokenizer said is no option's tokens
+        assert reply.result(PATIENCE_S).status_code in (200, 500)  # this tokenizer gives an option no tokens
     assert words.was_told
 
 
-def test_a_text_comes_back_from_its_tokens(api: Site) -> None:
+def test_text_is_restored_from_its_tokens(api: Site) -> None:
     reply = api.ask("/tokenize", prompt="hello", return_token_strs=True)
     assert reply["count"] == len(reply["tokens"]) == len(reply["token_strs"])
     assert api.ask("/detokenize", tokens=reply["tokens"], skip_special_tokens=True)["prompt"] == "hello"

@@ -1,4 +1,4 @@
-"""Tool calls: how each family writes them, and what becomes of them in a reply."""
+"""Tool calls: the syntax of each model family, and how calls appear in a reply."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from triptych.launch.gateway.tools.parser import Call, Found, find_parser, make_
 
 WEATHER = Call("weather", '{"city": "Rom {}"}')
 TIME = Call("time", "{}")
-HALF = r'{"a": "\ud83d"}'  # of a surrogate pair: JSON can say it, and no reply can hold it
+HALF = r'{"a": "\ud83d"}'  # of a surrogate pair: JSON can spell it, and no reply can contain it
 CASES: list[tuple[str, str, Found]] = [
     ("hermes", "plain text < and <tool", ["plain text < and <tool"]),
     ("hermes", 'so: <tool_call>\n{"name": "weather", "arguments": {"city": "Rom {}"}}\n</tool_call>',
      ["so: ", WEATHER]),
     ("hermes", '<tool_call>{"name":"weather","arguments":{"city": "Rom {}"}}</tool_call>\n<tool_call>{"name":"time"}'
      "</tool_call>", [WEATHER, "\n", TIME]),
-    ("hermes", '<tool_call>{"name": "time", "arguments": "{}"}', [TIME]),  # the end of sequence in place of the tag
+    ("hermes", '<tool_call>{"name": "time", "arguments": "{}"}', [TIME]),  # the end of sequence instead of the tag
     ("hermes", "<tool_call>no json</tool_call>!", ["<tool_call>no json</tool_call>!"]),
     ("hermes", "<tool_call>{cut", ["<tool_call>{cut"]),
     ("mistral", "plain [TOOL", ["plain [TOOL"]),
@@ -56,7 +56,7 @@ CASES: list[tuple[str, str, Found]] = [
 
 
 def joined(found: Found) -> Found:
-    """Texts next to each other as one."""
+    """Merge neighbouring texts."""
     result: Found = []
     for part in found:
         if isinstance(part, str) and result and isinstance(result[-1], str):
@@ -87,12 +87,12 @@ DEEP = '{"name": "f", "arguments": ' + '{"a":' * 100_000
         ("required", f"[{DEEP}" + "}" * 100_001),
     ],
 )
-def test_what_is_nested_too_deep_is_text(parser: str, text: str) -> None:
+def test_too_deeply_nested_call_is_text(parser: str, text: str) -> None:
     reader = make_parser(parser)
     assert reader.push(text) + reader.flush() == [text]
 
 
-def test_what_is_nested_deeper_than_can_be_written_is_refused() -> None:
+def test_too_deeply_nested_arguments_are_refused() -> None:
     schema: dict[str, Any] = {}
     for _ in range(100_000):
         schema = {"a": schema}
@@ -101,7 +101,7 @@ def test_what_is_nested_deeper_than_can_be_written_is_refused() -> None:
     assert (caught.value.http_status, caught.value.param) == (400, "tools")
 
 
-def test_a_list_of_calls_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_of_calls_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     monkeypatch.setattr("triptych.launch.gateway.tools.forced.json.loads", lambda text: sizes.append(len(text)))
     parser = make_parser("required")
@@ -119,7 +119,7 @@ def test_a_list_of_calls_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         ("{{ messages }}", "none"),
     ],
 )
-def test_the_template_tells_the_parser(template: str, parser: str) -> None:
+def test_parser_is_detected_from_the_template(template: str, parser: str) -> None:
     assert find_parser("auto", template) == parser
     assert find_parser("mistral", template) == "mistral"
 
@@ -155,7 +155,7 @@ def test_calls_are_in_the_message(scripted: Site) -> None:
     ChatCompletion.model_validate_json(json.dumps(reply), strict=True)
 
 
-def test_calls_are_streamed_each_as_a_whole(scripted: Site) -> None:
+def test_each_call_is_streamed_as_a_whole(scripted: Site) -> None:
     script(scripted, *PIECES)
     found = stream(scripted.http, CHAT, messages=MESSAGES, tools=TOOLS)
     deltas = [event.data["choices"][0]["delta"] for event in found[:-1]]
@@ -168,13 +168,13 @@ def test_calls_are_streamed_each_as_a_whole(scripted: Site) -> None:
         ChatCompletionChunk.model_validate_json(json.dumps(event.data), strict=True)
 
 
-def test_without_parallel_calls_the_first_counts(scripted: Site) -> None:
+def test_without_parallel_calls_only_the_first_is_returned(scripted: Site) -> None:
     script(scripted, *PIECES)
     reply = scripted.ask(CHAT, messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False)
     assert len(reply["choices"][0]["message"]["tool_calls"]) == 1
 
 
-def test_with_the_choice_none_nothing_is_looked_for(scripted: Site) -> None:
+def test_tool_choice_none_parses_no_calls(scripted: Site) -> None:
     client = script(scripted, *PIECES)
     reply = scripted.ask(CHAT, messages=MESSAGES, tools=TOOLS, tool_choice="none")
     assert reply["choices"][0]["message"]["content"] == "".join(PIECES)
@@ -193,7 +193,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
     ],
     ids=["named", "required"],
 )  # fmt: skip
-def test_a_call_that_is_forced_is_a_form(scripted: Site, choice: Any, text: str, names: list[str]) -> None:
+def test_forced_call_becomes_a_schema(scripted: Site, choice: Any, text: str, names: list[str]) -> None:
     client = script(scripted, *text)
     reply = scripted.ask(CHAT, messages=MESSAGES, tools=TOOLS, tool_choice=choice)
     calls = [call["function"] for call in reply["choices"][0]["message"]["tool_calls"]]
@@ -214,9 +214,7 @@ def test_a_call_that_is_forced_is_a_form(scripted: Site, choice: Any, text: str,
         ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
     ],
 )  # fmt: skip
-def test_the_form_of_the_answer_reaches_the_pipeline(
-    scripted: Site, asked: dict[str, Any], form: dict[str, Any]
-) -> None:
+def test_response_format_reaches_the_pipeline(scripted: Site, asked: dict[str, Any], form: dict[str, Any]) -> None:
     client = script(scripted, "x")
     scripted.ask(CHAT, messages=MESSAGES, **asked)
     scripted.ask("/v1/completions", prompt="hi", **asked)
@@ -234,7 +232,7 @@ def test_calls_are_items_of_a_response(scripted: Site) -> None:
     assert [item["type"] for item in found[-1].data["response"]["output"]] == [item["type"] for item in reply["output"]]
 
 
-def test_items_of_a_response_come_in_the_order_in_which_they_were_said(scripted: Site) -> None:
+def test_items_of_a_response_are_in_the_order_of_the_text(scripted: Site) -> None:
     wanted = {"input": "hi", "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]}
     script(scripted, *PIECES, "and more", finish_reason="length")
     whole = scripted.ask("/v1/responses", **wanted)
@@ -248,7 +246,7 @@ def test_items_of_a_response_come_in_the_order_in_which_they_were_said(scripted:
     assert [status for _, status, *_ in items[0]] == ["completed"] * 3 + ["incomplete"]
 
 
-def test_items_of_a_response_that_are_sent_back_are_the_turn_that_they_were(scripted: Site) -> None:
+def test_response_items_that_are_sent_back_form_the_original_turn(scripted: Site) -> None:
     client = script(scripted, *PIECES)
     wanted = {"tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]}
     items = scripted.ask("/v1/responses", input="hi", **wanted)["output"]
@@ -260,16 +258,16 @@ def test_items_of_a_response_that_are_sent_back_are_the_turn_that_they_were(scri
     assert turns == [("user", 0), ("assistant", 2), *tools, ("assistant", 0), ("assistant", 1)]
 
 
-def test_a_streamed_response_that_fails_ends_with_the_typed_event(scripted: Site) -> None:
+def test_streamed_response_that_fails_ends_with_the_typed_event(scripted: Site) -> None:
     script(scripted, "half an", finish_reason="abort")
     *_, last, error = stream(scripted.http, "/v1/responses", input="hi")
     assert (error.name, error.data["type"], error.data["code"]) == ("error", "error", "aborted")
     assert error.data["sequence_number"] == last.data["sequence_number"] + 1
-    assert error.data["error"]["code"] == "aborted"  # by which clients find it that do not look at the type
+    assert error.data["error"]["code"] == "aborted"  # for clients that recognise the event without its type
 
 
 @pytest.mark.parametrize("pieces", [("I lo",), PIECES])
-def test_the_message_that_was_cut_is_incomplete(scripted: Site, pieces: tuple[str, ...]) -> None:
+def test_truncated_message_is_incomplete(scripted: Site, pieces: tuple[str, ...]) -> None:
     script(scripted, *pieces, finish_reason="length")
     tools = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
     whole = scripted.ask("/v1/responses", input="hi", tools=tools)
@@ -278,20 +276,20 @@ def test_the_message_that_was_cut_is_incomplete(scripted: Site, pieces: tuple[st
     assert [reply["output"][0]["status"] for reply in (whole, streamed)] == [expected] * 2
 
 
-def test_an_answer_that_the_service_aborts_is_an_error(scripted: Site) -> None:
+def test_answer_aborted_by_the_service_is_an_error(scripted: Site) -> None:
     script(scripted, "half an", finish_reason="abort")
     status, error = scripted.refusal(CHAT, messages=MESSAGES)
     assert (status, error["code"]) == (503, "aborted")
 
 
-def test_a_model_without_words_for_tools_says_so(demo: Site) -> None:
+def test_model_without_tool_support_refuses_tools(demo: Site) -> None:
     status, error = demo.refusal(CHAT, messages=MESSAGES, tools=TOOLS)
     assert (status, error["param"]) == (400, "tools")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
-def test_a_forced_call_has_no_arguments_that_are_not_declared(api: Site, choice: Any) -> None:
-    """The hash model writes anything that it is not kept from, so a name that is free would be used soon."""
+def test_forced_call_has_no_undeclared_arguments(api: Site, choice: Any) -> None:
+    """The hash model generates anything that the grammar allows, so an undeclared name would soon appear."""
     parameters = {"type": "object", "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
                   "required": ["days"]}  # fmt: skip
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
@@ -312,7 +310,7 @@ def test_a_forced_call_has_no_arguments_that_are_not_declared(api: Site, choice:
         ("llama3_json", ("{", "I", " and")),
     ],
 )
-def test_who_resumes_at_an_event_has_all_the_text_of_its_tokens(
+def test_stream_resumed_at_any_event_has_all_the_text_of_its_tokens(
     pipeline: Driver, parser: str, pieces: tuple[str, ...]
 ) -> None:
     with site(pipeline.run_dir, tool_parser=parser) as api:
@@ -323,7 +321,7 @@ def test_who_resumes_at_an_event_has_all_the_text_of_its_tokens(
     assert (text_of(found), found[-2].id) == ("".join(pieces), str(len(pieces)))
 
 
-def test_what_the_same_tokens_say_is_one_event_of_a_stream_that_can_be_resumed(scripted: Site) -> None:
+def test_text_of_the_same_tokens_is_one_event_of_a_resumable_stream(scripted: Site) -> None:
     script(scripted, 'so: <tool_call>{"name": "time"}', "</tool_call>")
     _, both, end, _ = stream(scripted.http, CHAT, messages=MESSAGES, tools=TOOLS, resumable=True)
     assert [both.id, *both.data["choices"][0]["delta"]] == ["2", "content", "tool_calls"]
@@ -331,7 +329,7 @@ def test_what_the_same_tokens_say_is_one_event_of_a_stream_that_can_be_resumed(s
 
 
 @pytest.mark.parametrize("first", ["", "\n", "I look. "])
-def test_white_space_between_calls_is_no_message_of_a_response(scripted: Site, first: str) -> None:
+def test_white_space_between_calls_is_not_a_message_item(scripted: Site, first: str) -> None:
     script(scripted, first, PIECES[-1], "\n", PIECES[-1], "\n")
     wanted = {"input": "hi", "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]}
     reply = scripted.ask("/v1/responses", **wanted)
@@ -340,7 +338,7 @@ def test_white_space_between_calls_is_no_message_of_a_response(scripted: Site, f
     assert [item["type"] for item in output] == [item["type"] for item in reply["output"]]
 
 
-def test_each_item_of_a_streamed_response_has_an_id_of_its_own(scripted: Site) -> None:
+def test_each_item_of_a_streamed_response_has_its_own_id(scripted: Site) -> None:
     script(scripted, "I look. ", PIECES[-1], "\nAnd", " again.", PIECES[-1])
     tools = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
     found = stream(scripted.http, "/v1/responses", input="hi", tools=tools)
@@ -351,7 +349,7 @@ def test_each_item_of_a_streamed_response_has_an_id_of_its_own(scripted: Site) -
 
 
 @pytest.mark.parametrize("pieces", [("\n", " "), ("\n", "a"), ("",)])
-def test_an_answer_of_white_space_is_a_message_all_the_same(scripted: Site, pieces: tuple[str, ...]) -> None:
+def test_answer_of_white_space_is_still_a_message(scripted: Site, pieces: tuple[str, ...]) -> None:
     script(scripted, *pieces)
     found = stream(scripted.http, "/v1/responses", input="hi")
     [message] = found[-1].data["response"]["output"]
@@ -360,9 +358,7 @@ def test_an_answer_of_white_space_is_a_message_all_the_same(scripted: Site, piec
 
 @pytest.mark.parametrize("resumable", [False, True])
 @pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json"])
-def test_the_longest_id_leaves_room_for_the_parser_and_the_choices(
-    pipeline: Driver, parser: str, resumable: bool
-) -> None:
+def test_longest_id_leaves_room_for_the_parser_and_the_choices(pipeline: Driver, parser: str, resumable: bool) -> None:
     own_id = f"{parser}-{resumable}".ljust(40, "x")
     with site(pipeline.run_dir, tool_parser=parser) as api:
         wanted = {"messages": MESSAGES, "tools": TOOLS, "n": 2, "max_tokens": 1, "request_id": own_id}

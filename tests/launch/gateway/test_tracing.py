@@ -1,4 +1,4 @@
-"""Spans out of the ledger."""
+"""Spans made from the ledger."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spans(pipeline: Driver) -> Iterator[tuple[Site, InMemorySpanExporter]]:
         yield api, exporter
 
 
-def test_a_request_is_a_span_of_the_caller_s_trace(spans: tuple[Site, InMemorySpanExporter]) -> None:
+def test_request_is_a_span_of_the_caller_s_trace(spans: tuple[Site, InMemorySpanExporter]) -> None:
     api, exporter = spans
     body = {"prompt": "hi", "max_tokens": 20}
     api.http.post("/v1/completions", json=body, headers={"traceparent": TRACEPARENT})
@@ -65,7 +65,7 @@ def test_spans_of_a_stream_are_sent_to_the_endpoint(pipeline: Driver) -> None:
             received.set()
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
         thread = threading.Thread(target=collector.serve_forever, daemon=True)
@@ -75,10 +75,10 @@ def test_spans_of_a_stream_are_sent_to_the_endpoint(pipeline: Driver) -> None:
             api.http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2, "stream": True})
         collector.shutdown()
         thread.join()
-    assert received.is_set()  # at the end of the gateway, seconds before they would have been sent
+    assert received.is_set()  # when the gateway stops, seconds before they would have been sent
 
 
-def test_a_collector_that_does_not_answer_holds_up_a_stop_for_a_moment_only(pipeline: Driver) -> None:
+def test_collector_that_does_not_respond_delays_a_stop_only_briefly(pipeline: Driver) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1/traces"
         with site(pipeline.run_dir, otlp_traces_endpoint=endpoint) as api:

@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "replay.md").read_text(encoding="ut
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 
 
-def test_the_commands_of_the_page_run(triptych: Triptych, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_page_run(triptych: Triptych, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     [arrivals] = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "arrivals.jsonl").write_text(arrivals)

@@ -1,4 +1,4 @@
-"""The figures of simulations that are small enough to know them."""
+"""Results of simulations small enough to be checked by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def figures(
     )
 
 
-def test_one_request_takes_a_step_for_its_prompt_and_one_for_each_token_but_the_first() -> None:
+def test_one_request_takes_a_step_for_its_prompt_and_one_for_each_later_token() -> None:
     report = figures(arrivals(1))
     assert (report["steps"], report["finished"], report["duration_s"]) == (3, 1, 0.03)
     assert report["ttft_ms"] == {"p50": 10.0, "p90": 10.0, "p99": 10.0, "max": 10.0}
@@ -57,45 +57,45 @@ def test_one_request_takes_a_step_for_its_prompt_and_one_for_each_token_but_the_
     assert report["output_tokens_per_second"] == 100.0
 
 
-def test_a_price_is_paid_for_every_prompt_token_decode_and_read() -> None:
+def test_prompt_tokens_decodes_and_reads_have_a_price() -> None:
     report = figures(arrivals(1), prices=Prices(step=1.0, prefill_token=0.5, decode=2.0, read=0.01))
     assert report["ttft_ms"]["max"] == 1.0 + 0.5 * 20 + 0.01 * 20
     assert report["inter_token_ms"]["max"] == round(1.0 + 2.0 + 0.01 * 22, 3)
 
 
-def test_a_request_that_comes_during_a_step_waits_for_its_end() -> None:
+def test_request_that_arrives_during_a_step_waits_for_its_end() -> None:
     first, second = Arrival(at_s=0.0, num_prompt_tokens=5, num_output_tokens=9), arrivals(2, every_s=0.013)[1]
     assert figures([first, second])["wait_ms"]["max"] == 7.0
 
 
-def test_nobody_computes_while_nobody_asks() -> None:
+def test_no_step_runs_without_requests() -> None:
     report = figures(arrivals(2, every_s=10.0))
     assert (report["duration_s"], report["wait_ms"]["max"]) == (10.03, 0.0)
     assert report["busy"] == {"replica 0": round(0.06 / 10.03, 4)}
 
 
-def test_what_does_not_fit_into_a_batch_waits() -> None:
-    assert figures(arrivals(4), max_num_seqs=4)["steps"] == 4  # 80 prompt tokens in chunks of 64 and 4 rows
+def test_requests_beyond_the_batch_wait() -> None:
+    assert figures(arrivals(4), max_num_seqs=4)["steps"] == 4  # 80 prompt tokens in chunks of 64, and 4 rows
     assert figures(arrivals(4), max_num_seqs=1)["steps"] > 8
 
 
-def test_a_prompt_that_can_never_fit_is_refused_and_the_others_are_served() -> None:
+def test_prompt_that_can_never_fit_is_refused_and_the_others_are_served() -> None:
     report = figures([*arrivals(1, num_prompt_tokens=4096), *arrivals(3)])
     assert (report["refused"], report["finished"]) == (1, 3)
 
 
-def test_a_deadline_ends_a_request() -> None:
+def test_deadline_ends_a_request() -> None:
     report = figures([*arrivals(1, num_output_tokens=100, deadline_ms=45.0), *arrivals(1)])
     assert (report["expired"], report["finished"]) == (1, 1)
 
 
-def test_a_request_that_waits_for_too_long_never_begins() -> None:
+def test_request_that_waits_too_long_is_never_started() -> None:
     report = figures(arrivals(6, num_output_tokens=30, max_queue_ms=100.0), max_num_seqs=1, num_pages=8)
     assert report["expired"] > 0
     assert report["finished"] + report["expired"] == 6
 
 
-def test_short_memory_shows_in_preemptions() -> None:
+def test_scarce_memory_causes_preemptions() -> None:
     report = figures(arrivals(4, num_output_tokens=60), num_pages=12, safety_margin=0.0, prefix_cache=False)
     assert report["preemptions"] > 0
     assert (report["finished"], report["pages_held_most"]) == (4, 12)
@@ -107,7 +107,7 @@ def test_twice_the_replicas_serve_twice_as_much() -> None:
     assert 1.9 < one / two < 2.1
 
 
-def test_who_has_least_to_do_gets_the_next_request() -> None:
+def test_least_loaded_replica_gets_the_next_request() -> None:
     spec = Synthetic(
         num_requests=400, rate=16.0, prompt_tokens=parse_lengths("p", "20"), output_tokens=parse_lengths("o", "exp:40")
     )  # fmt: skip
@@ -121,7 +121,7 @@ def as_map(arrival: Arrival) -> dict[str, Any]:
     return {name: getattr(arrival, name) for name in arrival.__dataclass_fields__}
 
 
-def test_prefixes_are_found_more_often_where_they_were_sent_before() -> None:
+def test_prefix_router_finds_more_prefixes() -> None:
     spec = Synthetic(
         num_requests=300, rate=20.0, prompt_tokens=parse_lengths("p", "10-40"), output_tokens=parse_lengths("o", "8"),
         num_prefixes=12, num_prefix_tokens=160,
@@ -134,14 +134,14 @@ def test_prefixes_are_found_more_often_where_they_were_sent_before() -> None:
 ROUTERS = ("round_robin", "prefix_affinity")
 
 
-def test_a_salt_keeps_prefixes_apart() -> None:
+def test_salt_separates_prefixes() -> None:
     same = arrivals(1, prefix=1, num_prefix_tokens=20, num_output_tokens=1) * 2
     other = [same[0], Arrival(**{**as_map(same[0]), "cache_salt": "x"})]
     spaced = [[Arrival(**{**as_map(a), "at_s": float(i)}) for i, a in enumerate(pair)] for pair in (same, other)]
     assert [figures(pair)["cached_tokens"] > 0 for pair in spaced] == [True, False]
 
 
-def test_the_same_seed_draws_the_same_requests() -> None:
+def test_same_seed_draws_the_same_requests() -> None:
     spec = Synthetic(
         num_requests=50, rate=5.0, prompt_tokens=parse_lengths("p", "lognormal:50:0.5"),
         output_tokens=parse_lengths("o", "exp:20"), seed=3,
@@ -153,12 +153,12 @@ def test_the_same_seed_draws_the_same_requests() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "9-3", "exp:x", "exp:0", "exp:nan", "lognormal:5", "uniform:1:2", "-4"])
-def test_lengths_of_another_form_are_refused(text: str) -> None:
+def test_malformed_lengths_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="prompt_tokens is"):
         parse_lengths("prompt_tokens", text)
 
 
-def test_prices_are_those_of_the_recorded_steps(tmp_path: Path) -> None:
+def test_prices_are_fitted_to_the_recorded_steps(tmp_path: Path) -> None:
     prices, path = Prices(step=3.0, prefill_token=0.02, decode=0.05, read=1e-4), tmp_path / "trace"
     now_ns, lines = 1000, ['{"trace": ""}']
     for index in range(60):
@@ -174,7 +174,7 @@ def test_prices_are_those_of_the_recorded_steps(tmp_path: Path) -> None:
 
 
 def record(path: Path) -> dict[int, int]:
-    """A trace of requests that begin alike, and the output tokens of each."""
+    """A trace of requests with a common prefix, and the output tokens of each."""
     lengths = {index: 4 + index for index in range(6)}
     with path.open("w") as file:
         engine = make_engine(trace_file=file, num_pages=64, prefix_cache=True, max_num_seqs=8)
@@ -184,7 +184,7 @@ def record(path: Path) -> dict[int, int]:
     return lengths
 
 
-def test_recorded_requests_come_with_their_lengths_and_their_prefixes(tmp_path: Path) -> None:
+def test_recorded_requests_keep_their_lengths_and_prefixes(tmp_path: Path) -> None:
     lengths = record(tmp_path / "trace")
     recorded = arrivals_of_trace(tmp_path / "trace")
     assert sorted(a.num_output_tokens for a in recorded) == sorted(lengths.values())
@@ -196,9 +196,7 @@ def test_recorded_requests_come_with_their_lengths_and_their_prefixes(tmp_path: 
 
 
 @pytest.mark.parametrize("host_pages", [0, 40], ids=["began again", "swapped"])
-def test_each_beam_of_a_recorded_search_comes_with_as_many_tokens_as_the_search_took(
-    host_pages: int, tmp_path: Path
-) -> None:
+def test_each_beam_of_a_recorded_search_has_as_many_tokens_as_the_search_took(host_pages: int, tmp_path: Path) -> None:
     beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
     with (tmp_path / "trace").open("w") as file:
         crowd(beams, host_pages=host_pages, trace_file=file).close()
@@ -221,7 +219,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("line", BAD_LINES)
-def test_a_bad_line_is_named(line: str, tmp_path: Path) -> None:
+def test_bad_line_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "arrivals").write_text(line + "\n")
     with pytest.raises(ConfigError, match=BAD_LINES[line]):
         arrivals_of_file(tmp_path / "arrivals")
@@ -240,13 +238,13 @@ BAD_CALLS = {
 
 
 @pytest.mark.parametrize("arguments", BAD_CALLS)
-def test_a_call_that_cannot_work_says_why(arguments: tuple[str, ...], triptych: Triptych) -> None:
+def test_impossible_options_are_refused_with_the_reason(arguments: tuple[str, ...], triptych: Triptych) -> None:
     code, out, err = triptych("replay", *arguments)
     assert (code, out) == (2, "")
     assert BAD_CALLS[arguments] in err
 
 
-def test_flags_that_are_not_given_are_those_of_the_trace(triptych: Triptych, tmp_path: Path) -> None:
+def test_flags_default_to_the_settings_of_the_trace(triptych: Triptych, tmp_path: Path) -> None:
     record(tmp_path / "trace")
     outcome = triptych("replay", tmp_path / "trace", "--json", "--step-ms", "1", "--policy", "priority")
     report = json.loads(outcome.out)
@@ -254,6 +252,6 @@ def test_flags_that_are_not_given_are_those_of_the_trace(triptych: Triptych, tmp
     assert (report["policy"], report["finished"]) == ("priority", 6)
 
 
-def test_a_simulation_has_no_tokens_to_guess() -> None:
+def test_speculation_is_refused_because_a_simulation_has_no_tokens() -> None:
     with pytest.raises(ConfigError, match="num_speculative_tokens is 4, and here it must be 0"):
         make_scheduler(EngineConfig.from_options(num_speculative_tokens=4), 4096)

@@ -1,4 +1,4 @@
-"""A recorded schedule is replayed step for step, whatever happened in it; and a change is found."""
+"""A recorded schedule is replayed step for step, whatever happened in it; and a difference is found."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_random_schedules_are_replayed_exactly(policy: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("host_pages", [0, 40], ids=["from the prompt", "swapped"])
-def test_a_search_that_was_preempted_is_replayed_exactly(host_pages: int, tmp_path: Path) -> None:
+def test_preempted_beam_search_is_replayed_exactly(host_pages: int, tmp_path: Path) -> None:
     path = tmp_path / "trace"
     beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
     with path.open("w") as file:
@@ -58,7 +58,7 @@ def test_a_search_that_was_preempted_is_replayed_exactly(host_pages: int, tmp_pa
     assert '"choices":{"0":{"ends":["length","length","length"]}}' in path.read_text()
 
 
-def test_a_trace_that_lacks_the_choices_of_a_search_is_refused(tmp_path: Path) -> None:
+def test_trace_without_the_choices_of_a_beam_search_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     with path.open("w") as file:
         run(make_engine(*make_beams(0, 2), trace_file=file))
@@ -68,7 +68,7 @@ def test_a_trace_that_lacks_the_choices_of_a_search_is_refused(tmp_path: Path) -
         verify(path)
 
 
-def test_chunks_that_were_paced_by_their_cost_are_replayed_exactly(tmp_path: Path) -> None:
+def test_chunks_paced_by_their_cost_are_replayed_exactly(tmp_path: Path) -> None:
     path, rng = tmp_path / "trace", random.Random(5)
     clock = itertools.accumulate(rng.randrange(1_000_000, 3_000_000) for _ in itertools.count())
     with path.open("w") as file:
@@ -107,7 +107,7 @@ def record(path: Path, model: str, **options: Any) -> None:
         assert_quiet(driver)
 
 
-def test_a_pipeline_is_replayed_exactly(tmp_path: Path) -> None:
+def test_pipeline_is_replayed_exactly(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     record(path, "hash-lm", hash_step_ms=1.0, num_pages=40, max_num_seqs=8, prefill_chunk=32, safety_margin=0.0)
     verdict = verify(path)
@@ -117,7 +117,7 @@ def test_a_pipeline_is_replayed_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not DEMO_CHECKPOINT.exists(), reason="the demo checkpoint is not here")
-def test_a_pipeline_with_a_real_model_is_replayed_exactly(tmp_path: Path) -> None:
+def test_pipeline_with_a_real_model_is_replayed_exactly(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     record(path, "demo", num_pages=30, max_num_seqs=8, prefill_chunk=32, safety_margin=0.0)
     verdict = verify(path)
@@ -126,7 +126,7 @@ def test_a_pipeline_with_a_real_model_is_replayed_exactly(tmp_path: Path) -> Non
     assert min(verdict.num_preemptions, verdict.num_cached_tokens) > 0
 
 
-def test_a_trace_that_two_lives_have_written_is_replayed_exactly(tmp_path: Path) -> None:
+def test_trace_written_by_two_epochs_is_replayed_exactly(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     with hash_driver(hash_step_ms=1.0, trace=str(path), lease_s=30.0) as driver:
         streams = [driver.submit([index, 7], max_tokens=150) for index in range(1, 6)]
@@ -155,7 +155,7 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
 
 
 @pytest.mark.parametrize(("field", "change"), CHANGES.values(), ids=CHANGES)
-def test_the_first_difference_is_named(field: str, change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+def test_first_difference_is_named(field: str, change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
     lines = a_trace(tmp_path / "trace")
     index = next(i for i, line in enumerate(lines) if len(json.loads(line).get("decodes", [])) == 3)
     values = json.loads(lines[index])
@@ -167,7 +167,7 @@ def test_the_first_difference_is_named(field: str, change: Callable[[dict[str, A
     assert (difference.line, difference.field) == (index + 1, field)
 
 
-def test_a_scheduler_with_other_settings_decides_otherwise(tmp_path: Path) -> None:
+def test_scheduler_with_other_settings_decides_differently(tmp_path: Path) -> None:
     lines = a_trace(tmp_path / "trace")
     header = json.loads(lines[0])
     header["scheduler"]["prefill_chunk"] = 5
@@ -175,7 +175,7 @@ def test_a_scheduler_with_other_settings_decides_otherwise(tmp_path: Path) -> No
     assert verify(tmp_path / "trace").difference is not None
 
 
-def test_a_line_that_a_kill_has_cut_is_passed_over(tmp_path: Path) -> None:
+def test_line_truncated_by_a_kill_is_skipped(tmp_path: Path) -> None:
     lines = a_trace(tmp_path / "trace")
     (tmp_path / "trace").write_text("\n".join([*lines[:5], lines[5][:20], *lines, lines[-1][:9]]))
     assert (verify(tmp_path / "trace").is_exact, verify(tmp_path / "trace").num_lives) == (True, 2)
@@ -191,13 +191,13 @@ BAD: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize(("text", "reason"), BAD.values(), ids=BAD)
-def test_what_is_no_trace_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+def test_file_that_is_not_a_trace_is_refused(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "trace").write_text(text)
     with pytest.raises(ConfigError, match=reason):
         verify(tmp_path / "trace")
 
 
-def test_no_token_of_a_prompt_is_in_a_trace(tmp_path: Path) -> None:
+def test_trace_contains_no_prompt_tokens(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     with path.open("w") as file:
         engine = make_engine(trace_file=file)

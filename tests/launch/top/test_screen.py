@@ -54,7 +54,7 @@ def drawn(state: State, width: int = 80, height: int | None = 24) -> str:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 @pytest.mark.parametrize("height", [16, 24, 50])
-def test_a_frame_fits_the_terminal(width: int, height: int) -> None:
+def test_frame_fits_the_terminal(width: int, height: int) -> None:
     text = drawn(state_of(sample(*(line(f"request-{i}" * 3) for i in range(100)))), width, height)
     assert len(text.splitlines()) <= height
     assert max(map(len, text.splitlines())) <= width
@@ -62,14 +62,14 @@ def test_a_frame_fits_the_terminal(width: int, height: int) -> None:
         assert words in text
 
 
-def test_the_figures_are_those_of_the_stages() -> None:
+def test_shown_values_are_those_of_the_stages() -> None:
     text = drawn(state_of(sample()), 120)
     for words in ("5/10", "6/12", "refused", "4/8", "40/100", "cached 15", "limbo 5", "hits 25%", "host 6/10", "321"):
         assert words in text
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_a_narrow_panel_shortens_labels_and_drops_no_value(width: int) -> None:
+def test_narrow_panel_shortens_labels_and_drops_no_value(width: int) -> None:
     busy = {"steps": 350, "pages": 3072, "pages_held": 1024, "pages_limbo": 16, "pages_cached": 1024}
     state = state_of(sample(), sample(at_s=2.0, **busy, step_ms_max=34.0))
     text = drawn(state, width, 50)
@@ -81,7 +81,7 @@ def test_a_narrow_panel_shortens_labels_and_drops_no_value(width: int) -> None:
     assert re.search(r"hits 25% +(preempted|lost) 12", drawn(without, width, 50))
 
 
-def test_a_request_is_a_line_with_its_progress() -> None:
+def test_request_is_a_line_with_its_progress() -> None:
     [row] = [text for text in drawn(state_of(sample(line("mine")))).splitlines() if text.startswith("mine")]
     assert row.split() == ["mine", "decode", "████████░░░░░░░░", "50/100", "20", "10", "4.0s"]
 
@@ -97,7 +97,7 @@ def test_ended_requests_come_last_and_the_order_can_be_chosen() -> None:
     assert names == {"arrival": "bca", "rate": "bca", "progress": "cba"}
 
 
-def test_what_is_wrong_stands_in_the_head() -> None:
+def test_problems_are_shown_in_the_header() -> None:
     state = state_of(sample())
     assert state.sample is not None
     state.sample.stats["execute"].update(phase="loading", epoch=3)  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def test_what_is_wrong_stands_in_the_head() -> None:
     assert "healthy" in drawn(state).splitlines()[0]
 
 
-def test_a_stage_that_published_nothing_yet_is_no_error() -> None:
+def test_stage_without_statistics_is_not_an_error() -> None:
     state = state_of(sample())
     assert state.sample is not None
     for role in STATS:
@@ -120,7 +120,7 @@ def test_a_stage_that_published_nothing_yet_is_no_error() -> None:
     assert "prepare is starting" in drawn(state)
 
 
-def test_a_step_rate_is_that_between_two_looks() -> None:
+def test_step_rate_is_computed_between_two_samples() -> None:
     state = state_of(sample(steps=100, at_s=1.0), sample(steps=140, at_s=3.0))
     assert state.steps_per_s == 20
     state.see(sample(steps=140, at_s=4.0))
@@ -134,11 +134,11 @@ def test_control_characters_of_a_request_id_do_not_reach_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("name", ["[/]", "[red]x[/red]", "job[1]"])
-def test_brackets_of_a_request_id_are_no_markup(name: str) -> None:
+def test_brackets_in_a_request_id_are_not_markup(name: str) -> None:
     assert name in drawn(state_of(sample(line(name))), 120)
 
 
-def test_a_line_is_as_high_as_its_share() -> None:
+def test_chart_column_is_proportional_to_its_value() -> None:
     assert sparkline([0, 1, 4, 8], 6) == "   ▂▅█"
     assert sparkline([], 3) == sparkline([0.0], 3) == "   "
     assert sparkline(range(100), 4)[-1] == "█"
@@ -148,17 +148,17 @@ def test_a_line_is_as_high_as_its_share() -> None:
     ("counts", "width", "expected"),
     [((1, 1), 4, "aabb"), ((99, 1), 4, "aaab"), ((0, 1), 3, "bbb"), ((0, 0), 3, "   "), ((1, 1000), 5, "abbbb")],
 )
-def test_whatever_is_there_shows_in_a_bar(counts: tuple[int, int], width: int, expected: str) -> None:
+def test_nonzero_parts_are_visible_in_a_bar(counts: tuple[int, int], width: int, expected: str) -> None:
     assert bar([Part(counts[0], "a", ""), Part(counts[1], "b", "")], width).plain == expected
 
 
 @pytest.mark.parametrize(
     ("done", "total", "expected"), [(0, 9, "░░░░"), (1, 999, "█░░░"), (5, 10, "██░░"), (12, 10, "████"), (0, 0, "░░░░")]
 )
-def test_a_bar_is_empty_only_for_nothing(done: int, total: int, expected: str) -> None:
+def test_bar_is_empty_only_for_zero(done: int, total: int, expected: str) -> None:
     assert progress(done, total, 4).plain == expected
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.42, "0.4s"), (12.3, "12s"), (187, "3m07"), (7260, "2h01")])
-def test_an_age_is_short(seconds: float, text: str) -> None:
+def test_age_is_short(seconds: float, text: str) -> None:
     assert age(seconds) == text

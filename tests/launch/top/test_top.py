@@ -38,7 +38,7 @@ def test_running_pipelines_are_found(run_dir: str, monkeypatch: pytest.MonkeyPat
     assert the_running_pipeline() == Path("/a")
 
 
-def test_a_pipeline_with_spares_is_one(tmp_path: Path) -> None:
+def test_pipeline_with_spares_is_listed_once(tmp_path: Path) -> None:
     program = "print(flush=True); input()"
     command = [sys.executable, "-c", program, "triptych.workers.prepare", "--run-dir", str(tmp_path)]
     with ExitStack() as stack:
@@ -46,30 +46,30 @@ def test_a_pipeline_with_spares_is_one(tmp_path: Path) -> None:
             process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
             stack.callback(process.kill)
             assert process.stdout is not None
-            process.stdout.readline()  # for a moment after its start a process has no command line
+            process.stdout.readline()  # shortly after its start, a process has no command line
         assert running_pipelines().count(tmp_path) == 1
 
 
-def test_without_a_terminal_it_says_so(triptych: Triptych, run_dir: str) -> None:
+def test_missing_terminal_is_reported(triptych: Triptych, run_dir: str) -> None:
     outcome = triptych("top", "--connect", run_dir)
     assert (outcome.code, "--once prints one frame" in outcome.err) == (2, True)
 
 
-def test_nobody_there_is_an_error(triptych: Triptych, tmp_path: Path) -> None:
+def test_missing_pipeline_is_an_error(triptych: Triptych, tmp_path: Path) -> None:
     outcome = triptych("top", tmp_path)
     assert (outcome.code, f"no pipeline runs in {tmp_path}" in outcome.err) == (2, True)
 
 
 @pytest.mark.parametrize("keys", ["psq", "\x03"], ids=["q", "ctrl-c"])
-def test_keys_work_and_the_terminal_is_left_as_it_was(run_dir: str, keys: str) -> None:
+def test_keys_work_and_the_terminal_is_restored(run_dir: str, keys: str) -> None:
     with terminal("top", run_dir, "--interval", "0.1") as screen:
         screen.see("healthy")
         screen.type(keys)
         assert screen.wait() == 0
-        assert "\x1b[?1049l" in screen.raw  # the screen that was there before is back
+        assert "\x1b[?1049l" in screen.raw  # the previous screen is back
 
 
-def test_it_ends_with_its_pipeline() -> None:
+def test_top_ends_with_its_pipeline() -> None:
     with Driver("hash-lm") as driver, terminal("top", str(driver.run_dir), "--interval", "0.1") as screen:
         screen.see("healthy")
         driver.stop()

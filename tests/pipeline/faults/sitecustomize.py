@@ -1,8 +1,8 @@
-"""Makes workers die of certain requests. Python imports this by itself where the folder is on PYTHONPATH.
+"""Makes certain requests crash workers. Python imports this file itself if the folder is on PYTHONPATH.
 
-A prompt whose ids contain ``[SPARE, kind]`` does to execute what ``KINDS[kind]`` says, ``[SPARE, kind, n]`` with
-``n >= FROM_OUTPUT`` only once it has ``n - FROM_OUTPUT`` tokens of output; the text ``<<kind>>`` does it to prepare,
-and the id of a token named in ``TRIPTYCH_FATAL_TOKEN`` to summarize.
+A prompt whose ids contain ``[SPARE, kind]`` makes execute do what ``KINDS[kind]`` says, ``[SPARE, kind, n]`` with
+``n >= FROM_OUTPUT`` only once it has ``n - FROM_OUTPUT`` output tokens; the text ``<<kind>>`` does this to prepare, and
+the token id in ``TRIPTYCH_FATAL_TOKEN`` to summarize.
 """
 
 from __future__ import annotations

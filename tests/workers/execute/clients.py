@@ -1,4 +1,4 @@
-"""Clients who know what they must be told: an engine of the hash model, and everything checked after every step."""
+"""Clients that know their expected answers: an engine of the hash model, checked after every step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
 
 class Clients:
-    """Whoever drives them chooses by numbers, and gets an AssertionError or a PageLedgerError where something is wrong.
+    """Driven by numbers; raises AssertionError or PageLedgerError if something is wrong.
 
-    Their clock goes on by one with every step.
+    Their clock advances by one per step.
     """
 
     def __init__(self, *, trace_file: IO[str] | None = None, **options: Any) -> None:
@@ -23,8 +23,8 @@ class Clients:
         self.engine: Engine = make_engine(clock=lambda: self.now_ns, trace_file=trace_file, **options)
         self.outputs: dict[Key, list[int]] = {}
         self.expected: dict[Key, list[int]] = {}
-        self.hypotheses: dict[Key, Hypothesis] = {}  # that a search must find
-        self.unreleased: list[Key] = []  # finished or failed, and nobody has said so
+        self.hypotheses: dict[Key, Hypothesis] = {}  # expected hypotheses of a search
+        self.unreleased: list[Key] = []  # finished or failed, and not released yet
 
     @property
     def live(self) -> list[Key]:
@@ -32,12 +32,12 @@ class Clients:
 
     @property
     def room(self) -> int:
-        """How many sequences more may be live."""
+        """The number of sequences that may still be added."""
         scheduler = self.engine.scheduler
         return scheduler.config.max_live - len(scheduler.live)
 
     def add(self, sequence: Sequence) -> None:
-        """It will say what fits into the context and the pool, of which the last token of all needs no place."""
+        """Its expected answer ends with the context or the pool; the last token needs no slot."""
         scheduler = self.engine.scheduler
         in_pool = scheduler.cache.num_pages * scheduler.cache.pool.page_size + 1
         room = min(scheduler.max_model_len, in_pool) - sequence.num_prompt_tokens
@@ -46,7 +46,7 @@ class Clients:
         self.engine.add(sequence)
 
     def add_search(self, beams: list[Sequence]) -> None:
-        """A beam search, if the pool and the context have room for it, as admission sees to."""
+        """Add a beam search if the pool and the context have enough space for it, as admission ensures."""
         scheduler = self.engine.scheduler
         fits = scheduler.beams.num_pages(beams[0]) <= scheduler.cache.num_pages and len(beams) <= self.room
         if fits and len(beams[0].tokens) <= scheduler.max_model_len:
@@ -56,7 +56,7 @@ class Clients:
                 self.engine.add(beam)
 
     def abort(self, choice: int) -> None:
-        """Ends somebody who is live. With one beam its whole search ends."""
+        """Abort a live sequence. Aborting a beam ends its whole search."""
         live = self.live
         key = live[choice % len(live)]
         self.engine.release(key)
@@ -72,16 +72,16 @@ class Clients:
     def step(self) -> StepOutputs | None:
         self.now_ns += 1
         step = self.engine.step()
-        assert step is not None or not self.engine.has_work, "sequences are live, and nothing was planned"
+        assert step is not None or not self.engine.has_work, "sequences are live, but nothing was planned"
         return None if step is None else self._take(step)
 
     def step_with_abort(self, choice: int) -> StepOutputs:
-        """A step, and while it is in flight somebody is aborted."""
+        """A step during which a sequence is aborted."""
         self.now_ns += 1
         is_ahead = self.engine.num_in_flight > 0
         if self.engine.may_plan:
             plan = self.engine.plan()
-            assert plan is not None or is_ahead, "sequences are live, and nothing was planned"
+            assert plan is not None or is_ahead, "sequences are live, but nothing was planned"
             if plan is not None:
                 self.engine.launch(plan)
         if self.live:
@@ -89,7 +89,7 @@ class Clients:
         return self._take(self.engine.collect())
 
     def close(self, *, max_steps: int = 5000) -> list[StepOutputs]:
-        """The steps until everybody is served. Once everybody was released, every page is free or a known prefix."""
+        """Run until every sequence is served. Once all are released, every page is free or cached."""
         steps: list[StepOutputs] = []
         while (step := self.step()) is not None:
             steps.append(step)
@@ -102,7 +102,7 @@ class Clients:
         return steps
 
     def _propose(self, sequence: Sequence, max_tokens: int) -> list[int]:
-        """What it will say, but for every fifth token; as long as it can be, and no longer."""
+        """The expected tokens, except for every fifth; as many as allowed."""
         count = sequence.num_output_tokens
         known = self.expected[sequence.key][count : count + max_tokens]
         return [token + (index % 5 == 0) for index, token in enumerate(known, sequence.num_tokens)]
@@ -128,12 +128,12 @@ class Clients:
         assert self.engine.stats.num_lost_pages == 0
         assert plan.num_tokens <= config.token_budget
         assert config.max_kv_reads is None or plan.num_reads <= config.max_kv_reads or len(plan.chunks) == 1
-        assert not {chunk.key for chunk in plan.chunks} & set(plan.preempted), "who gave way runs"
-        assert not (plan.moves.swap_out and plan.moves.swap_in), "a step swaps out and in"
+        assert not {chunk.key for chunk in plan.chunks} & set(plan.preempted), "a preempted sequence runs"
+        assert not (plan.moves.swap_out and plan.moves.swap_in), "a step swaps both out and in"
 
 
 def crowd(beams: list[Sequence], **options: Any) -> Clients:
-    """A search, and two sequences that came before it and outgrow the pool together with it."""
+    """A search, and two earlier sequences that outgrow the pool together with it."""
     options = {"num_pages": 20, "host_pages": 40, "max_num_seqs": 5, "prefill_chunk": 64, **options}
     clients = Clients(**options)
     clients.add_search(beams)

@@ -1,4 +1,4 @@
-"""Triton's interpreter, without what it does again at every call of a function, and with products as a GPU's."""
+"""Makes Triton's interpreter faster, and its products independent of the other rows, as on a GPU."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.conftest import HAS_GPU
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter() -> Iterator[None]:
-    """A kernel's launch, and within it each call of a function, replace the language by what is interpreted.
+    """At a kernel's launch, and at each function call inside, the interpreter patches the language module.
 
-    For a function once a launch is enough. It is a third of the time that interpreted kernels take.
+    Once per launch and function is enough; the rest is a third of the time of interpreted kernels.
     """
-    if HAS_GPU or "triton" not in sys.modules:  # whose tests were collected has imported it
+    if HAS_GPU or "triton" not in sys.modules:  # imported by the collected tests that use it
         yield
         return
     from triton.runtime import interpreter
 
     launch, patch_language = interpreter.GridExecutor.__call__, interpreter._patch_lang
-    patched: set[int] = set()  # modules, by their namespaces, of the launch under way
+    patched: set[int] = set()  # namespaces of the modules patched by the current launch
 
-    def launch_anew(self: Any, *args: Any, **kwargs: Any) -> None:
+    def launch_patched(self: Any, *args: Any, **kwargs: Any) -> None:
         patched.clear()
         launch(self, *args, **kwargs)
 
@@ -40,16 +40,17 @@ def quick_interpreter() -> Iterator[None]:
             raise interpreter.InterpreterError(repr(error)) from error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.GridExecutor, "__call__", launch_anew)
+        patch.setattr(interpreter.GridExecutor, "__call__", launch_patched)
         patch.setattr(interpreter.InterpretedFunction, "__call__", call)
         yield
 
 
 @pytest.fixture
 def rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies tiles by BLAS, which on some processors sums up a row by its place in the tile.
+    """The interpreter multiplies tiles with BLAS, which on some processors sums a row depending on its place in the
+    tile.
 
-    No GPU does that. Here the terms of each element are added in their order.
+    No GPU does that. Here the terms of each element are added in order.
     """
     if HAS_GPU:
         return

@@ -1,4 +1,4 @@
-"""Sequences, schedulers and engines for tests: small, and with every number that matters given by the test."""
+"""Small sequences, schedulers and engines for tests, with every number that matters set by the test."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def make_sequence(
     stop_ids: frozenset[int] = frozenset(),
     **params: Any,
 ) -> Sequence:
-    """Sequence number ``index``: its key is (index, 0), its arrival ``index``, its prompt differs from all others.
+    """Sequence number ``index``: its key is (index, 0), its arrival ``index``, its prompt is unique.
 
-    Those of one ``speaker`` begin alike, and differ in their length only.
+    Prompts of the same ``speaker`` have a common prefix, and differ only in their length.
     """
     tokens = np.zeros(num_tokens + max_tokens, np.int32)
     first = index if speaker is None else speaker
@@ -70,7 +70,7 @@ def make_beams(index: int, num_beams: int, **options: Any) -> list[Sequence]:
 
 
 def expected_hypotheses(beam: Sequence, vocab_size: int = VOCAB_SIZE) -> list[Hypothesis]:
-    """What the search of this beam finds, from the definition of the hash model alone, without pages."""
+    """The hypotheses of this beam's search, from the definition of the hash model alone, without pages."""
     search = BeamSearch(beam.params, stop_ids=beam.stop_ids, max_tokens=beam.max_tokens)
     prompt = beam.tokens[: beam.num_prompt_tokens].tolist()
     count = min(num_candidates(beam.params, len(beam.stop_ids)), vocab_size - 1)
@@ -87,7 +87,7 @@ def expected_hypotheses(beam: Sequence, vocab_size: int = VOCAB_SIZE) -> list[Hy
 
 
 def expected_output(sequence: Sequence) -> list[int]:
-    """What the hash model says after the prompt of ``sequence``, up to its stop token or max_tokens."""
+    """The hash model's tokens after the prompt of ``sequence``, up to its stop token or max_tokens."""
     prompt = sequence.tokens[: sequence.num_prompt_tokens].tolist()
     temperature = sequence.params.temperature
     tokens = expected_tokens(prompt, sequence.max_tokens, VOCAB_SIZE, temperature=temperature, seed=sequence.seed)
@@ -98,17 +98,17 @@ def expected_output(sequence: Sequence) -> list[int]:
 
 
 def recover(sequence: Sequence, num_output_tokens: int) -> Sequence:
-    """``sequence`` as it comes back after a crash before which so many of its tokens had been emitted."""
+    """``sequence`` as recovered after a crash before which that many of its tokens had been emitted."""
     for token_id in expected_output(sequence)[:num_output_tokens]:
         sequence.append(token_id)
     return sequence
 
 
-Propose = Callable[[Sequence, int], list[int]]  # (sequence, how many at most) -> tokens that may follow its last one
+Propose = Callable[[Sequence, int], list[int]]  # (sequence, maximum number) -> tokens that may follow its last one
 
 
 class Told(Proposer):
-    """Proposes what a function says."""
+    """Proposes the tokens returned by a function."""
 
     def __init__(self, propose: Propose) -> None:
         self._propose = propose
@@ -147,7 +147,7 @@ def make_scheduler(
 
 
 class CheckedEngine(Engine):
-    """Proves of every step that it writes to nobody else's pages."""
+    """Checks that every step writes only to its sequences' own pages."""
 
     def plan(self) -> Plan | None:
         plan = super().plan()
@@ -181,7 +181,7 @@ def make_engine(
 
 
 def advance(scheduler: Scheduler, *, token_id: int = 1) -> Plan:
-    """One step without a model, in which everybody samples ``token_id``."""
+    """One step without a model, in which every sequence samples ``token_id``."""
     plan = scheduler.plan()
     assert plan is not None, "nothing was planned"
     scheduler.apply(plan, [token_id] * len(plan.sampled))
@@ -189,7 +189,7 @@ def advance(scheduler: Scheduler, *, token_id: int = 1) -> Plan:
 
 
 def advance_until(scheduler: Scheduler, is_reached: Callable[[Plan], object], *, max_steps: int = 1000) -> Plan:
-    """Steps without a model up to the first one whose plan is as wanted; that plan."""
+    """Run steps without a model up to the first plan that satisfies the condition; returns that plan."""
     for _ in range(max_steps):
         plan = advance(scheduler)
         if is_reached(plan):
@@ -203,13 +203,13 @@ def chunks_of(plan: Plan) -> dict[int, int]:
 
 
 def run(engine: Engine, *, max_steps: int = 10_000) -> dict[Key, list[int]]:
-    """Steps until nothing is left to do, with every invariant checked after each; all output tokens by sequence."""
+    """Run until nothing is left to do, checking every invariant after each step; all output tokens by sequence."""
     outputs = {key: sequence.output_tokens.tolist() for key, sequence in engine.scheduler.live.items()}
     for _ in range(max_steps):
         if not engine.has_work:
             return outputs
         step = engine.step()
-        assert step is not None, "sequences are live, and nothing was planned"
+        assert step is not None, "sequences are live, but nothing was planned"
         engine.check()
         for key, index, token_id in tokens_of(step.progress):
             assert index == len(outputs[key]), f"{key}: token {index} after {len(outputs[key])}"
@@ -218,5 +218,5 @@ def run(engine: Engine, *, max_steps: int = 10_000) -> dict[Key, list[int]]:
 
 
 def tokens_of(progress: Progress) -> list[tuple[Key, int, int]]:
-    """(key, token index, token id) of every token a step brought."""
+    """(key, token index, token id) of every token of a step."""
     return list(zip(progress.keys, progress.token_indices, progress.token_ids, strict=True))

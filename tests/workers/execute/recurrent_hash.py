@@ -1,4 +1,4 @@
-"""The hash model as a recurrent one: what it says depends on the state in a row, and on no page."""
+"""The hash model as a recurrent one: its tokens depend on the state in a row, and on no page."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LAYOUT = StateLayout({StateKey(0, "recurrent", 0): StateShape((1,), torch.int64)
 
 
 class RecurrentHashRunner(HashRunner):
-    """Says what ``HashRunner`` says. A state of somebody else, or one that has seen too little or too much, shows."""
+    """Gives the tokens of ``HashRunner``. A state of another sequence, or with too few or too many tokens, shows."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._states = SequenceStates(LAYOUT, NUM_ROWS, torch.device("cpu"))
-        self._sums = np.empty(0, np.int64)  # [T], of the step, each with all that came before it
+        self._sums = np.empty(0, np.int64)  # [T], of the step, each hash including all earlier tokens
         self._inputs: StepInputs | None = None
 
     def launch(self, inputs: StepInputs) -> None:
@@ -43,7 +43,7 @@ class RecurrentHashRunner(HashRunner):
 
 
 def _add_up(hidden: torch.Tensor, cache: Any) -> torch.Tensor:
-    """[S, L, 1], each with those before it, and the state [S, 1] of all before these."""
+    """[S, L, 1], each including those before it, and the state [S, 1] of all before these."""
     sums: torch.Tensor = cache.get_recurrent_state(0)[:, None] + hidden.cumsum(dim=1)
     cache.update_recurrent_state(sums[:, -1], 0)
     return sums

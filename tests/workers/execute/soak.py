@@ -1,6 +1,6 @@
-"""Random operations by the hundred thousand for each policy, every text and every page checked; outside the suite.
+"""Hundreds of thousands of random operations per policy, with every text and page checked; not part of the test suite.
 
-``python -m tests.workers.execute.soak [operations] [seed]`` prints one JSON line: what happened, and how often.
+``python -m tests.workers.execute.soak [operations] [seed]`` prints one JSON line with counts of what happened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triptych.workers.execute.engine import StepOutputs
 from triptych.workers.execute.scheduling.sequence import Key
 
 OPERATIONS = 100_000
-OPERATIONS_A_LIFE = 400  # of one engine, until its settings are drawn anew
+OPERATIONS_A_LIFE = 400  # of one engine, until its settings are drawn again
 
 
 def main() -> None:
@@ -34,10 +34,10 @@ def main() -> None:
 
 
 def soak(policy: str, operations: int, seed: int = 0) -> Counter[str]:
-    """Counts of what happened in so many operations.
+    """Counts of what happened in that many operations.
 
     Raises:
-        AssertionError, PageLedgerError: a text is wrong, or a page lost; stderr says how to see it again.
+        AssertionError, PageLedgerError: a text is wrong, or a page lost; stderr says how to reproduce it.
     """
     counts: Counter[str] = Counter()
     for life in range(-(-operations // OPERATIONS_A_LIFE)):
@@ -74,13 +74,13 @@ def draw_options(rng: random.Random, policy: str, *, is_crowd: bool) -> dict[str
 
 
 class Visitors:
-    """Clients that do things at random, to one engine from its start until it is empty again."""
+    """Clients with random actions, for one engine from its start until it is empty again."""
 
     def __init__(
         self, rng: random.Random, policy: str, counts: Counter[str], *, trace_file: IO[str] | None = None
     ) -> None:
         self.rng, self.counts = rng, counts
-        # In half of the lives many come with short prompts and long answers, and memory is always short.
+        # In half of the runs, many have short prompts and long answers, so memory is always scarce.
         self.is_crowd = rng.random() < 0.5
         self.options = draw_options(rng, policy, is_crowd=self.is_crowd)
         self.longest_prompt, self.longest_answer = (12, 45) if self.is_crowd else (50, 30)
@@ -121,7 +121,7 @@ class Visitors:
         self.clients.add(sequence)
 
     def add_group(self) -> None:
-        """Samples of one request, as many as there is room for."""
+        """Samples of one request, as many as may be live."""
         rng = self.rng
         group = make_group(
             len(self.clients.expected),

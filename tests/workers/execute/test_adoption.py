@@ -1,4 +1,4 @@
-"""Which requests of an earlier life execute goes on with."""
+"""Which requests of an earlier process execute resumes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(execute: Execute, *, num_turns: int) -> None:
         execute.turn()
 
 
-def test_what_was_dispatched_goes_on(world: World) -> None:
+def test_dispatched_requests_are_resumed(world: World) -> None:
     dispatch(world)
     execute = make_execute(world)
     execute._scan()
@@ -67,8 +67,8 @@ def test_what_was_dispatched_goes_on(world: World) -> None:
 
 
 @pytest.mark.parametrize("reason", ["error", "stop", "length"])
-def test_what_has_ended_does_not_go_on(world: World, reason: str) -> None:
-    """Its record may be used again as soon as the end is known, and a step in flight would write into it."""
+def test_ended_requests_are_not_resumed(world: World, reason: str) -> None:
+    """The record may be reused as soon as the end is known, and a step in flight would write into it."""
     view = dispatch(world)
     TokenWriter(world.journal).finish(view.slot, view.generation, reason)
     execute = make_execute(world)
@@ -84,8 +84,8 @@ def test_what_has_ended_does_not_go_on(world: World, reason: str) -> None:
     ("lora", "digest", "is_served"),
     [("a", "digest of a", True), ("a", "digest of an earlier a", False), ("gone", "digest of gone", False)],
 )
-def test_who_was_taken_for_an_adapter_that_was_unloaded_is_told(lora: str, digest: str, is_served: bool) -> None:
-    """Also where another one has its name now."""
+def test_request_of_an_unloaded_adapter_fails_with_the_reason(lora: str, digest: str, is_served: bool) -> None:
+    """Even if another adapter has its name now."""
     world = World(0, adapters=True)
     with installed(world.clock):
         view = dispatch(world, lora=lora, lora_digest=digest)
@@ -95,12 +95,12 @@ def test_who_was_taken_for_an_adapter_that_was_unloaded_is_told(lora: str, diges
     assert (found is None) == is_served
     assert found is None or (found[0], found[1].partition("\n")[2]) == (
         "error",
-        f"the adapter {lora!r} is not served any more",
+        f"the adapter {lora!r} is no longer served",
     )
 
 
-def test_a_beam_search_that_came_through_a_run_of_its_own_goes_on(world: World) -> None:
-    """All of its beams are adopted again: a search that lacks one waits for it for ever."""
+def test_beam_search_that_survived_running_alone_is_resumed(world: World) -> None:
+    """All of its beams are adopted again: otherwise the search would wait for the missing ones for ever."""
     keys = dispatch_beams(world)
     for slot, generation in keys:
         DeathWriter(world.journal).add("execute", slot << 32 | generation, is_alone=False)
@@ -109,7 +109,7 @@ def test_a_beam_search_that_came_through_a_run_of_its_own_goes_on(world: World) 
 
 
 @pytest.mark.parametrize("ahead", [0, 4])
-def test_a_suspect_takes_the_steps_that_were_lost_and_the_one_that_killed(world: World, ahead: int) -> None:
+def test_suspect_is_cleared_after_the_lost_steps_and_the_one_that_crashed(world: World, ahead: int) -> None:
     view = dispatch(world)
     key = view.slot, view.generation
     DeathWriter(world.journal).add("execute", word(*key), is_alone=False, num_ahead=ahead)
@@ -122,8 +122,8 @@ def test_a_suspect_takes_the_steps_that_were_lost_and_the_one_that_killed(world:
 
 
 @pytest.mark.parametrize("is_suspect", [False, True])
-def test_nothing_is_guessed_for_who_was_ever_suspected(is_suspect: bool) -> None:
-    """It may have been a guess that killed, of a token that nobody would ever have said."""
+def test_no_tokens_are_proposed_for_former_suspects(is_suspect: bool) -> None:
+    """The crash may have been caused by a proposed token that would never have been sampled."""
     world = World(0, proposals=True)
     with installed(world.clock):
         view = dispatch(world)
@@ -136,8 +136,8 @@ def test_nothing_is_guessed_for_who_was_ever_suspected(is_suspect: bool) -> None
     assert (execute._engine.stats.num_proposed_tokens == 0) == is_suspect
 
 
-def test_a_search_that_got_the_record_of_a_suspect_waits_until_all_its_beams_may_run(world: World) -> None:
-    """Taken for the suspect, that beam would be tried alone, which it can never be."""
+def test_search_with_the_record_of_a_suspect_waits_until_all_its_beams_may_run(world: World) -> None:
+    """If the beam were taken for the suspect, it would be run alone, which is impossible."""
     writer, releases = RequestWriter(world.journal), ReleaseWriter(world.journal)
     suspect = accept(writer, world.journal, make_record(num_prompt_tokens=3, token_capacity=8))
     writer.dispatch(suspect.slot, suspect.generation, 5)

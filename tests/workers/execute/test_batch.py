@@ -37,7 +37,7 @@ def test_slots_follow_the_block_tables() -> None:
     assert inputs.context_lens.tolist() == [5, 7]
 
 
-def test_only_sequences_whose_next_token_is_wanted_are_sampled() -> None:
+def test_only_sequences_that_need_a_token_are_sampled() -> None:
     inputs = mixed_step()
     assert inputs.sample_rows.tolist() == [0]
     assert [sequence.key for sequence in inputs.sampled] == [(0, 0)]
@@ -49,13 +49,13 @@ def test_shorter_block_tables_are_padded_with_the_trash_page() -> None:
     assert next_inputs(scheduler).block_tables.tolist() == [[1, 2, 4], [3, 0, 0]]
 
 
-def test_a_chunk_goes_on_in_the_half_full_page() -> None:
+def test_chunk_continues_in_the_half_full_page() -> None:
     scheduler = make_scheduler(make_sequence(num_tokens=10), page_size=4, prefill_chunk=6)
     advance(scheduler)
     assert next_inputs(scheduler).slot_mapping.tolist() == [10, 11, 12, 13]
 
 
-def test_arrays_have_the_types_of_the_contract() -> None:
+def test_arrays_have_the_documented_types() -> None:
     inputs = mixed_step()
     assert inputs.slot_mapping.dtype == np.int64
     for name in ("token_ids", "positions", "query_starts", "context_lens", "block_tables", "sample_rows"):

@@ -1,4 +1,4 @@
-"""What execute writes down of a step, and what not any more."""
+"""What execute writes to the journal about a step, and what it must not."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 
-def test_nothing_is_written_for_who_was_let_go_since_the_step_was_planned(tmp_path: Path) -> None:
-    """Its record may be somebody else's by then: neither when it was scheduled nor how it ended is of this step."""
+def test_nothing_is_written_for_a_sequence_released_since_the_step_was_planned(tmp_path: Path) -> None:
+    """Its record may belong to another request: neither its schedule time nor its end may be written."""
     journal = make_journal(tmp_path)
     writer, books, engine = RequestWriter(journal), Bookkeeper(journal, eos_token_ids=frozenset()), make_engine()
     views = [accept(writer, journal, make_record(name, digest=digest)) for digest, name in enumerate("abc")]
@@ -33,7 +33,7 @@ def test_nothing_is_written_for_who_was_let_go_since_the_step_was_planned(tmp_pa
     engine.launch(plan)
     for key in (gone, expired):
         engine.release(key)
-        books.let_go(key)
+        books.drop(key)
     outputs = engine.collect()
     assert {start.key for start in plan.starts} == {gone, expired, there}
     outputs.progress.expired[expired] = "its deadline has passed"
@@ -45,7 +45,7 @@ def test_nothing_is_written_for_who_was_let_go_since_the_step_was_planned(tmp_pa
     assert rows.slots.tolist() == [there[0]]
 
 
-def test_steps_that_brought_only_tokens_are_written_together(tmp_path: Path) -> None:
+def test_steps_with_only_tokens_are_written_together(tmp_path: Path) -> None:
     journal, clock = make_journal(tmp_path), itertools.count(10**9, 10**6)
     books = Bookkeeper(journal, eos_token_ids=frozenset())
     views = dispatched(journal, [make_record(name) for name in "ab"])
@@ -54,19 +54,19 @@ def test_steps_that_brought_only_tokens_are_written_together(tmp_path: Path) -> 
     for step in steps:
         books.record(step)
     assert books.num_unwritten == 4
-    assert [len(said(journal, view)) for view in views] == [1, 1], "what has a prompt in it is written at once"
+    assert [len(tokens_of(journal, view)) for view in views] == [1, 1], "a step with a prompt is written at once"
     rows = books.take_rows()
     assert books.num_unwritten == 0
     for row, view in enumerate(views):
         tokens = [step.progress.token_ids[row] for step in steps]
-        assert said(journal, view) == tokens
+        assert tokens_of(journal, view) == tokens
         assert read_times(journal, view, 5).tokens_ns.tolist() == [step.collected_at for step in steps]
-        told = [zip(part.slots, part.indices, part.token_ids, strict=True) for part in rows]
-        assert [(i, t) for part in told for slot, i, t in part if slot == view.slot] == list(enumerate(tokens))
+        received = [zip(part.slots, part.indices, part.token_ids, strict=True) for part in rows]
+        assert [(i, t) for part in received for slot, i, t in part if slot == view.slot] == list(enumerate(tokens))
 
 
-def test_what_is_not_written_yet_is_written_before_an_end(tmp_path: Path) -> None:
-    """After it the record is somebody else's."""
+def test_pending_tokens_are_written_before_an_end(tmp_path: Path) -> None:
+    """After it the record may belong to another request."""
     journal = make_journal(tmp_path)
     books = Bookkeeper(journal, eos_token_ids=frozenset())
     view, other = dispatched(journal, [make_record("a"), make_record("b")])
@@ -75,13 +75,13 @@ def test_what_is_not_written_yet_is_written_before_an_end(tmp_path: Path) -> Non
         books.record(next_step(engine))
     key = view.slot, view.generation
     engine.release(key)
-    books.let_go(key)
-    assert [len(said(journal, each)) for each in (view, other)] == [3, 3]
+    books.drop(key)
+    assert [len(tokens_of(journal, each)) for each in (view, other)] == [3, 3]
     assert read_finish(journal, *key) == ("abort", "")
     books.record(next_step(engine))
     assert books.num_unwritten == 1
     books.take_rows()
-    assert [len(said(journal, each)) for each in (view, other)] == [3, 4]
+    assert [len(tokens_of(journal, each)) for each in (view, other)] == [3, 4]
 
 
 def next_step(engine: Engine) -> StepOutputs:
@@ -90,13 +90,13 @@ def next_step(engine: Engine) -> StepOutputs:
     return outputs
 
 
-def said(journal: Journal, view: RequestView) -> list[int]:
+def tokens_of(journal: Journal, view: RequestView) -> list[int]:
     tokens = read_tokens(journal, view)
     assert tokens is not None
     return [int(token) for token in tokens]
 
 
-def test_after_a_crash_a_request_has_begun_with_the_first_of_its_sequences(tmp_path: Path) -> None:
+def test_after_a_crash_a_request_counts_as_started_with_its_first_sequence(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     writer, deadline_at = RequestWriter(journal), 9_000_000
     records = [replace(make_record(f"a {i}", n=2), index=i, queue_deadline_at=deadline_at) for i in range(2)]
@@ -107,12 +107,12 @@ def test_after_a_crash_a_request_has_begun_with_the_first_of_its_sequences(tmp_p
 
 
 def adopted(journal: Journal, view: RequestView) -> Sequence:
-    """Its sequence in a new life of execute."""
+    """The request's sequence in a restarted execute."""
     return Bookkeeper(journal, eos_token_ids=frozenset()).adopt(view)
 
 
 @pytest.mark.parametrize("host_pages", [0, 40], ids=["from the prompt", "swapped"])
-def test_a_search_that_gave_way_was_preempted_until_its_next_step(tmp_path: Path, host_pages: int) -> None:
+def test_preempted_search_counts_as_preempted_until_its_next_step(tmp_path: Path, host_pages: int) -> None:
     journal, clock = make_journal(tmp_path), itertools.count(10**9)
     books = Bookkeeper(journal, eos_token_ids=frozenset())
     engine = make_engine(num_pages=18, host_pages=host_pages, prefill_chunk=64, clock=lambda: next(clock))
@@ -134,7 +134,7 @@ def test_a_search_that_gave_way_was_preempted_until_its_next_step(tmp_path: Path
         assert times.lost_early_ns == (0 if host_pages else preempted_ns)
 
 
-def test_a_search_that_began_anew_twice_has_lost_all_time_until_then_once(tmp_path: Path) -> None:
+def test_search_restarted_twice_counts_its_lost_time_once(tmp_path: Path) -> None:
     journal, clock = make_journal(tmp_path), itertools.count(10**9)
     beams = [replace(make_record(f"b {i}", num_beams=2, token_capacity=20), index=i) for i in range(2)]
     search = dispatched(journal, beams)
@@ -151,7 +151,7 @@ def test_a_search_that_began_anew_twice_has_lost_all_time_until_then_once(tmp_pa
 
 
 @pytest.mark.parametrize("num_steps", [1, 3], ids=["in its prompt", "while it decodes"])
-def test_what_a_crash_has_cost_before_the_first_token_is_known_as_such(tmp_path: Path, num_steps: int) -> None:
+def test_time_lost_to_a_crash_before_the_first_token_is_recorded_as_such(tmp_path: Path, num_steps: int) -> None:
     journal, clock = make_journal(tmp_path), itertools.count(10**9)
     [view] = dispatched(journal, [make_record(num_prompt_tokens=12)])
     for count in (num_steps, 3):
@@ -166,7 +166,7 @@ def test_what_a_crash_has_cost_before_the_first_token_is_known_as_such(tmp_path:
     assert times.lost_early_ns == (times.recovered_ns if num_steps == 1 else 0)
 
 
-def test_a_torn_time_of_an_earlier_life_costs_nobody_anything(tmp_path: Path) -> None:
+def test_torn_time_of_an_earlier_process_has_no_effect(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     [view] = dispatched(journal, [make_record()])
     adopted(journal, view)

@@ -19,21 +19,21 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
 
 
-def test_an_engine_without_work_steps_to_nothing() -> None:
+def test_step_of_an_idle_engine_returns_none() -> None:
     engine = make_engine()
     assert not engine.has_work
     assert engine.step() is None
     assert engine.step_tokens() == {}
 
 
-def test_step_tokens_gives_one_token_for_each_sequence() -> None:
+def test_step_tokens_returns_one_token_per_sequence() -> None:
     sequences = make_sequences(2, num_tokens=3)
     engine = make_engine(*sequences)
     firsts = {sequence.key: expected_output(sequence)[0] for sequence in sequences}
     assert engine.step_tokens() == firsts
 
 
-def test_a_step_reports_tokens_with_their_index() -> None:
+def test_step_reports_tokens_with_their_index() -> None:
     sequence = make_sequence(num_tokens=3, max_tokens=2)
     engine = make_engine(sequence)
     steps = [engine.step(), engine.step()]
@@ -41,7 +41,7 @@ def test_a_step_reports_tokens_with_their_index() -> None:
     assert rows == [((0, 0), index, token) for index, token in enumerate(expected_output(sequence))]
 
 
-def test_the_first_token_comes_with_the_last_chunk_before_any_decode() -> None:
+def test_first_token_comes_with_the_last_chunk_before_any_decode() -> None:
     engine = make_engine(make_sequence(num_tokens=20), prefill_chunk=8)
     assert [len(engine.step_tokens()) for _ in range(4)] == [0, 0, 1, 1]
 
@@ -53,7 +53,7 @@ def test_exactly_max_tokens_are_sampled(max_tokens: int) -> None:
     assert sequence.finish_reason == "length"
 
 
-def test_a_stop_token_ends_a_sequence_and_is_kept() -> None:
+def test_stop_token_ends_a_sequence_and_is_kept() -> None:
     stop = expected_output(make_sequence(max_tokens=20))[6]
     sequence = make_sequence(max_tokens=20, stop_ids=frozenset({stop}))
     outputs = run(make_engine(sequence))[sequence.key]
@@ -62,7 +62,7 @@ def test_a_stop_token_ends_a_sequence_and_is_kept() -> None:
     assert sequence.finish_reason == "stop"
 
 
-def test_a_stop_token_as_the_first_token_ends_a_sequence_at_once() -> None:
+def test_stop_token_as_the_first_token_ends_a_sequence_at_once() -> None:
     first = expected_output(make_sequence())[0]
     engine = make_engine(make_sequence(stop_ids=frozenset({first})))
     step = engine.step()
@@ -71,12 +71,12 @@ def test_a_stop_token_as_the_first_token_ends_a_sequence_at_once() -> None:
     assert engine.step() is None
 
 
-def test_before_min_tokens_no_stop_token_ends_a_sequence() -> None:
+def test_no_stop_token_ends_a_sequence_before_min_tokens() -> None:
     sequence = make_sequence(max_tokens=9, min_tokens=5, stop_ids=frozenset(range(VOCAB_SIZE)))
     assert len(run(make_engine(sequence))[sequence.key]) == 5
 
 
-def test_a_step_reports_who_started_and_who_was_preempted() -> None:
+def test_step_reports_started_and_preempted_sequences() -> None:
     engine = make_engine(*make_sequences(2, num_tokens=2, max_tokens=12), num_pages=8, page_size=2)
     plans = [step.plan for _ in range(100) if (step := engine.step()) is not None]
     started = [key for plan in plans for key in plan.started]
@@ -85,7 +85,7 @@ def test_a_step_reports_who_started_and_who_was_preempted() -> None:
     assert preempted == [(1, 0)]
 
 
-def test_a_step_is_timed_by_the_clock_that_was_given() -> None:
+def test_step_is_timed_by_the_given_clock() -> None:
     scheduler = make_scheduler(make_sequence())
     runner = HashRunner(VOCAB_SIZE, num_pages=64, page_size=4)
     engine = Engine(scheduler, runner, clock=itertools.count(100).__next__)
@@ -94,20 +94,20 @@ def test_a_step_is_timed_by_the_clock_that_was_given() -> None:
     assert (step.began_at, step.collected_at) == (101, 102)
 
 
-def test_logprobs_come_with_the_sequence_that_asked() -> None:
+def test_logprobs_are_returned_for_the_sequence_that_requested_them() -> None:
     step = make_engine(make_sequence(0), make_sequence(1, logprobs=2)).step()
     assert step is not None
     assert list(step.logprobs) == [(1, 0)]
 
 
-def test_an_aborted_sequence_says_no_more() -> None:
+def test_aborted_sequence_gives_no_more_tokens() -> None:
     engine = make_engine(*make_sequences(3))
     engine.step()
     engine.release((1, 0))
     assert set(engine.step_tokens()) == {(0, 0), (2, 0)}
 
 
-def test_a_stale_release_does_not_touch_the_next_user_of_a_slot() -> None:
+def test_stale_release_does_not_affect_the_next_request_in_a_slot() -> None:
     sequence = make_sequence(0)
     sequence.key = (0, 1)
     engine = make_engine(sequence)
@@ -117,7 +117,7 @@ def test_a_stale_release_does_not_touch_the_next_user_of_a_slot() -> None:
 
 
 @pytest.mark.parametrize("num_emitted", [1, 7, 19])
-def test_a_recovered_sequence_goes_on_exactly_where_it_was(num_emitted: int) -> None:
+def test_recovered_sequence_continues_exactly_where_it_was(num_emitted: int) -> None:
     sequence = recover(make_sequence(num_tokens=10, max_tokens=20), num_emitted)
     engine = make_engine(sequence, make_sequence(1))
     assert run(engine)[sequence.key] == expected_output(sequence)
@@ -132,7 +132,7 @@ def test_two_steps_cannot_be_in_flight() -> None:
         engine.plan()
 
 
-def test_an_engine_is_empty_after_everybody_was_released() -> None:
+def test_engine_is_empty_after_all_sequences_were_released() -> None:
     sequences = make_sequences(6, num_tokens=11)
     engine = make_engine(*sequences, num_pages=20)
     run(engine)

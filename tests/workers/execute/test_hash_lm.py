@@ -37,7 +37,7 @@ def compute(inputs: StepInputs, *, step_ms: float = 0.0) -> StepResult:
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 12])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_it_says_what_is_expected(num_tokens: int, temperature: float) -> None:
+def test_tokens_are_those_of_the_definition(num_tokens: int, temperature: float) -> None:
     sequence = make_sequence(3, num_tokens=num_tokens, temperature=temperature)
     prompt = sequence.tokens[:num_tokens]
     expected = expected_tokens(prompt, 1, VOCAB_SIZE, temperature=temperature, seed=3)
@@ -55,17 +55,17 @@ def test_it_says_what_is_expected(num_tokens: int, temperature: float) -> None:
     ],
     ids=["swapped pages", "trash page", "short context", "positions", "slots"],
 )
-def test_whatever_is_wrong_changes_what_it_says(wrong: dict[str, Any]) -> None:
+def test_any_wrong_input_changes_the_tokens(wrong: dict[str, Any]) -> None:
     inputs = prompt_step(make_sequence(num_tokens=9))
     assert compute(dataclasses.replace(inputs, **wrong)).token_ids != compute(inputs).token_ids
 
 
-def test_seeds_and_positions_change_what_a_sampled_request_says() -> None:
+def test_seed_and_position_change_sampled_tokens() -> None:
     texts = {tuple(expected_tokens([1, 2], 8, VOCAB_SIZE, temperature=1.0, seed=seed)) for seed in range(20)}
     assert len(texts) == 20
 
 
-def test_steps_come_back_in_the_order_they_were_launched() -> None:
+def test_steps_are_collected_in_the_order_of_their_launch() -> None:
     runner = HashRunner(VOCAB_SIZE, num_pages=8, page_size=4)
     sequences = [make_sequence(index) for index in range(2)]
     for sequence in sequences:
@@ -74,14 +74,14 @@ def test_steps_come_back_in_the_order_they_were_launched() -> None:
     assert [runner.collect().token_ids.tolist() for _ in sequences] == expected
 
 
-def test_logprobs_are_given_to_those_who_ask() -> None:
+def test_logprobs_are_returned_on_request() -> None:
     result = compute(prompt_step(make_sequence(logprobs=3)))
     assert len(result.logprobs[0].token_ids) == 3
     assert result.logprobs[0].token_ids[0] == result.token_ids[0]
     assert not compute(prompt_step(make_sequence())).logprobs
 
 
-def test_a_step_takes_as_long_as_it_is_told_to() -> None:
+def test_step_takes_the_configured_time() -> None:
     begin = time.perf_counter()
     compute(prompt_step(make_sequence()), step_ms=20)
     assert time.perf_counter() - begin >= 0.02

@@ -1,4 +1,4 @@
-"""One sequence's failure is its own."""
+"""A failure affects only its own sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.workers.execute.factories import expected_output, make_engine, make_s
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.step import StepInputs, StepResult
 
-BAD = 1  # the sequence to which things happen
+BAD = 1  # the sequence that fails
 BAD_TOKEN = int(make_sequence(BAD).tokens[4])
 
 
@@ -46,7 +46,7 @@ class FailsARow(HashRunner):
 
 
 class FailsEveryRow(HashRunner):
-    """But for the first step."""
+    """Except for the first step."""
 
     has_begun = False
 
@@ -64,7 +64,7 @@ class AlwaysRaises(HashRunner):
 
 
 @pytest.mark.parametrize("runner", [RaisesAtLaunch, RaisesAtCollect, FailsARow])
-def test_only_the_sequence_to_blame_fails(runner: type[HashRunner]) -> None:
+def test_only_the_failing_sequence_fails(runner: type[HashRunner]) -> None:
     sequences = make_sequences(4)
     outputs = run(make_engine(*sequences, runner=runner))
     assert sequences[BAD].finish_reason == "error"
@@ -73,14 +73,14 @@ def test_only_the_sequence_to_blame_fails(runner: type[HashRunner]) -> None:
 
 
 @pytest.mark.parametrize("runner", [RaisesAtLaunch, RaisesAtCollect, FailsARow])
-def test_a_failure_says_why(runner: type[HashRunner]) -> None:
+def test_failure_contains_the_reason(runner: type[HashRunner]) -> None:
     step = make_engine(*make_sequences(3), runner=runner).step()
     assert step is not None
     assert list(step.progress.failed) == [(BAD, 0)]
     assert "bad luck" in step.progress.failed[BAD, 0]
 
 
-def test_a_sequence_whose_chunk_fails_before_it_samples_fails_alone() -> None:
+def test_sequence_whose_chunk_fails_before_it_samples_fails_alone() -> None:
     sequences = [make_sequence(index, num_tokens=20) for index in range(3)]
     engine = make_engine(*sequences, runner=RaisesAtLaunch, max_num_batched_tokens=24)
     step = engine.step()
@@ -111,7 +111,7 @@ class Activations:
 
 
 class RunsOutOfMemory(HashRunner):
-    """Notes at each launch how many of the steps that failed before still hold what they computed."""
+    """Records at each launch how many of the failed steps still hold their activations."""
 
     def __init__(self, *args: Any, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
@@ -131,7 +131,7 @@ class RunsOutOfMemory(HashRunner):
         raise MemoryError("out of memory")
 
 
-def test_a_failed_step_holds_no_memory_while_its_halves_run() -> None:
+def test_failed_step_holds_no_memory_while_its_halves_run() -> None:
     engine = make_engine(*make_sequences(4), runner=RunsOutOfMemory, max_num_batched_tokens=64)
     engine.step()
     runner = engine._runner._runner
@@ -139,7 +139,7 @@ def test_a_failed_step_holds_no_memory_while_its_halves_run() -> None:
     assert runner.num_alive == [0] * 7
 
 
-def test_an_error_that_is_fatal_to_the_device_is_not_caught() -> None:
+def test_error_that_is_fatal_to_the_device_is_not_caught() -> None:
     class Broken(AlwaysRaises):
         def is_fatal(self, error: Exception) -> bool:
             return isinstance(error, ValueError)
@@ -156,7 +156,7 @@ def test_when_every_sequence_fails_the_next_request_is_still_served() -> None:
     assert not engine.has_work
 
 
-def test_a_failed_sequence_holds_its_pages_until_it_is_released() -> None:
+def test_failed_sequence_holds_its_pages_until_it_is_released() -> None:
     engine = make_engine(make_sequence(BAD), runner=AlwaysRaises)
     engine.step()
     assert (engine.stats.num_limbo_pages, engine.stats.num_held_pages) == (2, 0)
@@ -164,7 +164,7 @@ def test_a_failed_sequence_holds_its_pages_until_it_is_released() -> None:
     assert engine.stats.num_free_pages == engine.stats.num_pages
 
 
-def test_a_sequence_released_while_its_failed_step_runs_is_not_heard_of() -> None:
+def test_sequence_released_while_its_failed_step_runs_is_not_reported() -> None:
     engine = make_engine(*make_sequences(3), runner=RaisesAtLaunch, max_num_batched_tokens=64)
     plan = engine.plan()
     assert plan is not None
@@ -175,8 +175,8 @@ def test_a_sequence_released_while_its_failed_step_runs_is_not_heard_of() -> Non
     assert set(step.progress.failed) == {(BAD, 0)}
 
 
-def test_what_several_share_who_all_fail_is_not_shared_any_more() -> None:
-    """Its keys and values may be what is wrong: whoever found them would fail too."""
+def test_pages_shared_by_sequences_that_all_fail_are_no_longer_shared() -> None:
+    """Their keys and values may be the cause: other sequences that found them would fail too."""
     engine = make_engine(make_sequence(num_tokens=13), runner=FailsEveryRow, prefix_cache=True, prefill_chunk=32)
     engine.step()
     engine.add(make_sequence(1, num_tokens=14, speaker=0))

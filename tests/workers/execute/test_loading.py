@@ -1,4 +1,4 @@
-"""What execute does before it can serve, and settles once it knows the model."""
+"""What execute does before it can serve, and which settings it derives from the model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ from triptych.workers.execute.loading import (
         ("cuda:0", {}, None),
     ],
 )
-def test_on_a_cpu_prompts_take_little_of_a_step(device: str, options: dict[str, Any], settled: int | None) -> None:
+def test_on_a_cpu_prompts_get_little_of_a_step_with_decodes(
+    device: str, options: dict[str, Any], settled: int | None
+) -> None:
     config = settle_scheduling(PipelineConfig(scheduler=SchedulerConfig(**options)), replace(CARD, device=device))
     assert config.mixed_prefill_tokens == settled
 
@@ -50,7 +52,7 @@ def test_on_a_cpu_prompts_take_little_of_a_step(device: str, options: dict[str, 
         ("cuda", 5.0, 5.0),
     ],
 )
-def test_a_cpu_tells_of_short_steps_less_often(device: str, asked: float | None, settled: float) -> None:
+def test_cpu_reports_short_steps_less_often(device: str, asked: float | None, settled: float) -> None:
     config = PipelineConfig(service=ServiceConfig(report_interval_ms=asked))
     assert settle_interval_ms(config, replace(CARD, device=device)) == settled
 
@@ -59,13 +61,13 @@ def test_a_cpu_tells_of_short_steps_less_often(device: str, asked: float | None,
     ("draft_model", "asked", "settled"),
     [(None, None, 0), ("/small", None, NUM_DRAFTED), ("/small", 2, 2), (None, 8, 8)],
 )
-def test_a_draft_model_guesses_a_few_tokens(draft_model: str | None, asked: int | None, settled: int) -> None:
+def test_draft_model_proposes_a_few_tokens(draft_model: str | None, asked: int | None, settled: int) -> None:
     scheduler = SchedulerConfig(num_speculative_tokens=asked)
     config = PipelineConfig(model=ModelConfig(draft_model=draft_model), scheduler=scheduler)
     assert settle_scheduling(config, CARD).num_speculative_tokens == settled
 
 
-def test_a_draft_model_that_is_not_there_is_named() -> None:
+def test_missing_draft_model_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^the draft model: model directory /no/such/model does not exist$") as error:
         find_folders(ModelConfig(draft_model="/no/such/model"))
     assert error.value.param == "draft_model"
@@ -76,7 +78,7 @@ class Variant(HashRunner):
 
 
 @pytest.mark.parametrize(("kind", "device"), [(Variant, "cpu"), (HashRunner, "cuda:0")])
-def test_proposals_need_kernels_that_check_them_to_the_bit(kind: type[HashRunner], device: str) -> None:
+def test_proposals_need_kernels_that_verify_them_bit_for_bit(kind: type[HashRunner], device: str) -> None:
     runner, card = kind(97, num_pages=2, page_size=4), replace(CARD, device=device, backend="transformers")
     with pytest.raises(ConfigError, match=f"is 4, the limit for transformers on {device} is 0"):
         check_speculation(SchedulerConfig(num_speculative_tokens=4), runner, card)
@@ -84,7 +86,7 @@ def test_proposals_need_kernels_that_check_them_to_the_bit(kind: type[HashRunner
 
 
 @pytest.mark.parametrize(("is_first", "captured"), [(True, "all"), (False, "largest")])
-def test_a_later_life_makes_no_graph_but_those_whose_memory_the_others_share(
+def test_restart_captures_only_graphs_whose_memory_the_others_share(
     is_first: bool, captured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []

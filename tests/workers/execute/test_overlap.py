@@ -1,4 +1,4 @@
-"""Steps that are planned and launched before the tokens of the last one are known say what serial ones say."""
+"""Steps planned and launched before the tokens of the last one are known give the same tokens as serial ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def num_in_flight(engine: Engine) -> int:
 
 
 class CountsCarried(HashRunner):
-    """Notes how many tokens of each step are still to come out of the one before."""
+    """Records how many tokens of each step come from the step before."""
 
     counts: list[int]
 
@@ -43,7 +43,7 @@ class CountsCarried(HashRunner):
     [{}, {"num_pages": 14}, {"prefix_cache": True}, {"prefill_chunk": 3}, {"policy": "prefill_first"}],
     ids=str,
 )
-def test_overlapped_steps_say_what_serial_ones_say(options: dict[str, Any]) -> None:
+def test_overlapped_steps_give_the_tokens_of_serial_ones(options: dict[str, Any]) -> None:
     texts = []
     for depth in (0, 1):
         sequences = [make_sequence(i, num_tokens=3 + 4 * i, max_tokens=9, temperature=i % 2) for i in range(6)]
@@ -59,8 +59,8 @@ def test_tokens_are_carried_on_the_device() -> None:
     assert CountsCarried.counts.count(3) >= 7
 
 
-def test_a_step_that_waits_for_the_one_before_takes_no_time_yet() -> None:
-    """Two steps are in flight, one of them at work: their times lie one after the other."""
+def test_time_of_a_step_begins_when_the_previous_one_ends() -> None:
+    """Two steps are in flight, one of them running: their times do not overlap."""
     ticks = itertools.count()
     engine = Engine(
         make_scheduler(make_sequence(max_tokens=8)),
@@ -83,7 +83,7 @@ def test_two_steps_are_in_flight_while_one_is_collected() -> None:
     assert counts == [1, 1, 1, 1, 1, 0]
 
 
-def test_a_stop_token_is_seen_one_step_late_and_what_followed_it_is_dropped() -> None:
+def test_stop_token_is_noticed_one_step_late_and_later_tokens_are_dropped() -> None:
     stop = expected_output(make_sequence(max_tokens=20))[6]
     sequence = make_sequence(max_tokens=20, stop_ids=frozenset({stop}))
     other = make_sequence(1, max_tokens=20)
@@ -97,13 +97,13 @@ def test_a_stop_token_is_seen_one_step_late_and_what_followed_it_is_dropped() ->
     assert engine.stats.num_free_pages == engine.stats.num_pages
 
 
-def test_a_sequence_that_ends_by_its_length_is_not_computed_once_more() -> None:
+def test_sequence_that_ends_by_its_length_is_not_computed_once_more() -> None:
     CountsCarried.counts = []
     run(make_engine(make_sequence(max_tokens=4), depth=1, runner=CountsCarried))
     assert CountsCarried.counts == [0, 1, 1, 1]
 
 
-def test_one_whose_last_token_is_under_way_has_left_its_row() -> None:
+def test_sequence_whose_last_token_is_in_flight_has_left_its_row() -> None:
     sequence = make_sequence(max_tokens=2)
     engine = make_engine(sequence, make_sequence(1), depth=1, max_num_seqs=1)
     engine.step()
@@ -113,8 +113,8 @@ def test_one_whose_last_token_is_under_way_has_left_its_row() -> None:
 
 
 @pytest.mark.parametrize("is_grammar", [False, True])
-def test_a_sequence_that_needs_its_own_tokens_keeps_steps_serial(is_grammar: bool) -> None:
-    """A penalty on what was said reads every token, a grammar too; with such a one live, no step is planned ahead."""
+def test_sequence_that_needs_its_own_tokens_keeps_steps_serial(is_grammar: bool) -> None:
+    """Penalties and grammars depend on every earlier token; while one is live, no step is planned ahead."""
     needy = make_sequence(1) if is_grammar else make_sequence(1, frequency_penalty=0.5)
     needy.grammar = object() if is_grammar else None
     engine = make_engine(make_sequence(), needy, depth=1)
@@ -125,8 +125,8 @@ def test_a_sequence_that_needs_its_own_tokens_keeps_steps_serial(is_grammar: boo
     assert num_in_flight(engine) == 1
 
 
-def test_a_deadline_counts_the_tokens_that_were_said() -> None:
-    """Not the one that is in flight when it passes, which is dropped."""
+def test_deadline_counts_the_tokens_that_were_sent() -> None:
+    """Not the one in flight when it passes, which is dropped."""
     sequence = make_sequence(max_tokens=20)
     sequence.deadline_at = 12
     ticks = itertools.count()
@@ -139,7 +139,7 @@ def test_a_deadline_counts_the_tokens_that_were_said() -> None:
     assert num_tokens > 1
 
 
-def test_no_step_is_planned_ahead_that_could_need_anothers_pages() -> None:
+def test_no_step_is_planned_ahead_that_could_need_another_sequence_s_pages() -> None:
     sequences = make_sequences(3, num_tokens=5, max_tokens=12)
     engine = make_engine(*sequences, num_pages=9, depth=1)
     seen = []
@@ -153,7 +153,7 @@ def test_no_step_is_planned_ahead_that_could_need_anothers_pages() -> None:
     assert [s.output_tokens.tolist() for s in sequences] == [expected_output(s) for s in sequences]
 
 
-def test_an_abort_while_two_steps_are_in_flight_frees_all_pages() -> None:
+def test_abort_with_two_steps_in_flight_frees_all_pages() -> None:
     sequences = make_sequences(3, max_tokens=30)
     engine = make_engine(*sequences, depth=1)
     for _ in range(4):
@@ -167,7 +167,7 @@ def test_an_abort_while_two_steps_are_in_flight_frees_all_pages() -> None:
 
 
 @pytest.mark.parametrize("runner", [RaisesAtLaunch, RaisesAtCollect, FailsARow])
-def test_only_the_sequence_to_blame_fails(runner: type[HashRunner]) -> None:
+def test_only_the_failing_sequence_fails(runner: type[HashRunner]) -> None:
     sequences = make_sequences(4, max_tokens=12)
     outputs = run(make_engine(*sequences, runner=runner, depth=1))
     assert sequences[BAD].finish_reason == "error"
@@ -176,7 +176,7 @@ def test_only_the_sequence_to_blame_fails(runner: type[HashRunner]) -> None:
 
 
 class FailsLate(HashRunner):
-    """The step in which a given sequence decodes its third token raises when it is collected."""
+    """Collecting the step in which a given sequence decodes its third token raises."""
 
     fails: list[bool]
 
@@ -193,7 +193,7 @@ class FailsLate(HashRunner):
 
 
 class FailsBehindAFailure(FailsLate):
-    """And what is launched behind it raises at once, as a device reports an error late."""
+    """And whatever is launched after it raises at once, like a device that reports an error late."""
 
     def launch(self, inputs: StepInputs) -> None:
         if any(getattr(self, "fails", [])):
@@ -202,7 +202,7 @@ class FailsBehindAFailure(FailsLate):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_step_behind_one_that_failed_is_run_again(temperature: float) -> None:
+def test_step_after_a_failed_one_is_run_again(temperature: float) -> None:
     sequences = make_sequences(4, max_tokens=12, temperature=temperature)
     outputs = run(make_engine(*sequences, runner=FailsLate, depth=1))
     assert sequences[BAD].finish_reason == "error"
@@ -211,7 +211,7 @@ def test_a_step_behind_one_that_failed_is_run_again(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("runner", [FailsLate, FailsBehindAFailure])
-def test_one_that_is_alone_behind_a_step_that_failed_is_not_to_blame(runner: type[HashRunner]) -> None:
+def test_sequence_alone_after_a_failed_step_is_not_blamed(runner: type[HashRunner]) -> None:
     bad, other = make_sequence(BAD, max_tokens=3), make_sequence(BAD + 1, max_tokens=12)
     outputs = run(make_engine(bad, other, runner=runner, depth=1))
     assert bad.finish_reason == "error"
@@ -227,7 +227,7 @@ def test_when_every_sequence_fails_the_next_request_is_still_served() -> None:
     assert run(engine)[(7, 0)] == expected_output(make_sequence(7))
 
 
-def test_who_ended_in_a_step_that_failed_is_not_looked_for_in_the_one_behind_it() -> None:
+def test_sequence_that_ended_in_a_failed_step_is_not_expected_in_the_next_one() -> None:
     class Counts(FailsLate):
         sizes: ClassVar[list[int]] = []
 
@@ -241,8 +241,8 @@ def test_who_ended_in_a_step_that_failed_is_not_looked_for_in_the_one_behind_it(
     assert Counts.sizes[8] == 3
 
 
-def test_a_start_that_takes_the_last_pages_throws_nobody_out_whose_token_is_in_flight() -> None:
-    """An urgent request claims idle pages ahead of the decodes, which all need a page for their next token."""
+def test_start_that_takes_the_last_pages_preempts_no_sequence_with_a_token_in_flight() -> None:
+    """An urgent request claims idle pages before the decodes, which all need a page for their next token."""
     long: dict[str, Any] = {"num_tokens": 121, "speaker": 50}
     engine = make_engine(
         make_sequence(0, max_tokens=1, **long),

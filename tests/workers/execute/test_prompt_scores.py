@@ -1,4 +1,4 @@
-"""Logprobs of prompts, in the engine: every token once and right, however its prompt is cut, shared or interrupted."""
+"""Logprobs of prompts in the engine: every token once and right, however its prompt is cut, shared or interrupted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from triptych.workers.execute.step import PromptScores, StepInputs
 
 
 def run(engine: Engine) -> tuple[dict[Key, list[PromptScores]], dict[Key, list[int]]]:
-    """Scores and tokens of every sequence, in the order in which they came, with the invariants checked."""
+    """Scores and tokens of every sequence, in order of arrival, with the invariants checked."""
     scores: dict[Key, list[PromptScores]] = {}
     tokens: dict[Key, list[int]] = {}
     while engine.has_work:
@@ -49,7 +49,7 @@ def assert_scored(sequence: Sequence, found: list[PromptScores]) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 7, 512])
-def test_every_chunk_is_scored_whoever_is_beside(chunk: int, depth: int) -> None:
+def test_every_chunk_is_scored_in_any_batch(chunk: int, depth: int) -> None:
     scored = [make_sequence(i, num_tokens=n, prompt_logprobs=i) for i, n in enumerate((60, 2, 31))]
     mates = [make_sequence(i, num_tokens=20, max_tokens=30) for i in (3, 4)]
     scores, tokens = run(make_engine(*scored, *mates, prefill_chunk=chunk, depth=depth))
@@ -61,7 +61,7 @@ def test_every_chunk_is_scored_whoever_is_beside(chunk: int, depth: int) -> None
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("num_tokens", [1, 2, 30])
-def test_a_prompt_is_scored_without_an_answer(num_tokens: int, depth: int) -> None:
+def test_prompt_is_scored_without_an_answer(num_tokens: int, depth: int) -> None:
     sequence = make_sequence(num_tokens=num_tokens, max_tokens=0, prompt_logprobs=1)
     scores, tokens = run(make_engine(sequence, depth=depth))
     if num_tokens > 1:
@@ -72,7 +72,7 @@ def test_a_prompt_is_scored_without_an_answer(num_tokens: int, depth: int) -> No
 @pytest.mark.parametrize("chunk", [1, 8])
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("prefix_cache", [False, True])
-def test_a_preempted_prompt_is_not_scored_again(preemption: str, chunk: int, prefix_cache: bool) -> None:
+def test_preempted_prompt_is_not_scored_again(preemption: str, chunk: int, prefix_cache: bool) -> None:
     sequences = make_sequences(6, num_tokens=20, max_tokens=20, prompt_logprobs=1)
     host_pages = 20 * (preemption == "swap")
     options: dict[str, Any] = {"preemption": preemption, "host_pages": host_pages, "prefix_cache": prefix_cache}
@@ -84,7 +84,7 @@ def test_a_preempted_prompt_is_not_scored_again(preemption: str, chunk: int, pre
         assert tokens[sequence.key] == expected_output(sequence)
 
 
-def test_what_the_cache_knows_is_computed_once_more() -> None:
+def test_cached_prompt_is_computed_again() -> None:
     first, second = (make_sequence(i, speaker=0, num_tokens=40, prompt_logprobs=1) for i in range(2))
     third = make_sequence(2, speaker=0, num_tokens=40)
     engine = make_engine(first, prefix_cache=True)
@@ -98,7 +98,7 @@ def test_what_the_cache_knows_is_computed_once_more() -> None:
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
-def test_the_others_of_a_group_fork_from_the_one_that_is_scored(prefix_cache: bool) -> None:
+def test_other_samples_of_a_group_fork_from_the_scored_one(prefix_cache: bool) -> None:
     group = make_group(0, 3, num_tokens=30)
     group[0].params = make_sequence(prompt_logprobs=2, temperature=1.0).params
     engine = make_engine(*group, prefix_cache=prefix_cache)
@@ -107,13 +107,13 @@ def test_the_others_of_a_group_fork_from_the_one_that_is_scored(prefix_cache: bo
     assert [tokens[s.key] for s in group] == [expected_output(s) for s in group]
 
 
-def test_an_answer_that_comes_back_after_a_crash_is_not_scored_again() -> None:
+def test_answer_recovered_after_a_crash_is_not_scored_again() -> None:
     sequence = recover(make_sequence(num_tokens=30, prompt_logprobs=1), 3)
-    sequence.num_scored_tokens = 30  # as the journal says of one that has a token
+    sequence.num_scored_tokens = 30  # as the journal reports it for a sequence with a token
     assert run(make_engine(sequence))[0] == {}
 
 
-def test_a_step_has_a_bound_on_the_rows_it_scores() -> None:
+def test_number_of_scored_rows_in_a_step_is_limited() -> None:
     class Counting(HashRunner):
         most = 0
 
@@ -129,7 +129,7 @@ def test_a_step_has_a_bound_on_the_rows_it_scores() -> None:
     assert 0 < Counting.most <= MAX_SCORED_TOKENS
 
 
-def test_of_a_step_that_raises_everybody_else_is_scored() -> None:
+def test_other_sequences_of_a_step_that_raises_are_scored() -> None:
     class Broken(HashRunner):
         def launch(self, inputs: StepInputs) -> None:
             if any(span.sequence.key == (1, 0) for span in inputs.scored):
@@ -143,7 +143,7 @@ def test_of_a_step_that_raises_everybody_else_is_scored() -> None:
         assert_scored(sequence, scores[sequence.key])
 
 
-def test_a_prompt_without_numbers_fails_alone() -> None:
+def test_prompt_with_nan_logits_fails_alone() -> None:
     class NotANumber(HashRunner):
         def collect(self) -> Any:
             result = super().collect()

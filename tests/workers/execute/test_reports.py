@@ -1,4 +1,4 @@
-"""What summarize hears of short steps: several at once, and nothing late where the next step takes long."""
+"""Reports to summarize: those of several short steps are combined, and none is delayed by a long step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPT = [20, 21, 22]
 
 
 class Sent:
-    """When messages went to summarize, and their rows without the keys: index, token, finish reason."""
+    """When messages were sent to summarize, and their rows without the keys: index, token, finish reason."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times_ns: list[int] = []
@@ -50,17 +50,17 @@ class Sent:
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     world = World(0, overlaps=request.param)
     world.plan.step_ns = (STEP_NS, STEP_NS + 1)
-    tell(world, INTERVAL_NS / 1e6)
+    set_report_interval(world, INTERVAL_NS / 1e6)
     world.card = replace(world.card, num_pages=200, max_model_len=120)
     with installed(world.clock):
         yield world
 
 
-def tell(world: World, interval_ms: float) -> None:
+def set_report_interval(world: World, interval_ms: float) -> None:
     world.config = replace(world.config, service=replace(world.config.service, report_interval_ms=interval_ms))
 
 
-def begin(world: World) -> Execute:
+def make_execute(world: World) -> Execute:
     worker = Worker(world, "execute")
     worker.body = execute = worker._build()
     assert isinstance(execute, Execute)
@@ -81,10 +81,10 @@ def work(execute: Execute) -> None:
         execute.turn()
 
 
-def test_short_steps_are_told_together_and_no_token_later_than_the_interval(
+def test_short_steps_are_reported_together_and_no_token_later_than_the_interval(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent, execute = Sent(world, monkeypatch), begin(world)
+    sent, execute = Sent(world, monkeypatch), make_execute(world)
     known_at, collect = [], execute._engine.collect
 
     def collect_with_a_clock() -> StepOutputs:
@@ -98,15 +98,15 @@ def test_short_steps_are_told_together_and_no_token_later_than_the_interval(
     rows = [row for message in sent.messages for row in message]
     assert [index for index, _, _ in rows] == list(range(60))
     assert [reason > 0 for _, _, reason in rows] == [False] * 59 + [True]
-    assert len(sent.messages[0]) == 1, "the first token waits for nobody"
+    assert len(sent.messages[0]) == 1, "the first token is sent at once"
     assert len(sent.messages) < 12
-    told_at = [at for at, message in zip(sent.times_ns, sent.messages, strict=True) for _ in message]
-    assert max(told - known for told, known in zip(told_at, known_at, strict=True)) <= INTERVAL_NS
+    reported_at = [at for at, message in zip(sent.times_ns, sent.messages, strict=True) for _ in message]
+    assert max(reported - known for reported, known in zip(reported_at, known_at, strict=True)) <= INTERVAL_NS
 
 
-def test_what_several_steps_brought_a_sequence_stands_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So summarize has it as one run, which costs it hardly more than a token."""
-    sent, execute = Sent(world, monkeypatch), begin(world)
+def test_tokens_of_a_sequence_from_several_steps_are_adjacent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So summarize gets them as one run, which costs little more than a token."""
+    sent, execute = Sent(world, monkeypatch), make_execute(world)
     for _ in range(3):
         add(execute, world, num_tokens=40)
     work(execute)
@@ -121,19 +121,19 @@ def test_what_several_steps_brought_a_sequence_stands_together(world: World, mon
 @pytest.mark.parametrize(
     ("step_ns", "interval_ms"), [(INTERVAL_NS // 2 + 1, INTERVAL_NS / 1e6), (STEP_NS, 0.0)], ids=["long", "asked"]
 )
-def test_steps_are_told_one_by_one_where_they_are_long_or_that_is_asked_for(
+def test_steps_are_reported_one_by_one_if_they_are_long_or_configured_so(
     world: World, monkeypatch: pytest.MonkeyPatch, step_ns: int, interval_ms: float
 ) -> None:
     world.plan.step_ns = (step_ns, step_ns + 1)
-    tell(world, interval_ms)
-    sent, execute = Sent(world, monkeypatch), begin(world)
+    set_report_interval(world, interval_ms)
+    sent, execute = Sent(world, monkeypatch), make_execute(world)
     add(execute, world, num_tokens=20)
     work(execute)
     assert [len(message) for message in sent.messages] == [1] * 20
 
 
-def test_ends_and_first_tokens_wait_for_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, execute = Sent(world, monkeypatch), begin(world)
+def test_ends_and_first_tokens_are_reported_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, execute = Sent(world, monkeypatch), make_execute(world)
     for num_tokens in (50, 9, 14):
         add(execute, world, num_tokens=num_tokens)
         for _ in range(6):
@@ -149,12 +149,12 @@ def test_ends_and_first_tokens_wait_for_nobody(world: World, monkeypatch: pytest
     assert all(any(end <= at < end + STEP_NS // 10 for end in steps_end_at) for at in urgent)
 
 
-def test_what_is_told_is_in_the_journal_and_on_the_disk_if_that_is_asked_for(
+def test_reported_tokens_are_in_the_journal_and_flushed_if_configured(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = replace(world.config.service, journal="/disk", journal_flush="step")
     world.config = replace(world.config, service=service)
-    sent, execute = Sent(world, monkeypatch), begin(world)
+    sent, execute = Sent(world, monkeypatch), make_execute(world)
     num_on_disk, flushes_before = 0, list[int]()
 
     def flush() -> None:
@@ -168,12 +168,14 @@ def test_what_is_told_is_in_the_journal_and_on_the_disk_if_that_is_asked_for(
         execute.wait()
         execute.turn()
         assert num_on_disk == sum(map(len, sent.messages))
-    assert flushes_before == list(range(len(sent.messages))), "one a message, before it"
+    assert flushes_before == list(range(len(sent.messages))), "one per message, before it"
 
 
-def test_before_a_request_is_adopted_everything_is_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The intent then says nothing of how many steps are lost if one in flight kills."""
-    execute, num_adopted = begin(world), 0
+def test_all_pending_reports_are_written_before_a_request_is_adopted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The intent then does not say how many steps are lost if one in flight crashes."""
+    execute, num_adopted = make_execute(world), 0
     begin_one = Intent.begin_one
 
     def begin_one_with_a_look(intent: Intent, key: int) -> None:
@@ -191,9 +193,9 @@ def test_before_a_request_is_adopted_everything_is_written(world: World, monkeyp
     assert num_adopted == 3
 
 
-def test_nothing_is_held_while_a_prompt_is_computed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_report_is_held_back_while_a_prompt_is_computed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step with a prompt may take a second, whatever the last ones took."""
-    sent, execute = Sent(world, monkeypatch), begin(world)
+    sent, execute = Sent(world, monkeypatch), make_execute(world)
     collect, num_prompts = execute._engine.collect, 0
 
     def collect_with_a_look() -> StepOutputs:

@@ -1,4 +1,4 @@
-"""What execute shows of itself, and that it computes nothing where nobody looks."""
+"""What execute shows of itself, and that it computes nothing unless somebody looks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from triptych.workers.execute import showing
 from triptych.workers.execute.showing import Showing
 
 
-def test_the_last_steps_and_the_pages_are_shown_to_whoever_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_steps_and_pages_are_shown_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(showing, "NUM_STEPS", 3)
     board, engine = Board(tmp_path / "board"), make_engine(make_sequence(7, num_tokens=12, max_tokens=4))
     view = board.view

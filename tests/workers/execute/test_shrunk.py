@@ -1,4 +1,4 @@
-"""A journal that is taken over with fewer rows than its requests were accepted for."""
+"""A journal taken over with fewer rows than its requests were accepted for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCAN_NS = 300_000_000
 @pytest.fixture
 def world() -> Iterator[World]:
     world = World(0, overlaps=False)
-    scheduler = SchedulerConfig(max_num_seqs=1)  # of which two may be live
+    scheduler = SchedulerConfig(max_num_seqs=1)  # two of which may be live
     world.config = replace(world.config, scheduler=scheduler)
     world.card = replace(world.card, max_num_seqs=1, max_live=scheduler.max_live, num_pages=17, max_model_len=40)
     world.journal = make_journal(16, 1 << 16, clock_shift_ns=0)
@@ -53,13 +53,13 @@ def run_until_ended(world: World, keys: list[tuple[int, int]]) -> list[tuple[str
     raise AssertionError(f"still {ends}")
 
 
-def test_a_group_that_is_too_large_for_all_rows_is_served_in_turns(world: World) -> None:
+def test_group_too_large_for_all_rows_is_served_in_turns(world: World) -> None:
     group, next_one = accept(world, "group", n=4), accept(world, "next")
     assert run_until_ended(world, group + next_one) == [("length", "")] * 5
 
 
-def test_a_beam_search_that_is_too_large_fails_and_keeps_nobody_waiting(world: World) -> None:
-    """Its beams go on together or not at all."""
+def test_too_large_beam_search_fails_and_blocks_no_one(world: World) -> None:
+    """Its beams can only continue together."""
     search, next_one = accept(world, "search", num_beams=4), accept(world, "next")
     *beams, last = run_until_ended(world, search + next_one)
     why = "model_failed\nnum_beams is 4, which was accepted for more rows; the limit is max_live, 2, now"

@@ -1,4 +1,4 @@
-"""Tokens that are proposed and checked: what is said stays the same, it takes fewer steps."""
+"""Proposed and verified tokens: the answer stays the same, in fewer steps."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepResult
 
 
-def saying(tokens: list[int]) -> Sequence:
+def sequence_with(tokens: list[int]) -> Sequence:
     sequence = make_sequence(num_tokens=len(tokens), max_tokens=50)
     sequence.tokens[: len(tokens)] = tokens
     return sequence
 
 
 def truth(sequence: Sequence, max_tokens: int) -> list[int]:
-    """What the hash model says next."""
+    """The hash model's next token."""
     count = sequence.num_output_tokens
     return expected_output(sequence)[count : count + max_tokens]
 
@@ -47,18 +47,18 @@ def wrong(sequence: Sequence, max_tokens: int) -> list[int]:
 
 
 def run(*sequences: Sequence, propose: Propose = truth, **options: Any) -> tuple[Engine, dict[Any, list[int]], int]:
-    """The engine, what everybody said, and in how many steps."""
+    """The engine, the tokens of every sequence, and the number of steps."""
     engine = make_engine(*sequences, propose=propose, **{"num_speculative_tokens": 4, "page_size": 64, **options})
-    said: dict[Any, list[int]] = {sequence.key: [] for sequence in sequences}
+    answers: dict[Any, list[int]] = {sequence.key: [] for sequence in sequences}
     num_steps = 0
     while (step := engine.step()) is not None:
         num_steps += 1
         for key, index, token in zip(
             step.progress.keys, step.progress.token_indices, step.progress.token_ids, strict=True
         ):
-            assert index == len(said[key])
-            said[key].append(token)
-    return engine, said, num_steps
+            assert index == len(answers[key])
+            answers[key].append(token)
+    return engine, answers, num_steps
 
 
 @pytest.mark.parametrize(
@@ -66,80 +66,78 @@ def run(*sequences: Sequence, propose: Propose = truth, **options: Any) -> tuple
     [
         ([5, 6, 7, 8, 9, 5, 6], [7, 8, 9]),
         ([5, 6, 1, 9, 5, 6, 2, 9, 5, 6], [2, 9, 5]),  # the latest place
-        ([4, 5, 6, 1, 9, 5, 6, 2, 4, 5, 6], [1, 9, 5]),  # the longest match, though another one is later
-        ([3, 1, 2, 1, 2], [1, 2, 1]),  # a loop goes on
+        ([4, 5, 6, 1, 9, 5, 6, 2, 4, 5, 6], [1, 9, 5]),  # the longest match, although another one is later
+        ([3, 1, 2, 1, 2], [1, 2, 1]),  # a repetition continues
         ([7, 7, 7], [7, 7, 7]),
-        ([5, 6, 7, 8, 6], []),  # one token alone says too little
+        ([5, 6, 7, 8, 6], []),  # a single token is not enough
         ([5, 6, 7], []),
         ([5], []),
     ],
 )
-def test_what_followed_the_same_tokens_is_proposed(tokens: list[int], following: list[int]) -> None:
-    assert look_up(saying(tokens), 3) == following
+def test_tokens_after_an_earlier_match_are_proposed(tokens: list[int], following: list[int]) -> None:
+    assert look_up(sequence_with(tokens), 3) == following
 
 
-def test_a_match_is_found_in_what_was_said_only() -> None:
-    """Behind the last token the array is not filled yet."""
-    sequence = saying([5, 6, 9, 5, 6])
+def test_matches_are_searched_only_in_existing_tokens() -> None:
+    """The array beyond the last token is not filled yet."""
+    sequence = sequence_with([5, 6, 9, 5, 6])
     sequence.num_tokens = 2
     assert look_up(sequence, 3) == []
 
 
 def test_right_proposals_save_steps() -> None:
-    engine, said, num_steps = run(make_sequence(max_tokens=21))
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=21))}
-    assert num_steps == 1 + 4  # the prompt's, and five tokens in each other one
+    engine, answers, num_steps = run(make_sequence(max_tokens=21))
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=21))}
+    assert num_steps == 1 + 4  # the prompt's, and five tokens in each later one
     assert (engine.stats.num_proposed_tokens, engine.stats.num_accepted_tokens) == (16, 16)
     assert engine.history.summary().mean_batch_tokens == 5
 
 
 def test_wrong_proposals_change_nothing_and_become_rare() -> None:
-    engine, said, num_steps = run(make_sequence(max_tokens=60), propose=wrong)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=60))}
+    engine, answers, num_steps = run(make_sequence(max_tokens=60), propose=wrong)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=60))}
     assert num_steps == 60
     assert engine.stats.num_accepted_tokens == 0
     assert engine.stats.num_proposed_tokens < 60
 
 
 @pytest.mark.parametrize(("cost", "num_steps"), [(0.0, 76), (0.4, 101), (1.0, 300), (3.0, 300)])
-def test_the_more_a_proposal_costs_the_fewer_there_are(
-    cost: float, num_steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All are right; one that takes as long as a step is of no use."""
+def test_expensive_proposals_are_made_less_often(cost: float, num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are right; a proposal that takes as long as a step is useless."""
     monkeypatch.setattr(Told, "cost", cost)
-    _, said, taken = run(make_sequence(max_tokens=300), num_pages=200)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=300))}
+    _, answers, taken = run(make_sequence(max_tokens=300), num_pages=200)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=300))}
     assert taken <= num_steps
     assert (taken == 300) == (cost >= 1.0)
 
 
-def test_the_tokens_up_to_the_first_wrong_one_count() -> None:
+def test_tokens_up_to_the_first_wrong_one_are_accepted() -> None:
     def nearly(sequence: Sequence, max_tokens: int) -> list[int]:
         return [*truth(sequence, 2), *wrong(sequence, max_tokens)[2:]]
 
     scheduler = make_scheduler(make_sequence(max_tokens=20), propose=nearly, num_speculative_tokens=4, page_size=64)
     sequence = scheduler.live[0, 0]
-    said = expected_output(make_sequence(max_tokens=20))
-    advance(scheduler, token_id=said[0])
+    answers = expected_output(make_sequence(max_tokens=20))
+    advance(scheduler, token_id=answers[0])
     plan = scheduler.plan()
     assert plan is not None
-    assert plan.chunks == (Chunk((0, 0), 5, 5, True, (*said[1:3], *plan.chunks[0].proposed[2:])),)
-    progress = scheduler.apply(plan, [said[1], said[2], said[3], 1, 1])
-    assert (progress.token_ids, progress.token_indices) == (said[1:4], [1, 2, 3])
+    assert plan.chunks == (Chunk((0, 0), 5, 5, True, (*answers[1:3], *plan.chunks[0].proposed[2:])),)
+    progress = scheduler.apply(plan, [answers[1], answers[2], answers[3], 1, 1])
+    assert (progress.token_ids, progress.token_indices) == (answers[1:4], [1, 2, 3])
     assert (sequence.num_tokens, sequence.num_computed_tokens) == (9, 8)
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16])
-def test_proposals_go_on_into_the_next_pages(page_size: int) -> None:
-    _, said, num_steps = run(make_sequence(max_tokens=31), page_size=page_size)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=31))}
+def test_proposals_continue_into_the_next_pages(page_size: int) -> None:
+    _, answers, num_steps = run(make_sequence(max_tokens=31), page_size=page_size)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=31))}
     assert num_steps == 1 + 6
 
 
 @pytest.mark.parametrize("propose", [truth, wrong])
 @pytest.mark.parametrize("num_pages", [13, 21, 60])
-def test_nobody_gives_way_for_proposals(num_pages: int, propose: Propose) -> None:
-    """They take pages that are free, and give back those in which all of them were wrong."""
+def test_no_sequence_is_preempted_for_proposals(num_pages: int, propose: Propose) -> None:
+    """They use free pages, and free those in which all of them were wrong."""
     sequences = make_sequences(3, num_tokens=3, max_tokens=10)
     sizes: dict[str, Any] = {"page_size": 2, "num_pages": num_pages, "num_speculative_tokens": 15}
     engine = make_engine(*sequences, propose=propose, prefix_cache=True, **sizes)
@@ -150,33 +148,33 @@ def test_nobody_gives_way_for_proposals(num_pages: int, propose: Propose) -> Non
     assert engine.stats.num_proposed_tokens > 0
 
 
-def test_a_stop_token_among_the_proposals_ends_the_answer() -> None:
-    said = expected_output(make_sequence(max_tokens=30))
-    stop = next(token for index, token in enumerate(said) if index > 3 and token not in said[:index])
+def test_stop_token_among_the_proposals_ends_the_answer() -> None:
+    answers = expected_output(make_sequence(max_tokens=30))
+    stop = next(token for index, token in enumerate(answers) if index > 3 and token not in answers[:index])
     stops = make_sequence(max_tokens=30, stop_ids=frozenset({stop}))
     _, outputs, _ = run(stops)
-    assert outputs == {(0, 0): said[: said.index(stop) + 1]}
+    assert outputs == {(0, 0): answers[: answers.index(stop) + 1]}
     assert stops.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 7])
 def test_nothing_is_proposed_beyond_the_last_token(limit: int) -> None:
-    _, said, _ = run(make_sequence(max_tokens=limit))
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=limit))}
-    _, said, _ = run(make_sequence(num_tokens=5, max_tokens=30), max_model_len=5 + limit)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=30))[:limit]}
+    _, answers, _ = run(make_sequence(max_tokens=limit))
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=limit))}
+    _, answers, _ = run(make_sequence(num_tokens=5, max_tokens=30), max_model_len=5 + limit)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=30))[:limit]}
 
 
 @pytest.mark.parametrize(
     "params",
     [{"repetition_penalty": 1.5}, {"presence_penalty": 1.0}, {"frequency_penalty": 1.0}, {"logprobs": 2}],
 )
-def test_who_needs_every_token_at_once_gets_no_proposals(params: dict[str, Any]) -> None:
+def test_sequence_that_needs_every_token_at_once_gets_no_proposals(params: dict[str, Any]) -> None:
     engine, _, num_steps = run(make_sequence(max_tokens=10, **params))
     assert (num_steps, engine.stats.num_proposed_tokens) == (10, 0)
 
 
-def test_many_who_decode_get_none_and_few_share_a_step() -> None:
+def test_many_decodes_get_no_proposals_and_few_share_a_step() -> None:
     for count in range(1, MAX_CHECKED_TOKENS + 1):
         sequences = make_sequences(count, num_tokens=1, max_tokens=12)
         sizes: dict[str, Any] = {"max_num_seqs": 16, "num_pages": 64, "prefill_chunk": 16}
@@ -191,13 +189,13 @@ def test_many_who_decode_get_none_and_few_share_a_step() -> None:
         engine.collect()
 
 
-def test_who_decodes_beside_a_prompt_gets_proposals_too() -> None:
+def test_decode_beside_a_prompt_gets_proposals_too() -> None:
     engine = make_engine(make_sequence(max_tokens=20), propose=truth, num_speculative_tokens=4, page_size=64)
     engine.step()
     engine.add(make_sequence(1, num_tokens=20, prompt_logprobs=1))
     outputs = engine.step()
     assert outputs is not None
-    assert [chunk.num_tokens for chunk in outputs.plan.chunks] == [4, 8]  # the prompt's first, of a budget of 12
+    assert [chunk.num_tokens for chunk in outputs.plan.chunks] == [4, 8]  # the prompt's first, from a budget of 12
     assert outputs.progress.token_ids == expected_output(make_sequence(max_tokens=20))[1:5]
     assert len(outputs.scores) == 1
 
@@ -210,8 +208,8 @@ def test_with_proposals_no_step_of_few_is_planned_ahead(num_speculative_tokens: 
     assert engine.num_in_flight == (0 if num_speculative_tokens else 1)
 
 
-def test_no_step_is_planned_behind_proposals_of_a_few_among_many() -> None:
-    """Where a budget lets only some of them decode, these may have proposals."""
+def test_no_step_is_planned_after_proposals_of_a_few_among_many() -> None:
+    """If the budget lets only some sequences decode, these may have proposals."""
     sizes: dict[str, Any] = {"page_size": 64, "max_num_seqs": 14, "prefill_chunk": 64, "max_kv_reads": 18}
     clients = Clients(**sizes, depth=1, num_speculative_tokens=8)
     for index in range(14):
@@ -221,7 +219,7 @@ def test_no_step_is_planned_behind_proposals_of_a_few_among_many() -> None:
 
 
 class Failing(HashRunner):
-    """Has no token for the rows of proposals that are named."""
+    """Fails the named rows of proposals."""
 
     def _sample(self, *arguments: Any) -> StepResult:
         result = super()._sample(*arguments)
@@ -229,15 +227,15 @@ class Failing(HashRunner):
         return StepResult(np.where(np.arange(len(result.token_ids)) < 2, result.token_ids, 0), failed=failed)
 
 
-def test_a_proposal_that_fails_the_model_fails_nobody() -> None:
-    """It may be one that would never have been said. If it is, the step that computes it alone fails."""
-    _, said, num_steps = run(make_sequence(max_tokens=21), runner=Failing)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=21))}
+def test_proposal_that_fails_the_model_fails_no_sequence() -> None:
+    """It may be a token that would never be sampled. If it is sampled, the step that computes it alone fails."""
+    _, answers, num_steps = run(make_sequence(max_tokens=21), runner=Failing)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=21))}
     assert num_steps == 1 + 10
 
 
 class Spoiling(HashRunner):
-    """A proposal leaves no number in the row of the token that it follows: masked, it is there all the same."""
+    """A proposal makes the row of the token before it NaN: this can happen although it is masked."""
 
     def _sample(self, inputs: Any, *arguments: Any) -> StepResult:
         result = super()._sample(inputs, *arguments)
@@ -246,15 +244,15 @@ class Spoiling(HashRunner):
         return StepResult(np.zeros_like(result.token_ids), failed={0: "not a number"})
 
 
-def test_a_proposal_that_spoils_the_token_before_it_fails_nobody() -> None:
-    engine, said, num_steps = run(make_sequence(max_tokens=6), runner=Spoiling)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=6))}
+def test_proposal_that_spoils_the_token_before_it_fails_no_sequence() -> None:
+    engine, answers, num_steps = run(make_sequence(max_tokens=6), runner=Spoiling)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=6))}
     assert num_steps == 6
     assert engine.stats.num_proposed_tokens
 
 
 class Raising(HashRunner):
-    """Cannot compute what one sequence wants, nor anything together with it."""
+    """Cannot compute one sequence, nor any batch that contains it."""
 
     def launch(self, inputs: Any) -> None:
         if any(sequence.key == (1, 0) and sequence.num_output_tokens > 2 for sequence in inputs.sampled):
@@ -262,17 +260,17 @@ class Raising(HashRunner):
         super().launch(inputs)
 
 
-def test_a_step_with_proposals_is_divided_like_any_other() -> None:
+def test_step_with_proposals_is_halved_like_any_other() -> None:
     sequences = make_sequences(3, max_tokens=21)
-    _, said, _ = run(*sequences, runner=Raising)
+    _, answers, _ = run(*sequences, runner=Raising)
     for sequence in sequences:
         expected = expected_output(make_sequence(sequence.key[0], max_tokens=21))
-        assert said[sequence.key] == expected[: 5 if sequence.key == (1, 0) else 21]
+        assert answers[sequence.key] == expected[: 5 if sequence.key == (1, 0) else 21]
     assert [s.finish_reason for s in sequences] == ["length", "error", "length"]
 
 
 class OneByOne(HashRunner):
-    """Cannot compute more than one token behind the prompt."""
+    """Cannot compute more than one token after the prompt."""
 
     def launch(self, inputs: Any) -> None:
         if inputs.positions[0] and len(inputs.token_ids) > 1:
@@ -280,15 +278,15 @@ class OneByOne(HashRunner):
         super().launch(inputs)
 
 
-def test_proposals_that_make_a_step_raise_fail_nobody() -> None:
-    _, said, num_steps = run(make_sequence(max_tokens=6), runner=OneByOne)
-    assert said == {(0, 0): expected_output(make_sequence(max_tokens=6))}
+def test_proposals_that_make_a_step_raise_fail_no_sequence() -> None:
+    _, answers, num_steps = run(make_sequence(max_tokens=6), runner=OneByOne)
+    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=6))}
     assert num_steps == 6
 
 
-def test_prefixes_that_proposals_completed_are_found_by_others() -> None:
+def test_prefixes_completed_by_proposals_are_found_by_others() -> None:
     first = make_sequence(num_tokens=4, max_tokens=13)
-    engine, said, _ = run(first, page_size=4, prefix_cache=True, num_speculative_tokens=3)
+    engine, answers, _ = run(first, page_size=4, prefix_cache=True, num_speculative_tokens=3)
     second = make_sequence(1, num_tokens=17, max_tokens=4)
     second.tokens[:17] = first.tokens[:17]
     engine.add(second)
@@ -296,11 +294,11 @@ def test_prefixes_that_proposals_completed_are_found_by_others() -> None:
         pass
     assert second.num_cached_tokens == 16
     assert second.output_tokens.tolist() == expected_output(second)
-    assert len(said[first.key]) == 13
+    assert len(answers[first.key]) == 13
 
 
-def test_whoever_comes_and_goes_gets_the_same_tokens() -> None:
-    """Random schedules, one token in five proposed wrongly; the clients know what must be said."""
+def test_random_schedules_give_the_same_tokens() -> None:
+    """One token in five is proposed wrongly; the clients know their expected answers."""
     num_accepted = 0
     for seed in range(60):
         rng = random.Random(seed)
@@ -326,7 +324,7 @@ def test_whoever_comes_and_goes_gets_the_same_tokens() -> None:
     assert num_accepted > 500
 
 
-def test_a_trace_has_nothing_to_guess_from() -> None:
+def test_speculation_is_refused_with_a_trace() -> None:
     with pytest.raises(ConfigError, match="num_speculative_tokens is 4, and with trace it must be 0"):
         SchedulerConfig(num_speculative_tokens=4, trace="steps.jsonl")
     with pytest.raises(ConfigError, match="draft_model is '/small', and with trace there is none"):
@@ -342,6 +340,6 @@ def test_a_trace_has_nothing_to_guess_from() -> None:
         ({"draft_model": "hash-lm"}, "hash-lm has no weights to guess with"),
     ],
 )
-def test_a_draft_model_that_cannot_guess_is_refused(options: dict[str, Any], why: str) -> None:
+def test_draft_model_that_cannot_propose_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         PipelineConfig.from_options(**options)

@@ -1,4 +1,4 @@
-"""Random clients against random settings: texts stay exact, and no page is ever lost."""
+"""Random clients with random settings: texts stay exact, and no page is ever lost."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SETTINGS = st.fixed_dictionaries(
         "num_snapshots": st.sampled_from([None, None, None, None, 0, 1, 3]),
     }
 )
-OF_PAGES_ALONE = {"host_pages": 0, "depth": 0, "num_speculative_tokens": 0}  # what a recurrent model goes without
+OF_PAGES_ALONE = {"host_pages": 0, "depth": 0, "num_speculative_tokens": 0}  # what a recurrent model does not support
 STOP_IDS = st.frozensets(st.integers(0, 96), max_size=4)
 
 
 class Machine(RuleBasedStateMachine):
-    """Adds, aborts and releases at will; after every step the whole ledger is checked."""
+    """Random adds, aborts and releases; after every step the whole page ledger is checked."""
 
     clients: Clients
 
@@ -66,7 +66,7 @@ class Machine(RuleBasedStateMachine):
     def add(
         self, num_emitted: int, priority: int, salt: str, other_end: int, patience: tuple[int, int], **options: Any
     ) -> None:
-        """Few speakers, so that prompts begin alike; the last few tokens may differ."""
+        """Few speakers, so that prompts share prefixes; the last few tokens may differ."""
         clients = self.clients
         sequence = make_sequence(len(clients.expected), **options)
         sequence.tokens[: sequence.num_prompt_tokens][-other_end or sequence.num_tokens :] += other_end
@@ -88,7 +88,7 @@ class Machine(RuleBasedStateMachine):
         waits=st.booleans(),
     )
     def add_group(self, size: int, emitted: list[int], waits: bool, **options: Any) -> None:
-        """Samples of one request, perhaps after a crash; the last one may come a step later."""
+        """Samples of one request, perhaps after a crash; the last one may arrive a step later."""
         clients = self.clients
         size = min(size, clients.room)
         for index, sequence in enumerate(make_group(len(clients.expected), size, **options)):
@@ -122,7 +122,7 @@ class Machine(RuleBasedStateMachine):
         self.clients.release(choice, times=1 + is_doubled)
 
     @rule(slot=st.integers(0, 40), generation=st.integers(1, 3))
-    def release_a_stranger(self, slot: int, generation: int) -> None:
+    def release_an_unknown_key(self, slot: int, generation: int) -> None:
         self.clients.engine.release((slot, generation))
         self.clients.engine.check()
 
@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
         self.clients.step_with_abort(choice)
 
     def teardown(self) -> None:
-        """Everybody is served in bounded time, and after everybody was released every page is free."""
+        """Every sequence is served in bounded time, and after all were released, every page is free."""
         if hasattr(self, "clients"):
             self.clients.close()
 

@@ -1,4 +1,4 @@
-"""What is in flight is written down: all of it, also while more is planned, launched or adopted behind it."""
+"""Every sequence in flight is written to the intent, even while more are planned, launched or adopted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def intent(tmp_path: Path) -> Intent:
 
 
 def short_and_long() -> Engine:
-    """At depth 1 those of one token are in a step and not in the one behind it."""
+    """At depth 1, those with one token are in a step but not in the next one."""
     sequences = [make_sequence(i, num_tokens=3, max_tokens=1 if i % 2 else 8) for i in range(6)]
     return make_engine(*sequences, depth=1, max_num_seqs=4, prefill_chunk=4)
 
@@ -43,7 +43,7 @@ def number(key: Key) -> int:
     return key[0] << 32 | key[1]
 
 
-def test_who_is_in_a_step_in_flight_is_written_down_until_it_is_collected(intent: Intent) -> None:
+def test_sequences_in_flight_are_in_the_intent_until_they_are_collected(intent: Intent) -> None:
     engine, steps, in_flight = short_and_long(), StepIntent(intent), deque[set[int]]()
     has_differed = False
     while engine.has_work:
@@ -58,7 +58,7 @@ def test_who_is_in_a_step_in_flight_is_written_down_until_it_is_collected(intent
     assert intent.read() == []
 
 
-def test_who_is_adopted_is_written_down_beside_the_steps_in_flight(intent: Intent) -> None:
+def test_adopted_sequence_is_in_the_intent_beside_the_steps_in_flight(intent: Intent) -> None:
     engine, steps, in_flight = short_and_long(), StepIntent(intent), deque[set[int]]()
     launch(engine, steps, in_flight)
     steps.begin_one((99, 1))
@@ -67,7 +67,7 @@ def test_who_is_adopted_is_written_down_beside_the_steps_in_flight(intent: Inten
     assert set(intent.read()) == set.union(*in_flight)
 
 
-def test_who_is_adopted_while_nothing_runs_is_alone(intent: Intent) -> None:
+def test_sequence_adopted_while_nothing_runs_is_alone_in_the_intent(intent: Intent) -> None:
     steps = StepIntent(intent)
     steps.begin_one((99, 1))
     assert intent.read() == [number((99, 1))]
@@ -75,8 +75,8 @@ def test_who_is_adopted_while_nothing_runs_is_alone(intent: Intent) -> None:
     assert intent.read() == []
 
 
-def test_nobody_is_missing_while_the_lists_are_written_again(intent: Intent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adoption takes the standing list; the next step finds the rows as they were, and writes one list at a time."""
+def test_no_sequence_is_missing_while_the_lists_are_rewritten(intent: Intent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adoption uses the standing list; the next step finds the rows unchanged, and writes one list at a time."""
     engine, steps = make_engine(*make_sequences(3, max_tokens=8), depth=1), StepIntent(intent)
     in_flight = deque[set[int]]()
     for _ in range(2):

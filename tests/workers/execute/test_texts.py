@@ -1,4 +1,4 @@
-"""Every schedule gives the same text, whatever the chunks, pages, pool, rows and budget."""
+"""Every schedule gives the same text, for any chunks, pages, pool, rows and budget."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_texts_do_not_depend_on_the_token_budget(budget: int, page_size: int) ->
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4])
-def test_a_pool_of_one_sequence_serves_many_by_preemption(page_size: int) -> None:
+def test_pool_for_one_sequence_serves_many_by_preemption(page_size: int) -> None:
     sequences = make_sequences(6, num_tokens=6, max_tokens=18)
     expected = {sequence.key: expected_output(sequence) for sequence in sequences}
     engine = make_engine(*sequences, page_size=page_size, num_pages=24 // page_size)
@@ -62,13 +62,13 @@ def test_a_pool_of_one_sequence_serves_many_by_preemption(page_size: int) -> Non
     assert engine.stats.num_preemptions > 0
 
 
-def test_a_sequence_preempted_twice_says_the_same() -> None:
+def test_sequence_preempted_twice_is_unchanged() -> None:
     sequences = make_sequences(4, num_tokens=4, max_tokens=40)
     expected = {sequence.key: expected_output(sequence) for sequence in sequences}
     assert run(make_engine(*sequences, page_size=1, num_pages=44)) == expected
     assert max(sequence.num_preemptions for sequence in sequences) > 1
 
 
-def test_a_long_context_is_read_whole() -> None:
+def test_long_context_is_read_completely() -> None:
     sequence = make_sequence(num_tokens=4000, max_tokens=30)
     assert_exact([sequence], prefill_chunk=512, page_size=16, num_pages=256)

@@ -14,7 +14,7 @@ from triptych.workers.execute.trace import StepTrace
 
 
 def timed_engine(**options: Any) -> Engine:
-    """An engine whose clock goes on by a millisecond whenever somebody looks at it."""
+    """An engine whose clock advances by a millisecond each time it is read."""
     return traced_engine(io.StringIO(), **options)
 
 
@@ -41,7 +41,7 @@ def test_every_step_is_one_line() -> None:
     assert all(line["ms"] == 1.0 for line in lines)
 
 
-def test_a_line_says_who_ran_and_leaves_out_what_did_not_happen() -> None:
+def test_line_contains_the_sequences_and_omits_what_did_not_happen() -> None:
     first, second, *_ = trace()
     assert first["prefills"] == [[0, 0, 6], [1, 0, 6]]
     assert first["starts"] == [[0, 0], [1, 0]]
@@ -49,11 +49,11 @@ def test_a_line_says_who_ran_and_leaves_out_what_did_not_happen() -> None:
     assert not {"prefills", "starts", "preempted", "swap_out", "failed"} & set(second)
 
 
-def test_the_last_line_says_how_each_sequence_ended() -> None:
+def test_last_line_contains_the_end_of_each_sequence() -> None:
     assert trace()[-1]["finished"] == {"0": "length", "1": "length"}
 
 
-def test_the_history_remembers_the_last_steps_only() -> None:
+def test_history_contains_only_the_last_steps() -> None:
     engine = timed_engine()
     engine.history = StepHistory(max_steps=3)
     run(engine)
@@ -61,7 +61,7 @@ def test_the_history_remembers_the_last_steps_only() -> None:
     assert len(engine.history) == 3
 
 
-def test_the_history_says_what_a_step_computed_and_how_long_it_took() -> None:
+def test_history_contains_the_tokens_and_the_time_of_a_step() -> None:
     engine = timed_engine()
     engine.step()
     (record,) = engine.history.last(1000)
@@ -69,7 +69,7 @@ def test_the_history_says_what_a_step_computed_and_how_long_it_took() -> None:
     assert (record.num_running, record.num_held_pages) == (2, 4)
 
 
-def test_a_summary_is_of_all_steps_that_are_remembered() -> None:
+def test_summary_covers_all_steps_in_the_history() -> None:
     engine = timed_engine()
     assert engine.history.summary().num_steps == 0
     run(engine)
@@ -78,7 +78,7 @@ def test_a_summary_is_of_all_steps_that_are_remembered() -> None:
     assert summary.median_step_ms == summary.slowest_step_ms == 1.0
 
 
-def test_swaps_show_in_the_history() -> None:
+def test_swaps_are_in_the_history() -> None:
     scheduler = make_scheduler(
         *make_sequences(2, num_tokens=8, max_tokens=30), num_pages=11, host_pages=12, preemption="swap"
     )

@@ -1,4 +1,4 @@
-"""A prompt that is admitted always fits."""
+"""An admitted prompt always fits into the context and the pages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_output_ends_where_the_pool_ends() -> None:
 
 
 @pytest.mark.parametrize(("card", "limit"), [(CARD, 31), (SMALL_POOL, 15)], ids=["context", "pool"])
-def test_a_prompt_needs_room_for_one_token(card: ModelCard, limit: int) -> None:
+def test_prompt_must_leave_space_for_one_token(card: ModelCard, limit: int) -> None:
     assert admit_prompt(limit, card=card).capacity == 1
     with pytest.raises(RequestTooLong, match=f"prompt has {limit + 1} tokens, the limit is {limit}"):
         admit_prompt(limit + 1, card=card)
@@ -54,28 +54,28 @@ CUTS: list[tuple[Truncation, list[int]]] = [
 
 
 @pytest.mark.parametrize(("how", "kept"), CUTS, ids=[how for how, _ in CUTS])
-def test_a_prompt_is_cut_where_the_client_says(how: Truncation, kept: list[int]) -> None:
+def test_prompt_is_truncated_on_the_requested_side(how: Truncation, kept: list[int]) -> None:
     token_ids, num_truncated = truncate(np.arange(7, dtype=np.int32), 4, how)
     assert token_ids.tolist() == kept
     assert num_truncated == 7 - len(kept)
 
 
-def test_a_prompt_that_fits_is_never_cut() -> None:
+def test_prompt_that_fits_is_never_truncated() -> None:
     assert admit_prompt(31, truncation="left", max_tokens=10).num_truncated == 0
 
 
-def test_a_cut_prompt_leaves_room_for_max_tokens() -> None:
+def test_truncated_prompt_leaves_space_for_max_tokens() -> None:
     admission = admit_prompt(40, truncation="left", max_tokens=10)
     assert (len(admission.token_ids), admission.num_truncated, admission.capacity) == (22, 18, 10)
 
 
-def test_a_cut_prompt_keeps_half_the_context() -> None:
+def test_truncated_prompt_keeps_half_the_context() -> None:
     admission = admit_prompt(40, truncation="right", max_tokens=1000)
     assert (len(admission.token_ids), admission.capacity) == (16, 16)
 
 
 @pytest.mark.parametrize(("token_id", "where"), [(-1, 0), (100, 2)], ids=["below", "above"])
-def test_an_id_outside_the_vocabulary_is_named_by_its_place(token_id: int, where: int) -> None:
+def test_id_outside_the_vocabulary_is_refused_with_its_index(token_id: int, where: int) -> None:
     token_ids = np.zeros(4, dtype=np.int32)
     token_ids[where] = token_id
     with pytest.raises(InvalidRequest, match=rf"prompt_token_ids\[{where}\] is {token_id}, the limits are 0 and 99"):
@@ -83,7 +83,7 @@ def test_an_id_outside_the_vocabulary_is_named_by_its_place(token_id: int, where
 
 
 @pytest.mark.parametrize("params", [{"stop_token_ids": [100]}, {"logit_bias": {100: 1.0}}], ids=lambda p: next(iter(p)))
-def test_a_parameter_with_an_id_outside_the_vocabulary_is_refused(params: dict[str, Any]) -> None:
+def test_parameter_with_an_id_outside_the_vocabulary_is_refused(params: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="holds 100, the limits are 0 and 99") as caught:
         admit_prompt(3, **params)
     assert caught.value.param == next(iter(params))
@@ -97,7 +97,7 @@ def test_a_parameter_with_an_id_outside_the_vocabulary_is_refused(params: dict[s
     num_pages=st.integers(2, 10),
     page_size=st.sampled_from([1, 2, 4, 16]),
 )
-def test_what_is_admitted_fits_the_context_and_the_pool(
+def test_admitted_prompt_fits_the_context_and_the_pool(
     num_tokens: int, truncation: Truncation, max_tokens: int | None, num_pages: int, page_size: int
 ) -> None:
     card = replace(CARD, num_pages=num_pages, page_size=page_size)
@@ -108,7 +108,7 @@ def test_what_is_admitted_fits_the_context_and_the_pool(
     assert num_kept + admission.capacity <= min(card.max_model_len, num_pages * page_size)
 
 
-def test_a_request_may_limit_its_own_prompt() -> None:
+def test_request_may_limit_its_own_prompt() -> None:
     ids = np.arange(10, dtype=np.int32)
     params = SamplingParams(max_tokens=2)
     cut = admit(ids, truncation="left", params=params, card=CARD, max_prompt_tokens=4)

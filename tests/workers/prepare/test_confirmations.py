@@ -1,4 +1,4 @@
-"""ACCEPTED waits for the disk, and the driver waits with it."""
+"""ACCEPTED is sent after the flush to disk, and the driver's patience includes that wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FRAME = encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1}))
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Its journal lies on a disk."""
+    """A world whose journal is on a disk."""
     world = World(0)
     world.config = replace(world.config, service=replace(world.config.service, journal="/disk", journal_flush="accept"))
     world.board.worker("prepare").set_patience(USUAL_NS)
@@ -30,39 +30,39 @@ def world() -> Iterator[World]:
         yield world
 
 
-def make_prepare(world: World, monkeypatch: pytest.MonkeyPatch, said: list[m.Accepted]) -> Prepare:
+def make_prepare(world: World, monkeypatch: pytest.MonkeyPatch, sent: list[m.Accepted]) -> Prepare:
     prepare = Worker(world, "prepare")._build()
     assert isinstance(prepare, Prepare)
     frames = iter([(b"peer", FRAME)])
     monkeypatch.setattr(prepare._router, "recv", lambda: next(frames, None))
-    monkeypatch.setattr(prepare._router, "send", lambda _, message: said.append(message))
+    monkeypatch.setattr(prepare._router, "send", lambda _, message: sent.append(message))
     return prepare
 
 
-def test_a_slow_disk_is_waited_for_and_only_then_the_client_is_told(
+def test_slow_flush_extends_the_patience_and_accepted_is_sent_after_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the usual patience the worker was killed, and the next one for the same disk."""
-    said, patience = list[m.Accepted](), list[int]()
-    prepare, page = make_prepare(world, monkeypatch, said), world.board.worker("prepare")
+    sent, patience = list[m.Accepted](), list[int]()
+    prepare, page = make_prepare(world, monkeypatch, sent), world.board.worker("prepare")
 
     def flush() -> None:
-        assert not said
-        assert world.clock.monotonic_ns() - page.progress_ns < 1_000_000  # it counts from here
+        assert not sent
+        assert world.clock.monotonic_ns() - page.progress_ns < 1_000_000  # progress counts from here
         world.clock.advance_to(world.clock.now_ns + 4_000_000_000)
         patience.append(page.patience_ns)
 
     monkeypatch.setattr(prepare._context.journal, "flush", flush)
     prepare.turn()
     assert patience == [int(FLUSH_S * 1e9)]
-    assert [message.request_id for message in said] == ["a"]
+    assert [message.request_id for message in sent] == ["a"]
     assert page.patience_ns == USUAL_NS
     assert world.clock.monotonic_ns() - page.progress_ns < 1_000_000
 
 
-def test_a_disk_that_takes_nothing_leaves_no_patience_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = list[m.Accepted]()
-    prepare = make_prepare(world, monkeypatch, said)
+def test_failed_flush_resets_the_patience(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[m.Accepted]()
+    prepare = make_prepare(world, monkeypatch, sent)
 
     def flush() -> None:
         raise JournalError("/disk cannot be written: Input/output error")
@@ -70,5 +70,5 @@ def test_a_disk_that_takes_nothing_leaves_no_patience_behind(world: World, monke
     monkeypatch.setattr(prepare._context.journal, "flush", flush)
     with pytest.raises(JournalError):
         prepare.turn()
-    assert not said
+    assert not sent
     assert world.board.worker("prepare").patience_ns == USUAL_NS

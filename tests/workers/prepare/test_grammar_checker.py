@@ -1,4 +1,4 @@
-"""Grammars of strangers: they compile, or they are refused within the limits, and the next one is served."""
+"""Clients' grammars compile, or are refused within the limits, and the next one is served."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def nested(depth: int) -> dict[str, Any]:
     ],
     ids=lambda form: str(form)[:40],
 )
-def test_a_form_compiles(checker: GrammarChecker, form: dict[str, Any]) -> None:
+def test_valid_form_compiles(checker: GrammarChecker, form: dict[str, Any]) -> None:
     assert compile_form(checker, form)
 
 
@@ -86,7 +86,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("form", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_bad_form_is_refused_with_the_reason(checker: GrammarChecker, form: dict[str, Any], reason: str) -> None:
+def test_bad_form_is_refused_with_the_reason(checker: GrammarChecker, form: dict[str, Any], reason: str) -> None:
     assert reason in refused(checker, form)
 
 
@@ -95,7 +95,7 @@ def test_a_bad_form_is_refused_with_the_reason(checker: GrammarChecker, form: di
     [{"json_schema": {"type": "integer", "multipleOf": 12345677}}, {"regex": "(a{1000}){1000}"}],
     ids=["a million states", "a million repeats"],
 )
-def test_one_that_takes_too_much_is_refused_and_the_next_one_compiles(
+def test_grammar_that_takes_too_much_is_refused_and_the_next_one_compiles(
     checker: GrammarChecker, form: dict[str, Any]
 ) -> None:
     compile_form(checker, {"regex": "warm"})
@@ -107,7 +107,7 @@ def test_one_that_takes_too_much_is_refused_and_the_next_one_compiles(
     assert checker.known(checked_structured(form)).error  # type: ignore[union-attr, arg-type]  # not tried again soon
 
 
-def test_a_compiler_that_somebody_killed_is_no_fault_of_the_next_form(checker: GrammarChecker) -> None:
+def test_killed_compiler_does_not_fail_the_next_form(checker: GrammarChecker) -> None:
     compile_form(checker, {"regex": "before"})
     assert checker._process is not None
     checker._process._process.kill()
@@ -115,7 +115,7 @@ def test_a_compiler_that_somebody_killed_is_no_fault_of_the_next_form(checker: G
     assert compile_form(checker, {"regex": "behind"})
 
 
-def test_too_little_memory_is_said_with_its_size(tmp_path: Path) -> None:
+def test_too_little_memory_is_reported_with_its_size(tmp_path: Path) -> None:
     folder = model_dir(tmp_path, tokenizer_zoo.byte_level())
     checker = GrammarChecker(folder, timeout_s=20.0, memory_bytes=8 << 20)
     try:
@@ -126,20 +126,20 @@ def test_too_little_memory_is_said_with_its_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["metaspace", "word_piece"])
-def test_a_tokenizer_that_has_no_bytes_is_refused_by_reason(tmp_path: Path, name: str) -> None:
+def test_tokenizer_without_bytes_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
     checker = GrammarChecker(model_dir(tmp_path, tokenizer_zoo.ALL[name]()), timeout_s=TIMEOUT_S, memory_bytes=64 << 20)
     assert "this model's answers cannot be constrained" in refused(checker, {"regex": "a"})
     checker.close()
 
 
-def test_a_model_without_an_end_is_refused_by_reason(tmp_path: Path) -> None:
+def test_model_without_an_end_token_is_refused_with_the_reason(tmp_path: Path) -> None:
     folder = model_dir(tmp_path, tokenizer_zoo.byte_level(), eos_token_ids=())
     checker = GrammarChecker(folder, timeout_s=TIMEOUT_S, memory_bytes=64 << 20)
     assert "no token that ends a sequence" in refused(checker, {"regex": "a"})
     checker.close()
 
 
-def test_the_order_of_properties_is_that_of_the_schema(checker: GrammarChecker) -> None:
+def test_order_of_properties_is_that_of_the_schema(checker: GrammarChecker) -> None:
     grammar = compile_form(checker, {"json_schema": {"type": "object", "properties": {"b": {}, "a": {}}}})
     schema = json.loads(grammar)["grammars"][0]["json_schema"]
     assert list(schema["properties"]) == ["b", "a"]
@@ -149,10 +149,10 @@ def not_understood(*_: object) -> tuple[str, str]:
     raise ValueError("not JSON")
 
 
-def test_a_compiler_that_was_not_understood_answers_nobody_else(
+def test_garbled_output_of_the_compiler_is_not_taken_as_the_next_answer(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a library writes between the answers; the answer after it was taken for that to the next form."""
+    """A library printed between the answers; the delayed answer was then taken as that to the next form."""
     compile_form(checker, {"choice": ["before"]})
     with monkeypatch.context() as patch:
         patch.setattr(grammar_checker._Process, "answer", not_understood)

@@ -1,4 +1,4 @@
-"""Forms wait for the compiler in turns of those who sent them."""
+"""Clients take turns in the queue for the grammar compiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triptych.workers.prepare.structured import Structured
 
 
 class Slow(GrammarChecker):
-    """Compiles nothing before it may."""
+    """Compiles nothing until the test allows it."""
 
     def __init__(self) -> None:
         super().__init__(Path("/nowhere"), timeout_s=1.0, memory_bytes=1)
@@ -44,7 +44,7 @@ class Clients:
         return self.results
 
 
-def test_who_sends_many_forms_waits_for_himself() -> None:
+def test_client_with_many_forms_only_delays_itself() -> None:
     clients = Clients()
     clients.send(b"greedy", "a0")
     assert clients.checker.began.wait(20)
@@ -55,7 +55,7 @@ def test_who_sends_many_forms_waits_for_himself() -> None:
 
 
 @pytest.mark.parametrize("num_owners", [1, MAX_WAITING])
-def test_what_waits_is_bounded_for_one_and_for_all(num_owners: int) -> None:
+def test_queue_is_limited_per_client_and_in_total(num_owners: int) -> None:
     clients = Clients()
     for number in range(2 * MAX_WAITING):
         clients.send(str(number % num_owners).encode(), f"{number}")
@@ -66,7 +66,7 @@ def test_what_waits_is_bounded_for_one_and_for_all(num_owners: int) -> None:
     assert len(clients.receive(2 * MAX_WAITING)) == 2 * MAX_WAITING
 
 
-def test_who_was_answered_has_room_again() -> None:
+def test_answered_client_may_queue_again() -> None:
     clients = Clients()
     clients.send(b"one", *(f"{number}" for number in range(MAX_WAITING_OF_ONE)))
     clients.checker.may.set()

@@ -1,4 +1,4 @@
-"""What is said to an id that comes again."""
+"""The reply to a request id that is used again."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def known_ids(*past: tuple[str, int]) -> KnownIds:
     return ids
 
 
-def test_the_same_request_is_known_while_it_is_live() -> None:
+def test_repeated_request_is_recognised_while_it_is_live() -> None:
     ids = known_ids()
     assert ids.seen("a", 7) == Known(7)
     ids.accept(ACCEPTED, 7, (4, 1))
     assert ids.seen("a", 7) == Known(7, ACCEPTED, (4, 1))
 
 
-def test_another_request_of_a_live_id_is_refused() -> None:
+def test_other_request_with_a_live_id_is_refused() -> None:
     with pytest.raises(DuplicateId, match="live"):
         known_ids().seen("a", 8)
 
 
-def test_a_request_is_repeated_by_who_may_ask_for_it() -> None:
-    """Also that of a key, after a start with --share-requests on the same journal: from then on all are the house."""
+def test_request_can_be_repeated_by_its_owner() -> None:
+    """Also after a restart with --share-requests on the same journal: then every client owns all requests."""
     ids, first = KnownIds([("past", mark_of(7, 5))], max_past=2), mark_of(7, 5)
     ids.accept(ACCEPTED, first, (4, 1))
     assert ids.seen("a", first) == ids.seen("a", mark_of(7, HOUSE)) == Known(first, ACCEPTED, (4, 1))
@@ -43,7 +43,7 @@ def test_a_request_is_repeated_by_who_may_ask_for_it() -> None:
             ids.seen("a", other)
 
 
-def test_a_request_that_was_read_is_refused_and_one_that_nobody_read_begins_anew() -> None:
+def test_read_request_is_refused_and_an_unread_one_starts_again() -> None:
     ids = known_ids()
     ids.forget("a", was_read=True)
     with pytest.raises(DuplicateId, match="already been answered"):
@@ -53,7 +53,7 @@ def test_a_request_that_was_read_is_refused_and_one_that_nobody_read_begins_anew
     assert ids.seen("b", 7) is None
 
 
-def test_a_refusal_forgets_what_was_not_accepted_only() -> None:
+def test_refusal_only_forgets_ids_that_were_not_accepted() -> None:
     ids = known_ids()
     ids.refuse("a")
     assert ids.seen("a", 7) is None
@@ -62,7 +62,7 @@ def test_a_refusal_forgets_what_was_not_accepted_only() -> None:
     assert ids.seen("a", 7) is not None
 
 
-def test_the_oldest_past_ids_make_room() -> None:
+def test_oldest_past_ids_are_dropped() -> None:
     ids = known_ids(("x", 1), ("y", 1))
     ids.forget("a", was_read=True)
     assert ids.seen("x", 1) is None

@@ -1,4 +1,4 @@
-"""What prepare does with a frame, whoever sent it."""
+"""What prepare does with a frame from any client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from triptych.protocol.owners import HOUSE
 from triptych.workers.prepare import process
 from triptych.workers.prepare.admission import Admission
 from triptych.workers.prepare.process import Prepare
-from triptych.workers.process import HEARING_S
+from triptych.workers.process import RECEIVING_S
 
 FRAME = encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1}))
 KEY = content_key(FRAME)
@@ -44,7 +44,7 @@ def make_prepare(world: World) -> Prepare:
 
 
 def intents_while_reading(world: World, patch: pytest.MonkeyPatch) -> list[list[int]]:
-    """What is written down, each time that a frame is about to be read."""
+    """The intents written each time before a frame is read."""
     intents: list[list[int]] = []
 
     def read(frame: bytes, *, max_bytes: int) -> Frame:
@@ -55,62 +55,62 @@ def intents_while_reading(world: World, patch: pytest.MonkeyPatch) -> list[list[
     return intents
 
 
-def test_a_frame_is_written_down_before_it_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intent_is_written_before_a_frame_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     intents, prepare = intents_while_reading(world, monkeypatch), make_prepare(world)
-    prepare._hear_alone(b"peer", FRAME)
+    prepare._on_frame_alone(b"peer", FRAME)
     assert intents == [[KEY]]
     assert world.board.intent("prepare").read() == []
 
 
-def test_a_frame_that_ended_prepare_twice_is_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_that_crashed_prepare_twice_is_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     intents, prepare = intents_while_reading(world, monkeypatch), make_prepare(world)
     world.board.set_suspect(KEY, POISONED)
-    prepare._hear_alone(b"peer", FRAME)
+    prepare._on_frame_alone(b"peer", FRAME)
     assert intents == []
     assert prepare._counts["rejected_poisoned"] == 1
 
 
-def test_a_suspected_frame_that_does_no_harm_is_suspected_no_more(world: World) -> None:
+def test_suspected_frame_that_causes_no_crash_is_cleared(world: World) -> None:
     world.board.set_suspect(KEY, 1)
-    make_prepare(world)._hear_alone(b"peer", FRAME)
+    make_prepare(world)._on_frame_alone(b"peer", FRAME)
     assert world.board.suspects() == {}
 
 
-def test_each_frame_that_was_heard_is_progress(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_received_frame_is_progress(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare, marks = make_prepare(world), list[bool]()
     frames = iter([(b"peer", FRAME)] * 3)
     monkeypatch.setattr(prepare._router, "recv", lambda: next(frames, None))
-    monkeypatch.setattr(prepare, "_hear_alone", lambda *_: marks.append(False))
+    monkeypatch.setattr(prepare, "_on_frame_alone", lambda *_: marks.append(False))
     monkeypatch.setattr(prepare._context.page, "progress", lambda: marks.append(True))
     prepare.turn()
     assert marks == [False, True] * 3
 
 
-def test_who_never_stops_asking_does_not_stop_the_rest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each frame may take a second, and meanwhile no credit comes back and nobody else is told anything."""
-    prepare, heard = make_prepare(world), list[bytes]()
+def test_continuous_questions_do_not_block_other_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each frame may take a second; without a limit, credits would not come back and other clients would wait."""
+    prepare, received = make_prepare(world), list[bytes]()
 
-    def hear(_: bytes, frame: bytes) -> None:
-        heard.append(frame)
+    def recv(_: bytes, frame: bytes) -> None:
+        received.append(frame)
         world.clock.advance_to(world.clock.now_ns + 10_000_000)
 
     monkeypatch.setattr(prepare._router, "recv", lambda: (b"peer", FRAME))
-    monkeypatch.setattr(prepare, "_hear_alone", hear)
+    monkeypatch.setattr(prepare, "_on_frame_alone", recv)
     prepare.turn()
-    assert 1 <= len(heard) <= HEARING_S / 0.01 + 1
+    assert 1 <= len(received) <= RECEIVING_S / 0.01 + 1
 
 
-def test_a_request_without_room_is_not_looked_into(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look into megabytes takes long, and whoever is over his quota may send them without an end."""
+def test_request_beyond_the_quota_is_not_decoded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding megabytes takes long, and a client beyond its quota could send them without end."""
     prepare, answers = make_prepare(world), list[m.Rejected]()
     monkeypatch.setattr(prepare._router, "send", lambda _, message: answers.append(message))
     prepare._quotas.waits(b"peer", world.config.service.max_client_bytes)
-    prepare._hear_alone(b"peer", encode(m.Submit("a", {"messages": "no list", "max_tokens": 1})))
-    prepare._hear_alone(b"peer", encode(m.Submit("b", {"prompt_token_ids": "no list"})))
+    prepare._on_frame_alone(b"peer", encode(m.Submit("a", {"messages": "no list", "max_tokens": 1})))
+    prepare._on_frame_alone(b"peer", encode(m.Submit("b", {"prompt_token_ids": "no list"})))
     assert [(answer.request_id, answer.code) for answer in answers] == [("a", "overloaded"), ("b", "invalid_request")]
 
 
-def test_what_a_key_has_under_way_counts_in_the_next_life_too(world: World) -> None:
+def test_open_requests_of_a_key_count_after_a_restart(world: World) -> None:
     writer = RequestWriter(world.journal)
     records = [replace(make_record(name), owner=owner) for name, owner in (("a", 7), ("b", 7), ("c", HOUSE))]
     ended, *_ = [writer.accept(record, TIMES) for record in records]
@@ -119,84 +119,84 @@ def test_what_a_key_has_under_way_counts_in_the_next_life_too(world: World) -> N
     assert (quotas._requests, quotas._records) == ({7: 1}, {7: 2})
 
 
-def test_bad_frames_of_clients_and_of_workers_are_reported(world: World) -> None:
+def test_bad_frames_of_clients_and_workers_are_counted(world: World) -> None:
     prepare = make_prepare(world)
     prepare._router.num_bad_frames, prepare._links.inbox.num_bad_frames = 2, 3
     assert prepare._collect()["bad_frames"] == 5
 
 
-# -- what is given back by the tokenizer
+# -- results of the tokenizer
 
 
 class Refusals:
-    """A prepare, and what it says to the clients as they read it."""
+    """A prepare, and its replies as clients read them."""
 
     def __init__(self, world: World, patch: pytest.MonkeyPatch) -> None:
-        self.prepare, self.said = make_prepare(world), list[m.Rejected]()
+        self.prepare, self.sent = make_prepare(world), list[m.Rejected]()
         patch.setattr(self.prepare._router, "send", self._send)
 
     def _send(self, _: bytes, message: m.Rejected) -> bool:
-        self.said.append(decode(encode(message)).message)
+        self.sent.append(decode(encode(message)).message)
         return True
 
-    def hear(self) -> str:
-        self.prepare._hear_alone(b"peer", FRAME)
-        return self.said[-1].message
+    def recv(self) -> str:
+        self.prepare._on_frame_alone(b"peer", FRAME)
+        return self.sent[-1].message
 
 
-def test_a_reason_that_no_frame_can_hold_is_told_all_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a template raises it that names what it refuses: the request came again and again, and ended each prepare."""
+def test_reason_that_cannot_be_encoded_is_replaced(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template may raise an error that quotes its input: the request was repeated, and crashed each new prepare."""
     refusals = Refusals(world, monkeypatch)
     monkeypatch.setattr(refusals.prepare._tokenizing, "_tokenize", lambda _: InvalidRequest("no such tool: \ud800"))
-    assert refusals.hear() == "no such tool: \\ud800"
+    assert refusals.recv() == "no such tool: \\ud800"
 
 
-def test_a_fault_in_what_follows_the_tokenizer_fails_one_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_after_tokenizing_fails_one_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     refusals, results = Refusals(world, monkeypatch), list[Any]()
     prepare = refusals.prepare
     monkeypatch.setattr(prepare._tokenizing, "begin", results.append)
-    prepare._hear_alone(b"peer", FRAME)
+    prepare._on_frame_alone(b"peer", FRAME)
 
     def fail(*_: Any) -> None:
         raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
 
     monkeypatch.setattr(prepare, "_accept", fail)
     prepare._finish(results[0], Admission(np.array([1, 2, 3], np.int32), 0, 1))
-    [refused] = refusals.said
+    [refused] = refusals.sent
     assert (refused.request_id, refused.code) == ("a", "request_failed")
     assert refused.message == "the request could not be accepted: UnicodeEncodeError"
-    prepare._hear_alone(b"peer", FRAME)
-    assert len(results) == 2  # it is taken again, if its client says it again
+    prepare._on_frame_alone(b"peer", FRAME)
+    assert len(results) == 2  # it is accepted again if its client repeats it
 
 
 # -- limits
 
 
 @pytest.mark.parametrize("limits", [(1, 9), (9, 1)], ids=["queue", "client"])
-def test_those_that_were_with_the_tokenizer_together_pass_no_limit(
+def test_requests_tokenized_together_respect_the_limits(
     world: World, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int]
 ) -> None:
-    """As chats are: when the last of them is heard, none has been accepted yet."""
+    """Chats, for example: when the last of them is received, none has been accepted yet."""
     service = replace(world.config.service, max_queue=limits[0], max_client_requests=limits[1])
     world.config = replace(world.config, service=service)
-    prepare, begun, said = make_prepare(world), list[Any](), list[Any]()
+    prepare, begun, sent = make_prepare(world), list[Any](), list[Any]()
     monkeypatch.setattr(prepare._tokenizing, "begin", begun.append)
-    monkeypatch.setattr(prepare._router, "send", lambda _, message: said.append(message))
+    monkeypatch.setattr(prepare._router, "send", lambda _, message: sent.append(message))
     for request_id in ("a", "b"):
-        prepare._hear_alone(b"peer", encode(m.Submit(request_id, {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
+        prepare._on_frame_alone(b"peer", encode(m.Submit(request_id, {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
     for intake in begun:
         prepare._finish(intake, Admission(np.array([1, 2, 3], np.int32), 0, 1))
-    accepted, refused = said
+    accepted, refused = sent
     assert isinstance(accepted, m.Accepted)
     assert (refused.request_id, refused.code) == ("b", "overloaded")
-    assert prepare._ids.seen("b", 0) is None, "it may come again"
+    assert prepare._ids.seen("b", 0) is None, "it may be sent again"
 
 
-# -- what an earlier life has begun
+# -- requests of an earlier process
 
 
-def test_a_search_that_was_dispatched_in_part_is_dispatched_as_a_whole(world: World) -> None:
-    """The beams that execute has hold their credits and wait for the others; a more urgent request waits for theirs."""
+def test_partly_dispatched_search_is_dispatched_completely(world: World) -> None:
+    """Its beams in execute hold credits and wait for the others, which a more urgent request could overtake."""
     writer = RequestWriter(world.journal)
     keys = writer.accept_all([replace(make_record(f"b {i}", num_beams=2), index=i) for i in range(2)], TIMES)
     writer.dispatch(*keys[0], 1)
@@ -207,13 +207,13 @@ def test_a_search_that_was_dispatched_in_part_is_dispatched_as_a_whole(world: Wo
     assert sorted(prepare._live.items()) == sorted(keys)
 
 
-def test_who_was_with_the_tokenizer_when_a_stop_began_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accepted then, it might be ended at once: the driver saw that nobody was left."""
-    prepare, said = make_prepare(world), list[Any]()
-    monkeypatch.setattr(prepare._router, "send", lambda _, message: said.append(message))
+def test_request_in_the_tokenizer_when_a_stop_begins_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If accepted, it could be ended at once, because the driver saw no open requests."""
+    prepare, sent = make_prepare(world), list[Any]()
+    monkeypatch.setattr(prepare._router, "send", lambda _, message: sent.append(message))
     intakes: list[Any] = []
     monkeypatch.setattr(prepare._tokenizing, "begin", intakes.append)
-    prepare._hear_alone(b"peer", encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
+    prepare._on_frame_alone(b"peer", encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
     world.board.begin_drain()
     prepare._finish(intakes[0], Admission(np.array([1, 2, 3], np.int32), 0, 1))
-    assert [(message.request_id, message.code) for message in said] == [("a", "draining")]
+    assert [(message.request_id, message.code) for message in sent] == [("a", "draining")]

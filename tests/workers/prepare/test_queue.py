@@ -6,7 +6,7 @@ from triptych.workers.prepare.queue import CreditQueue, Waiting
 
 
 def make_queue(ageing: int, priorities: list[int]) -> CreditQueue:
-    """A request of one sequence for each priority, in slots 0, 1, 2, ..."""
+    """Requests of one sequence, one per priority, in slots 0, 1, 2, ..."""
     queue = CreditQueue(ageing)
     for arrival, priority in enumerate(priorities):
         push(queue, arrival, arrival=arrival, priority=priority)
@@ -24,15 +24,15 @@ def slots_of(queue: CreditQueue) -> list[int]:
     return [waiting.slot for _ in range(len(queue)) for waiting in queue.pop(1)]
 
 
-def test_the_order_is_that_of_arrival_without_priorities() -> None:
+def test_without_priorities_the_order_is_that_of_arrival() -> None:
     assert slots_of(make_queue(0, [5, -5, 0])) == [0, 1, 2]
 
 
-def test_a_level_of_priority_outweighs_so_many_later_arrivals() -> None:
+def test_level_of_priority_outweighs_a_number_of_later_arrivals() -> None:
     assert slots_of(make_queue(2, [1, 1, 0, 0, 0, 0])) == [0, 2, 1, 3, 4, 5]
 
 
-def test_nobody_waits_for_more_than_the_arrivals_that_outweigh_it() -> None:
+def test_wait_is_limited_to_the_arrivals_that_outweigh_a_request() -> None:
     queue = make_queue(4, [3])
     for index in range(1, 100):
         push(queue, index, arrival=index)
@@ -41,7 +41,7 @@ def test_nobody_waits_for_more_than_the_arrivals_that_outweigh_it() -> None:
     assert index <= 13
 
 
-def test_one_that_left_is_not_popped() -> None:
+def test_removed_request_is_not_popped() -> None:
     queue = make_queue(0, [0] * 40)
     assert queue.remove(3, 9) is False
     assert all(queue.remove(slot, 1) for slot in range(30))
@@ -49,7 +49,7 @@ def test_one_that_left_is_not_popped() -> None:
     assert slots_of(queue) == list(range(30, 40))
 
 
-def test_a_slot_that_is_used_again_waits_by_its_new_arrival() -> None:
+def test_reused_slot_is_ordered_by_its_new_arrival() -> None:
     queue = make_queue(0, [0, 0, 0])
     assert queue.remove(0, 1)
     queue.push("0", Waiting(0, 2, b"new"), arrival=3, priority=0)
@@ -57,7 +57,7 @@ def test_a_slot_that_is_used_again_waits_by_its_new_arrival() -> None:
     assert [(waiting.slot, waiting.generation) for waiting in popped] == [(1, 1), (2, 1), (0, 2)]
 
 
-def test_all_sequences_of_a_request_leave_at_once() -> None:
+def test_all_sequences_of_a_request_are_popped_together() -> None:
     queue = make_queue(0, [0])
     group = push(queue, 3, 1, 2, request_id="group", arrival=5)
     assert len(queue) == 2
@@ -66,7 +66,7 @@ def test_all_sequences_of_a_request_leave_at_once() -> None:
     assert queue.pop(3) == []
 
 
-def test_nobody_overtakes_a_request_that_does_not_fit_but_who_is_more_urgent() -> None:
+def test_request_that_does_not_fit_is_only_overtaken_by_more_urgent_ones() -> None:
     queue = CreditQueue(100)
     group = push(queue, 0, 1, 2, request_id="group")
     single = push(queue, 3, arrival=5)
@@ -77,7 +77,7 @@ def test_nobody_overtakes_a_request_that_does_not_fit_but_who_is_more_urgent() -
     assert queue.pop(1) == single
 
 
-def test_a_sequence_that_ended_needs_no_credit() -> None:
+def test_ended_sequence_needs_no_credit() -> None:
     queue = CreditQueue(0)
     sequences = push(queue, 0, 1, request_id="a")
     assert not queue.remove(7, 1)
@@ -86,7 +86,7 @@ def test_a_sequence_that_ended_needs_no_credit() -> None:
     assert queue.pop(1) == sequences[1:]
 
 
-def test_a_request_of_which_all_ended_is_not_in_the_way() -> None:
+def test_completely_ended_request_does_not_block_the_queue() -> None:
     queue = CreditQueue(0)
     push(queue, 0, 1, request_id="a")
     later = push(queue, 2, request_id="b", arrival=3)
@@ -95,8 +95,8 @@ def test_a_request_of_which_all_ended_is_not_in_the_way() -> None:
     assert queue.pop(1) == later
 
 
-def test_a_request_of_more_sequences_than_there_are_credits_leaves_once_nobody_has_one() -> None:
-    """It was accepted under another configuration. Whoever comes behind it would wait for ever."""
+def test_request_with_more_sequences_than_credits_is_popped_once_no_other_has_one() -> None:
+    """It was accepted with another configuration. Otherwise later requests would wait for ever."""
     queue = make_queue(0, [])
     large, small = push(queue, 1, 2, 3), push(queue, 4, arrival=9)
     assert queue.pop(2) == []

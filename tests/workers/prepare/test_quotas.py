@@ -1,4 +1,4 @@
-"""What one client may have under way."""
+"""Limits on the open requests of one client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def make_quotas(max_requests: int = 2, max_bytes: int = 100, max_unread: int = 1
     return Quotas(max_requests=max_requests, max_bytes=max_bytes, max_unread=max_unread)
 
 
-def test_one_client_may_have_so_many_requests_and_another_as_many() -> None:
+def test_each_client_has_its_own_request_limit() -> None:
     quotas = make_quotas()
     for slot in range(2):
         quotas.check(b"a", 0)
@@ -22,7 +22,7 @@ def test_one_client_may_have_so_many_requests_and_another_as_many() -> None:
     quotas.check(b"b", 0)
 
 
-def test_a_request_that_ended_makes_room_once() -> None:
+def test_ended_request_frees_its_place_once() -> None:
     quotas = make_quotas(max_requests=2)
     quotas.accepted(b"a", 0, 1)
     quotas.accepted(b"a", 1, 1)
@@ -33,7 +33,7 @@ def test_a_request_that_ended_makes_room_once() -> None:
         quotas.check(b"a", 0)
 
 
-def test_bytes_that_wait_are_counted_for_each_client() -> None:
+def test_waiting_bytes_are_counted_per_client() -> None:
     quotas = make_quotas()
     quotas.waits(b"a", 80)
     with pytest.raises(Overloaded, match=r"80 bytes.*21 more.*max_client_bytes, 100"):
@@ -44,14 +44,14 @@ def test_bytes_that_wait_are_counted_for_each_client() -> None:
     quotas.check(b"a", 100)
 
 
-def test_a_request_of_an_earlier_life_counts_for_nobody() -> None:
+def test_request_of_an_earlier_process_is_not_counted() -> None:
     quotas = make_quotas()
     quotas.released(5, 5)
     quotas.check(b"a", 0)
 
 
-def test_answers_that_nobody_reads_are_counted_until_they_are_forgotten() -> None:
-    """Each keeps its record in the journal, which is everybody's."""
+def test_unread_answers_count_until_they_are_forgotten() -> None:
+    """Each keeps its record in the journal, which all clients share."""
     quotas = make_quotas(max_unread=3)
     for slot in range(3):
         quotas.accepted(b"a", slot, 1)
@@ -64,7 +64,7 @@ def test_answers_that_nobody_reads_are_counted_until_they_are_forgotten() -> Non
     quotas.check(b"a", 0)
 
 
-def test_a_request_that_is_forgotten_before_its_release_is_noticed_counts_no_more() -> None:
+def test_request_forgotten_before_its_release_was_noticed_no_longer_counts() -> None:
     quotas = make_quotas(max_requests=1, max_unread=1)
     quotas.accepted(b"a", 0, 1)
     quotas.forgotten(0, 1)

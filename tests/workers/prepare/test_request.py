@@ -1,4 +1,4 @@
-"""What a client may send, and how it is told what it may not."""
+"""Validation of requests, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triptych.workers.prepare.request import MAX_MESSAGES, GenerationRequest
 HELLO = {"role": "user", "content": "Hello"}
 
 
-def test_a_text_prompt_takes_every_default() -> None:
+def test_text_prompt_gets_every_default() -> None:
     request = GenerationRequest.from_wire({"prompt": "Once"})
     assert (request.prompt, request.truncation, request.lease_s) == ("Once", "none", None)
     assert request.sampling == SamplingParams()
@@ -39,20 +39,20 @@ def test_text_parts_of_a_message_are_joined() -> None:
     assert request.messages == (HELLO,)
 
 
-def test_other_fields_go_to_the_sampler() -> None:
+def test_other_fields_become_sampling_parameters() -> None:
     wire = {"prompt": "x", "lease_s": 2, "truncation": "left", "temperature": 0.5, "stop": "\n"}
     request = GenerationRequest.from_wire(wire)
     assert request.sampling == SamplingParams(temperature=0.5, stop=("\n",))
     assert (request.lease_s, request.truncation) == (2.0, "left")
 
 
-def test_what_the_scheduler_wants_to_know_is_taken_as_it_is() -> None:
+def test_scheduling_fields_are_passed_on() -> None:
     wire = {"prompt": "x", "priority": -3, "deadline_ms": 5, "max_queue_ms": 0.5, "cache_salt": "tenant"}
     request = GenerationRequest.from_wire(wire)
     assert (request.priority, request.deadline_ms, request.max_queue_ms, request.cache_salt) == (-3, 5.0, 0.5, "tenant")
 
 
-def test_an_absent_field_may_be_sent_as_nil() -> None:
+def test_absent_field_may_be_sent_as_nil() -> None:
     assert GenerationRequest.from_wire({"prompt": "x", "messages": None, "lease_s": None}).messages is None
 
 
@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
     "no prompt": ({}, "prompt", "got none"),
     "two prompts": ({"prompt": "x", "messages": [HELLO]}, "prompt", "got prompt and messages"),
     "unknown field": ({"prompt": "x", "tempratur": 1}, "tempratur", "unknown field 'tempratur'"),
-    "unknown field that is no string": ({"prompt": "x", 7: 1}, "7", "unknown field 7"),
+    "unknown field that is not a string": ({"prompt": "x", 7: 1}, "7", "unknown field 7"),
     "prompt of bytes": ({"prompt": b"x"}, "prompt", "must be a string, got b'x'"),
     "ids in a string": ({"prompt_token_ids": "12"}, "prompt_token_ids", "must be a list of integers"),
     "a bool for an id": ({"prompt_token_ids": [1, True]}, "prompt_token_ids", "[1] must be an integer, got True"),
@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
     "a message in a string": ({"messages": ["Hello"]}, "messages", "messages[0] must be a map"),
     "no content": ({"messages": [{"role": "user"}]}, "messages", "messages[0] has no content"),
     "a field too many": ({"messages": [{**HELLO, "mood": "x"}]}, "messages", "unknown field 'mood'"),
-    "a role that is no string": ({"messages": [{"role": 1, "content": ""}]}, "messages", "messages[0].role"),
+    "a role that is not a string": ({"messages": [{"role": 1, "content": ""}]}, "messages", "messages[0].role"),
     "no text content": ({"messages": [{"role": "user", "content": 5}]}, "messages", "messages[0].content must be"),
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "image", "text": ""}]}]},
@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("wire", "param", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_bad_field_is_named_with_its_value(wire: dict[Any, Any], param: str, reason: str) -> None:
+def test_bad_field_is_named_with_its_value(wire: dict[Any, Any], param: str, reason: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         GenerationRequest.from_wire(wire)
     assert caught.value.param == param

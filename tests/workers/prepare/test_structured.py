@@ -1,4 +1,4 @@
-"""The field ``structured``: what it may hold, and how a client is told what it may not."""
+"""The field ``structured``: its forms, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse(value: Any, **fields: Any) -> Structured | None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_each_form_is_understood(value: Any, expected: Structured | None) -> None:
+def test_each_form_is_accepted(value: Any, expected: Structured | None) -> None:
     assert parse(value) == expected
 
 
@@ -59,14 +59,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("value", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_bad_form_is_named_with_its_value(value: Any, reason: str) -> None:
+def test_bad_form_is_named_with_its_value(value: Any, reason: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(value)
     assert caught.value.param == "structured"
     assert reason in caught.value.message
 
 
-def test_a_form_and_ignore_eos_exclude_each_other() -> None:
+def test_structured_and_ignore_eos_exclude_each_other() -> None:
     with pytest.raises(InvalidRequest, match="ignore_eos") as caught:
         parse({"regex": "a"}, ignore_eos=True)
     assert caught.value.param == "structured"

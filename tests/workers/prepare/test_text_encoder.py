@@ -1,4 +1,4 @@
-"""Ids equal those of transformers, and what a tokenizer or template raises fails one request."""
+"""Token ids equal those of transformers, and an error in a tokenizer or template fails one request."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def with_bos(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def reference(tokenizer: Tokenizer, folder: Path, template: str | None = None) -> Any:
-    """The same tokenizer as transformers loads it from a checkpoint."""
+    """The same tokenizer as loaded by transformers from a checkpoint."""
     wrapped: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **SPECIAL)  # type: ignore[no-untyped-call]
     wrapped.save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
@@ -97,7 +97,7 @@ def test_text_has_the_ids_of_transformers(name: str, text: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama2"])
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
-def test_a_chat_has_the_ids_of_transformers(name: str, template: str, tmp_path: Path) -> None:
+def test_chat_has_the_ids_of_transformers(name: str, template: str, tmp_path: Path) -> None:
     tokenizer = with_bos(getattr(tokenizer_zoo, name)())
     theirs = reference(tokenizer, tmp_path, template).apply_chat_template(CHAT, add_generation_prompt=True)
     assert make_encoder(tokenizer, template).encode_chat(CHAT).tolist() == theirs["input_ids"]
@@ -105,7 +105,7 @@ def test_a_chat_has_the_ids_of_transformers(name: str, template: str, tmp_path: 
 
 @pytest.mark.parametrize("begun", ["So", " So\n", "a</s>b", "Hello", "<think>\nLet", ""], ids=ascii)
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
-def test_a_turn_that_has_begun_has_the_ids_of_transformers(template: str, begun: str, tmp_path: Path) -> None:
+def test_continued_turn_has_the_ids_of_transformers(template: str, begun: str, tmp_path: Path) -> None:
     chat = [*CHAT, {"role": "assistant", "content": begun}]
     tokenizer = with_bos(tokenizer_zoo.byte_level())
     encoder = make_encoder(tokenizer, template)
@@ -129,7 +129,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("template", "reason"), BROKEN.values(), ids=BROKEN)
-def test_a_template_that_raises_fails_the_request(template: str, reason: str) -> None:
+def test_template_that_raises_fails_the_request(template: str, reason: str) -> None:
     encoder = make_encoder(tokenizer_zoo.byte_level(), template)
     with pytest.raises(TokenizationFailed, match=reason) as caught:
         encoder.encode_chat([{"role": "system", "content": "Hello"}])
@@ -137,19 +137,19 @@ def test_a_template_that_raises_fails_the_request(template: str, reason: str) ->
     assert encoder.encode("still works").size > 0
 
 
-def test_a_tokenizer_that_raises_fails_the_request() -> None:
+def test_tokenizer_that_raises_fails_the_request() -> None:
     with pytest.raises(TokenizationFailed, match="the tokenizer raised") as caught:
         make_encoder(tokenizer_zoo.byte_level()).encode("half a pair: \ud800")
     assert caught.value.param == "prompt"
 
 
-def test_a_chat_for_a_model_without_template_is_invalid() -> None:
+def test_chat_for_a_model_without_a_template_is_invalid() -> None:
     with pytest.raises(InvalidRequest, match="no chat template"):
         make_encoder(tokenizer_zoo.byte_level()).encode_chat(CHAT)
 
 
 @pytest.mark.parametrize("wire", [{"prompt": ""}, {"prompt_token_ids": []}], ids=["text", "ids"])
-def test_an_empty_prompt_is_the_beginning_token_or_refused(wire: dict[str, Any]) -> None:
+def test_empty_prompt_becomes_the_begin_token_or_is_refused(wire: dict[str, Any]) -> None:
     request = GenerationRequest.from_wire(wire)
     assert make_encoder(tokenizer_zoo.byte_level(), bos_token_id=0).encode_request(request).tolist() == [0]
     with pytest.raises(EmptyPrompt, match="has no tokens"):
@@ -164,7 +164,7 @@ def test_padding_and_truncation_of_the_file_are_not_applied() -> None:
     assert make_encoder(tokenizer).encode("a long enough text").tolist() == expected
 
 
-def test_the_run_directory_is_enough(tmp_path: Path) -> None:
+def test_encoder_needs_only_the_run_directory(tmp_path: Path) -> None:
     assert TextEncoder.load(tmp_path) is None
     tokenizer = tokenizer_zoo.byte_level()
     facts = TokenizerFacts(
@@ -176,7 +176,7 @@ def test_the_run_directory_is_enough(tmp_path: Path) -> None:
     assert encoder.encode_chat([{"role": "user", "content": "fox"}]).tolist() == tokenizer.encode("fox").ids
 
 
-def test_a_giant_prompt_leaves_the_interpreter_to_others() -> None:
+def test_giant_prompt_does_not_block_other_threads() -> None:
     encoder = make_encoder(tokenizer_zoo.byte_level())
     thread = threading.Thread(target=encoder.encode, args=("The quick brown fox. " * 20_000,))
     num_turns = 0
@@ -186,4 +186,4 @@ def test_a_giant_prompt_leaves_the_interpreter_to_others() -> None:
         thread.join(timeout=0.001)
         num_turns += 1
     assert not thread.is_alive()
-    assert num_turns > 20  # encode() would leave one or two
+    assert num_turns > 20  # encode() would allow one or two

@@ -1,4 +1,4 @@
-"""Suspects in prepare: who was working when it died, and who is known to end other workers."""
+"""Suspects in prepare: which request was being tokenised when it died, and which ones are poisoned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.clock import installed
 from tests.simulation.network import FakeTransport
-from tests.simulation.processes import RUN_DIR, LifeContext, Worker
+from tests.simulation.processes import RUN_DIR, SimulatedContext, Worker
 from tests.simulation.requests import encoder
 from tests.simulation.world import World
 from tests.waiting import eventually
@@ -33,7 +33,7 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Until this is set a tokenizer beside is at work; the test ends with it set."""
+    """A tokenizer in a helper thread works until this is set; it is set when the test ends."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -41,7 +41,7 @@ def gate() -> Iterator[threading.Event]:
 
 def begin(world: World, results: list[Result]) -> Tokenizing:
     transport = FakeTransport(Worker(world, "prepare"))
-    context = LifeContext("prepare", 1, RUN_DIR, world.config, world.board, world.journal, transport)
+    context = SimulatedContext("prepare", 1, RUN_DIR, world.config, world.board, world.journal, transport)
     quotas = Quotas(max_requests=9, max_bytes=1 << 20, max_unread=9)
     return Tokenizing(
         context, world.card, encoder(), quotas, ring=lambda: None, done=lambda _, result: results.append(result)
@@ -54,7 +54,7 @@ def intake(digest: int = DIGEST, *, num_bytes: int = 64) -> Intake:
 
 
 def hold(tokenizing: Tokenizing, gate: threading.Event, patch: pytest.MonkeyPatch) -> None:
-    """From now on each tokenizer waits for the gate before it begins."""
+    """From now on, each tokenizer waits for the gate before it begins."""
     tokenize = tokenizing._tokenize
 
     def wait_and_tokenize(intake: Intake) -> Result:
@@ -72,7 +72,7 @@ def turn_until(tokenizing: Tokenizing, condition: Callable[[], object]) -> None:
     eventually(turned)
 
 
-def test_a_suspect_that_is_tokenised_alone_and_does_no_harm_is_none_any_more(world: World) -> None:
+def test_suspect_tokenised_alone_without_a_crash_is_cleared(world: World) -> None:
     world.board.set_suspect(DIGEST, 1)
     results: list[Result] = []
     tokenizing = begin(world, results)
@@ -82,7 +82,7 @@ def test_a_suspect_that_is_tokenised_alone_and_does_no_harm_is_none_any_more(wor
     assert world.board.suspects() == {}
 
 
-def test_a_suspect_waits_while_something_else_is_on_its_way(world: World) -> None:
+def test_suspect_waits_while_another_request_is_in_progress(world: World) -> None:
     world.board.set_suspect(DIGEST, 1)
     tokenizing = begin(world, [])
     tokenizing.pending_bytes = 1
@@ -90,7 +90,7 @@ def test_a_suspect_waits_while_something_else_is_on_its_way(world: World) -> Non
     assert not tokenizing.has_to_wait(DIGEST + 1)
 
 
-def test_what_is_named_while_prepare_lives_is_refused_from_then_on(world: World) -> None:
+def test_request_poisoned_while_prepare_runs_is_refused_from_then_on(world: World) -> None:
     tokenizing = begin(world, [])
     assert not tokenizing.has_to_wait(DIGEST)
     world.board.set_suspect(DIGEST, POISONED)
@@ -98,36 +98,36 @@ def test_what_is_named_while_prepare_lives_is_refused_from_then_on(world: World)
         tokenizing.has_to_wait(DIGEST)
 
 
-def test_a_long_suspect_is_tokenised_beside_and_everybody_else_waits(
+def test_long_suspect_is_tokenised_in_a_helper_thread_while_all_others_wait(
     world: World, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In line it would take longer than a hang may, and be blamed for the death of the process."""
+    """In the main thread it would take longer than the patience, and be blamed for the kill."""
     world.board.set_suspect(DIGEST, 1)
     results: list[Result] = []
     tokenizing = begin(world, results)
     hold(tokenizing, gate, monkeypatch)
     tokenizing.begin(intake(num_bytes=LONG))
-    assert tokenizing.has_to_wait(DIGEST + 1), "it would be in the same hands"
+    assert tokenizing.has_to_wait(DIGEST + 1), "it would be in progress at the same time"
     gate.set()
     turn_until(tokenizing, lambda: results)
     assert world.board.suspects() == {}
     assert not tokenizing.has_to_wait(DIGEST + 1)
 
 
-def test_what_a_thread_that_was_given_up_works_on_stays_written_down(
+def test_intent_keeps_what_an_abandoned_thread_works_on(
     world: World, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     intent, results = world.board.intent("prepare"), list[Result]()
     intent.begin()
     tokenizing = begin(world, results)
     hold(tokenizing, gate, monkeypatch)
-    monkeypatch.setattr(tokenizing._beside, "_timeout_s", 0.0)
+    monkeypatch.setattr(tokenizing._job_thread, "_timeout_s", 0.0)
     tokenizing.begin(intake(num_bytes=LONG))
     eventually(lambda: intent.read() == [DIGEST])
     world.clock.now_ns += 10**9
     tokenizing.turn()
     assert len(results) == 1, "it took too long"
-    monkeypatch.setattr(tokenizing._beside, "_timeout_s", 60.0)
+    monkeypatch.setattr(tokenizing._job_thread, "_timeout_s", 60.0)
     tokenizing.begin(intake(DIGEST + 1, num_bytes=LONG))
     eventually(lambda: sorted(intent.read()) == [DIGEST, DIGEST + 1])
     gate.set()

@@ -1,4 +1,4 @@
-"""Chats with tools: what a request may bring, and what the chat template gets of it."""
+"""Chats with tools: fields of a request, and what the chat template receives."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def read(wire: dict[str, Any]) -> tuple[list[Message], list[Any] | None]:
     return chat_values(request.messages or (), request.tools)
 
 
-def test_the_template_gets_arguments_as_a_value() -> None:
+def test_template_gets_arguments_as_a_value() -> None:
     messages, tools = read({"messages": CHAT, "tools": '[{"type": "function"}]'})
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
     assert (messages[2]["tool_call_id"], messages[2]["name"]) == ("c1", "f")
     assert tools == [{"type": "function"}]
 
 
-def test_the_template_gets_what_was_thought_before_an_answer() -> None:
+def test_template_gets_the_reasoning_before_an_answer() -> None:
     thoughts = "so " * 1000
     [message], _ = read({"messages": [{"role": "assistant", "content": "x", "reasoning_content": thoughts}]})
-    for name in ("reasoning_content", "thinking"):  # the latter of gpt-oss
+    for name in ("reasoning_content", "thinking"):  # the latter is gpt-oss's name
         assert ChatTemplate(f"{{{{ messages[0].{name} }}}}", {}).render([message]) == thoughts
 
 
-def test_tools_and_variables_are_known_to_the_template() -> None:
+def test_template_gets_tools_and_variables() -> None:
     template = ChatTemplate("{{ tools | length }} {{ thinking }} {{ messages[0].content }}", {})
     rendered = template.render([{"role": "user", "content": "x"}], tools=[1, 2], variables={"thinking": False})
     assert rendered == "2 False x"
@@ -72,19 +72,19 @@ def test_tools_and_variables_are_known_to_the_template() -> None:
         ({"messages": [{"role": "a", "content": "", "tool_calls": [DEEP]}]}, "messages", "not JSON: maximum recursion"),
     ],
 )
-def test_what_is_wrong_is_named(wire: dict[str, Any], param: str, reason: str) -> None:
+def test_invalid_field_is_named(wire: dict[str, Any], param: str, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason) as caught:
         read({"messages": CHAT, **wire})
     assert caught.value.param == param
 
 
-def test_a_request_that_is_refused_anyway_has_no_text_of_it_read() -> None:
-    """Of 8 MB that took a second, in which nobody else was heard, and cost its sender nothing."""
+def test_texts_of_a_refused_request_are_not_parsed() -> None:
+    """For 8 MB this took a second, in which no other client was served, at no cost to the sender."""
     with pytest.raises(InvalidRequest, match="temperature"):
         GenerationRequest.from_wire({"messages": CHAT, "tools": "not JSON", "temperature": -5})
 
 
-def test_the_values_of_all_texts_are_limited_together() -> None:
+def test_values_of_all_texts_are_limited_together() -> None:
     half = f"[{'[],' * (MAX_VALUES // 4)}[]]"
     call = {"function": {"name": "f", "arguments": half}}
     chat = [{"role": "assistant", "content": "", "tool_calls": [call] * 2}]
@@ -93,6 +93,6 @@ def test_the_values_of_all_texts_are_limited_together() -> None:
 
 
 @pytest.mark.parametrize("text", ["a,[{" * MAX_VALUES, '\\",' * MAX_VALUES], ids=["plain", "escaped"])
-def test_what_stands_in_a_string_is_no_value(text: str) -> None:
+def test_brackets_inside_a_string_are_not_counted(text: str) -> None:
     _, tools = chat_values((), json.dumps([{"file": text}]))
     assert tools == [{"file": text}]

@@ -1,4 +1,4 @@
-"""A summarize worker on a simulated journal, without any other process."""
+"""A summarize worker on a simulated journal, without other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = (0, 1)
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """One dispatched request in the journal; no worker is running yet."""
+    """One dispatched request in the journal; no worker runs yet."""
     world = World(0)
     with installed(world.clock):
         assert RequestWriter(world.journal).accept(make_record(), TIMES) == KEY
@@ -35,7 +35,7 @@ def begin(world: World) -> Summarize:
 
 
 def begin_search(world: World) -> list[tuple[int, int]]:
-    """A beam search of two."""
+    """A beam search with two beams."""
     writer = RequestWriter(world.journal)
     records = [replace(make_record(f"b {i}", num_beams=2), index=i) for i in range(2)]
     keys = writer.accept_all(records, TIMES)

@@ -1,4 +1,4 @@
-"""What clients ask of summarize, and what it answers."""
+"""Questions of clients to summarize, and its answers."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from triptych.protocol.journal.releases import (
     ReleaseWriter,
 )
 from triptych.protocol.journal.requests import RequestWriter
-from triptych.workers.process import HEARING_S
+from triptych.workers.process import RECEIVING_S
 from triptych.workers.summarize.process import Summarize
 
 
 def answers_to(body: Summarize, monkeypatch: pytest.MonkeyPatch, frame: m.Follow) -> list[Any]:
-    """What it says to this frame."""
-    said: list[Any] = []
+    """Its answers to this frame."""
+    replies: list[Any] = []
 
     def deliver(_: bytes, message: Any) -> bool:
-        said.append(message)
+        replies.append(message)
         return True
 
     monkeypatch.setattr(body._router, "deliver", deliver)
-    body._hear_safely(b"client", encode(frame))
+    body._on_frame_safely(b"client", encode(frame))
     body.turn()
-    return said
+    return replies
 
 
-def test_many_unknown_ids_of_one_frame_cost_one_look_into_the_journal(
+def test_many_unknown_ids_in_one_frame_cost_one_scan_of_the_journal(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = begin(world)
-    body.turn()  # the look of its first tick
+    body.turn()  # the scan of its first tick
     looks: list[int] = []
     monkeypatch.setattr(body, "_discover", lambda: looks.append(1))
     ids = [f"r{number}" for number in range(m.MAX_FOLLOW_ENTRIES)]
@@ -46,7 +46,7 @@ def test_many_unknown_ids_of_one_frame_cost_one_look_into_the_journal(
     assert len(looks) == 1
 
 
-def test_what_was_accepted_between_two_frames_is_known(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_accepted_between_two_frames_is_known(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     body = begin(world)
     first, second = (m.Follow([[name, 0, True]]) for name in ("nobody", "late"))
     assert len(answers_to(body, monkeypatch, first)) == 1
@@ -55,10 +55,8 @@ def test_what_was_accepted_between_two_frames_is_known(world: World, monkeypatch
 
 
 @pytest.mark.parametrize("forgotten", [0, 1], ids=["first", "last"])
-def test_a_request_that_was_forgotten_in_part_is_unknown(
-    world: World, monkeypatch: pytest.MonkeyPatch, forgotten: int
-) -> None:
-    """Its choices cannot be decided any more, and who has followed it beside another reader would wait for ever."""
+def test_partly_forgotten_request_is_unknown(world: World, monkeypatch: pytest.MonkeyPatch, forgotten: int) -> None:
+    """Its choices can no longer be ranked, and a second follower would wait for ever."""
     keys, writer = begin_search(world), ReleaseWriter(world.journal)
     for key in keys:
         writer.release(*key, num_tokens=0, reason="length")
@@ -67,33 +65,33 @@ def test_a_request_that_was_forgotten_in_part_is_unknown(
     assert (answer.request_id, answer.code) == ("b", "unknown_id")
 
 
-def test_a_follow_of_too_many_is_refused_with_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_with_too_many_entries_is_refused_with_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = m.Follow([["a", 0, True]] * (m.MAX_FOLLOW_ENTRIES + 1))
     [refused] = answers_to(begin(world), monkeypatch, frame)
     assert isinstance(refused, m.Rejected)
     assert (refused.code, refused.message) == ("bad_frame", "a FOLLOW has 1025 entries, the limit is 1024")
 
 
-def test_who_never_stops_asking_does_not_stop_the_rest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_continuous_questions_do_not_block_other_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     body = begin(world)
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
-    def hear(peer: bytes, frame: bytes) -> None:
-        heard.append(frame)
+    def recv(peer: bytes, frame: bytes) -> None:
+        received.append(frame)
         world.clock.advance_to(world.clock.now_ns + 10_000_000)
 
     monkeypatch.setattr(body._router, "recv", lambda: (b"client", b"frame"))
-    monkeypatch.setattr(body, "_hear", hear)
+    monkeypatch.setattr(body, "_on_frame", recv)
     body.turn()
-    assert 1 <= len(heard) <= HEARING_S / 0.01 + 1
+    assert 1 <= len(received) <= RECEIVING_S / 0.01 + 1
 
 
-def test_a_reader_that_is_gone_is_not_tried_again_and_another_one_is_answered(
+def test_disconnected_reader_is_not_retried_and_another_one_is_answered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body, frame = begin(world), m.Follow([["a", 0, True]])
-    body._hear_safely(b"nobody is called so", encode(frame))
-    body._hear_safely(b"nobody is called so", encode(m.Abort("a")))
+    body._on_frame_safely(b"nobody is called so", encode(frame))
+    body._on_frame_safely(b"nobody is called so", encode(m.Abort("a")))
     body.turn()
     assert not body._delivery.pending
     [end] = answers_to(body, monkeypatch, frame)

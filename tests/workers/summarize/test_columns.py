@@ -13,7 +13,7 @@ def step_of(*rows: tuple[int, int, int, int, int]) -> m.StepDone:
     return m.StepDone(1, 0, slots, generations, indices, token_ids, bytes(row[4] for row in rows))
 
 
-def test_rows_are_one_run_as_long_as_one_sequence_goes_on() -> None:
+def test_consecutive_rows_of_a_sequence_form_one_run() -> None:
     step = step_of(
         (0, 7, 3, 10, 0), (0, 7, 4, 11, 0), (1, 7, 5, 12, 0), (1, 8, 6, 13, 0), (0, 7, 5, 14, 2), (0, 7, 7, 15, 0)
     )

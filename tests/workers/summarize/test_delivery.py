@@ -1,4 +1,4 @@
-"""Much that is asked for at once is sent bit by bit, and a reader without room costs the others nothing."""
+"""Large amounts are sent in parts, and a reader with a full queue costs the others nothing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from triptych.workers.summarize.delivery import RETRY_S, SENDING_S
 from triptych.workers.summarize.process import Summarize
 
 NAMES = [f"r{number}" for number in range(24)]
-MAKE_NS = 10_000_000  # to make a message and send it, with 256 tokens and 20 logprobs of each
+MAKE_NS = 10_000_000  # to build a message and send it, with 256 tokens and 20 logprobs each
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Many answers are kept in the journal."""
+    """The journal holds many kept answers."""
     world = World(0)
     world.journal = make_journal(len(NAMES), 1 << 16, clock_shift_ns=0)
     with installed(world.clock):
@@ -36,7 +36,7 @@ def world() -> Iterator[World]:
 
 
 class Readers:
-    """What they were given; those in ``full`` have no room."""
+    """What they received; the queues of those in ``full`` have no space."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world, self.given, self.full = world, list[tuple[bytes, str]](), set[bytes]()
@@ -54,7 +54,7 @@ class Readers:
         return peer not in self.full
 
     def ask(self, peer: bytes, names: list[str]) -> None:
-        self.body._hear_safely(peer, encode(m.Follow([[name, 0, True] for name in names])))
+        self.body._on_frame_safely(peer, encode(m.Follow([[name, 0, True] for name in names])))
 
     def wait_and_turn(self) -> None:
         wait_s = self.body._delivery.wait_s
@@ -64,7 +64,7 @@ class Readers:
 
 
 def test_one_follow_of_many_kept_answers_takes_many_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one turn they took so long that the process was killed as hung."""
+    """In one turn it took so long that the process was killed as hung."""
     readers = Readers(world, monkeypatch)
     readers.ask(b"greedy", NAMES)
     began_ns, num_turns = world.clock.now_ns, 0
@@ -75,10 +75,12 @@ def test_one_follow_of_many_kept_answers_takes_many_turns(world: World, monkeypa
         num_turns += 1
     assert num_turns >= len(NAMES) * MAKE_NS / 1e9 / (SENDING_S + 0.02)
     assert readers.given == [(b"greedy", name) for name in NAMES]
-    assert world.clock.now_ns - began_ns < (len(NAMES) + 1) * MAKE_NS  # nobody slept while there was something to do
+    assert world.clock.now_ns - began_ns < (len(NAMES) + 1) * MAKE_NS  # it did not sleep while there was work
 
 
-def test_who_asks_again_and_again_gets_no_more_than_his_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_asks_again_and_again_gets_no_more_than_its_share(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readers = Readers(world, monkeypatch)
     greedy, modest = NAMES[:-1], NAMES[-1]
     readers.ask(b"greedy", greedy)
@@ -89,7 +91,7 @@ def test_who_asks_again_and_again_gets_no_more_than_his_turn(world: World, monke
     assert readers.given.index((b"modest", modest)) == len(greedy)
 
 
-def test_a_reader_without_room_is_tried_once_in_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_with_a_full_queue_is_retried_occasionally(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     readers = Readers(world, monkeypatch)
     readers.full.add(b"stalled")
     readers.ask(b"stalled", NAMES[:-1])
@@ -106,8 +108,8 @@ def test_a_reader_without_room_is_tried_once_in_a_while(world: World, monkeypatc
     assert sorted(readers.given[1:]) == sorted((b"stalled", name) for name in NAMES[:-1])
 
 
-def test_what_was_sent_is_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With logprobs it takes hundreds of kilobytes, which the journal has in less."""
+def test_sent_rows_are_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With logprobs they take hundreds of kilobytes, and the journal holds them in less."""
     readers = Readers(world, monkeypatch)
     readers.ask(b"reader", NAMES[:1])
     readers.wait_and_turn()

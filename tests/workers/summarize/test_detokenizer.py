@@ -1,4 +1,4 @@
-"""Pieces join to the full decode for any ids, and little is held back."""
+"""Pieces join to the full decode for any ids, and little text is held back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BYTE_TOKENS = ("llama2", "gemma")
 
 
 def pieces_of(vocabulary: Vocabulary, token_ids: list[int], *, skip: bool = True) -> list[str]:
-    """What each push returned, and last what flush returned."""
+    """The results of each push, and of flush."""
     detokenizer = make_detokenizer(vocabulary, skip_special_tokens=skip)
     return [*map(detokenizer.push, token_ids), detokenizer.flush()]
 
@@ -34,13 +34,13 @@ def byte_tokens(tokenizer: Tokenizer, raw: bytes) -> list[int]:
 
 
 def has_long_run(tokenizer: Tokenizer, token_ids: list[int]) -> bool:
-    """Whether so many byte tokens follow each other that they are settled in parts."""
+    """Whether so many byte tokens follow each other that they are decoded in parts."""
     kinds = "".join("B" if (tokenizer.id_to_token(token_id) or "").startswith("<0x") else "." for token_id in token_ids)
     return "B" * MAX_HELD_TOKENS in kinds
 
 
-def a_soup(rng: random.Random, tokenizer: Tokenizer) -> list[int]:
-    """Random ids, some without a token; in one of three soups mostly bytes and special tokens. No run is too long."""
+def random_ids(rng: random.Random, tokenizer: Tokenizer) -> list[int]:
+    """Random ids, some without a token; in one case of three mostly bytes and special tokens. No run is too long."""
     num_tokens = tokenizer.get_vocab_size() + 5
     limit = num_tokens if rng.random() < 0.66 else min(270, num_tokens)
     return [rng.randrange(limit) for _ in range(rng.randrange(MAX_HELD_TOKENS))]
@@ -48,27 +48,27 @@ def a_soup(rng: random.Random, tokenizer: Tokenizer) -> list[int]:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("skip", [True, False], ids=["skip special", "keep special"])
-def test_a_soup_of_ids_is_decoded_as_at_once(name: str, skip: bool) -> None:
+def test_random_ids_are_decoded_as_in_one_call(name: str, skip: bool) -> None:
     tokenizer, rng = ALL[name](), random.Random(name)
     vocabulary = Vocabulary(tokenizer)
     for _ in range(3000 if name in BYTE_LEVEL else 1500):
-        token_ids = a_soup(rng, tokenizer)
+        token_ids = random_ids(rng, tokenizer)
         assert "".join(pieces_of(vocabulary, token_ids, skip=skip)) == full_decode(tokenizer, token_ids, skip=skip)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_long_soup_differs_only_by_long_runs_of_bytes(name: str) -> None:
+def test_many_random_ids_differ_only_by_long_runs_of_bytes(name: str) -> None:
     tokenizer, rng = ALL[name](), random.Random(name)
     vocabulary = Vocabulary(tokenizer)
     for _ in range(200):
-        token_ids = [token_id for _ in range(12) for token_id in a_soup(rng, tokenizer)]
+        token_ids = [token_id for _ in range(12) for token_id in random_ids(rng, tokenizer)]
         text = "".join(pieces_of(vocabulary, token_ids, skip=False))
         assert text == full_decode(tokenizer, token_ids, skip=False) or has_long_run(tokenizer, token_ids)
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("sentence", SENTENCES, ids=ascii)
-def test_a_sentence_cut_after_any_token_is_decoded_as_at_once(name: str, sentence: str) -> None:
+def test_sentence_cut_after_any_token_is_decoded_as_in_one_call(name: str, sentence: str) -> None:
     tokenizer = ALL[name]()
     vocabulary, token_ids = Vocabulary(tokenizer), tokenizer.encode(sentence).ids
     for num_tokens in range(len(token_ids) + 1):
@@ -78,7 +78,7 @@ def test_a_sentence_cut_after_any_token_is_decoded_as_at_once(name: str, sentenc
 
 
 @pytest.mark.parametrize("sentence", SENTENCES, ids=ascii)
-def test_a_text_cut_after_any_byte_ends_in_one_replacement_at_most(sentence: str) -> None:
+def test_text_cut_after_any_byte_ends_in_at_most_one_replacement_character(sentence: str) -> None:
     vocabulary, raw = Vocabulary(tokenizer_zoo.byte_level()), sentence.encode()
     names: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
     ids = [id_of(vocabulary.tokenizer, names[byte]) for byte in raw]
@@ -87,7 +87,7 @@ def test_a_text_cut_after_any_byte_ends_in_one_replacement_at_most(sentence: str
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_text_equals_that_of_transformers(name: str) -> None:
+def test_text_equals_that_of_transformers(name: str) -> None:
     tokenizer = ALL[name]()
     theirs: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")  # type: ignore[no-untyped-call]
     for sentence in SENTENCES:
@@ -97,7 +97,7 @@ def test_the_text_equals_that_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
-def test_byte_level_text_is_held_only_inside_a_character(name: str) -> None:
+def test_byte_level_text_is_held_back_only_inside_a_character(name: str) -> None:
     tokenizer = BYTE_LEVEL[name]()
     ids = tokenizer.encode("".join(SENTENCES)).ids
     shown = ""
@@ -107,7 +107,7 @@ def test_byte_level_text_is_held_only_inside_a_character(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BYTE_TOKENS)
-def test_a_script_without_tokens_still_streams(name: str) -> None:
+def test_script_without_tokens_of_its_own_still_streams(name: str) -> None:
     tokenizer, script = OTHERS[name](), "ཀ་ཁ་ག་" * 30
     pieces = pieces_of(Vocabulary(tokenizer), byte_tokens(tokenizer, script.encode()))
     assert "".join(pieces) == script
@@ -117,7 +117,7 @@ def test_a_script_without_tokens_still_streams(name: str) -> None:
 
 @pytest.mark.parametrize("name", BYTE_TOKENS)
 @pytest.mark.parametrize("raw", [b"\xff", b"\xe2", b"a\xe2\x82", b"\xc3\xa9\xff"], ids=repr)
-def test_bytes_that_never_make_a_character_are_not_held_for_ever(name: str, raw: bytes) -> None:
+def test_bytes_that_never_form_a_character_are_not_held_back_for_ever(name: str, raw: bytes) -> None:
     tokenizer = OTHERS[name]()
     detokenizer = make_detokenizer(Vocabulary(tokenizer))
     for count, token_id in enumerate(byte_tokens(tokenizer, raw * 100), start=1):
@@ -127,7 +127,7 @@ def test_bytes_that_never_make_a_character_are_not_held_for_ever(name: str, raw:
 
 
 @pytest.mark.parametrize("name", BYTE_TOKENS)
-def test_a_short_run_of_bytes_that_is_no_text_is_one_replacement_a_byte(name: str) -> None:
+def test_each_byte_of_a_short_invalid_run_is_one_replacement_character(name: str) -> None:
     tokenizer = OTHERS[name]()
     ids = [*byte_tokens(tokenizer, "é".encode() + b"\xff"), id_of(tokenizer, "a")]
     assert pieces_of(Vocabulary(tokenizer), ids) == ["", "", "", REPLACEMENT * 3 + "a", ""]
@@ -149,7 +149,7 @@ def test_ids_without_a_token_are_silent() -> None:
         assert "".join(pieces_of(Vocabulary(make()), [-1, 10**6, 2**31 - 1])) == ""
 
 
-def test_a_decoder_that_rewrites_its_text_loses_none_of_it() -> None:
+def test_decoder_that_rewrites_its_text_loses_none_of_it() -> None:
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "": 2}))
     tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "X")])
-    assert "".join(pieces_of(Vocabulary(tokenizer), [0, 1, 0])) == "aba"  # at once it would be "Xa"
+    assert "".join(pieces_of(Vocabulary(tokenizer), [0, 1, 0])) == "aba"  # in one call it would be "Xa"

@@ -1,4 +1,4 @@
-"""Histograms over requests, against the values that went in."""
+"""Histograms over requests, compared with the values added to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triptych.workers.summarize.ledger import STAGES, Marks, make_ledger
 MS = 1_000_000
 
 
-def test_a_value_counts_at_the_smallest_bound_that_is_not_below_it() -> None:
+def test_value_counts_at_the_smallest_bound_not_below_it() -> None:
     histogram = Histogram((1.0, 2.0, 4.0))
     for value in (0.5, 1.0, 1.5, 4.0, 4.1):
         histogram.observe(value)
@@ -19,7 +19,7 @@ def test_a_value_counts_at_the_smallest_bound_that_is_not_below_it() -> None:
     assert histogram.to_wire() == {"bounds": [1.0, 2.0, 4.0], "counts": [2, 2, 1, 2], "sum": pytest.approx(113.1)}
 
 
-def test_a_request_counts_once_in_each_and_its_gaps_one_by_one() -> None:
+def test_request_counts_once_in_each_histogram_and_its_gaps_one_by_one() -> None:
     histograms = RequestHistograms()
     times = [1000 * MS, 1010 * MS, 1030 * MS]
     marks = Marks(received=900 * MS, scheduled=950 * MS, first_token=times[0], last_token=times[-1], sent=1040 * MS)
@@ -35,7 +35,7 @@ def test_a_request_counts_once_in_each_and_its_gaps_one_by_one() -> None:
     assert sum(wire["stages_s"].values()) == pytest.approx(0.14)
 
 
-def test_a_request_that_never_ran_has_no_first_token() -> None:
+def test_request_that_never_ran_has_no_first_token() -> None:
     histograms = RequestHistograms()
     histograms.observe(make_ledger(Marks(received=MS, sent=2 * MS)), token_times_ns=[], num_prompt_tokens=1)
     wire = histograms.to_wire()

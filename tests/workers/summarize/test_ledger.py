@@ -30,13 +30,13 @@ ORDER = (
 
 
 def make_marks(**changes: Any) -> Marks:
-    """Every mark 1, 2, 4, ... ms after the one before, from 1 s on: a difference tells which interval it was."""
+    """Each mark 1, 2, 4, ... ms after the previous one, from 1 s on: a difference identifies its interval."""
     times = accumulate((2**i * MS for i in range(len(ORDER) - 1)), initial=1000 * MS)
     return Marks(**{**dict(zip(ORDER, times, strict=True)), **changes})
 
 
 def stages_ms(marks: Marks) -> dict[str, float]:
-    """The stages that took any time."""
+    """The stages with a nonzero time."""
     ledger = make_ledger(marks)
     return {stage: ns / MS for stage, ns in ledger.stages_ns.items() if ns}
 
@@ -60,7 +60,7 @@ def test_every_stage_lies_between_its_marks() -> None:
     [(0, "queue"), (3, "credit"), (4, "schedule"), (5, "prefill"), (6, "decode")],
     ids=["before the tokenizer", "without a credit", "in the scheduler", "in prefill", "while decoding"],
 )
-def test_an_abort_is_booked_where_the_request_was(reached: int, stage: str) -> None:
+def test_abort_is_attributed_to_the_stage_of_the_request(reached: int, stage: str) -> None:
     marks = Marks(received=1000, text_done=5000, sent=5001)
     for mark in ORDER[1 : reached + 1]:
         setattr(marks, mark, 1000)
@@ -68,19 +68,19 @@ def test_an_abort_is_booked_where_the_request_was(reached: int, stage: str) -> N
     assert {name: ns for name, ns in ledger.stages_ns.items() if ns} == {stage: 4000, "deliver": 1}
 
 
-def test_interruptions_are_taken_from_the_stages_they_fell_into() -> None:
+def test_interruptions_are_subtracted_from_the_stages_they_happened_in() -> None:
     stages = stages_ms(make_marks(preempted_ns=60 * MS, recovered_ns=10 * MS))
     assert (stages["preempted"], stages["recovered"]) == (60, 10)
     assert (stages.get("decode"), stages["prefill"]) == (None, 32 - 6)
 
 
-def test_what_was_lost_before_the_first_token_is_not_taken_from_the_decoding() -> None:
+def test_time_lost_before_the_first_token_is_not_subtracted_from_decoding() -> None:
     stages = stages_ms(make_marks(preempted_ns=20 * MS, recovered_ns=10 * MS, lost_early_ns=25 * MS))
     assert (stages["preempted"], stages["recovered"]) == (20, 10)
     assert (stages["decode"], stages["prefill"]) == (64 - 5, 32 - 25)
 
 
-def test_interruptions_take_no_more_than_there_was() -> None:
+def test_interruptions_subtract_no_more_than_a_stage_has() -> None:
     stages = stages_ms(make_marks(preempted_ns=10**15))
     assert stages["preempted"] == 8 + 16 + 32 + 64
     assert sum(stages.values()) == 2**10 - 1
@@ -93,7 +93,7 @@ def test_interruptions_take_no_more_than_there_was() -> None:
     recovered_ns=st.integers(0, 20_000),
     lost_early_ns=st.integers(0, 20_000),
 )
-def test_stages_add_up_whatever_is_missing_or_out_of_order(
+def test_stages_add_up_with_missing_or_unordered_marks(
     times: list[int], preempted_ns: int, recovered_ns: int, lost_early_ns: int
 ) -> None:
     marks = Marks(received=100, preempted_ns=preempted_ns, recovered_ns=recovered_ns, lost_early_ns=lost_early_ns)
@@ -116,7 +116,7 @@ def test_tps_counts_the_gaps_between_tokens() -> None:
 
 
 @pytest.mark.parametrize("times_ms", [(), (5,), (5, 5)], ids=["no token", "one token", "two at once"])
-def test_tps_of_no_time_is_unknown(times_ms: tuple[int, ...]) -> None:
+def test_tps_of_zero_time_is_unknown(times_ms: tuple[int, ...]) -> None:
     assert timed(*times_ms).tps is None
 
 
@@ -133,7 +133,7 @@ def test_inter_token_times_are_those_of_the_gaps() -> None:
     assert timed(0).inter_token_ms is None
 
 
-def test_the_wire_form_is_plain_and_in_ms() -> None:
+def test_wire_format_is_plain_and_in_ms() -> None:
     wire = timed(0, 10, num_cached_tokens=7, num_preemptions=2).to_wire()
     assert (wire["wall_ms"], wire["num_cached_tokens"], wire["num_preemptions"]) == (20.0, 7, 2)
     assert sum(wire["stages_ms"].values()) == pytest.approx(wire["wall_ms"])
@@ -141,5 +141,5 @@ def test_the_wire_form_is_plain_and_in_ms() -> None:
     assert not any(dataclasses.is_dataclass(value) for value in wire.values())
 
 
-def test_a_list_of_stages_needs_no_names() -> None:
+def test_list_of_stages_needs_no_names() -> None:
     assert STAGES == LEDGER_STAGES

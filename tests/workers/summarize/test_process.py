@@ -1,4 +1,4 @@
-"""What summarize makes of what it finds in the journal, without any other process."""
+"""How summarize continues from the journal, without other processes."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def poison(world: World, key: tuple[int, int] = KEY) -> None:
         DeathWriter(world.journal).add("summarize", word(*key), is_alone=True)
 
 
-def test_a_request_that_ended_it_twice_fails(world: World) -> None:
+def test_request_that_crashed_summarize_twice_fails(world: World) -> None:
     poison(world)
     begin(world)
     assert read_release(world.journal, *KEY) == (0, "error")
     assert read_end_code(world.journal, *KEY) == "poisoned"
 
 
-def test_an_end_that_is_written_stays_that_end_whatever_its_text_does(world: World) -> None:
-    """Its credit and its pages were given back for that end, and a client may have it."""
+def test_written_end_stays_even_if_its_text_cannot_be_made(world: World) -> None:
+    """Its credit and pages were returned for that end, and a client may have received it."""
     ReleaseWriter(world.journal).release(*KEY, num_tokens=2, reason="stop")
     poison(world)
     [answer] = begin(world)._answers.values()
@@ -60,8 +60,8 @@ def turn_after(world: World, body: Summarize, nanoseconds: int) -> None:
     body.turn()
 
 
-def test_a_request_that_nobody_ever_asked_for_is_given_up_with_its_lease(world: World) -> None:
-    """It is not kept for another one: its client was perhaps not told, and begins anew."""
+def test_request_that_is_never_followed_expires_with_its_lease(world: World) -> None:
+    """It is not kept for another lease: its client may not know of it, and submits it again."""
     body = begin(world)
     turn_after(world, body, LEASE_NS // 2)
     assert not is_released(world.journal, *KEY)
@@ -70,12 +70,12 @@ def test_a_request_that_nobody_ever_asked_for_is_given_up_with_its_lease(world: 
 
 
 def follow(body: Summarize) -> None:
-    body._hear_safely(b"client", encode(m.Follow([["a", 0, True]])))
+    body._on_frame_safely(b"client", encode(m.Follow([["a", 0, True]])))
 
 
-@pytest.mark.parametrize("was_followed", [False, True], ids=["nobody came", "somebody has followed"])
-def test_the_lease_of_who_is_told_again_begins_again(world: World, was_followed: bool) -> None:
-    """ACCEPTED is a promise: a client that began anew asks at once, and must not hear that its request is unknown."""
+@pytest.mark.parametrize("was_followed", [False, True], ids=["nobody came", "followed"])
+def test_repeated_acceptance_renews_the_lease(world: World, was_followed: bool) -> None:
+    """ACCEPTED is a promise: a resubmitting client follows at once, and must not learn that its request is unknown."""
     body = begin(world)
     if was_followed:
         follow(body)
@@ -87,12 +87,12 @@ def test_the_lease_of_who_is_told_again_begins_again(world: World, was_followed:
     assert is_released(world.journal, *KEY)
 
 
-def test_an_end_is_kept_for_one_more_lease_whenever_it_came(world: World) -> None:
-    """Who was away for a little longer than his lease learns of an abort, so he does of an end just before it."""
+def test_end_is_kept_for_one_more_lease(world: World) -> None:
+    """A client that was away for a little more than its lease learns of an abort, or of an end just before it."""
     body = begin(world)
     follow(body)
     turn_after(world, body, LEASE_NS * 3 // 4)
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     TokenWriter(world.journal).finish(*KEY, "length")
     turn_after(world, body, LEASE_NS // 5)
     assert read_release(world.journal, *KEY) == (1, "length")
@@ -102,7 +102,7 @@ def test_an_end_is_kept_for_one_more_lease_whenever_it_came(world: World) -> Non
     assert int(world.journal.release_words[KEY[0]]) == word(KEY[1], UNREAD)
 
 
-def test_a_damaged_record_is_told_once_and_taken_when_it_is_whole(
+def test_damaged_record_is_logged_once_and_used_once_it_is_valid(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.journal.records["crc"][0] ^= 1
@@ -118,71 +118,71 @@ def test_a_damaged_record_is_told_once_and_taken_when_it_is_whole(
 # -- several tokens of a sequence at once
 
 
-def told(*rows: tuple[int, int, int]) -> m.StepDone:
-    """Index, token and finish reason, of the one request."""
+def step_done(*rows: tuple[int, int, int]) -> m.StepDone:
+    """Index, token and finish reason of the only request."""
     return step_of(*((*KEY, *row) for row in rows))
 
 
 @pytest.mark.parametrize(("num_known", "num_new"), [(0, 4), (1, 3), (4, 0), (5, 0)])
-def test_of_a_run_of_tokens_those_are_taken_that_are_not_known(world: World, num_known: int, num_new: int) -> None:
-    """A look into the journal may have been quicker than the message."""
-    say(world, *[TIMES.accepted_ns] * num_known)
+def test_known_tokens_of_a_run_are_skipped(world: World, num_known: int, num_new: int) -> None:
+    """A scan of the journal may have been faster than the message."""
+    publish_tokens(world, *[TIMES.accepted_ns] * num_known)
     body = begin(world)
-    body._step_done(told(*[(index, 5, 0) for index in range(4)]))
+    body._step_done(step_done(*[(index, 5, 0) for index in range(4)]))
     [answer] = body._answers.values()
     assert answer.stream.token_ids == [5] * max(num_known, 4)
     assert body._collect()["tokens"] == num_new
 
 
-def test_a_run_behind_a_gap_is_taken_from_the_journal_with_the_gap(world: World) -> None:
+def test_run_after_a_gap_is_read_from_the_journal_with_the_gap(world: World) -> None:
     body = begin(world)
-    say(world, *[TIMES.accepted_ns] * 4)
-    body._step_done(told((2, 5, 0), (3, 5, m.FINISH_REASONS.index("length"))))
+    publish_tokens(world, *[TIMES.accepted_ns] * 4)
+    body._step_done(step_done((2, 5, 0), (3, 5, m.FINISH_REASONS.index("length"))))
     [answer] = body._answers.values()
     assert answer.stream.token_ids == [5] * 4
     assert read_release(world.journal, *KEY) == (4, "length")
 
 
-# -- what an earlier life has said
+# -- tokens sent by an earlier process
 
 
 SECOND_NS = 10**9
 
 
-def say(world: World, *times_ns: int) -> None:
-    """execute made another token at each of these times."""
+def publish_tokens(world: World, *times_ns: int) -> None:
+    """Let execute publish one token at each of these times."""
     view, tokens = read_request(world.journal, KEY[0]), TokenWriter(world.journal)
     assert view is not None
-    num_said = len(tokens.adopt(view))
-    for index, now_ns in enumerate(times_ns, num_said):
+    num_known = len(tokens.adopt(view))
+    for index, now_ns in enumerate(times_ns, num_known):
         tokens.publish(np.array([KEY[0]]), np.array([index]), np.array([5], np.int32), now_ns)
 
 
-def test_what_an_earlier_life_has_counted_is_not_counted_again(world: World) -> None:
-    say(world, *[TIMES.accepted_ns + i * SECOND_NS for i in range(4)])
+def test_tokens_counted_by_an_earlier_process_are_not_counted_again(world: World) -> None:
+    publish_tokens(world, *[TIMES.accepted_ns + i * SECOND_NS for i in range(4)])
     body = begin(world)
     assert (body._collect()["tokens"], body._collect()["tokens_per_second"]) == (0, 0.0)
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, 300_000_000)
     assert body._collect()["tokens"] == 1
 
 
-def test_the_rate_of_an_answer_counts_from_its_first_token_and_not_from_a_restart(world: World) -> None:
+def test_rate_of_an_answer_counts_from_its_first_token_and_not_from_a_restart(world: World) -> None:
     world.clock.advance_to(10 * SECOND_NS)
     now_ns = world.journal.now_ns()
-    say(world, *[now_ns - i * SECOND_NS for i in (3, 2, 1)])
+    publish_tokens(world, *[now_ns - i * SECOND_NS for i in (3, 2, 1)])
     body = begin(world)
     [answer] = body._answers.values()
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, 300_000_000)
     assert answer.tokens_per_second == pytest.approx(3 / 3.3, rel=0.02)
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
-def test_an_answer_that_is_cut_off_was_being_decoded_until_then(world: World, reason: str) -> None:
-    """Its last token was not to be the last, and nobody was turning it into text for so long."""
+def test_cut_off_answer_was_in_the_decode_stage_until_then(world: World, reason: str) -> None:
+    """Its last token was not its end, and detokenisation did not take that long."""
     body = begin(world)
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, SECOND_NS)
     [answer] = body._answers.values()
     world.clock.advance_to(world.clock.now_ns + 4 * SECOND_NS)
@@ -192,10 +192,10 @@ def test_an_answer_that_is_cut_off_was_being_decoded_until_then(world: World, re
     assert stages_ns["decode"] == pytest.approx(5 * SECOND_NS, rel=1e-3)
 
 
-def test_what_is_found_in_the_journal_is_on_the_disk_before_a_client_sees_it(
+def test_tokens_found_in_the_journal_are_flushed_before_a_client_sees_them(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Execute writes it down first, and then waits for the disk."""
+    """execute writes them first, and then waits for the disk."""
     service = replace(world.config.service, journal="/disk", journal_flush="step")
     world.config = replace(world.config, service=service)
     body, done = begin(world), list[str]()
@@ -209,12 +209,12 @@ def test_what_is_found_in_the_journal_is_on_the_disk_before_a_client_sees_it(
     follow(body)
     turn_after(world, body, 300_000_000)
     assert done == []
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, 300_000_000)
     assert done == ["flush", "Text"]
 
 
-def test_the_first_sequence_of_a_request_to_begin_meets_the_deadline_of_the_queue_for_all(world: World) -> None:
+def test_queue_limit_is_met_for_all_sequences_by_the_first_one_to_start(world: World) -> None:
     """Even while execute is down, so that no other process checks deadlines."""
     writer, deadline_at = RequestWriter(world.journal), world.journal.now_ns() + SECOND_NS
     records = [replace(make_record(f"b {i}", n=2), index=i, queue_deadline_at=deadline_at) for i in range(2)]
@@ -231,8 +231,8 @@ def test_the_first_sequence_of_a_request_to_begin_meets_the_deadline_of_the_queu
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["first", "last"])
-def test_a_search_ends_with_the_beam_whose_failure_this_life_finds(world: World, index: int) -> None:
-    """Of the others execute writes nothing any more, and whoever follows would wait for ever."""
+def test_search_ends_with_a_failed_beam_found_after_a_restart(world: World, index: int) -> None:
+    """execute writes nothing more for the other beams, so followers would wait for ever."""
     keys = begin_search(world)
     TokenWriter(world.journal).finish(*keys[index], "error", "model_failed\nbad luck")
     begin(world)
@@ -240,7 +240,7 @@ def test_a_search_ends_with_the_beam_whose_failure_this_life_finds(world: World,
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["first", "last"])
-def test_a_search_ends_with_the_beam_that_the_last_life_ended_before_it_died(world: World, index: int) -> None:
+def test_search_ends_with_a_beam_ended_before_the_restart(world: World, index: int) -> None:
     keys = begin_search(world)
     ReleaseWriter(world.journal).release(*keys[index], num_tokens=0, reason="error", code="deadline_exceeded")
     body = begin(world)
@@ -251,33 +251,31 @@ def test_a_search_ends_with_the_beam_that_the_last_life_ended_before_it_died(wor
 
 @pytest.mark.parametrize("is_poison", [False, True], ids=["harmless", "poison"])
 @pytest.mark.parametrize("asked", [{"n": 2}, {"n": 2, "best_of": 3}], ids=["samples", "the best"])
-def test_what_was_acknowledged_of_several_choices_is_known_to_the_next_life(
+def test_acknowledgement_of_one_of_several_choices_survives_a_restart(
     world: World, asked: dict[str, int], is_poison: bool
 ) -> None:
-    """Its client follows it no more: the request would stay for a lease, and count as one that nobody has read. It is
-    the same choice again, also where its text cannot be made any more.
+    """Its client no longer follows it: the request would stay for a lease, and count as unread. It is the same choice
+    again, even if its text can no longer be made.
     """
     writer, size = RequestWriter(world.journal), max(asked.values())
     keys = writer.accept_all([replace(make_record(f"b {i}", **asked), index=i) for i in range(size)], TIMES)
     for key in keys:
         ReleaseWriter(world.journal).release(*key, num_tokens=0, reason="length")
     body = begin(world)
-    body._hear_safely(b"client", encode(m.Acknowledge(["b 0"])))
+    body._on_frame_safely(b"client", encode(m.Acknowledge(["b 0"])))
     body._links.close()
     assert not [key for key in keys if is_forgotten(world.journal, *key)]
     if is_poison:
         poison(world, keys[0])
-    begin(world)._hear_safely(b"client", encode(m.Acknowledge(["b 1"])))
+    begin(world)._on_frame_safely(b"client", encode(m.Acknowledge(["b 1"])))
     assert [was_read(world.journal, *key) for key in keys] == [True] * size
 
 
 # -- much to do at once
 
 
-def test_each_step_and_each_answer_that_was_caught_up_with_is_progress(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who has fallen behind has thousands of steps before him, and must not be taken for hung."""
+def test_each_step_and_each_recovered_answer_is_progress(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A summarize that fell behind has thousands of steps to process, and must not be taken for hung."""
     body, done = begin(world), list[str]()
     step = m.StepDone(1, 0, b"", b"", b"", b"", b"")
     messages = [[step, step], []]
@@ -286,6 +284,6 @@ def test_each_step_and_each_answer_that_was_caught_up_with_is_progress(
     monkeypatch.setattr(body._context.page, "progress", lambda: done.append("progress"))
     body.turn()
     assert done == ["step", "progress"] * 2
-    say(world, world.journal.now_ns())
+    publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, 300_000_000)
     assert done[4:] == ["progress"]

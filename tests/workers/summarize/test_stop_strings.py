@@ -1,4 +1,4 @@
-"""Stop strings are found wherever the text is cut, and hold back no more than they must."""
+"""Stop strings are found wherever the text is cut, and as little text as possible is held back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triptych.workers.summarize.stop_strings import StopMatcher
 
 
 def scan(pieces: list[str], stops: tuple[str, ...], *, include: bool = False) -> tuple[str, str | None]:
-    """All text shown, flush included, and the stop string found."""
+    """All text shown, including flush, and the stop string found."""
     matcher = StopMatcher(stops, include_stop_str=include)
     shown = ""
     for piece in pieces:
@@ -22,7 +22,7 @@ def scan(pieces: list[str], stops: tuple[str, ...], *, include: bool = False) ->
 
 
 def naive_scan(text: str, stops: tuple[str, ...], *, include: bool = False) -> tuple[str, str | None]:
-    """The match that ends first, the longest of those, by searching the whole text."""
+    """The match that ends first, the longest of those, found by searching the whole text."""
     found = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in stops if stop in text]
     if not found:
         return text, None
@@ -36,7 +36,7 @@ STOPS = [("<|im_end|>",), ("\n\nHuman:", "\n\n"), ("abab", "bab"), ("aba", "b#")
 
 @pytest.mark.parametrize("include", [False, True], ids=["cut", "included"])
 @pytest.mark.parametrize("stops", STOPS, ids=ascii)
-def test_a_stop_is_found_over_every_split(stops: tuple[str, ...], include: bool) -> None:
+def test_stop_string_is_found_across_every_split(stops: tuple[str, ...], include: bool) -> None:
     expected = naive_scan(TEXT, stops, include=include)
     for cut in range(len(TEXT) + 1):
         for again in range(cut, len(TEXT) + 1):
@@ -49,7 +49,7 @@ _word = st.text("ab", min_size=1, max_size=5)
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.text("abc", max_size=6), max_size=8), st.lists(_word, min_size=1, max_size=4), st.booleans())
-def test_any_pieces_give_what_a_search_of_the_whole_text_gives(
+def test_any_pieces_give_the_result_of_a_search_in_the_whole_text(
     pieces: list[str], stops: list[str], include: bool
 ) -> None:
     assert scan(pieces, tuple(stops), include=include) == naive_scan("".join(pieces), tuple(stops), include=include)
@@ -57,7 +57,7 @@ def test_any_pieces_give_what_a_search_of_the_whole_text_gives(
 
 @settings(max_examples=300, deadline=None)
 @given(st.text("abc", max_size=20), st.lists(_word, min_size=1, max_size=4))
-def test_what_is_held_is_the_longest_beginning_of_a_stop(text: str, stops: list[str]) -> None:
+def test_longest_prefix_of_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     if any(stop in text for stop in stops):
         return
     shown = StopMatcher(tuple(stops)).push(text).text
@@ -65,17 +65,17 @@ def test_what_is_held_is_the_longest_beginning_of_a_stop(text: str, stops: list[
     assert text.removeprefix(shown) == max((b for b in beginnings if text.endswith(b)), key=len)
 
 
-def test_a_beginning_that_fails_is_shown_at_once() -> None:
+def test_failed_prefix_is_shown_at_once() -> None:
     matcher = StopMatcher(("Human:",))
     assert matcher.push("Hum").text == ""
     assert matcher.push("ble").text == "Humble"
 
 
-def test_flush_shows_what_was_held() -> None:
+def test_flush_shows_the_held_back_text() -> None:
     matcher = StopMatcher(("###",))
     assert (matcher.push("a##").text, matcher.flush(), matcher.flush()) == ("a", "##", "")
 
 
-def test_each_character_costs_the_same_however_stops_repeat() -> None:
+def test_cost_per_character_is_constant_for_repetitive_stop_strings() -> None:
     matcher = StopMatcher(("a" * 255 + "b",))
     assert sum(len(matcher.push("a").text) for _ in range(10_000)) == 10_000 - 255

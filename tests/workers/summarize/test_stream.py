@@ -35,14 +35,14 @@ def ids_of(text: str, vocabulary: Vocabulary = BYTES) -> list[int]:
     return ids
 
 
-def test_the_end_token_is_in_the_ids_and_not_in_the_text() -> None:
+def test_end_token_is_in_the_ids_and_not_in_the_text() -> None:
     stream = make_stream(skip_special_tokens=False)
     stream.push([*ids_of("A fox"), EOS])
     assert (stream.text, stream.finish_reason, stream.matched) == ("A fox", "stop", EOS)
     assert stream.token_ids[-1] == EOS
 
 
-def test_a_stop_token_that_is_a_word_does_not_show_unless_asked_for() -> None:
+def test_stop_token_that_is_a_word_is_hidden_unless_requested() -> None:
     *words, dot = ids_of("A fox.")
     for include, text in ((False, "A fox"), (True, "A fox.")):
         stream = make_stream(stop_token_ids=(dot,), include_stop_str=include)
@@ -50,7 +50,7 @@ def test_a_stop_token_that_is_a_word_does_not_show_unless_asked_for() -> None:
         assert (stream.text, stream.matched, stream.num_tokens) == (text, dot, len(words) + 1)
 
 
-def test_a_stop_string_ends_the_answer_and_drops_later_tokens() -> None:
+def test_stop_string_ends_the_answer_and_drops_later_tokens() -> None:
     stream, ids = make_stream(stop=("brown",)), ids_of("The quick brown fox jumps")
     stream.push(ids)
     kept = stream.num_tokens
@@ -60,13 +60,13 @@ def test_a_stop_string_ends_the_answer_and_drops_later_tokens() -> None:
     assert "brown" not in BYTES.tokenizer.decode(ids[: kept - 1])
 
 
-def test_a_stop_string_may_be_kept() -> None:
+def test_stop_string_may_be_kept() -> None:
     stream = make_stream(stop=("brown",), include_stop_str=True)
     stream.push(ids_of("The quick brown fox"))
     assert stream.text == "The quick brown"
 
 
-def test_min_tokens_let_stop_strings_and_stop_tokens_pass() -> None:
+def test_min_tokens_ignores_earlier_stop_strings_and_stop_tokens() -> None:
     ids = [*ids_of("ox"), EOS, *ids_of("ox")]
     stream = make_stream(stop=("ox",), min_tokens=len(ids_of("ox")) + 2)
     stream.push(ids)
@@ -74,7 +74,7 @@ def test_min_tokens_let_stop_strings_and_stop_tokens_pass() -> None:
     assert stream.matched == "ox"
 
 
-def test_the_tail_is_what_only_the_end_made_final() -> None:
+def test_tail_is_the_text_that_became_final_at_the_end() -> None:
     stream, ids = make_stream(stop=("fox jumps",)), ids_of("a fox")
     stream.push(ids)
     assert stream.delta(0) == (ids, "a ")
@@ -82,14 +82,14 @@ def test_the_tail_is_what_only_the_end_made_final() -> None:
     assert (stream.delta(0).text, stream.tail, stream.text) == ("a ", "fox", "a fox")
 
 
-def test_a_character_that_is_cut_shows_at_the_end() -> None:
+def test_incomplete_character_is_shown_at_the_end() -> None:
     stream = make_stream()
     stream.push(ids_of("ok 👋")[:-1])
     stream.finish("length")
     assert (stream.delta(0).text, stream.tail) == ("ok ", "�")
 
 
-def test_a_stop_string_in_the_last_held_text_still_counts() -> None:
+def test_stop_string_in_the_last_held_back_text_counts() -> None:
     vocabulary = KINDS["llama2"]
     stream = make_stream(vocabulary, stop=("é",))
     stream.push([id_of(vocabulary.tokenizer, token) for token in ("a", "<0xC3>", "<0xA9>")])
@@ -98,7 +98,7 @@ def test_a_stop_string_in_the_last_held_text_still_counts() -> None:
     assert (stream.text, stream.finish_reason, stream.matched) == ("a", "stop", "é")
 
 
-def test_the_first_end_stays() -> None:
+def test_first_end_is_kept() -> None:
     stream = make_stream()
     stream.push([EOS])
     stream.finish("abort")
@@ -106,7 +106,7 @@ def test_the_first_end_stays() -> None:
     assert (stream.finish_reason, stream.text, stream.token_ids) == ("stop", "", [EOS])
 
 
-def test_no_tokens_are_an_answer() -> None:
+def test_no_tokens_are_an_empty_answer() -> None:
     stream = make_stream(max_tokens=0)
     stream.finish("length")
     assert (stream.text, stream.delta(0), stream.finish_reason) == ("", ([], ""), "length")
@@ -128,7 +128,7 @@ def an_answer(
 
 @settings(max_examples=300, deadline=None)
 @given(rng=st.randoms(use_true_random=False), kind=st.sampled_from(sorted(KINDS)), min_tokens=st.integers(0, 8))
-def test_a_stream_made_again_continues_at_any_token(rng: random.Random, kind: str, min_tokens: int) -> None:
+def test_restored_stream_continues_at_any_token(rng: random.Random, kind: str, min_tokens: int) -> None:
     params: dict[str, Any] = {
         "stop": ("fox", "ß", "do"),
         "min_tokens": min_tokens,
@@ -149,7 +149,7 @@ def test_a_stream_made_again_continues_at_any_token(rng: random.Random, kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_without_stops_is_the_full_decode(kind: str) -> None:
+def test_text_without_stop_strings_is_the_full_decode(kind: str) -> None:
     rng, vocabulary = random.Random(kind), KINDS[kind]
     for _ in range(200):
         stream, token_ids = make_stream(vocabulary, eos=None), an_answer(rng, vocabulary, NO_LONG_RUNS)
@@ -158,8 +158,8 @@ def test_text_without_stops_is_the_full_decode(kind: str) -> None:
         assert stream.text == vocabulary.tokenizer.decode(token_ids)
 
 
-def test_an_error_stays_one_whatever_stop_string_is_in_what_was_held_back() -> None:
-    """A line break is a byte token there, which is held back until another one follows."""
+def test_error_stays_an_error_even_with_a_stop_string_in_the_held_back_text() -> None:
+    """There a line break is a byte token, which is held back until another one follows."""
     vocabulary = KINDS["llama2"]
     ids = [*ids_of("A fox", vocabulary), id_of(vocabulary.tokenizer, "<0x0A>")]
     for reason, end in (("error", "error"), ("length", "stop")):

@@ -14,34 +14,34 @@ from triptych.workers.summarize.vocabulary import Vocabulary
 
 @pytest.mark.parametrize("name", ["byte_level", "in_a_sequence", "gemma"])
 @pytest.mark.parametrize("sentence", SENTENCES, ids=ascii)
-def test_the_bytes_of_tokens_join_to_the_text(name: str, sentence: str) -> None:
+def test_bytes_of_tokens_join_to_the_text(name: str, sentence: str) -> None:
     vocabulary = Vocabulary(ALL[name]())
     ids = vocabulary.tokenizer.encode(sentence).ids
     assert b"".join(map(vocabulary.token_bytes, ids)).decode() == vocabulary.tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_special_token_has_its_name_for_bytes(name: str) -> None:
+def test_special_token_has_the_bytes_of_its_name(name: str) -> None:
     vocabulary = Vocabulary(ALL[name]())
     assert vocabulary.token_bytes(1).strip() == b"</s>"
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_id_without_a_token_has_no_bytes(name: str) -> None:
+def test_id_without_a_token_has_no_bytes(name: str) -> None:
     assert Vocabulary(ALL[name]()).token_bytes(10**6) == b""
 
 
-def test_a_byte_token_is_its_byte() -> None:
+def test_byte_token_is_its_byte() -> None:
     vocabulary = Vocabulary(tokenizer_zoo.llama2())
     assert vocabulary.token_bytes(id_of(vocabulary.tokenizer, "<0xE2>")) == b"\xe2"
 
 
-def test_a_word_in_the_middle_has_its_space() -> None:
+def test_word_in_the_middle_has_its_space() -> None:
     vocabulary = Vocabulary(tokenizer_zoo.llama2())
     assert vocabulary.token_bytes(id_of(vocabulary.tokenizer, "▁do")) == b" do"
 
 
-def test_the_vocabulary_is_read_from_the_run_directory(tmp_path: Path) -> None:
+def test_vocabulary_is_read_from_the_run_directory(tmp_path: Path) -> None:
     facts = TokenizerFacts(vocab_size=1, chat_template=None, special_tokens={}, bos_token_id=None)
     save_tokenizer(tmp_path, tokenizer_zoo.byte_level().to_str(), facts)
     vocabulary = Vocabulary.load(tmp_path)

@@ -148,7 +148,7 @@ def _collect(job: _Job, masks: TokenMasks) -> None:
 def _give_up_first(job: _Job, masks: TokenMasks, timeout_s: float) -> None:
     """Fail the first remaining row of an abandoned job: the one it is stuck in."""
     if job.rows:  # otherwise it has just finished after all
-        masks.failed[job.rows[0].row] = f"the grammar takes longer than {timeout_s} s to say what may follow"
+        masks.failed[job.rows[0].row] = f"computing the tokens that the grammar allows takes longer than {timeout_s} s"
         job.rows = job.rows[1:]
 
 

@@ -51,7 +51,7 @@ def load_library(level: str | None = None) -> Kernels:
             failures.append(error)
             continue
         if failures:
-            logger.warning("the %s kernels run, faster ones cannot be made: %s", each, failures[0])
+            logger.warning("using the %s kernels, faster ones cannot be compiled: %s", each, failures[0])
         return library
     raise failures[0]
 
@@ -62,7 +62,7 @@ def _open(level: str) -> Kernels:
     try:
         return Kernels(str(library))
     except OSError as error:
-        logger.warning("the kernels are made again: %s", error)
+        logger.warning("compiling the kernels again: %s", error)
     with contextlib.suppress(OSError):
         library.unlink()
     try:

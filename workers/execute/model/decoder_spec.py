@@ -350,9 +350,9 @@ def _check_family(config: PretrainedConfig) -> None:
     if config.model_type in delta_spec.FAMILIES and _activation(config) != "silu":
         raise Unsupported(f"its convolutions' activation is {_activation(config)}")
     if getattr(config, "use_bidirectional_attention", None):
-        raise Unsupported("its tokens attend to later ones too")
+        raise Unsupported("its attention is not causal")
     if getattr(config, "clip_qkv", None) is not None:
-        raise Unsupported(f"its queries, keys and values are cut at {config.clip_qkv}")
+        raise Unsupported(f"its queries, keys and values are clipped at {config.clip_qkv}")
     for name in _NEVER_ZERO:
         if getattr(config, name, None) == 0:
             raise Unsupported(f"its {name} is 0")
@@ -360,7 +360,7 @@ def _check_family(config: PretrainedConfig) -> None:
         if rope.get("rope_type") not in _ROPE_TYPES:
             raise Unsupported(f"its rotary positions are of type {rope.get('rope_type')}")
         if rope.get("partial_rotary_factor", 1.0) != 1.0 and config.model_type not in _TURN_IN_PART:
-            raise Unsupported("only a part of its channels turns")
+            raise Unsupported("its rotary positions turn only some of its channels")
 
 
 def _check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -375,4 +375,4 @@ def _check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> 
         | {name for name in expected.keys() & shapes.keys() if expected[name] != tuple(shapes[name])}
     )
     if differing:
-        raise Unsupported(f"{len(differing)} of its tensors are not those of its config, {differing[0]} first")
+        raise Unsupported(f"{len(differing)} of its tensors differ from its config, {differing[0]} first")

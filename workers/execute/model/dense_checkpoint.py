@@ -64,7 +64,7 @@ def choose_dtype(config: PretrainedConfig, name: str, known: Collection[torch.dt
     dtype: Any = (config.dtype if name == "auto" else getattr(torch, name)) or torch.float32
     if dtype not in known:
         names = " or ".join(str(each).removeprefix("torch.") for each in known)
-        raise Unsupported(f"its dtype is {str(dtype).removeprefix('torch.')}, and not asked to be {names}")
+        raise Unsupported(f"its dtype is {str(dtype).removeprefix('torch.')}, choose {names}")
     chosen: torch.dtype = dtype
     return chosen
 

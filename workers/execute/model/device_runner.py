@@ -149,7 +149,7 @@ class DeviceRunner(StepRunner):
         return [GraphKey(*key) for key in product(buckets, kinds, self._adapted)]
 
     def _capture(self, keys: list[GraphKey], progress: Callable[[int, int], None]) -> None:
-        assert self._graphs is not None, "the callers have asked"
+        assert self._graphs is not None, "callers check this first"
         self._buffers.clear()
         try:
             self._graphs.capture_all(keys, progress)

@@ -54,9 +54,9 @@ def load_draft(ways: Ways, folder: Path, run_dir: Path) -> DraftBuild:
         loaded = own.load_proven(proofs, scratch)
         if loaded is None:
             loaded = own.with_tokenizer(scratch).load_native(proofs, scratch)
-        assert loaded is not None, "the kernels were asked for by name"
+        assert loaded is not None, "the backend is native, so a failure has raised an error"
         if loaded.state_bytes:
-            raise ConfigError(f"{loaded.facts.model_type} has recurrent layers, whose states do not take a guess back")
+            raise ConfigError(f"{loaded.facts.model_type} has recurrent layers, whose states cannot be rolled back")
         _check_vocabulary(scratch / TOKENIZER_FILE, run_dir / TOKENIZER_FILE)
     return DraftBuild(loaded, own)
 
@@ -105,8 +105,8 @@ def _check_vocabulary(own: Path, served: Path) -> None:
         first = min(different)
         ids = " and ".join(f"{vocabulary[first]}" if first in vocabulary else "none" for vocabulary in (ours, theirs))
         raise ConfigError(
-            f"{len(different)} of {len(theirs)} tokens have another id than in the model it guesses for: "
-            f"{first!r:.50}, say, has {ids}"
+            f"{len(different)} of {len(theirs)} tokens have another id than in the main model: "
+            f"{first!r:.50}, for example, has {ids}"
         )
 
 

@@ -96,7 +96,7 @@ class DraftModel(Proposer):
             self._guess(wanted)
         except Exception:  # guesses are optional: requests go on without them
             self._is_sound = False
-            logger.exception("the draft model failed; until the next restart nothing is guessed")
+            logger.exception("the draft model failed; it proposes no tokens until the next restart")
 
     def propose(self, sequence: Sequence, max_tokens: int) -> list[int] | None:
         if not self._is_sound:

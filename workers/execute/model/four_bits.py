@@ -101,7 +101,7 @@ class QuantisedCheckpoint(Checkpoint):
                 text = f"{module} has {name} of shape {values.shape}, groups of {size} inputs have {expected}"
                 raise ConfigError(text, param="model")
         if weights.scales.dtype != np.float32:
-            raise ConfigError(f"{module} has scales of {weights.scales.dtype}, which are no floats", param="model")
+            raise ConfigError(f"{module} has scales of {weights.scales.dtype}, not floating point", param="model")
         self._check_order(module, weights.group_of, np.arange(num_inputs) // size)
         group = np.arange(0, num_inputs, GROUP_INPUTS) // size
         scales = torch.from_numpy(weights.scales[:, group]).bfloat16().float().numpy()
@@ -110,7 +110,7 @@ class QuantisedCheckpoint(Checkpoint):
     def _check_order(self, module: str, group_of: Array | None, expected: Array) -> None:
         if group_of is None:
             if self._layout.is_reordered:
-                text = f"the inputs of {module} are not in their order, says the config, and it has no g_idx"
+                text = f"the config says that the inputs of {module} are reordered, but it has no g_idx"
                 raise ConfigError(text, param="model")
         elif not np.array_equal(group_of, expected) and len(np.unique(group_of)) > 1:  # all equal: never filled in
             raise Unsupported(f"the inputs of {module} are grouped by their activations (desc_act), not in their order")
@@ -210,9 +210,11 @@ def find_layout(settings: Mapping[str, Any]) -> tuple[Layout, int]:
         kind = settings.get("format") or settings.get("version") or ""
         raise Unsupported(f"its weights are quantised by {method} {kind}".rstrip())
     if bits != _BITS:
-        raise Unsupported(f"its weights have {bits!r} bits, the kernels know {_BITS}")
+        raise Unsupported(f"its weights have {bits!r} bits, the kernels support {_BITS}")
     if not isinstance(group_size, int) or (group_size != -1 and (group_size < 1 or group_size % GROUP_INPUTS)):
-        raise Unsupported(f"its weights are in groups of {group_size!r} inputs, which is no multiple of {GROUP_INPUTS}")
+        raise Unsupported(
+            f"its weights are in groups of {group_size!r} inputs, which is not a multiple of {GROUP_INPUTS}"
+        )
     return layout, group_size
 
 
@@ -226,7 +228,7 @@ def _of_scheme(settings: Mapping[str, Any]) -> tuple[Layout, Any, Any]:
     ):
         raise Unsupported("its layers are quantised by several schemes, or not only in their weights")
     if settings.get("transform_config"):
-        raise Unsupported("its activations are transformed before they meet its weights")
+        raise Unsupported("its activations are transformed before they are multiplied by its weights")
     weights = schemes[0]["weights"]
     layout = _PackQuantized(
         is_symmetric=bool(weights.get("symmetric", True)), is_reordered=weights.get("actorder") in ("group", True)
@@ -237,7 +239,7 @@ def _of_scheme(settings: Mapping[str, Any]) -> tuple[Layout, Any, Any]:
 def _unpacked(words: Array, places: tuple[int, ...] = tuple(range(8))) -> npt.NDArray[np.uint8]:
     """Unpack [..., n] words to [..., 8 n] numbers; ``places`` are their positions in a word."""
     if words.dtype != np.int32:
-        raise ConfigError(f"its numbers in four bits are packed into {words.dtype}, not int32", param="model")
+        raise ConfigError(f"its 4-bit weights are packed into {words.dtype}, not int32", param="model")
     bits = np.ascontiguousarray(words).view(np.uint32)
     numbers = np.empty((*bits.shape, 8), np.uint8)
     for index, place in enumerate(places):

@@ -71,7 +71,7 @@ class Fp8Checkpoint(Checkpoint):
         for name in (name for name, type_ in types.items() if type_ == _FP8):
             scale = self._scale_name(name)
             if types[scale] not in _SCALE_TYPES:
-                raise Unsupported(f"{scale} is of type {types[scale]}, which is none of {', '.join(_SCALE_TYPES)}")
+                raise Unsupported(f"{scale} is of type {types[scale]}, supported are: {', '.join(_SCALE_TYPES)}")
             fitting = [block for block in blocks if len(shapes[name]) > 1 and block.fits(shapes[name], shapes[scale])]
             if not fitting:
                 text = f"{scale} in {folder} has shape {shapes[scale]}, weights {shapes[name]} in blocks of"
@@ -104,7 +104,7 @@ class Fp8Checkpoint(Checkpoint):
         for name in self:
             module, _, part = name.rpartition(".")
             if is_of_quantised(name) or (module in modules and part not in ("weight", "bias")):
-                raise Unsupported(f"nobody knows what {name} does to its weights, which are in FP8")
+                raise Unsupported(f"it has the tensor {name}, whose effect on its FP8 weights is unknown")
 
     def __contains__(self, name: object) -> bool:
         return name in self._wanted  # Mapping's own would compute the weight to find out
@@ -149,7 +149,7 @@ class Fp8Checkpoint(Checkpoint):
             stored = stored.view(torch.float8_e8m0fnu)
         scales = stored.float().reshape(self._blocks[name].grid(self.shape(name)))
         if not torch.isfinite(scales).all():
-            raise ConfigError(f"{self._scales[name]} has scales that are no finite numbers", param="model")
+            raise ConfigError(f"{self._scales[name]} has scales that are not finite", param="model")
         return scales
 
 
@@ -186,7 +186,7 @@ def _blocks_of_schemes(settings: Mapping[str, Any]) -> list[Block] | None:
     kinds = [group["weights"] for group in groups]
     for what, is_known in (
         (f"in {' and '.join(sorted(map(str, formats)))}", formats <= _COMPRESSED),
-        ("not in 8 bits of floating point", all(k.get("type") == "float" and k.get("num_bits") == 8 for k in kinds)),
+        ("not as 8-bit floating point", all(k.get("type") == "float" and k.get("num_bits") == 8 for k in kinds)),
         ("not symmetric around 0", all(kind.get("symmetric", True) for kind in kinds)),
         ("transformed", not settings.get("transform_config")),
         ("sparse", (settings.get("sparsity_config") or {}).get("format", "dense") == "dense"),
@@ -229,9 +229,7 @@ def check_types(folder: Path, types: Mapping[str, str]) -> None:
     """
     for name, type_ in types.items():
         if type_.startswith(("F8", "F6", "F4")):
-            raise Unsupported(
-                f"{name} in {folder} is of type {type_}, and its config does not say what that stands for"
-            )
+            raise Unsupported(f"{name} in {folder} is of type {type_}, and its config does not describe that format")
 
 
 def _read(numbers: torch.Tensor) -> torch.Tensor:

@@ -96,7 +96,7 @@ def load_fused(
 def _format(config: PretrainedConfig, dtype: str, quantization: str, is_invariant: bool) -> Format:
     found = choose_dtype(config, dtype, _TOLERANCES)
     if quantization not in ("none", "fp8"):
-        raise Unsupported(f"quantization is {quantization}, which the fused decoder has not")
+        raise Unsupported(f"quantization is {quantization}, which the fused decoder does not support")
     if quantization == "fp8" and is_invariant:
         raise Unsupported("the products of fp8 depend on the batch, which deterministic rules out")
     return Format(found, is_fp8=quantization == "fp8", is_invariant=is_invariant)
@@ -106,24 +106,24 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
     if spec.head_dim % 2 or spec.head_dim > 256:
         raise Unsupported(f"its heads have {spec.head_dim} channels, the limits are an even number and 256")
     if any(spec.recalls):
-        raise Unsupported("it has recurrent layers, which the fused decoder has not")
+        raise Unsupported("it has recurrent layers, which the fused decoder does not support")
     if spec.rotary_dim != spec.head_dim or spec.gates_outputs:
-        raise Unsupported("its heads turn in part, or have gates, which the fused decoder has not")
+        raise Unsupported("it has partial rotary positions or gated heads, which the fused decoder does not support")
     if spec.shared_size:
-        raise Unsupported("all tokens share an expert, which the fused decoder has not")
+        raise Unsupported("all tokens share an expert, which the fused decoder does not support")
     if spec.has_sinks:
-        raise Unsupported("its heads attend to sinks, which the fused decoder has not")
+        raise Unsupported("its heads attend to sinks, which the fused decoder does not support")
     if not format_.is_fp8:
         return
     if any(spec.has_experts):
-        raise Unsupported("it has experts, which the fused decoder has not in fp8")
+        raise Unsupported("it has experts, which the fused decoder does not support in fp8")
     sizes = (spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim)
     if any(size % MULTIPLE for size in sizes):
         raise Unsupported(f"fp8 needs sizes that are multiples of {MULTIPLE}, it has {sizes}")
     if device.type != "cuda":
         return
     if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-        raise Unsupported(f"{torch.cuda.get_device_name(device)} has no products of fp8 with a scale a row")
+        raise Unsupported(f"{torch.cuda.get_device_name(device)} cannot multiply in fp8 with a scale per row")
     if format_.dtype != torch.bfloat16:
         raise Unsupported(f"fp8 multiplies into bfloat16, the dtype is {format_.dtype}")
 

@@ -31,13 +31,11 @@ def fetch(model: str, *, sleep: Callable[[float], None] = time.sleep) -> Path:
         except Exception as error:  # the errors of its HTTP client have no public base class
             reason = _final_reason(error)
             if reason is None and waits_s:
-                logger.warning(
-                    "the hub does not answer: %s; it is asked again in %.0f s", first_line(error), waits_s[0]
-                )
+                logger.warning("the hub does not respond: %s; trying again in %.0f s", first_line(error), waits_s[0])
                 sleep(waits_s.pop(0))
                 continue
             reason = reason or f"the hub cannot be reached: {first_line(error)}"
-            raise ConfigError(f"{model!r} is no local directory, and {reason}", param="model") from error
+            raise ConfigError(f"{model!r} is not a local directory, and {reason}", param="model") from error
 
 
 def _final_reason(error: Exception) -> str | None:
@@ -46,17 +44,17 @@ def _final_reason(error: Exception) -> str | None:
 
     match error:
         case errors.GatedRepoError():
-            return "the hub gives it only to those who accepted its terms: accept them on its page, and set HF_TOKEN"
+            return "its repository is gated: accept its terms on its page, and set HF_TOKEN"
         case errors.RepositoryNotFoundError():
             return "the hub has no such repository (for a private one set HF_TOKEN)"
         case errors.HfHubHTTPError() if error.response.status_code < 500 and error.response.status_code != 429:
             return f"the hub refuses it: {first_line(error)}"
         case errors.LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
-            return "the hub may not be asked (HF_HUB_OFFLINE is set), and its cache on this machine has no copy"
+            return "HF_HUB_OFFLINE is set, and the hub's cache on this machine has no copy"
         case ValueError():
-            return f"it is no name that the hub could know: {first_line(error)}"
+            return f"it is not a valid hub id: {first_line(error)}"
     is_local = isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError)
-    return f"its files cannot be kept: {first_line(error)}" if is_local else None
+    return f"its files cannot be stored: {first_line(error)}" if is_local else None
 
 
 def first_line(error: Exception) -> str:

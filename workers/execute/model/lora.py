@@ -62,7 +62,9 @@ class Adapter(NamedTuple):
         """
         for module, (a, b) in self.updates.items():
             if module not in shapes:
-                raise self.refused(f"it changes {module}, which is no linear layer of this model that can be adapted")
+                raise self.refused(
+                    f"it changes {module}, which is not a linear layer of this model that can be adapted"
+                )
             if (shape := (len(b), a.shape[1])) != tuple(shapes[module]):
                 raise self.refused(f"{module} is {list(shapes[module])} in the model, and {list(shape)} in the adapter")
 
@@ -84,7 +86,7 @@ def _load(module: LoraModule) -> Adapter:
         with safe_open(weights_file, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118, not a mapping
                 if (match := _TENSOR.fullmatch(name)) is None:
-                    raise _refused(module.name, f"its tensor {name} is no lora_A and no lora_B of a linear layer")
+                    raise _refused(module.name, f"its tensor {name} is neither lora_A nor lora_B of a linear layer")
                 found = sides.setdefault(match["module"], {})
                 if match["side"] in found:
                     raise _refused(module.name, f"it has lora_{match['side']} of {match['module']} twice")
@@ -145,13 +147,13 @@ def _read_scales(name: str, file: Path) -> _Scales:
 
 def _rank(value: Any) -> int:
     if type(value) is not int:
-        raise ValueError(f"{value!r:.80} is no rank")
+        raise ValueError(f"{value!r:.80} is not a rank")
     return value
 
 
 def _alpha(value: Any) -> float:
     if type(value) not in (int, float):
-        raise ValueError(f"{value!r:.80} is no alpha")
+        raise ValueError(f"{value!r:.80} is not an alpha")
     return float(value)
 
 
@@ -176,18 +178,18 @@ def _known(field: str) -> str:
 
 def _low_rank(name: str, module: str, sides: Mapping[str, torch.Tensor], scales: _Scales) -> LowRank:
     if sides.keys() != {"A", "B"}:
-        raise _refused(name, f"of {module} it has only lora_{''.join(sides)}")
+        raise _refused(name, f"it has only lora_{''.join(sides)} of {module}")
     a, b = sides["A"], sides["B"]
     if unknown := {a.dtype, b.dtype} - _DTYPES:
-        raise _refused(name, f"of {module} it has numbers of {unknown.pop()}")
+        raise _refused(name, f"its weights of {module} have dtype {unknown.pop()}")
     rank = scales.rank_of(module)
     if not (a.dim() == b.dim() == 2 and len(a) == b.shape[1] == rank):
-        raise _refused(name, f"of {module} it has {list(a.shape)} and {list(b.shape)}, and its config says rank {rank}")
+        raise _refused(name, f"its weights of {module} are {list(a.shape)} and {list(b.shape)}, the rank is {rank}")
     if not 1 <= rank <= MAX_RANK:
         raise _refused(name, f"the rank of {module} is {rank}, the limits are 1 and {MAX_RANK}")
     b = b.float() * scales.scale_of(module)
     if not (a.float().isfinite().all() and b.isfinite().all()):
-        raise _refused(name, f"of {module} it has numbers that are not finite")
+        raise _refused(name, f"its weights of {module} are not finite")
     return LowRank(a, b)
 
 

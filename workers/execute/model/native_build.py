@@ -77,9 +77,9 @@ class NativeSetting:
             Unsupported: the kernels do not support this model, or cannot be built here; the message says why.
         """
         if self.page_size % _TILE_TOKENS:
-            raise Unsupported(f"a page has {self.page_size} tokens, which is no multiple of {_TILE_TOKENS}")
+            raise Unsupported(f"a page has {self.page_size} tokens, which is not a multiple of {_TILE_TOKENS}")
         if spec.head_dim % _TILE_TOKENS:
-            raise Unsupported(f"its heads have {spec.head_dim} channels, which is no multiple of {_TILE_TOKENS}")
+            raise Unsupported(f"its heads have {spec.head_dim} channels, which is not a multiple of {_TILE_TOKENS}")
         if spec.delta is not None:
             _check_delta(spec.delta)
         try:
@@ -100,12 +100,12 @@ class NativeSetting:
         if stored is Format.INT4:
             plain = [name for name in spec.matrices() if not checkpoint.has_four_bits(name)]
             if plain:
-                raise Unsupported(f"{len(plain)} of its matrices have not four bits as the others, {plain[0]} first")
+                raise Unsupported(f"{len(plain)} of its matrices do not have 4 bits like the others, {plain[0]} first")
             for names in map(spec.layer, range(spec.num_layers)):
                 if any(map(checkpoint.has_four_bits, (names.router, *names.delta.gates))):
-                    raise Unsupported("its routers have four bits, which only matrices of layers and the head may have")
+                    raise Unsupported("its routers have 4 bits; only the layers' matrices and the head can have 4 bits")
             if checkpoint.has_four_bits(spec.embedding):
-                raise Unsupported("its embedding has four bits, which only matrices of layers and the head may have")
+                raise Unsupported("its embedding has 4 bits; only the layers' matrices and the head can have 4 bits")
         return stored
 
     def pack_adapters(self, weights: PackedWeights) -> PackedAdapters:
@@ -146,7 +146,7 @@ class NativeSetting:
 def _check_delta(delta: DeltaSpec) -> None:
     for name, size in (("keys", delta.key_dim), ("values", delta.value_dim)):
         if size % LANES:
-            raise Unsupported(f"{name} of its delta rules have {size} channels, which is no multiple of {LANES}")
+            raise Unsupported(f"{name} of its delta rules have {size} channels, which is not a multiple of {LANES}")
     if delta.num_value_heads % delta.num_key_heads:
         raise Unsupported(f"its delta rules have {delta.num_value_heads} heads, and keys for {delta.num_key_heads}")
     if not 1 <= delta.conv_size <= _MOST_TAPS:

@@ -160,7 +160,7 @@ class NativeDecoder:
             arrays.append(choices)
             step.choices = choices.ctypes.data
         if inputs.carried is not None:
-            assert last is not None, "there is no step whose tokens could be carried"
+            assert last is not None, "the tokens of the previous step are needed, and there is none"
             arrays.append(last.tokens)
             step.last_tokens = last.addresses["tokens"]
         self._submitted.append(_Submitted(room, len(rows), order, arrays))

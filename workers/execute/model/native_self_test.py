@@ -86,6 +86,6 @@ def _said(decoder: NativeDecoder, spec: DecoderSpec, sequences: list[Int32], ada
 
     both = paged_rows(run, sequences)
     if any(spec.recalls) and not torch.equal(both, whole_rows(run, sequences)):
-        raise Unsupported("its logits are others where its tokens come in one step")
+        raise Unsupported("its logits change when its tokens are computed in one step")
     shape = (len(both), spec.num_layers, spec.experts_per_token)
     return Said(both[:, : spec.vocab_size].float(), both[:, spec.vocab_size :].reshape(shape))

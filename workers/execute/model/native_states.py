@@ -47,7 +47,7 @@ class NativeStates:
             AssertionError: a row does not contain the state from which a segment continues.
         """
         cut = inputs.cut
-        assert cut is not None, "sequences of a model with states have rows for them"
+        assert cut is not None, "a step of a model with states has a cut"
         reads, ends = self._ledger.begin_step(cut), np.cumsum(cut.lengths, dtype=np.int32)
         starts = np.searchsorted(ends, inputs.query_starts, side="right").astype(np.int32)
         return {

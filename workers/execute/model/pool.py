@@ -74,7 +74,7 @@ def size_pages(
             "lower max_model_len or raise num_pages, kv_memory_fraction or max_kv_bytes",
             param="max_model_len",
         )
-    logger.warning("max_model_len is cut from %d to %d: %s", max_model_len, num_pages * cache.page_size, room)
+    logger.warning("max_model_len is reduced from %d to %d: %s", max_model_len, num_pages * cache.page_size, room)
     return PoolSize(num_pages, num_pages * cache.page_size)
 
 

@@ -78,7 +78,7 @@ class ProofStore:
         except FileNotFoundError:
             return None
         except (OSError, ConfigError, KeyError, TypeError, ValueError) as error:  # the proof is made again
-            logger.warning("what an earlier start found out cannot be read: %s", error)
+            logger.warning("cannot read the results of an earlier start's self-test: %s", error)
             return None
         if facts is None:
             return None
@@ -100,7 +100,7 @@ class ProofStore:
                 os.rename(new, self.folder)  # atomic
             keep_newest(self.folder.parent, "?" * _KEY_SIZE, _NUM_KEPT)
         except OSError as error:
-            logger.info("what this start found out cannot be kept for the next: %s", error)
+            logger.info("cannot store the results of the self-test for the next start: %s", error)
 
 
 def _key(checkpoint: Path, config: ModelConfig, kv_dtype: str) -> str:

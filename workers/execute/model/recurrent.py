@@ -55,7 +55,7 @@ def remembering(states: LayerStates | None) -> Iterator[None]:
 def going_on(states: SequenceStates | None, cut: StepCut | None) -> Iterator[None]:
     """Within this block, the model computes one step from its sequences' ``states``. None: the model has no states."""
     if states is not None:
-        assert cut is not None, "a step of recurrent layers says where it is cut"
+        assert cut is not None, "a step of recurrent layers has a cut"
         states.begin_step(cut)
     with remembering(states):
         yield

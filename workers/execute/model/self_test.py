@@ -163,7 +163,7 @@ def _probe(forward: RaggedForward, recurrent: Sequence[nn.Module]) -> tuple[_Pro
     if not (all_ask and probe.num_calls == len(probe.shapes) and sorted(state_probe.calls) == [*range(len(recurrent))]):
         raise ConfigError(
             f"{_family(forward.model)} calls the attention function {probe.num_calls} times in a step "
-            f"and has {num_layers} layers, {len(recurrent)} recurrent: the others do not attend, or not by it",
+            f"and has {num_layers} layers, {len(recurrent)} recurrent: the others do not use it",
             param="model",
         )
     return probe, state_probe
@@ -227,7 +227,7 @@ def _why_different(model: PreTrainedModel, plain: list[torch.Tensor], paged: tor
     if difference <= tolerance:
         return ""
     return (  # NaN is refused too
-        f"{_family(model)}{case} computes something else on paged attention: its logits differ by {difference:.2g} "
+        f"{_family(model)}{case} is computed wrongly on paged attention: its logits differ by {difference:.2g} "
         f"from the plain forward pass, the limit is {tolerance:.2g}"
     )
 

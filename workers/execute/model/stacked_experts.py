@@ -77,10 +77,10 @@ class StackedExperts(Checkpoint):
         scales = stack.removesuffix("_blocks") + "_scales"
         if self._stacks.get(scales) != shape[:3] or shape[3] != _GROUP_BYTES:
             text = f"{text}, its scales {self._stacks.get(scales)}"
-            raise ConfigError(f"{text}; a group has {_GROUP_BYTES} bytes, and a scale", param="model")
+            raise ConfigError(f"{text}; a group has {_GROUP_BYTES} bytes and a scale", param="model")
         for name in (stack, scales):
             if self._slice(name).get_dtype() != "U8":
-                raise ConfigError(f"{name} in {folder} has other elements than bytes", param="model")
+                raise ConfigError(f"{name} in {folder} is not of type uint8", param="model")
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if (part := self._parts.get(name)) is None:

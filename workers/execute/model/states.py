@@ -128,7 +128,7 @@ class SequenceStates:
     def mix(self, number: int, run: Mixer, hidden: torch.Tensor) -> torch.Tensor:
         """See ``recurrent.LayerStates``. Computes all decodes together, then each segment separately."""
         cut = self._cut
-        assert cut is not None, "begin_step comes first"
+        assert cut is not None, "begin_step must be called first"
         pieces: list[torch.Tensor] = []
         end = cut.num_decodes
         if end:

@@ -96,7 +96,7 @@ def open_for_modules(folder: Path) -> Fp8Checkpoint | None:
 def kind_of(settings: Mapping[str, Any]) -> str:
     """The name of the quantisation method in a quantization_config."""
     names = ("quant_method", "quant_algo", "format")
-    return " ".join(str(settings[name]) for name in names if settings.get(name)) or "something without a name"
+    return " ".join(str(settings[name]) for name in names if settings.get(name)) or "an unnamed method"
 
 
 def _is_known_to_transformers(settings: dict[str, Any]) -> bool:

@@ -79,7 +79,7 @@ class TorchAdapters:
             own[index] = LowRank(a, b if len(b) == num_outputs else _cut_like(weight, b))
         like = torch.empty(0, dtype=weight.dtype, device=self._device)
         stacked = StackedLinear.stack([(0, own)], self._columns, like=like, sum_ranks=sum_ranks)
-        assert stacked is not None, "some adapter changes it"
+        assert stacked is not None, "only called for modules that an adapter changes"
         return stacked
 
     @contextmanager
@@ -121,7 +121,7 @@ def _product_like(weight: torch.Tensor, update: LowRank) -> torch.Tensor:
 
 def _cut_like(weight: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """This rank's share of a tensor with the rows or the columns of ``weight``."""
-    assert isinstance(weight, DTensor), "the shapes of whole ones were compared"
+    assert isinstance(weight, DTensor), "a plain tensor's shape has been compared already"
     return _distributed_like(weight, tensor).to_local()
 
 

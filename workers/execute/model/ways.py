@@ -303,7 +303,7 @@ class Ways:
 
     @property
     def _tokenizer(self) -> PreTrainedTokenizerFast:
-        assert self.tokenizer is not None, "it comes first"
+        assert self.tokenizer is not None, "the tokenizer is read first"
         return self.tokenizer
 
     def load_transformers(self) -> Loaded:

@@ -21,7 +21,7 @@ _HAVE_PAGES = (SequenceState.PREFILLING, SequenceState.PAUSED, SequenceState.SWA
 MakeSearch = Callable[[Sequence, int], Search]  # a beam, and its maximum number of output tokens
 
 
-class Heir(NamedTuple):
+class NextBeam(NamedTuple):
     """A beam of the next step, in the sequence that continues it."""
 
     sequence: Sequence
@@ -34,7 +34,7 @@ def make_search(beam: Sequence, max_tokens: int) -> Search:
 
 
 @dataclass(slots=True)
-class _Gang:
+class _LiveSearch:
     """The sequences of one search, in order of arrival. The first one computes the prompt."""
 
     search: Search
@@ -51,70 +51,70 @@ class Beams:
         self._cache = cache
         self._make_search = make_search
         self._max_model_len = max_model_len
-        self._gangs: dict[Key, _Gang] = {}
+        self._live: dict[Key, _LiveSearch] = {}
 
     def join(self, sequence: Sequence) -> list[Sequence]:
         """The sequences that may start now: the first beam of a search, once all of them have arrived."""
         if not sequence.params.is_beam_search:
             return []
         key = self._key(sequence)
-        gang = self._gangs.setdefault(key, _Gang(self._search_of(sequence)))
-        gang.members.append(sequence)
-        if len(gang.members) < sequence.params.num_beams:
+        live = self._live.setdefault(key, _LiveSearch(self._search_of(sequence)))
+        live.members.append(sequence)
+        if len(live.members) < sequence.params.num_beams:
             return []
-        gang.members.sort(key=lambda s: s.arrival)
-        self._begin(gang)
-        return [gang.members[0]]
+        live.members.sort(key=lambda s: s.arrival)
+        self._begin(live)
+        return [live.members[0]]
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence is a beam that does not start by itself."""
         if not sequence.params.is_beam_search:
             return False
-        gang = self._gangs[self._key(sequence)]
-        return not gang.beams or gang.beams[0] is not sequence
+        live = self._live[self._key(sequence)]
+        return not live.beams or live.beams[0] is not sequence
 
     def start(self, sequence: Sequence, step: int) -> None:
         """The first beam leaves the queue: the search has begun for all of its beams."""
         if sequence.params.is_beam_search:
-            for member in self._gangs[self._key(sequence)].members:
+            for member in self._live[self._key(sequence)].members:
                 member.last_step = max(member.last_step, step)
 
     def family(self, sequence: Sequence) -> list[Sequence]:
         """The sequences to preempt and resume together: ``sequence``, and for a beam all others that have pages."""
         if not sequence.params.is_beam_search:
             return [sequence]
-        members = self._gangs[self._key(sequence)].members
+        members = self._live[self._key(sequence)].members
         return [sequence, *(s for s in members if s is not sequence and s.state in _HAVE_PAGES)]
 
     def state_at_start(self, sequence: Sequence) -> SequenceState:
         """The state of a beam that leaves the queue: paused if it had taken its step before it was swapped out."""
-        gang = self._gangs[self._key(sequence)]
-        has_step = sequence in gang.beams and sequence.key not in gang.found
+        live = self._live[self._key(sequence)]
+        has_step = sequence in live.beams and sequence.key not in live.found
         return SequenceState.PREFILLING if has_step else SequenceState.PAUSED
 
-    def take(self, sequence: Sequence, found: Candidates) -> list[Heir] | None:
+    def take(self, sequence: Sequence, found: Candidates) -> list[NextBeam] | None:
         """Record a beam's step. Once all have taken it: the beams of the next step, none if the search is over."""
-        gang = self._gangs[self._key(sequence)]
-        gang.found[sequence.key] = found
+        live = self._live[self._key(sequence)]
+        live.found[sequence.key] = found
         sequence.state = SequenceState.PAUSED
-        if len(gang.found) < len(gang.beams):
+        if len(live.found) < len(live.beams):
             return None
-        outputs = [beam.output_tokens.tolist() for beam in gang.beams]
-        branches = gang.search.advance(outputs, [gang.found[beam.key] for beam in gang.beams])
-        gang.found.clear()
-        heirs = self._branch(gang, branches)
-        gang.beams = [heir.sequence for heir in heirs]
-        gang.is_over = not branches
-        return heirs
+        outputs = [beam.output_tokens.tolist() for beam in live.beams]
+        branches = live.search.advance(outputs, [live.found[beam.key] for beam in live.beams])
+        live.found.clear()
+        successors = self._branch(live, branches)
+        live.beams = [successor.sequence for successor in successors]
+        live.is_over = not branches
+        return successors
 
     def conclude(self, sequence: Sequence) -> list[tuple[Sequence, Hypothesis]]:
         """If its search is over: the answers of its sequences, the best to the earliest arrival; otherwise nothing."""
-        gang = self._gangs[self._key(sequence)]
-        if not gang.is_over:
+        live = self._live[self._key(sequence)]
+        if not live.is_over:
             return []
-        del self._gangs[self._key(sequence)]
-        found = [*gang.search.hypotheses, *[_NOTHING] * len(gang.members)]
-        return list(zip(gang.members, found, strict=False))
+        del self._live[self._key(sequence)]
+        found = [*live.search.hypotheses, *[_NOTHING] * len(live.members)]
+        return list(zip(live.members, found, strict=False))
 
     def num_pages(self, sequence: Sequence) -> int:
         """The most pages that a sequence, or all beams of its search together, may hold at once."""
@@ -129,41 +129,41 @@ class Beams:
     def restart(self, sequence: Sequence) -> None:
         """If ``sequence`` is a beam: discard the output of its whole search, and start over with the first beam."""
         if sequence.params.is_beam_search:
-            gang = self._gangs[self._key(sequence)]
-            for member in gang.members:
+            live = self._live[self._key(sequence)]
+            for member in live.members:
                 member.num_tokens = member.num_prompt_tokens
-            self._begin(gang)
+            self._begin(live)
 
     def disband(self, sequence: Sequence) -> list[Sequence]:
         """``sequence`` has ended, and its search with it; returns the others, which end too."""
         if not sequence.params.is_beam_search:
             return []
-        gang = self._gangs.pop(self._key(sequence), None)
-        return [member for member in gang.members if member is not sequence] if gang else []
+        live = self._live.pop(self._key(sequence), None)
+        return [member for member in live.members if member is not sequence] if live else []
 
-    def _begin(self, gang: _Gang) -> None:
-        gang.search = self._search_of(gang.members[0])
-        gang.beams = gang.members[:1]
-        gang.found.clear()
+    def _begin(self, live: _LiveSearch) -> None:
+        live.search = self._search_of(live.members[0])
+        live.beams = live.members[:1]
+        live.found.clear()
 
-    def _branch(self, gang: _Gang, branches: list[Branch]) -> list[Heir]:
-        """The heirs of these branches. The first branch of a beam stays in its sequence and keeps its pages."""
-        parents = gang.beams
+    def _branch(self, live: _LiveSearch, branches: list[Branch]) -> list[NextBeam]:
+        """The successors of these branches. The first branch of a beam stays in its sequence and keeps its pages."""
+        parents = live.beams
         stays = {branch.parent: index for index, branch in reversed(list(enumerate(branches)))}
-        left = iter([s for s in gang.members if s not in [parents[parent] for parent in stays]])
-        heirs = []
+        left = iter([s for s in live.members if s not in [parents[parent] for parent in stays]])
+        successors = []
         for index, branch in enumerate(branches):
             parent = parents[branch.parent]
-            heirs.append(Heir(parent if stays[branch.parent] == index else next(left), parent, branch))
-        for heir, parent, _ in heirs:
-            if heir is not parent:
-                heir.tokens[: parent.num_tokens] = parent.tokens[: parent.num_tokens]
-                heir.num_tokens = parent.num_tokens
-                self._cache.fork(heir, parent)
-                self._cache.states.fork(heir, parent)
-        for heir, _, branch in heirs:
-            heir.append(branch.token_id)
-        return heirs
+            successors.append(NextBeam(parent if stays[branch.parent] == index else next(left), parent, branch))
+        for successor, parent, _ in successors:
+            if successor is not parent:
+                successor.tokens[: parent.num_tokens] = parent.tokens[: parent.num_tokens]
+                successor.num_tokens = parent.num_tokens
+                self._cache.fork(successor, parent)
+                self._cache.states.fork(successor, parent)
+        for successor, _, branch in successors:
+            successor.append(branch.token_id)
+        return successors
 
     def _key(self, sequence: Sequence) -> Key:
         return sequence.key if sequence.group_key is None else sequence.group_key

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .beam_search import Hypothesis
-from .beams import Heir
+from .beams import NextBeam
 from .sequence import Key
 
 
@@ -44,8 +44,8 @@ class Progress:
         self.token_indices.append(token_index)
         self.token_ids.append(token_id)
 
-    def choose(self, search: Key, heirs: list[Heir], ends: list[str]) -> None:
-        beams = [Grown(s.key, parent.key, s.num_output_tokens - 1, branch.token_id) for s, parent, branch in heirs]
+    def choose(self, search: Key, successors: list[NextBeam], ends: list[str]) -> None:
+        beams = [Grown(s.key, parent.key, s.num_output_tokens - 1, branch.token_id) for s, parent, branch in successors]
         self.choices[search] = Choice(beams, ends)
 
     def conclude(self, key: Key, hypothesis: Hypothesis) -> None:

@@ -59,12 +59,12 @@ class WaitingQueue:
         heapq.heappush(self._heap, (self._rank(sequence), sequence.key))
 
     def hold(self, *sequences: Sequence) -> None:
-        """Put these in the queue if they are not, and skip them until ``let_go``."""
+        """Put these in the queue if they are not, and skip them until ``unhold``."""
         for sequence in sequences:
             self._waiting[sequence.key] = sequence
             self._held.add(sequence.key)
 
-    def let_go(self, sequences: Iterable[Sequence]) -> None:
+    def unhold(self, sequences: Iterable[Sequence]) -> None:
         """Return them to their place in the queue by rank."""
         for sequence in sequences:
             if sequence.key in self._held:

@@ -55,7 +55,7 @@ class Roster:
         self.groups.join(sequence)
         first = self.beams.join(sequence)
         self.enter_queue(sequence)
-        self.waiting.let_go(first)
+        self.waiting.unhold(first)
 
     def enter_queue(self, sequence: Sequence) -> None:
         if self.groups.holds(sequence) or self.beams.holds(sequence):
@@ -110,16 +110,16 @@ class Roster:
 
     def branch(self, sequence: Sequence, found: Candidates, progress: Progress) -> None:
         """A beam has taken its step. Once all of its search have, they continue, or the search is over."""
-        heirs = self.beams.take(sequence, found)
-        if heirs is None:
+        successors = self.beams.take(sequence, found)
+        if successors is None:
             return
-        for beam, _, _ in heirs:
+        for beam, _, _ in successors:
             if beam.key not in self.running:
                 self._leave_queue(beam)
                 self.running[beam.key] = beam
             beam.state = SequenceState.PREFILLING
         ended = self.beams.conclude(sequence)
-        progress.choose(sequence.group_key or sequence.key, heirs, [found.reason for _, found in ended])
+        progress.choose(sequence.group_key or sequence.key, successors, [found.reason for _, found in ended])
         for beam, hypothesis in ended:
             progress.conclude(beam.key, hypothesis)
             self.retire(beam, hypothesis.reason)
@@ -149,4 +149,4 @@ class Roster:
         if sequence.row is not None:
             self.rows.leave(sequence)
         self.cache.states.leave(sequence)
-        self.waiting.let_go(self.groups.stop(sequence))
+        self.waiting.unhold(self.groups.stop(sequence))

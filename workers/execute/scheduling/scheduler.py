@@ -167,7 +167,7 @@ class Scheduler:
                 continue
             self._publish(sequence)
             if key in computing:
-                self.waiting.let_go(self.roster.groups.compute(sequence))
+                self.waiting.unhold(self.roster.groups.compute(sequence))
             if not sequence.is_scored:
                 sequence.num_scored_tokens = max(sequence.num_scored_tokens, start + num_tokens)
             if candidates and key in candidates:

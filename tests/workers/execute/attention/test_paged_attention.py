@@ -1,4 +1,4 @@
-"""Each kernel against attention over plain tensors, on random ragged steps.
+"""Each kernel, compared with attention on plain tensors, in random ragged steps.
 
 Axes: T tokens of a step, H query heads, J key heads, D and E channels of keys and values.
 """
@@ -24,7 +24,7 @@ KERNELS = [ReferenceAttention, CpuAttention]
 
 @dataclass
 class Scene:
-    """Some sequences in the middle of their lives: what they hold in pages, and the step that comes now."""
+    """Some running sequences: their pages, and the step to be computed."""
 
     inputs: StepInputs
     cache: LayerCache
@@ -55,7 +55,7 @@ def make_scene(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> Scene:
-    """A scene of sequences with (cached tokens, tokens of this step); decodes come first. Pages are out of order."""
+    """A scene of sequences with (cached tokens, tokens of this step); decodes come first. Pages are in random order."""
     torch.manual_seed(seed)
     contexts = [cached + new for cached, new in lengths]
     keys = [torch.randn(n, heads[1], dims[0], dtype=dtype) for n in contexts]
@@ -67,7 +67,7 @@ def make_scene(
         tables[s, :count] = ids[sum(num_pages[:s]) :][:count]
     cache = LayerCache(
         *(torch.full((len(ids) + 1, page_size, heads[1], dim), torch.nan, dtype=dtype) for dim in dims)
-    )  # whatever is not written is poison
+    )  # unwritten slots are poison
     slots = [
         tables[s, np.arange(n) // page_size] * page_size + np.arange(n) % page_size for s, n in enumerate(contexts)
     ]
@@ -88,7 +88,7 @@ def make_scene(
     )
     new_keys = torch.cat([k[c:] for k, (c, _) in zip(keys, lengths, strict=True)])
     new_values = torch.cat([v[c:] for v, (c, _) in zip(values, lengths, strict=True)])
-    query = torch.randn(heads[0], sum(num_new), dims[0], dtype=dtype).transpose(0, 1)  # strided, as models give it
+    query = torch.randn(heads[0], sum(num_new), dims[0], dtype=dtype).transpose(0, 1)  # strided, as models pass it
     return Scene(inputs, cache, query, new_keys, new_values, keys, values)
 
 
@@ -166,7 +166,7 @@ def test_random_steps_in_single_precision(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_write_touches_the_slots_of_the_step_only(kernel: type[PagedAttention]) -> None:
+def test_write_only_touches_the_slots_of_the_step(kernel: type[PagedAttention]) -> None:
     scene = make_scene(STEPS["mixed"])
     before = scene.cache.keys.clone()
     scene.run(kernel(), AttentionForm(scale=1.0))
@@ -174,7 +174,7 @@ def test_write_touches_the_slots_of_the_step_only(kernel: type[PagedAttention]) 
     assert changed.nonzero()[:, 0].tolist() == sorted(scene.inputs.slot_mapping.tolist())
 
 
-def test_a_sequence_of_not_a_numbers_spoils_its_own_output_only() -> None:
+def test_sequence_of_nans_only_spoils_its_own_output() -> None:
     scene = make_scene(STEPS["decodes of far lengths"])
     form = AttentionForm(scale=0.3)
     expected = scene.expected(form)

@@ -1,6 +1,6 @@
-"""The Triton kernels against attention in double precision; interpreted on a CPU, compiled where there is a GPU.
+"""The Triton kernels compared with attention in double precision; interpreted on a CPU, compiled on a GPU.
 
-Scenes poison every slot that no sequence of the step holds.
+Every slot that belongs to no sequence of the step is poisoned.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check(scene: Scene, form: AttentionForm, *, is_invariant: bool = False) -> N
     torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-# The deterministic way differs in how the keys are split, which no form of the scores knows of.
+# The deterministic kernel differs in how the keys are split, which no form of the scores depends on.
 @pytest.mark.parametrize("step", ["mixed", "decodes of far lengths"])
 @pytest.mark.parametrize(
     ("form", "is_invariant"),
@@ -84,7 +84,7 @@ def test_page_size_changes_nothing(page_size: int) -> None:
 
 @pytest.mark.parametrize("window", [None, 70])
 def test_tiles_within_pages(window: int | None) -> None:
-    """Sequences of several such pages, which end in the middle of one, at its end and at its beginning."""
+    """Sequences of several such pages, ending in the middle of one, at its end and at its beginning."""
     steps = [(140, 1), (63, 1), (64, 1), (0, 70), (70, 58)]
     check(make_scene(steps, page_size=64, dtype=torch.float32), AttentionForm(scale=0.3, sliding_window=window))
 
@@ -101,7 +101,7 @@ def test_any_heads_and_channels(heads: tuple[int, int], dims: tuple[int, int]) -
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_steps(seed: int) -> None:
-    """Half precision too, whose products the kernels take as they are."""
+    """Including half precision, in which the kernels multiply without conversion."""
     rng = np.random.default_rng(seed)
     decodes = [(int(n), 1) for n in rng.integers(0, 400, rng.integers(1, 5))]
     chunks = [(int(c), int(n)) for c, n in zip(rng.integers(0, 60, 2), rng.integers(2, 40, 2), strict=True)]
@@ -110,7 +110,7 @@ def test_random_steps(seed: int) -> None:
     check(scene, AttentionForm(scale=0.25, sliding_window=[None, 17][seed // 2]))
 
 
-def test_write_touches_the_slots_of_the_step_only() -> None:
+def test_write_only_touches_the_slots_of_the_step() -> None:
     scene = make_scene(STEPS["mixed"], dtype=torch.float32)
     cache = LayerCache(*(pages.to(DEVICE) for pages in scene.cache))
     kernel = TritonAttention(DEVICE)
@@ -143,13 +143,13 @@ def written(scene: Scene) -> Scene:
 
 @pytest.mark.parametrize("num_splits", [2, 8])
 def test_splits_of_the_keys_change_nothing(num_splits: int) -> None:
-    """More splits than tiles of keys too: those without work weigh nothing."""
+    """Including more splits than tiles of keys: empty splits have no weight."""
     scene = written(make_scene([(299, 1), (0, 1), (64, 1), (127, 1)], dtype=torch.float32))
     torch.testing.assert_close(decode(scene, num_splits), decode(scene, 1), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("num_splits", [1, 4])
-def test_a_padded_row_gets_zeros_whatever_its_page_holds(num_splits: int) -> None:
+def test_padded_row_is_zero_whatever_its_page_holds(num_splits: int) -> None:
     scene = written(make_scene([(30, 1), (7, 1)], dtype=torch.float32))
     lens = torch.tensor([31, 0], dtype=torch.int32, device=DEVICE)
     output = decode(scene, num_splits, context_lens=lens)
@@ -157,7 +157,7 @@ def test_a_padded_row_gets_zeros_whatever_its_page_holds(num_splits: int) -> Non
     torch.testing.assert_close(output[0], decode(scene, num_splits)[0], rtol=0, atol=0)
 
 
-def test_a_sequence_of_not_a_numbers_spoils_its_own_output_only() -> None:
+def test_sequence_of_nans_only_spoils_its_own_output() -> None:
     scene = make_scene(STEPS["decodes of far lengths"], dtype=torch.float32)
     form = AttentionForm(scale=0.3)
     expected = run(scene, form)
@@ -172,14 +172,14 @@ def test_a_sequence_of_not_a_numbers_spoils_its_own_output_only() -> None:
 @pytest.mark.parametrize(
     ("dtype", "dim"), [(torch.float32, 8), pytest.param(torch.bfloat16, 128, marks=pytest.mark.gpu)], ids=str
 )
-def test_a_row_of_the_chunk_kernel_does_not_depend_on_company_or_chunking(
+def test_row_of_the_chunk_kernel_does_not_depend_on_batch_or_chunking(
     window: int | None, dtype: torch.dtype, dim: int
 ) -> None:
-    """What ``--deterministic`` builds on: the last tokens of a prompt, as one chunk, as two, and one by one."""
+    """The basis of ``--deterministic``: the last tokens of a prompt, as one chunk, as two, and one by one."""
     whole = make_scene([(0, 150), (3, 20)], heads=(4, 2), dims=(dim, dim), dtype=dtype)
     form = AttentionForm(scale=0.3, sliding_window=window)
     together = run(whole, form, is_invariant=True)[:150]
-    # The same sequence alone, its first 149 or 100 tokens in its pages already.
+    # The same sequence alone, its first 149 or 100 tokens already in its pages.
     for cached in (100, 149):
         alone = cut(whole, cached, 150)
         assert torch.equal(run(alone, form, is_invariant=True), together[cached:])
@@ -199,7 +199,7 @@ def test_decodes_of_the_chunk_kernel_take_a_tile_of_few_rows(
     assert found == expected
 
 
-def test_a_tile_of_few_rows_has_as_many_a_warp() -> None:
+def test_small_tile_has_the_same_number_of_rows_per_warp() -> None:
     few, many = (chunk_tile(128, torch.bfloat16, has_few_rows=has_few) for has_few in (True, False))
     assert few == many._replace(num_rows=many.num_rows // 2, num_warps=many.num_warps // 2)
 
@@ -243,7 +243,7 @@ def test_tiles_change_nothing_but_rounding(tile: ChunkTile) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("dim", "page_size"), [*product((64, 96, 128, 256), (16, 64, 256)), (512, 16)])
 def test_long_contexts_on_a_gpu(dim: int, page_size: int, dtype: torch.dtype) -> None:
-    """Up to 32k keys, against the reference in double precision on the device."""
+    """Up to 32k keys, compared with the reference in double precision on the device."""
     rng = np.random.default_rng(dim + page_size)
     lengths = [(int(n), 1) for n in rng.integers(1, 32_768, 6)] + [(32_767, 1), (0, 1)]
     lengths += [(int(n), int(rng.integers(2, 600))) for n in (0, 5000, 31)]

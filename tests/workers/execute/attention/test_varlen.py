@@ -1,4 +1,4 @@
-"""What is handed to torch's paged FlashAttention means the same to it; the function itself needs a GPU."""
+"""The arguments passed to torch's paged FlashAttention have the meaning it expects; the function itself needs a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def definition(
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_arguments_are_those_of_the_step(window: int | None) -> None:
+def test_arguments_describe_the_step(window: int | None) -> None:
     scene = make_scene(STEPS["mixed"], dtype=torch.float16)
     form = AttentionForm(scale=0.3, sliding_window=window)
     output = scene.run(VarlenAttention(torch.device("cpu"), definition), form)
@@ -43,7 +43,7 @@ def test_arguments_are_those_of_the_step(window: int | None) -> None:
     torch.testing.assert_close(output.double(), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_what_it_does_not_know_stays_with_triton() -> None:
+def test_unsupported_cases_use_the_triton_kernel() -> None:
     scene = make_scene(STEPS["mixed"], dtype=torch.float32)
     form = AttentionForm(scale=0.3, softcap=2.0)
     device = torch.device("cuda" if HAS_GPU else "cpu")
@@ -54,7 +54,7 @@ def test_what_it_does_not_know_stays_with_triton() -> None:
     torch.testing.assert_close(output.double(), expected, rtol=2e-5, atol=2e-5)
 
 
-def test_the_function_is_found_where_it_knows_block_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_is_used_only_if_it_supports_block_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(query: Any, key: Any) -> Any: ...
 
     found = find_varlen()

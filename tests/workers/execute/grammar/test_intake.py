@@ -28,7 +28,7 @@ class FakeCompiler(GrammarCompiler):
         return GrammarMatcher.__new__(GrammarMatcher)
 
 
-def test_a_sequence_comes_back_with_its_matcher(tmp_path: Path) -> None:
+def test_sequence_returns_with_its_matcher(tmp_path: Path) -> None:
     tokenizer = tokenizer_zoo.byte_level()
     intake = GrammarIntake(GrammarCompiler(model_dir(tmp_path, tokenizer), make_card(tokenizer)), Bell())
     good, bad = make_sequence(1), make_sequence(2)
@@ -45,7 +45,7 @@ def test_a_sequence_comes_back_with_its_matcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyError("x")])
-def test_whatever_the_compiler_raises_is_that_sequences_end(error: Exception) -> None:
+def test_any_compiler_error_fails_only_that_sequence(error: Exception) -> None:
     def fail() -> None:
         raise error
 
@@ -56,7 +56,7 @@ def test_whatever_the_compiler_raises_is_that_sequences_end(error: Exception) ->
     intake.close()
 
 
-def test_what_was_dropped_does_not_come_back_and_its_bell_can_be_silenced() -> None:
+def test_dropped_sequence_does_not_return_and_its_bell_can_be_silenced() -> None:
     go = threading.Event()
     intake, sequence = GrammarIntake(FakeCompiler(go.wait), Bell()), make_sequence(1)
     poller = Poller(intake.bell.file)

@@ -21,7 +21,7 @@ def bits(*token_ids: int) -> Bits:
 
 
 class FakeMatcher(GrammarMatcher):
-    """Allows one token, or does what it is told."""
+    """Allows one token, or does what the test says."""
 
     def __init__(self, token_id: int, act: Callable[[], object] = lambda: None) -> None:
         self._token_id = token_id
@@ -54,11 +54,11 @@ def test_each_row_gets_its_own_mask() -> None:
 
 
 class Panic(BaseException):
-    """As a panic of Rust code arrives in Python."""
+    """Like a panic of Rust code in Python."""
 
 
 @pytest.mark.parametrize("error", [GrammarError("too complex"), Panic("index out of bounds")])
-def test_an_error_is_that_of_its_row_alone(error: BaseException) -> None:
+def test_error_fails_only_its_row(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
@@ -67,7 +67,7 @@ def test_an_error_is_that_of_its_row_alone(error: BaseException) -> None:
     assert masks.failed == {4: f"the grammar failed: {error}"}
 
 
-def test_a_row_that_takes_too_long_fails_alone_and_the_next_step_is_not_delayed() -> None:
+def test_slow_row_fails_alone_and_does_not_delay_the_next_step() -> None:
     maker, never = MaskMaker(timeout_s=0.2), threading.Event()
     try:
         matchers = {row: FakeMatcher(row) for row in range(NUM_ROWS)}
@@ -82,8 +82,8 @@ def test_a_row_that_takes_too_long_fails_alone_and_the_next_step_is_not_delayed(
         never.set()
 
 
-def test_no_row_fails_for_the_time_that_those_before_it_took() -> None:
-    """Eight rows are one job. Each takes two thirds of what a row may take."""
+def test_time_of_earlier_rows_does_not_fail_a_row() -> None:
+    """Eight rows are one job. Each takes two thirds of the time allowed per row."""
     wait = threading.Event().wait
     matchers = {row: FakeMatcher(row, lambda: wait(0.2)) for row in range(4)}
     masks = masks_of(matchers, MaskMaker(timeout_s=0.3))
@@ -91,7 +91,7 @@ def test_no_row_fails_for_the_time_that_those_before_it_took() -> None:
     assert set(masks.allowed) == set(range(4))
 
 
-def test_masks_do_not_wait_for_threads_that_are_stuck_for_a_step_which_was_given_up() -> None:
+def test_masks_do_not_wait_for_threads_stuck_in_an_abandoned_step() -> None:
     maker, never = MaskMaker(timeout_s=0.2), threading.Event()
     try:
         for _ in range(MAX_THREADS):
@@ -102,5 +102,5 @@ def test_masks_do_not_wait_for_threads_that_are_stuck_for_a_step_which_was_given
 
 
 @pytest.mark.parametrize(("token_id", "expected"), [(0, 2), (2, 2), (3, 5), (6, 2)])
-def test_the_first_allowed_token_is_looked_for_from_a_token_on(token_id: int, expected: int) -> None:
+def test_first_allowed_token_is_searched_from_a_given_token(token_id: int, expected: int) -> None:
     assert first_allowed(bits(2, 5), token_id) == expected

@@ -1,4 +1,4 @@
-"""Masks against an independent oracle: what may follow is what ``re`` can still complete."""
+"""Masks compared with an independent oracle: a token is allowed if ``re`` can still complete the text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def allowed_after(matcher: GrammarMatcher, tokens: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", BYTES_OR_FALLBACK)
-def test_what_is_allowed_is_what_begins_a_choice(tmp_path: Path, name: str) -> None:
+def test_allowed_tokens_begin_a_choice(tmp_path: Path, name: str) -> None:
     tokenizer = tokenizer_zoo.ALL[name]()
     choices = ["the café", "doesn't", "高い", " yes"]
     matcher = make_matcher(tmp_path, tokenizer, lark(choices))
@@ -49,7 +49,7 @@ def test_what_is_allowed_is_what_begins_a_choice(tmp_path: Path, name: str) -> N
 
 @pytest.mark.parametrize("name", BYTES_OR_FALLBACK)
 @pytest.mark.parametrize("seed", range(5))
-def test_a_random_walk_ends_in_a_match(tmp_path: Path, name: str, seed: int) -> None:
+def test_random_walk_ends_in_a_match(tmp_path: Path, name: str, seed: int) -> None:
     tokenizer = tokenizer_zoo.ALL[name]()
     matcher = make_matcher(tmp_path, tokenizer, r"start: /([a-zé高]{2,8} ?){1,5}[😀👋]!/")
     rng, tokens = np.random.default_rng(seed), list[int]()
@@ -65,7 +65,7 @@ def test_a_random_walk_ends_in_a_match(tmp_path: Path, name: str, seed: int) -> 
     assert re.fullmatch(r"([a-zé高]{2,8} ?){1,5}[😀👋]!", text), text
 
 
-def test_the_end_is_allowed_only_where_the_grammar_is_satisfied_and_alone_where_nothing_can_follow(
+def test_end_is_allowed_only_after_a_match_and_alone_after_a_complete_one(
     tmp_path: Path,
 ) -> None:
     tokenizer = tokenizer_zoo.byte_level()
@@ -84,7 +84,7 @@ def test_ids_beyond_the_tokenizer_and_special_tokens_are_never_allowed(tmp_path:
     assert not Vocabulary(tokenizer).special_ids.intersection(allowed)
 
 
-def test_a_matcher_that_is_made_again_says_the_same(tmp_path: Path) -> None:
+def test_restored_matcher_allows_the_same_tokens(tmp_path: Path) -> None:
     tokenizer = tokenizer_zoo.llama2()
     compiler = GrammarCompiler(model_dir(tmp_path, tokenizer), make_card(tokenizer))
     first, tokens = compiler.compile('start: /[a-z ]{200,300}/ "."'), list[int]()
@@ -95,7 +95,7 @@ def test_a_matcher_that_is_made_again_says_the_same(tmp_path: Path) -> None:
         assert allowed_after(again, tokens) == allowed_after(first, tokens)
 
 
-def test_a_token_that_is_not_of_the_grammar_is_an_error_and_stays_one(tmp_path: Path) -> None:
+def test_token_outside_the_grammar_is_a_lasting_error(tmp_path: Path) -> None:
     tokenizer = tokenizer_zoo.byte_level()
     matcher = make_matcher(tmp_path, tokenizer, lark(["aa"]))
     for _ in range(2):
@@ -103,13 +103,13 @@ def test_a_token_that_is_not_of_the_grammar_is_an_error_and_stays_one(tmp_path: 
             matcher.allowed_after(np.array([tokenizer_zoo.id_of(tokenizer, "b")], np.int32))
 
 
-def test_a_grammar_that_does_not_compile_is_an_error(tmp_path: Path) -> None:
+def test_grammar_that_does_not_compile_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GrammarError, match="unknown name"):
         make_matcher(tmp_path, tokenizer_zoo.byte_level(), "start: foo")
 
 
 @pytest.mark.parametrize(("others", "expected"), [([3, 9], False), ([3, 9, 9, 700], False), ([3], True), ([], True)])
-def test_others_are_found(others: list[int], expected: bool) -> None:
+def test_other_allowed_tokens_are_detected(others: list[int], expected: bool) -> None:
     bits = np.packbits(np.isin(np.arange(32), [3, 9]), bitorder="little")
     assert has_others(bits, np.array(others, np.int64)) is expected
     assert ids_of(bits).tolist() == [3, 9]

@@ -1,7 +1,7 @@
-"""Compiles every Triton kernel for a Hopper GPU on a machine that has none, through the wrappers that launch them.
+"""Compiles every Triton kernel for a Hopper GPU on a machine without one, through the functions that launch them.
 
-Prints a JSON line for each kernel that a part compiled: its name, its matrix instructions, how often its code looks
-into a block table ahead of the use, its registers, stack and shared memory.
+Prints a JSON line for each compiled kernel: its name, its matrix instructions, how often its code prefetches from a
+block table, its registers, stack and shared memory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 HOPPER = GPUTarget("cuda", 90, 32)
-MAX_SHARED_BYTES = 227 << 10  # of a block on Hopper
+MAX_SHARED_BYTES = 227 << 10  # per block on Hopper
 
 
 class NoDevice:
-    """The part of a Triton driver that compiling asks."""
+    """The part of a Triton driver that compilation needs."""
 
     def get_current_device(self) -> int:
         return 0
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def compiling(run: Callable[..., Any], part: str) -> Callable[..., None]:
-    """In place of ``JITFunction.run``: it launches nothing."""
+    """Replaces ``JITFunction.run``: it launches nothing."""
     seen = set()
 
     def compile_only(self: Any, *args: Any, **options: Any) -> None:
@@ -92,7 +92,7 @@ def launch_every() -> None:
 
 
 def launches() -> list[Callable[[], object]]:
-    """A launch of every kernel in the shapes of Qwen3-8B, and attention in those of other families."""
+    """A launch of every kernel in the shapes of Qwen3-8B, and of attention in those of other families."""
     from triptych.workers.execute.kernels.triton_experts import choose_experts, sort_pairs, sum_pairs
     from triptych.workers.execute.kernels.triton_fp8 import quantize_rows
     from triptych.workers.execute.kernels.triton_matmul import invariant_linear
@@ -138,15 +138,15 @@ def launches() -> list[Callable[[], object]]:
         lambda: invariant_linear(hidden, torch.empty(6144, 4096, dtype=half)),
         lambda: invariant_linear(hidden, torch.empty(24576, 4096, dtype=half), torch.empty(24576, dtype=half)),
     ]
-    forms: list[dict[str, Any]] = [  # every property once, and together what is as good together: each takes seconds
+    forms: list[dict[str, Any]] = [  # every feature once, combined where possible: each takes seconds
         {},
         {"dim": 256, "softcap": 50.0, "window": 4096},
         {"dim": 512},
         {"group": 8, "dim": 96, "page_size": 64, "sinks": torch.empty(16, dtype=half), "window": 128},
         {"dtype": torch.float32, "page_size": 256},
-        {"dtype": torch.float32, "dim": 512},  # of whose tile 256 needs less
+        {"dtype": torch.float32, "dim": 512},  # whose tile needs fewer
     ]
-    # Without splits the decode is the same code less the parts that combine: one form of it is enough.
+    # Without splits, the decode is the same code without the combining parts: one form of it is enough.
     kernels = [(form, kernel) for form in forms for kernel in (1, 2)]
     kernels += [({"page_size": 64}, 0), ({"has_few": True}, 2)]
     return found + [lambda form=form, kernel=kernel: attend(kernel, **form) for form, kernel in kernels]
@@ -178,7 +178,7 @@ def attend(
 
 
 def launch_products() -> None:
-    """The invariant product of few rows and of many, with narrow tiles and then with wide ones."""
+    """The invariant product of few and of many rows, with narrow and with wide tiles."""
     from triptych.workers.execute.kernels.triton_matmul import invariant_linear
 
     for num_outputs in (4096, 8192):
@@ -189,7 +189,7 @@ def launch_products() -> None:
 
 
 def launch_expert_products() -> None:
-    """Of experts with few tokens, with some, and with many, in the shapes of Qwen3-30B-A3B; and in float32."""
+    """Experts with few, some, and many tokens, in the shapes of Qwen3-30B-A3B; and in float32."""
     from triptych.workers.execute.kernels.triton_experts import expert_product, expert_tile, sort_pairs
 
     half = torch.bfloat16
@@ -204,7 +204,7 @@ def launch_expert_products() -> None:
 
 
 def launch_many_steps() -> None:
-    """The same kernels in steps of many sizes, whose arrays begin anywhere in the memory they share."""
+    """The same kernels in steps of many sizes, whose arrays begin anywhere in shared memory."""
     from triptych.workers.execute.kernels.triton_chunk import chunk_attention
     from triptych.workers.execute.kernels.triton_decode import decode_attention
     from triptych.workers.execute.kernels.triton_matmul import invariant_linear

@@ -1,4 +1,4 @@
-"""The cache is bounded: what was used last stays."""
+"""The cache is bounded: the last used entries stay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triptych.workers.execute.kernels.cache import cache_folder, keep_newest, no
 from triptych.workers.execute.model import proof
 
 
-def test_what_was_used_last_stays(tmp_path: Path) -> None:
+def test_last_used_entries_stay(tmp_path: Path) -> None:
     for age, name in enumerate("abcd"):
         (tmp_path / f"{name}.so").touch()
         os.utime(tmp_path / f"{name}.so", (1000 - age, 1000 - age))
@@ -23,7 +23,7 @@ def test_what_was_used_last_stays(tmp_path: Path) -> None:
     assert {entry.name for entry in tmp_path.iterdir()} == {"a.so", "d.so", "lock"}
 
 
-def test_a_folder_goes_with_what_is_in_it(tmp_path: Path) -> None:
+def test_folder_is_removed_with_its_content(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "old")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "proof.json").touch()
@@ -32,20 +32,20 @@ def test_a_folder_goes_with_what_is_in_it(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["new"]
 
 
-def test_what_is_gone_already_is_nobodys_loss(tmp_path: Path) -> None:
+def test_missing_entry_is_no_error(tmp_path: Path) -> None:
     note_use(tmp_path / "gone")
     keep_newest(tmp_path / "no such folder", "*", 1)
 
 
-def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And starts without one: an ``OSError`` is what every use of the cache expects."""
+def test_user_without_a_home_directory_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And starts without one: every use of the cache handles an ``OSError``."""
 
-    def nobody(uid: int) -> pwd.struct_passwd:
+    def no_home(uid: int) -> pwd.struct_passwd:
         raise KeyError(uid)
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(pwd, "getpwuid", no_home)
     with pytest.raises(OSError, match="home"):
         cache_folder()
     monkeypatch.setattr(proof, "_key", lambda *_: "key")

@@ -1,4 +1,4 @@
-"""Where the kernels' library comes from, and what happens where it cannot be made."""
+"""Where the kernels' library comes from, and what happens if it cannot be built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triptych.workers.execute.kernels.library import load_library
 
 @pytest.fixture
 def short_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels themselves are built for the tests that run them."""
+    """Small sources: the real kernels are built by the tests that run them."""
     sources = tmp_path / "src"
     sources.mkdir()
     (sources / "library.cpp").write_text(
@@ -30,7 +30,7 @@ def short_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_source")
-def test_a_library_is_built_once(tmp_path: Path) -> None:
+def test_library_is_built_once(tmp_path: Path) -> None:
     library = build_library("portable")
     assert ctypes.CDLL(str(library)).whole() == 42
     built = library.stat().st_ino
@@ -40,7 +40,7 @@ def test_a_library_is_built_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_source")
-def test_what_cannot_be_loaded_is_built_again() -> None:
+def test_library_that_cannot_be_loaded_is_built_again() -> None:
     library = build_library("portable")
     library.write_bytes(b"")
     libraries._open("portable")
@@ -48,7 +48,7 @@ def test_what_cannot_be_loaded_is_built_again() -> None:
 
 
 @pytest.mark.usefixtures("short_source")
-def test_what_cannot_be_loaded_when_it_is_new_is_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_new_library_that_cannot_be_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "empty.so").touch()
     monkeypatch.setattr(libraries, "build_library", lambda level: tmp_path / "empty.so")
     with pytest.raises(NoCompiler, match="the kernels cannot be loaded"):
@@ -56,14 +56,14 @@ def test_what_cannot_be_loaded_when_it_is_new_is_no_kernels(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("short_source")
-def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_build_are_removed(tmp_path: Path) -> None:
     left = tmp_path / "triptych" / "kernels" / "building-by-nobody"
     left.mkdir(parents=True)
     build_library("portable")
     assert [file.suffix for file in left.parent.iterdir() if file.name != "lock"] == [".so"]
 
 
-def test_the_name_tells_the_machine_and_not_the_way_to_the_compiler(
+def test_name_depends_on_the_machine_and_not_on_the_compiler_s_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = library_name("portable")
@@ -76,23 +76,23 @@ def test_the_name_tells_the_machine_and_not_the_way_to_the_compiler(
     assert library_name("portable") != before
 
 
-def test_of_a_compiler_that_cannot_make_the_fastest_the_next_are_taken(
+def test_slower_kernels_are_used_if_the_compiler_cannot_build_the_fastest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     best = available_levels()[0]
     monkeypatch.setitem(LEVELS, "future", ("no-such-instructions",))
     monkeypatch.setattr(libraries, "available_levels", lambda: ["future", best])
     assert load_library().level == best
-    assert f"the {best} kernels run, faster ones cannot be made" in caplog.text
+    assert f"using the {best} kernels, faster ones cannot be compiled" in caplog.text
 
 
-def test_without_a_compiler_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(NoCompiler, match=r"c\+\+"):
         build_library("portable")
 
 
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_error_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(compiling, "_FLAGS", ["--no-such-flag"])
     with pytest.raises(NoCompiler, match="no-such-flag"):
@@ -100,7 +100,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "triptych").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(NoCompiler, match="cannot write"):

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for a GPU, on a machine that has none."""
+"""Every Triton kernel compiles for a GPU on a machine without one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    """What each part of the script has compiled."""
+    """The kernels compiled by each part of the script."""
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("kernels")), "PYTHONPATH": str(ROOT)}
     env.pop("TRITON_INTERPRET", None)
     done = subprocess.run([sys.executable, str(SCRIPT)], env=env, capture_output=True, text=True)
@@ -34,8 +34,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return parts
 
 
-def test_every_kernel_compiles_and_fits_into_a_processor(kernels: Kernels) -> None:
-    """A kernel whose registers spill into memory would be slow without a sign."""
+def test_every_kernel_compiles_and_fits_into_a_multiprocessor(kernels: Kernels) -> None:
+    """A kernel whose registers spill into memory would be slow without a warning."""
     names = {
         "_write",
         "_rotate_write",
@@ -54,25 +54,25 @@ def test_every_kernel_compiles_and_fits_into_a_processor(kernels: Kernels) -> No
     every = kernels["every"]
     assert {kernel["kernel"] for kernel in every} == names
     assert [kernel for kernel in every if kernel["stack_bytes"]] == []
-    # Pages of 16 tokens against pages of 64, of which no tile of keys has two.
+    # Pages of 16 tokens compared with pages of 64, where no tile of keys spans two.
     decodes, chunks = ([k["lookups"] for k in every if k["kernel"] == name] for name in ("_decode", "_chunk"))
     assert decodes[-1] <= decodes[0] / 2
     assert chunks[3] <= chunks[0] / 2
-    # With few rows as with many the same instructions, or a row's bits would depend on how many there are.
+    # The same instructions for few and many rows, otherwise a row's bits would depend on the number of rows.
     products = [kernel["products"] for kernel in every if kernel["kernel"] == "_chunk"]
     assert products[-1] == products[0] == [f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16" for n in (128, 64)]
 
 
-def test_few_and_many_rows_of_the_invariant_product_take_the_same_instruction(kernels: Kernels) -> None:
-    """Another one might sum in another order, and a row's bits would depend on how many rows there are."""
+def test_few_and_many_rows_of_the_invariant_product_use_the_same_instruction(kernels: Kernels) -> None:
+    """Another one might sum in another order, so a row's bits would depend on the number of rows."""
     few, many, few_wide, many_wide, _ = (kernel["products"] for kernel in kernels["products"])
     assert [kernel for kernel in kernels["products"] if kernel["stack_bytes"]] == []
     assert few == many == ["wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"]
     assert few_wide == many_wide == ["wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"]
 
 
-def test_products_of_experts_fit_into_a_processor(kernels: Kernels) -> None:
-    """Few rows of an expert by the small instruction; where bits may not depend on their number, all by the same."""
+def test_products_of_experts_fit_into_a_multiprocessor(kernels: Kernels) -> None:
+    """Few rows use the small instruction; if bits must not depend on the number of rows, all use the same."""
     products = [kernel for kernel in kernels["experts"] if kernel["kernel"] == "_expert_product"]
     assert [kernel for kernel in products if kernel["stack_bytes"]] == []
     few, some, many, exact_few = (products[2 * i]["products"] for i in range(4))
@@ -82,9 +82,9 @@ def test_products_of_experts_fit_into_a_processor(kernels: Kernels) -> None:
 
 
 def test_steps_of_all_sizes_share_their_kernels(kernels: Kernels) -> None:
-    """A size or an address that made a kernel of its own would stop the service for seconds when it is first met.
+    """A kernel compiled for a new size or address would stop the service for seconds.
 
-    Decodes have one whose keys are split, however often, and one whose keys are not.
+    Decodes have one kernel for split keys, for any number of splits, and one for keys that are not split.
     """
     counts = Counter(kernel["kernel"] for kernel in kernels["steps"])
     assert counts == {"_write": 1, "_decode": 2, "_combine": 1, "_chunk": 1, "_matmul": 1}

@@ -1,4 +1,4 @@
-"""The gated delta rule of every level this processor can run, against its definition in float64."""
+"""The gated delta rule at every level that this processor supports, compared with its definition in float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ load_cached = cache(load_library)
 
 
 class Rule:
-    """A random one with room for two states, which are no numbers before a sequence has left one there."""
+    """A random one with two rows of states, which are NaN before a sequence writes them."""
 
     def __init__(self, level: str, shape: tuple[int, int, int, int, int]) -> None:
         self.key_heads, self.heads, self.key_dim, self.value_dim, self.taps = shape
@@ -48,7 +48,7 @@ class Rule:
         self.gates = rng.normal(size=(NUM_TOKENS, 2, padded(self.heads, 16))).astype(np.float32)
 
     def run(self, chunks: list[int]) -> Floats:
-        """[tokens, outputs] of a sequence that is cut like this, from row to row in turns."""
+        """[tokens, outputs] of a sequence with these chunks, alternating between the rows."""
         outputs, start, read = np.empty((sum(chunks), self.num_outputs), np.float32), 0, NOBODY
         for index, count in enumerate(chunks):
             self.step(start, read, [(count, index % 2)], outputs[start:])
@@ -65,7 +65,7 @@ class Rule:
         )  # fmt: skip
 
     def exact(self) -> Exact:
-        """What it is by definition."""
+        """The definition's result."""
         projected, gates = self.projected.astype(np.float64), self.gates[:, :, : self.heads].astype(np.float64)
         before = np.zeros((self.taps - 1, self.channels))
         inputs = np.concatenate([before, projected[:, : self.channels]])
@@ -102,7 +102,7 @@ def to_length(x: Exact) -> Exact:
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_outputs_are_those_of_float64_and_have_the_same_bits_in_any_chunks(
+def test_outputs_equal_float64_and_have_the_same_bits_in_any_chunks(
     level: str, shape: tuple[int, int, int, int, int]
 ) -> None:
     rule = Rule(level, shape)
@@ -113,7 +113,7 @@ def test_outputs_are_those_of_float64_and_have_the_same_bits_in_any_chunks(
 
 
 @pytest.mark.parametrize("level", available_levels())
-def test_the_state_that_a_step_begins_with_stays(level: str) -> None:
+def test_initial_state_of_a_step_is_kept(level: str) -> None:
     rule = Rule(level, SHAPES[1])
     rule.run([9])
     kept = [rows.copy() for rows in rule.kept]
@@ -128,7 +128,7 @@ def test_the_state_that_a_step_begins_with_stays(level: str) -> None:
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_chunk_leaves_the_state_at_the_end_of_each_segment(level: str, shape: tuple[int, int, int, int, int]) -> None:
+def test_chunk_writes_the_state_at_the_end_of_each_segment(level: str, shape: tuple[int, int, int, int, int]) -> None:
     rule = Rule(level, shape)
     whole = rule.run([NUM_TOKENS])
     outputs = np.empty_like(whole)

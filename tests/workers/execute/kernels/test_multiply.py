@@ -1,4 +1,4 @@
-"""The matrix kernels of every level this processor can run, against float64."""
+"""The matrix kernels at every level that this processor supports, compared with float64."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from triptych.workers.execute.kernels.structures import Format, Matrix
 
 Floats = npt.NDArray[np.float32]
 
-# Of the greatest output: what rounding of float sums, of both factors to bfloat16, and of both to 8 bits may cost, and
-# of one to 8 bits where the other is exactly what its 4 bits stand for.
+# Relative to the greatest output: the error of float sums, of rounding both factors to bfloat16, of both to 8 bits,
+# and of one to 8 bits when the other is exactly what its 4 bits stand for.
 TOLERANCES = dict(zip(Format, (2e-6, 1e-2, 3e-2, 3e-2, 3e-2), strict=True))
 SHAPES = [(1, 1, 1), (1, 63, 65), (5, 100, 130), (7, 576, 192), (32, 49, 200), (13, 257, 64)]  # rows, inputs, outputs
 
@@ -62,7 +62,7 @@ def random_rows(count: int, size: int) -> Floats:
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_product_is_that_of_float64(level: str, format_: Format, shape: tuple[int, int, int]) -> None:
+def test_product_equals_float64(level: str, format_: Format, shape: tuple[int, int, int]) -> None:
     num_rows, num_inputs, num_outputs = shape
     if format_ is Format.MXFP4:
         num_inputs = padded(num_inputs, 32)  # only whole groups exist
@@ -74,7 +74,7 @@ def test_product_is_that_of_float64(level: str, format_: Format, shape: tuple[in
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
-def test_a_row_has_the_same_bits_in_any_company(level: str, format_: Format) -> None:
+def test_row_has_the_same_bits_in_any_batch(level: str, format_: Format) -> None:
     packed, x = Packed(level, format_, 224, 150), random_rows(40, 224)
     together = packed.multiply(x)
     for count in (1, 2, 5, 6, 7, 13):
@@ -82,7 +82,7 @@ def test_a_row_has_the_same_bits_in_any_company(level: str, format_: Format) -> 
 
 
 @pytest.mark.parametrize("level", available_levels())
-def test_bfloat16_weights_pack_like_the_floats_they_are(level: str) -> None:
+def test_bfloat16_weights_are_packed_like_equal_floats(level: str) -> None:
     packed = Packed(level, Format.BFLOAT16, 70, 90)
     narrow = torch.from_numpy(packed.weights).bfloat16()
     again = Packed(level, Format.BFLOAT16, 70, 90)

@@ -1,4 +1,4 @@
-"""How a checkpoint's matrix gets into blocks of columns, against the layout written down in numpy."""
+"""How a checkpoint's matrix is packed into blocks of columns, compared with the layout written in numpy."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PLACES = [(1, 1, 0, 64), (7, 64, 0, 64), (513, 100, 40, 64), (300, 65, 0, 32), (
 
 
 class Contents(NamedTuple):
-    elements: npt.NDArray[Any]  # [columns, inputs], in the numbers of the format
-    scales: npt.NDArray[Any]  # int8 only, as are the offsets: [columns]
+    elements: npt.NDArray[Any]  # [columns, inputs], in the format's numbers
+    scales: npt.NDArray[Any]  # int8 only, like the offsets: [columns]
     offsets: npt.NDArray[Any]
 
 
 class Place:
-    """A matrix with room for some weights, and the columns that they take."""
+    """A matrix with space for some weights, and the columns that they use."""
 
     def __init__(self, format_: Format, num_inputs: int, num_outputs: int, first: int, run: int) -> None:
         n = np.arange(num_outputs)
@@ -86,7 +86,7 @@ class Place:
 
 
 def _array(address: int, shape: tuple[int, ...], element: type) -> npt.NDArray[Any]:
-    """A copy of what lies there."""
+    """A copy of its content."""
     dtype: np.dtype[Any] = np.dtype(element)
     size = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape)
@@ -114,11 +114,11 @@ def test_every_weight_is_in_its_place_and_the_rest_is_zero(
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_four_bits_come_nearer_than_even_steps_between_the_ends(
+def test_four_bits_are_more_exact_than_even_steps_between_the_limits(
     level: str, source: torch.dtype, place: tuple[int, int, int, int]
 ) -> None:
     weights = torch.randn(place[1], place[0], generator=torch.Generator().manual_seed(0)).to(source)
-    weights[-1], weights[-2:-1, ::2] = 0, 0.5  # without a greatest weight, and with many alike
+    weights[-1], weights[-2:-1, ::2] = 0, 0.5  # without a greatest weight, and with many equal ones
     room = Place(Format.INT4, *place)
     found, exact = room.pack(level, weights).unpack(room.place), weights.float().numpy()
     for start in range(0, place[0], 64):
@@ -135,7 +135,7 @@ def test_four_bits_come_nearer_than_even_steps_between_the_ends(
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_what_four_bits_have_exactly_comes_back(level: str, place: tuple[int, int, int, int]) -> None:
+def test_values_exact_in_four_bits_are_restored(level: str, place: tuple[int, int, int, int]) -> None:
     weights = in_sixteenths(torch.randn(place[1], place[0], generator=torch.Generator().manual_seed(0)))
     room = Place(Format.INT4, *place)
     assert np.array_equal(room.pack(level, weights).unpack(room.place), weights.numpy())
@@ -144,7 +144,7 @@ def test_what_four_bits_have_exactly_comes_back(level: str, place: tuple[int, in
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", [Format.INT8, Format.INT4], ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
-def test_a_weight_that_is_no_number_leaves_no_number_of_its_output(level: str, format_: Format, bad: float) -> None:
+def test_nan_weight_makes_its_output_nan(level: str, format_: Format, bad: float) -> None:
     weights = torch.randn(20, 100, generator=torch.Generator().manual_seed(0))
     weights[3, 2] = weights[7, 69] = weights[12, 99] = bad
     room = Place(format_, 100, 20, 0, 64)
@@ -154,7 +154,7 @@ def test_a_weight_that_is_no_number_leaves_no_number_of_its_output(level: str, f
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("num_inputs", [3, 70, 100])
-def test_a_group_that_lacks_inputs_is_as_fine_as_a_whole_one(level: str, num_inputs: int) -> None:
+def test_incomplete_group_is_as_exact_as_a_complete_one(level: str, num_inputs: int) -> None:
     weights = torch.rand(20, num_inputs, generator=torch.Generator().manual_seed(0)) / 8 + 1
     found = Place(Format.INT4, num_inputs, 20, 0, 64)
     error = found.pack(level, weights).unpack(found.place) - weights.numpy()
@@ -163,8 +163,8 @@ def test_a_group_that_lacks_inputs_is_as_fine_as_a_whole_one(level: str, num_inp
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("place", [(32, 20, 0, 64), (96, 65, 0, 32), (96, 65, 32, 32), (2880, 70, 9, 64)], ids=str)
-def test_mxfp4_is_what_transformers_makes_of_it(level: str, place: tuple[int, int, int, int]) -> None:
-    """With every number, and every scale that is one in float32."""
+def test_mxfp4_equals_transformers(level: str, place: tuple[int, int, int, int]) -> None:
+    """For every number, and every scale that is a float32."""
     num_inputs, num_outputs, *_ = place
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randint(0, 256, (num_outputs, num_inputs // 32, 16), dtype=torch.uint8, generator=generator)
@@ -176,14 +176,14 @@ def test_mxfp4_is_what_transformers_makes_of_it(level: str, place: tuple[int, in
     packer.pack_mxfp4(Mxfp4(numbers.flatten(1).numpy(), scales.numpy()), room.place)
     exact = convert_moe_packed_tensors(numbers[None], scales[None], dtype=torch.float64)[0].T
     assert np.array_equal(packer.unpack(room.place), exact.numpy())
-    small = torch.full_like(scales, 120)  # that a product of all of them is no more than a float
+    small = torch.full_like(scales, 120)  # above which a product of all of them is no float
     packer.pack_mxfp4(Mxfp4(numbers.flatten(1).numpy(), small.numpy()), room.place)
     sums = convert_moe_packed_tensors(numbers[None], small[None], dtype=torch.float64)[0].sum(dim=0).numpy()
     assert np.allclose(room.products(level)[room.columns], sums, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("level", available_levels())
-def test_a_scale_that_is_no_number_leaves_none_of_its_output(level: str) -> None:
+def test_nan_scale_makes_its_output_nan(level: str) -> None:
     numbers, scales = np.full((20, 48), 0x22, np.uint8), np.full((20, 3), 127, np.uint8)
     scales[3, 0] = scales[7, 2] = 255
     room = Place(Format.MXFP4, 96, 20, 0, 64)

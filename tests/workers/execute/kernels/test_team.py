@@ -13,7 +13,7 @@ from triptych.workers.execute.kernels.compile import SOURCES
 FLAGS = ["-std=c++17", "-O1", "-g", "-pthread", "-fsanitize=thread"]
 
 
-def test_who_joins_and_leaves_a_step_races_with_nobody(tmp_path: Path) -> None:
+def test_joining_and_leaving_a_step_has_no_data_race(tmp_path: Path) -> None:
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
@@ -25,7 +25,7 @@ def test_who_joins_and_leaves_a_step_races_with_nobody(tmp_path: Path) -> None:
     if built.returncode and "tsan" in built.stderr:
         pytest.skip("this compiler has no ThreadSanitizer")
     assert built.returncode == 0, built.stderr
-    # It wants its addresses where they are without randomisation, which a container may not switch off.
+    # It needs addresses without randomisation, which a container may be unable to switch off.
     done = subprocess.run(["setarch", "-R", str(program)], capture_output=True, text=True)
     if "unexpected memory mapping" in done.stderr or "setarch" in done.stderr:
         pytest.skip(f"ThreadSanitizer does not run here: {done.stderr[:200]}")

@@ -1,4 +1,4 @@
-"""Experts on a GPU, by their definition: one token and one choice after the other."""
+"""Experts on a GPU, compared with their definition: one token and one choice after the other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def random_choices(num_tokens: int, num_experts: int, num_chosen: int) -> torch.
 
 @pytest.mark.parametrize("norms_weights", [False, True])
 @pytest.mark.parametrize(("num_experts", "num_chosen"), [(6, 3), (16, 8), (5, 1), (4, 4)])
-def test_the_likeliest_are_chosen(num_experts: int, num_chosen: int, norms_weights: bool) -> None:
+def test_likeliest_experts_are_chosen(num_experts: int, num_chosen: int, norms_weights: bool) -> None:
     torch.manual_seed(0)
     logits = 3 * torch.randn(7, num_experts, device=DEVICE)
     experts, weights = choose_experts(logits, num_chosen, norms_weights=norms_weights)
@@ -37,7 +37,7 @@ def test_the_likeliest_are_chosen(num_experts: int, num_chosen: int, norms_weigh
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Triton's interpreter
-def test_a_token_that_is_not_a_number_chooses_experts_that_there_are() -> None:
+def test_nan_token_chooses_existing_experts() -> None:
     logits = torch.randn(3, 6, device=DEVICE)
     logits[1] = torch.nan
     experts, weights = choose_experts(logits, 2, norms_weights=True)
@@ -56,7 +56,7 @@ def test_pairs_are_sorted_by_their_experts(num_tokens: int) -> None:
 
 @pytest.mark.parametrize("is_invariant", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 9, 100])
-def test_a_pair_has_the_product_of_its_expert(num_tokens: int, is_invariant: bool) -> None:
+def test_pair_has_the_product_of_its_expert(num_tokens: int, is_invariant: bool) -> None:
     experts = random_choices(num_tokens, 6, 3)
     x, matrices = torch.randn(num_tokens, 72, device=DEVICE), torch.randn(6, 80, 72, device=DEVICE)
     pairs, tile = sort_pairs(experts, 6), expert_tile(experts.numel(), 6, x.dtype, is_invariant=is_invariant)
@@ -70,8 +70,8 @@ def test_a_pair_has_the_product_of_its_expert(num_tokens: int, is_invariant: boo
     torch.testing.assert_close(sum_pairs(of_pairs, 3), expected.sum(dim=1), rtol=1e-4, atol=1e-4)
 
 
-def test_an_expert_that_all_chose_has_all_tiles() -> None:
-    """And those that nobody chose have none."""
+def test_expert_chosen_by_all_gets_all_tiles() -> None:
+    """And those chosen by none get no tiles."""
     experts = torch.full((150, 1), 4, dtype=torch.int32, device=DEVICE)
     x, matrices = torch.randn(150, 16, device=DEVICE), torch.randn(6, 16, 16, device=DEVICE)
     tile = expert_tile(150, 6, x.dtype, is_invariant=False)
@@ -80,7 +80,7 @@ def test_an_expert_that_all_chose_has_all_tiles() -> None:
 
 
 @pytest.mark.usefixtures("rows_by_themselves")
-def test_rows_do_not_depend_on_company() -> None:
+def test_rows_do_not_depend_on_the_batch() -> None:
     experts = random_choices(100, 6, 3)
     x, matrices = torch.randn(100, 72, device=DEVICE), torch.randn(6, 80, 72, device=DEVICE)
 

@@ -1,4 +1,4 @@
-"""Checkpoints in FP8 as their tools publish them, each beside a plain one of what its weights stand for."""
+"""Checkpoints in FP8 as published by several tools, each with a plain one of the same weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.workers.execute.model.native import change_config, changed_tensors, m
 
 FP8 = torch.float8_e4m3fn
 BLOCK = 128
-ODD: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 200, "head_dim": 16}  # no multiples of a block
+ODD: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 200, "head_dim": 16}  # not multiples of a block
 Tensors = dict[str, torch.Tensor]
 
 
@@ -44,7 +44,7 @@ class Form(NamedTuple):
     columns: int
     scale: str  # the name of a weight's scale
     shape: Callable[[torch.Tensor], torch.Tensor] = lambda scales: scales  # as it is stored
-    others: dict[str, torch.Tensor] = {}  # what a module has besides, and nobody needs
+    others: dict[str, torch.Tensor] = {}  # other tensors of a module, which are not needed
 
 
 ALL = 1 << 20  # rows or columns
@@ -112,13 +112,15 @@ _LINEAR = re.compile(r".*layers\.\d+\.(self_attn|mlp|block_sparse_moe)\.(.+\.)?(
 
 
 def make_fp8_pair(family: str, form: str, folder: Path, **sizes: Any) -> tuple[Path, Path]:
-    """A checkpoint in that form, and a plain one in float32 of the same weights. Its head and embedding stay."""
+    """A checkpoint in that form, and a plain one in float32 with the same weights. Its head and embedding are
+    unchanged.
+    """
     plain = make_checkpoint(family, folder / "plain", **sizes)
     return store_in_fp8(plain, form, folder / "stored"), plain
 
 
 def store_in_fp8(plain: Path, form: str, stored: Path) -> Path:
-    """The plain checkpoint in that form, which changes to what weights stand for then. What sees stays as it is."""
+    """Store the plain checkpoint in that form; its weights become the dequantised ones. A vision part is unchanged."""
     shutil.copytree(plain, stored)
     kind = FORMS[form]
     with changed_tensors(plain) as tensors, changed_tensors(stored) as parts:

@@ -1,4 +1,4 @@
-"""Tiny checkpoints run by the compiled decoder, and what transformers says about them."""
+"""Tiny checkpoints run by the compiled decoder, and transformers' results for them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from triptych.workers.execute.step import Int32, StepCut, StepInputs
 
 PAGE_SIZE, NUM_PAGES = 16, 64
 PLAIN_FORMATS = tuple(format_ for format_ in Format if format_ is not Format.MXFP4)  # of plain checkpoints
-# That some gates meet; transformers 5.17 has the usual one in its code.
+# Chosen so that some gates reach it; transformers 5.17 has the usual one in its code.
 _LOW_LIMIT = {"swiglu_limit": 0.9} if hasattr(GptOssConfig, "swiglu_limit") else {}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -154,7 +154,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
-    """A random float32 checkpoint of a dense family; biases are random too, where a fresh model's are zero."""
+    """A random float32 checkpoint of a dense family; biases are random too, because a new model's are zero."""
     sizes = {**tiny.LLAMA_LIKE, **FAMILIES[family], **overrides}
     config = AutoConfig.for_model(family, **sizes)
     torch.manual_seed(0)
@@ -169,7 +169,7 @@ def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
 
 
 def make_pair(folder: Path) -> tuple[Path, Path]:
-    """A checkpoint, and one of its first layers alone that says the same: the others add nothing."""
+    """A checkpoint, and one of only its first layers that gives the same results: the other layers add nothing."""
     sizes = {"hidden_size": 256, "intermediate_size": 512}
     whole = make_checkpoint("llama", folder / "whole", num_hidden_layers=20, **sizes)
     first = make_checkpoint("llama", folder / "first", num_hidden_layers=2, **sizes)
@@ -185,7 +185,7 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
 
 
 def in_four_bits(checkpoint: Path) -> Path:
-    """The checkpoint, where now int4 has the weights of all layers exactly."""
+    """The checkpoint, changed so that int4 represents the weights of all layers exactly."""
     with changed_tensors(checkpoint) as tensors:
         layers = [name for name in tensors if ".layers." in name and not name.endswith("bias")]
         tensors |= {name: in_sixteenths(tensors[name]) for name in layers if tensors[name].dim() == 2}
@@ -196,7 +196,7 @@ def in_four_bits(checkpoint: Path) -> Path:
 
 
 def in_mxfp4(checkpoint: Path, twin: Path) -> Path:
-    """The gpt-oss checkpoint with random experts as they are published. ``twin`` has what they are for transformers."""
+    """The gpt-oss checkpoint with random experts in the published format. ``twin`` has their values."""
     shutil.copytree(checkpoint, twin)
     generator = torch.Generator().manual_seed(1)
     with changed_tensors(checkpoint) as tensors, changed_tensors(twin) as plain:
@@ -219,7 +219,7 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 @contextmanager
 def changed_tensors(checkpoint: Path) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors of the checkpoint, which are written back."""
+    """The tensors of the checkpoint, which are written back at the end of the block."""
     file = checkpoint / "model.safetensors"
     tensors = load_file(file)
     yield tensors
@@ -227,7 +227,9 @@ def changed_tensors(checkpoint: Path) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def in_sixteenths(weights: torch.Tensor) -> torch.Tensor:
-    """Weights [outputs, inputs] that int4 has exactly: of every 64 each is one of 16 multiples, the ends among them."""
+    """Weights [outputs, inputs] that int4 represents exactly: each is one of 16 multiples, and each 64 contain both
+    ends.
+    """
     rounded = torch.empty_like(weights)
     for start in range(0, weights.shape[1], 64):
         group = weights[:, start : start + 64]
@@ -242,7 +244,7 @@ def in_sixteenths(weights: torch.Tensor) -> torch.Tensor:
 PLAINLY: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}
 _MOST_TOKENS = 200
 NUM_STATE_ROWS = 4 * _MOST_TOKENS
-EVERY_STEP = Worth(thread=0, team=0, ahead=1 << 62)  # is worth a thread, a team, and planning behind it
+EVERY_STEP = Worth(thread=0, team=0, ahead=1 << 62)  # large enough for several threads, and for planning ahead
 load_cached = cache(load_library)
 
 
@@ -268,7 +270,7 @@ def pack(checkpoint: Path, level: str, format_: Format) -> PackedWeights:
 
 
 class NativeEngine:
-    """Sequences through the engine on the compiled decoder; ``greedy`` is what transformers says."""
+    """Sequences in the engine on the compiled decoder; ``greedy`` gives the tokens of transformers."""
 
     def __init__(
         self, checkpoint: Path, run_dir: Path, *, num_pages: int | None = NUM_PAGES, kv_dtype: str = "auto",
@@ -317,16 +319,16 @@ def greedy(model: Any, prompt: Iterable[int], num_tokens: int) -> list[int]:
 
 
 def shorten_self_test(patch: pytest.MonkeyPatch) -> None:
-    """Where Triton is interpreted, the self-test of the fused decoder takes fewer tokens: it is most of a start there.
+    """Use fewer tokens in the fused decoder's self-test where Triton is interpreted: it is most of a start there.
 
-    Still two ragged steps, and a chunk that ends on a page of its own.
+    There are still two ragged steps, and a chunk that ends on its own page.
     """
     if not HAS_GPU:
         patch.setattr(probe, "_CHUNKS", ((4, 1), (1, 3), (15, 3)))
 
 
 def make_inputs(chunks: list[tuple[Int32, int, int]], *, num_pages: int) -> StepInputs:
-    """One step over (token ids, start, count) of each sequence, all sampled, the pages in reverse order."""
+    """One step over (token ids, start, count) of each sequence, all sampled, with pages in reverse order."""
     each = num_pages // len(chunks)
     tables = np.array([np.arange(each)[::-1] + 1 + each * s for s in range(len(chunks))], np.int32)
     positions = [np.arange(start, start + size, dtype=np.int32) for _, start, size in chunks]
@@ -350,14 +352,14 @@ def make_inputs(chunks: list[tuple[Int32, int, int]], *, num_pages: int) -> Step
 
 
 def _state_row(sequence: int, num_tokens: int) -> int:
-    """A row for each state that one of the first sequences may leave."""
+    """A row for each state that one of the first sequences may write."""
     return 1 + sequence * _MOST_TOKENS + num_tokens
 
 
 def make_request(
     index: int, num_tokens: int, max_tokens: int, vocab_size: int = tiny.VOCAB_SIZE, **params: Any
 ) -> Sequence:
-    """A random prompt that depends on ``index`` only."""
+    """A random prompt that depends only on ``index``."""
     tokens = np.zeros(num_tokens + max_tokens, np.int32)
     tokens[:num_tokens] = np.random.default_rng(index).integers(3, vocab_size, num_tokens)
     return Sequence(
@@ -372,6 +374,6 @@ def make_request(
 
 
 def adapt(sequence: Sequence, adapter: int) -> Sequence:
-    """The request, for the adapter of this number, or none: 0."""
+    """The request with the adapter of this number; 0 for none."""
     sequence.adapter, sequence.cache_salt = adapter, str(adapter)
     return sequence

@@ -1,4 +1,4 @@
-"""A model that needs no weights and no pages, for tests of what runs it."""
+"""A model without weights and pages, for tests of its callers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from triptych.workers.execute.attention.device_step import DeviceStep
 
 
 class NextToken:
-    """A model whose next token is the last one plus one; it notes how many tokens each of its passes has."""
+    """A model whose next token is the last one plus one; it records the number of tokens of each pass."""
 
     vocab_size = 97
 

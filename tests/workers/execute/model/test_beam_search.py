@@ -1,4 +1,4 @@
-"""Beam search on pages is that of transformers, token for token and score for score, in float32."""
+"""Beam search on pages equals that of transformers, token for token and score for score, in float32."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from triptych.workers.execute.scheduling.beam_search import Hypothesis
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Runner
 
-# Enough of them that hypotheses end at many lengths. The tiny GPT-2 says few tokens, over and over: without the last of
-# these, which are some of them, it would mostly go on to the limit.
+# Enough end tokens that hypotheses end at many lengths. The tiny GPT-2 repeats few tokens: without the last ids here,
+# which are among these, it would mostly continue to the limit.
 EOS = [2, *range(16, 272, 16), 90, 102, 123, 150, 162, 170, 219, 248]
 PROMPTS = {"short": [40], "page": [40, 41, 42, 43], "long": [5 + 3 * i for i in range(23)]}
 NUM_BEAMS = (2, 5)
@@ -85,7 +85,7 @@ def search(tiny: Tiny, *beams: Sequence, num_pages: int = 128, **config: Any) ->
 
 
 def expected(model: PreTrainedModel, prompt: list[int], num_beams: int, max_tokens: int, **options: Any) -> Any:
-    """Sequences without padding, and their scores, of ``generate``."""
+    """Sequences without padding, and their scores, from ``generate``."""
     names = {"min_tokens": "min_new_tokens"}
     generate: Any = model.generate
     found = generate(
@@ -102,11 +102,11 @@ def expected(model: PreTrainedModel, prompt: list[int], num_beams: int, max_toke
     )
     rows = [row[len(prompt) :].tolist() for row in found.sequences]
     ends = [next((i + 1 for i, token in enumerate(row) if token in EOS), None) for row in rows]
-    # A hypothesis that ended is padded to the longest; without an end it has all tokens.
+    # An ended hypothesis is padded to the longest; one without an end has all tokens.
     return [row[:end] for row, end in zip(rows, ends, strict=True)], found.sequences_scores.tolist()
 
 
-# Of the product, three of six for each of the options, so that each pair of values is there.
+# Of the product, three of six for each option, so that each pair of values occurs.
 CASES = {
     f"{prompt}-{num_beams}-{options}": (PROMPTS[prompt], num_beams, OPTIONS[options])
     for (i, options), (j, prompt), (k, num_beams) in product(
@@ -117,7 +117,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("prompt", "num_beams", "options"), CASES.values(), ids=CASES)
-def test_hypotheses_and_scores_are_those_of_generate(
+def test_hypotheses_and_scores_equal_generate(
     tiny: Tiny, prompt: list[int], num_beams: int, options: dict[str, Any]
 ) -> None:
     tokens, scores = expected(tiny.model, prompt, num_beams, 24, **options)
@@ -127,7 +127,7 @@ def test_hypotheses_and_scores_are_those_of_generate(
 
 
 def test_hypotheses_of_these_models_end_at_many_lengths(tiny: Tiny) -> None:
-    """Otherwise the tests above would show little of how a search ends."""
+    """Otherwise the tests above would show little about the ends of a search."""
     searches = [beams_of(prompt, 5, 24, **options) for prompt, num_beams, options in CASES.values() if num_beams == 5]
     lengths = {len(hypothesis.tokens) for beams in searches for hypothesis in search(tiny, *beams)}
     assert len(lengths) > 8
@@ -143,7 +143,7 @@ def test_schedules_change_no_hypothesis(tiny: Tiny, config: dict[str, Any]) -> N
     assert [h.tokens for h in search(tiny, *beams_of(prompt, 4, 16), **config)] == tokens
 
 
-def test_a_search_that_was_preempted_finds_the_same(tiny: Tiny) -> None:
+def test_preempted_search_finds_the_same(tiny: Tiny) -> None:
     prompt = PROMPTS["long"]
     wanted = [expected(tiny.model, prompt, 3, 12)[0], expected(tiny.model, prompt[:9], 3, 12)[0]]
     beams = [*beams_of(prompt, 3, 12), *beams_of(prompt[:9], 3, 12, first=10)]
@@ -151,7 +151,7 @@ def test_a_search_that_was_preempted_finds_the_same(tiny: Tiny) -> None:
     assert [found[:3], found[3:]] == wanted
 
 
-def test_the_compiled_decoder_finds_the_same(tmp_path: Path) -> None:
+def test_compiled_decoder_finds_the_same(tmp_path: Path) -> None:
     tiny = make_tiny("llama", tmp_path, backend="native", page_size=16)
     tokens, scores = expected(tiny.model, PROMPTS["long"], 3, 16)
     found = search(tiny, *beams_of(PROMPTS["long"], 3, 16))
@@ -159,8 +159,8 @@ def test_the_compiled_decoder_finds_the_same(tmp_path: Path) -> None:
     assert [h.score for h in found] == pytest.approx(scores, rel=1e-4)
 
 
-def test_samples_on_a_real_model_are_those_of_single_requests(tiny: Tiny) -> None:
-    """Prompt pages are shared and the one in which it ends is copied, bit for bit."""
+def test_samples_of_a_real_model_equal_single_requests(tiny: Tiny) -> None:
+    """Prompt pages are shared, and the last one is copied, bit for bit."""
 
     def samples(*, is_group: bool) -> list[list[int]]:
         sequences = [make_sequence(i, num_tokens=11, speaker=0, max_tokens=20, temperature=1.0) for i in range(3)]

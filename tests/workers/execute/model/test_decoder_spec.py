@@ -1,4 +1,4 @@
-"""Which checkpoints the fast path knows, and how it turns the others down."""
+"""Which checkpoints the fast path supports, and how it refuses the others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shapes_of(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     ["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma", "gemma2", "gemma3_text"],
 )
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_dense_families_are_described_to_the_last_tensor(family: str, is_tied: bool) -> None:
+def test_all_tensors_of_dense_families_are_described(family: str, is_tied: bool) -> None:
     config = make_config(family, tie_word_embeddings=is_tied)
     shapes = shapes_of(config)
     spec = describe_decoder(config, shapes)
@@ -45,24 +45,24 @@ def test_dense_families_are_described_to_the_last_tensor(family: str, is_tied: b
     assert spec.has_post_norms == (family in ("gemma2", "gemma3_text"))
 
 
-def test_windows_are_those_of_the_layer_types() -> None:
+def test_windows_follow_the_layer_types() -> None:
     config = make_config("qwen2", sliding_window=8, use_sliding_window=True, max_window_layers=1)
     assert describe_decoder(config, shapes_of(config)).windows == (None, 8, 8)
 
 
 @pytest.mark.parametrize("family", ["mistral", "phi3"])
-def test_a_window_without_layer_types_is_that_of_all_layers(family: str) -> None:
+def test_window_without_layer_types_applies_to_all_layers(family: str) -> None:
     config = make_config(family, sliding_window=8)
     assert describe_decoder(config, shapes_of(config)).windows == (8, 8, 8)
 
 
 @pytest.mark.parametrize(("layers", "ropes"), [([0, 1, 0, 1], (None, 0, None)), (None, (0, None, 0))])
-def test_layers_turn_that_the_config_says(layers: list[int] | None, ropes: tuple[int | None, ...]) -> None:
+def test_config_selects_layers_with_rotary_positions(layers: list[int] | None, ropes: tuple[int | None, ...]) -> None:
     config = make_config("smollm3", no_rope_layers=layers, no_rope_layer_interval=2)
     assert describe_decoder(config, shapes_of(config)).ropes == ropes
 
 
-def test_layers_of_two_types_turn_by_ropes_of_their_own() -> None:
+def test_layers_of_two_types_have_their_own_rope() -> None:
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     config = make_config("gemma3_text", layer_types=types, sliding_window=8)
     spec = describe_decoder(config, shapes_of(config))
@@ -74,7 +74,7 @@ def test_layers_of_two_types_turn_by_ropes_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
-def test_experts_are_described_to_the_last_tensor(family: str, tmp_path: Path) -> None:
+def test_all_tensors_of_experts_are_described(family: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(family, tmp_path)
     config, shapes = AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint).shapes()
     spec = describe_decoder(config, shapes)
@@ -87,7 +87,7 @@ def test_experts_are_described_to_the_last_tensor(family: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("step", "without", "layers"), [(2, [], (1,)), (1, [0], (1, 2)), (2, [1], ()), (4, [], ())])
-def test_layers_have_experts_that_the_config_says(
+def test_config_selects_layers_with_experts(
     step: int, without: list[int], layers: tuple[int, ...], tmp_path: Path
 ) -> None:
     checkpoint = make_checkpoint("qwen3_moe", tmp_path, decoder_sparse_step=step, mlp_only_layers=without)
@@ -96,9 +96,9 @@ def test_layers_have_experts_that_the_config_says(
     assert spec.num_experts == (6 if layers else 0)
 
 
-def test_experts_that_are_one_tensor_are_not_taken() -> None:
+def test_experts_in_one_tensor_are_refused() -> None:
     config = make_config("mixtral", num_local_experts=4)
-    with pytest.raises(Unsupported, match="of its tensors are not those of its config"):
+    with pytest.raises(Unsupported, match="of its tensors differ from its config"):
         describe_decoder(config, shapes_of(config))
 
 
@@ -106,17 +106,17 @@ def test_experts_that_are_one_tensor_are_not_taken() -> None:
     ("family", "overrides", "why"),
     [
         ("helium", {}, "helium"),
-        ("olmoe", {"clip_qkv": 2.0, "num_experts_per_tok": 2}, "are cut at 2"),
+        ("olmoe", {"clip_qkv": 2.0, "num_experts_per_tok": 2}, "are clipped at 2"),
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "a token has 3 of 2 experts"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
         ("gemma3_text", {"hidden_activation": "gelu"}, "gelu"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "attend to later ones"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "attention is not causal"),
         ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping is 0"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
         ("smollm3", {"no_rope_layers": [1], "layer_types": ["full_attention"] * 3}, "says of 1 of 3 layers"),
         ("granite", {"attention_multiplier": 0.0}, "attention_multiplier is 0"),
         ("phi3", {"rope_parameters": LONGROPE}, "longrope"),
-        ("phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}, "only a part of its"),
+        ("phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}, "only some of its"),
     ],
     ids=[
         *(
@@ -134,25 +134,25 @@ def test_experts_that_are_one_tensor_are_not_taken() -> None:
         *("long positions", "partial positions"),
     ],
 )
-def test_what_it_has_no_word_for_is_named(family: str, overrides: dict[str, Any], why: str) -> None:
+def test_unsupported_feature_is_named(family: str, overrides: dict[str, Any], why: str) -> None:
     with pytest.raises(Unsupported, match=why):
         describe_decoder(make_config(family, **overrides), {})
 
 
-def test_a_tensor_too_many_is_no_dense_decoder() -> None:
+def test_additional_tensor_is_refused() -> None:
     config = make_config("llama")
     with pytest.raises(Unsupported, match=r"mlp\.router"):
         describe_decoder(config, shapes_of(config) | {"model.layers.0.mlp.router.weight": (4, 64)})
 
 
 @pytest.mark.parametrize(("merged", "other"), [("phi3", "llama"), ("llama", "phi3")])
-def test_tensors_merged_where_the_family_has_them_apart_are_not_taken(merged: str, other: str) -> None:
-    with pytest.raises(Unsupported, match="of its tensors are not those"):
+def test_tensors_merged_unlike_in_the_family_are_refused(merged: str, other: str) -> None:
+    with pytest.raises(Unsupported, match="of its tensors differ"):
         describe_decoder(make_config(merged), shapes_of(make_config(other)))
 
 
 @pytest.mark.parametrize("rope", [{}, {"rope_parameters": YARN}], ids=["default", "yarn"])
-def test_positions_are_those_of_transformers(rope: dict[str, Any]) -> None:
+def test_positions_equal_transformers(rope: dict[str, Any]) -> None:
     config = make_config("qwen3", **rope)
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     [(cosines, sines)] = (rope.tables(200) for rope in find_ropes(config))

@@ -1,4 +1,4 @@
-"""Adapters of the fused decoder and of transformers' modules on a device: what transformers says on merged weights."""
+"""Adapters of the fused decoder and of transformers' modules on a device, compared with merged weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_adapted(family: str, folder: Path, **options: Any) -> NativeEngine:
-    """An engine with two adapters, of other modules and ranks."""
+    """An engine with two adapters, for different modules and with different ranks."""
     checkpoint = make_checkpoint(family, folder / "0", **FAMILIES[family])
     for index, (rank, targets) in enumerate(zip((3, 20), TARGETS[family], strict=True), 1):
         make_adapter(folder / f"a{index}", checkpoint, rank=rank, seed=index, targets=targets)
@@ -70,27 +70,27 @@ def make_adapted(family: str, folder: Path, **options: Any) -> NativeEngine:
 
 
 def requests() -> list[Sequence]:
-    """Of none, and of each adapter."""
+    """Without an adapter, and with each."""
     return [adapt(make_request(index, length, MAX_TOKENS), index) for index, length in enumerate(LENGTHS)]
 
 
 @pytest.mark.parametrize(("family", "deterministic"), [("phi3", False), ("qwen2", True), ("mixtral", False)])
-def test_greedy_tokens_are_those_of_merged_weights(family: str, deterministic: bool, tmp_path: Path) -> None:
+def test_greedy_tokens_equal_merged_weights(family: str, deterministic: bool, tmp_path: Path) -> None:
     engine = make_adapted(family, tmp_path, deterministic=deterministic)
-    said = engine.run(*requests(), prefill_chunk=9)
+    answer = engine.run(*requests(), prefill_chunk=9)
     for index, request in enumerate(requests()):
         folder = merge(tmp_path / "0", tmp_path / f"a{index}", tmp_path / f"{index}") if index else tmp_path / "0"
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        assert said[index] == greedy(model, request.tokens[: LENGTHS[index]].tolist(), MAX_TOKENS)
+        assert answer[index] == greedy(model, request.tokens[: LENGTHS[index]].tolist(), MAX_TOKENS)
 
 
-def test_fp8_has_adapters_in_the_type_of_its_activations(tmp_path: Path) -> None:
-    """Its start compares each with merged weights, within what eight bits allow."""
+def test_fp8_applies_adapters_in_the_dtype_of_its_activations(tmp_path: Path) -> None:
+    """The start compares each with merged weights, within the precision of eight bits."""
     engine = make_adapted("qwen2", tmp_path, quantization="fp8", dtype="bfloat16" if HAS_GPU else "float32")
     assert engine.card.backend == "fused fp8"
 
 
-def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("qwen3", tmp_path / "0", **FAMILIES["qwen3"])
     other = make_checkpoint("qwen3", tmp_path / "1", **{**FAMILIES["qwen3"], "hidden_size": 96})
     module = f"wrong={make_adapter(tmp_path / 'a', other)}"
@@ -98,7 +98,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
         NativeEngine(checkpoint, tmp_path, backend="fused", device=DEVICE, lora_modules=(module,))
 
 
-def test_an_adapter_of_experts_is_refused(tmp_path: Path) -> None:
+def test_adapter_of_experts_is_refused(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("mixtral", tmp_path / "0", **FAMILIES["mixtral"])
     module = f"wrong={make_adapter(tmp_path / 'a', checkpoint, targets=['w1'])}"
     with pytest.raises(ConfigError, match=r"the adapter 'wrong' cannot be served: .*w1"):
@@ -112,7 +112,7 @@ def fixture_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
         yield torch.device("cuda")
 
 
-def test_transformers_modules_have_adapters_in_graphs(gpu: torch.device, tmp_path: Path) -> None:
+def test_transformers_modules_apply_adapters_in_graphs(gpu: torch.device, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path / "0", **FAMILIES["qwen2"])
     adapter = make_adapter(tmp_path / "a", checkpoint)
     runner = make_graphed(checkpoint, load_adapters([LoraModule("a", adapter)]), gpu)
@@ -141,7 +141,9 @@ def make_graphed(checkpoint: Path, adapters: list[Adapter], device: torch.device
 
 
 def make_stacked(product: Product) -> tuple[Columns, StackedLinear, list[dict[str, LowRank]]]:
-    """Three adapters of different ranks on two matrices of 24 and 40 outputs; the third has the second of them only."""
+    """Three adapters of different ranks for two matrices of 24 and 40 outputs; the third only changes the second
+    matrix.
+    """
     torch.manual_seed(0)
     added = [
         {name: LowRank(torch.randn(rank, 96), torch.randn(size, rank)) for name, size in (("q", 24), ("k", 40))}
@@ -160,14 +162,14 @@ def make_stacked(product: Product) -> tuple[Columns, StackedLinear, list[dict[st
 
 
 def computed(columns: Columns, stacked: StackedLinear, x: torch.Tensor, owners: list[int]) -> torch.Tensor:
-    """What is added to ones."""
+    """The result of adding to ones."""
     output = torch.ones(len(x), 64, device=DEVICE)
     stacked.add(x.to(DEVICE), output, columns.foreign_to(torch.tensor(owners, dtype=torch.int32, device=DEVICE)))
     return output.cpu()
 
 
 @pytest.mark.parametrize("product", [F.linear, invariant_linear], ids=["plain", "invariant"])
-def test_each_row_gets_what_its_own_adapter_adds(product: Product) -> None:
+def test_each_row_gets_its_own_adapter(product: Product) -> None:
     columns, stacked, added = make_stacked(product)
     assert columns.count == 8 + 16 + 72
     owners = [0, 1, 2, 3, 1, 0, 3]
@@ -182,7 +184,7 @@ def test_each_row_gets_what_its_own_adapter_adds(product: Product) -> None:
 
 
 @pytest.mark.usefixtures("rows_by_themselves")
-def test_bits_of_a_row_do_not_depend_on_who_else_has_which_adapter() -> None:
+def test_bits_of_a_row_do_not_depend_on_adapters_in_the_batch() -> None:
     columns, stacked, _ = make_stacked(invariant_linear)
     x, owners = torch.randn(70, 96), [i % 4 for i in range(70)]
     together = computed(columns, stacked, x, owners)
@@ -190,7 +192,7 @@ def test_bits_of_a_row_do_not_depend_on_who_else_has_which_adapter() -> None:
     assert torch.equal(together[0], torch.ones(64))
 
 
-def test_an_adapter_that_overflows_spoils_nobody_else() -> None:
+def test_adapter_that_overflows_only_spoils_its_rows() -> None:
     columns, stacked, _ = make_stacked(F.linear)
     x = torch.randn(4, 96)
     before = computed(columns, stacked, x, [0, 1, 2, 3])

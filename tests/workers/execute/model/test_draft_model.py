@@ -1,6 +1,6 @@
-"""A draft model guesses: no answer changes, and where it is the same model all guesses are right, whatever happens.
+"""A draft model proposes tokens: no answer changes, and if it equals the main model all proposals are right.
 
-That is what shows that its pages hold what they should: a stale one would make a wrong guess.
+This shows that its pages hold what they should: a stale page would cause a wrong proposal.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def fixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fixture_twins(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
     """A model that is its own draft model."""
     checkpoint = make_checkpoint("qwen3", folder / "qwen3")
-    return made(checkpoint, checkpoint, tmp_path_factory.mktemp("twins"), host_pages=16)
+    return make_drafting_engine(checkpoint, checkpoint, tmp_path_factory.mktemp("twins"), host_pages=16)
 
 
-@pytest.fixture(scope="module", name="strangers")
-def fixture_strangers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
-    """A draft model that knows nothing of the model."""
+@pytest.fixture(scope="module", name="unrelated")
+def fixture_unrelated(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
+    """A draft model unrelated to the main model."""
     checkpoint, other = make_checkpoint("qwen3", folder / "one"), make_checkpoint("llama", folder / "other")
-    return made(checkpoint, other, tmp_path_factory.mktemp("strangers"))
+    return make_drafting_engine(checkpoint, other, tmp_path_factory.mktemp("unrelated"))
 
 
-def made(checkpoint: Path, draft: Path, run_dir: Path, **options: Any) -> NativeEngine:
+def make_drafting_engine(checkpoint: Path, draft: Path, run_dir: Path, **options: Any) -> NativeEngine:
     engine = NativeEngine(checkpoint, run_dir, draft=draft, **options)
     assert isinstance(engine.runner.proposer, DraftModel)
     assert engine.runner.proposer.cost > 0
@@ -72,7 +72,7 @@ def run(
 
 
 def record_steps(engine: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Gets the tokens of each step of the draft model from now on."""
+    """Collects the tokens of each step of the draft model from now on."""
     proposer = engine.runner.proposer
     assert isinstance(proposer, DraftModel)
     launch, lengths = proposer._runner.launch, []
@@ -86,7 +86,7 @@ def record_steps(engine: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9}], ids=str)
-def test_a_model_guesses_what_it_will_say_itself(params: dict[str, Any], twins: NativeEngine) -> None:
+def test_model_as_its_own_draft_proposes_only_right_tokens(params: dict[str, Any], twins: NativeEngine) -> None:
     alone = [twins.run(request)[0] for request in requests(**params)]
     for chunk in (7, 512):
         sequences = requests(**params)
@@ -96,17 +96,17 @@ def test_a_model_guesses_what_it_will_say_itself(params: dict[str, Any], twins: 
         assert proposals.num_proposed == proposals.num_accepted > 30
 
 
-def test_a_stranger_changes_no_answer(strangers: NativeEngine) -> None:
-    alone = [strangers.run(request)[0] for request in requests()]
+def test_unrelated_draft_model_changes_no_answer(unrelated: NativeEngine) -> None:
+    alone = [unrelated.run(request)[0] for request in requests()]
     sequences = requests()
-    proposals = run(strangers, *sequences).proposals
+    proposals = run(unrelated, *sequences).proposals
     assert [sequence.output_tokens.tolist() for sequence in sequences] == alone
     assert 0 < proposals.num_proposed > proposals.num_accepted
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_knows_what_its_pages_hold_whatever_becomes_of_them(seed: int, twins: NativeEngine) -> None:
-    """Preempted, aborted, begun alike, forgotten: in pages that are everybody's in turn."""
+def test_draft_model_tracks_the_content_of_its_pages(seed: int, twins: NativeEngine) -> None:
+    """Through preemptions, aborts, shared prefixes and evictions, in pages used by one sequence after another."""
     dice = random.Random(seed)
     prompts = [make_request(index, dice.choice([40, 64, 100]), 1).tokens for index in range(2)]
     sequences = []
@@ -132,7 +132,7 @@ def test_it_knows_what_its_pages_hold_whatever_becomes_of_them(seed: int, twins:
     assert scheduler.proposals.num_proposed == scheduler.proposals.num_accepted > 0
 
 
-def test_siblings_guess_from_the_pages_they_share(twins: NativeEngine) -> None:
+def test_siblings_propose_from_their_shared_pages(twins: NativeEngine) -> None:
     siblings = [make_request(index, 50, 20, temperature=1.0) for index in range(3)]
     for sibling in siblings:
         sibling.tokens[:50] = siblings[0].tokens[:50]
@@ -141,8 +141,8 @@ def test_siblings_guess_from_the_pages_they_share(twins: NativeEngine) -> None:
     assert proposals.num_proposed == proposals.num_accepted > 0
 
 
-def test_a_long_prompt_is_read_bit_by_bit(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody who decodes meanwhile waits for all of it."""
+def test_long_prompt_is_prefilled_in_chunks(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile no decode waits for all of it."""
     lengths = record_steps(twins, monkeypatch)
     long, short = make_request(0, 470, 20), make_request(1, 5, 40)
     alone = [twins.run(make_request(0, 470, 20))[0], twins.run(make_request(1, 5, 40))[0]]
@@ -154,10 +154,10 @@ def test_a_long_prompt_is_read_bit_by_bit(twins: NativeEngine, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("num_tokens", "is_read"), [(4, False), (30, True)])
-def test_a_long_prompt_is_not_read_for_few_tokens(
+def test_long_prompt_is_not_prefilled_for_few_tokens(
     num_tokens: int, is_read: bool, twins: NativeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would take 12 steps of the model, and save half of those that follow at best."""
+    """It would take 12 steps of the model, and save at most half of the following ones."""
     monkeypatch.setattr(twins.runner.proposer, "cost", 0.4)
     lengths = record_steps(twins, monkeypatch)
     sequence = make_request(20, 470, num_tokens)
@@ -166,7 +166,9 @@ def test_a_long_prompt_is_not_read_for_few_tokens(
     assert bool(lengths) == is_read
 
 
-def test_what_an_earlier_turn_has_read_is_not_read_again(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_an_earlier_turn_are_not_prefilled_again(
+    twins: NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = make_request(7, 200, 20), make_request(8, 240, 20)
     second.tokens[:200] = first.tokens[:200]
     scheduler = run(twins, first)
@@ -180,30 +182,30 @@ def test_what_an_earlier_turn_has_read_is_not_read_again(twins: NativeEngine, mo
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_pages_that_were_given_away_are_not_taken_for_what_they_were(returns: bool, twins: NativeEngine) -> None:
+def test_reused_pages_are_not_mistaken_for_earlier_ones(returns: bool, twins: NativeEngine) -> None:
     proposer = twins.runner.proposer
     assert isinstance(proposer, DraftModel)
     sequence, other = make_request(0, 90, 20), make_request(1, 90, 20)
-    said = twins.run(make_request(0, 90, 20))[0]
+    outputs = twins.run(make_request(0, 90, 20))[0]
     sequence.block_table = list(range(30, 36))
     proposer.begin([(sequence, 4)])
-    assert proposer.propose(sequence, 4) == said[:4]
-    if returns:  # to its pages, which were another's meanwhile
+    assert proposer.propose(sequence, 4) == outputs[:4]
+    if returns:  # to its pages, used by another sequence meanwhile
         other.block_table = sequence.block_table
         proposer.begin([(other, 4)])
     else:
         sequence.block_table = list(range(40, 46))
     proposer.begin([(sequence, 4)])
-    assert proposer.propose(sequence, 4) == said[:4]
+    assert proposer.propose(sequence, 4) == outputs[:4]
 
 
-def test_one_that_fails_is_left_alone(
-    strangers: NativeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_failing_draft_model_is_not_used_again(
+    unrelated: NativeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    alone = [strangers.run(request)[0] for request in requests()]
-    proposer = strangers.runner.proposer
+    alone = [unrelated.run(request)[0] for request in requests()]
+    proposer = unrelated.runner.proposer
     assert isinstance(proposer, DraftModel)
-    monkeypatch.setattr(proposer, "_is_sound", True)  # and again after this test
+    monkeypatch.setattr(proposer, "_is_sound", True)  # again after this test
 
     def fail(inputs: StepInputs) -> None:
         raise MemoryError("no memory for a step")
@@ -211,18 +213,18 @@ def test_one_that_fails_is_left_alone(
     monkeypatch.setattr(proposer._runner, "launch", fail)
     sequences = requests()
     with caplog.at_level(logging.ERROR):
-        proposals = run(strangers, *sequences).proposals
+        proposals = run(unrelated, *sequences).proposals
     assert [sequence.output_tokens.tolist() for sequence in sequences] == alone
     assert proposals.num_proposed == 0
-    assert caplog.text.count("the draft model failed; until the next restart nothing is guessed") == 1
+    assert caplog.text.count("the draft model failed; it proposes no tokens until the next restart") == 1
 
 
 @pytest.mark.parametrize("vocab_size", [tiny.VOCAB_SIZE - 10, tiny.VOCAB_SIZE + 40])
-def test_ids_that_one_of_them_does_not_have_are_no_harm(vocab_size: int, folder: Path, tmp_path: Path) -> None:
+def test_different_padding_of_the_vocabulary_is_harmless(vocab_size: int, folder: Path, tmp_path: Path) -> None:
     """Models pad the vocabulary of one tokenizer to different sizes."""
     checkpoint = make_checkpoint("llama", tmp_path / "model")
     draft = make_checkpoint("qwen3", tmp_path / "draft", vocab_size=vocab_size)
-    engine = made(checkpoint, draft, tmp_path)
+    engine = make_drafting_engine(checkpoint, draft, tmp_path)
     alone = [engine.run(request, num_speculative_tokens=0)[0] for request in requests()]
     sequences = requests()
     assert any(token >= vocab_size for sequence in sequences for token in sequence.tokens) == (vocab_size < 272)
@@ -231,7 +233,7 @@ def test_ids_that_one_of_them_does_not_have_are_no_harm(vocab_size: int, folder:
     assert engine.runner.proposer is not None
 
 
-def test_a_draft_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
+def test_draft_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path / "model")
     draft = make_checkpoint("llama", tmp_path / "draft")
     text = (draft / "tokenizer.json").read_text()
@@ -239,14 +241,14 @@ def test_a_draft_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
     assert (draft / "tokenizer.json").read_text() != text
     (run_dir := tmp_path / "run").mkdir()
     with pytest.raises(
-        ConfigError, match=r"^the draft model: 2 of 256 tokens have another id than in the model"
+        ConfigError, match=r"^the draft model: 2 of 256 tokens have another id than in the main model"
     ) as error:
         NativeEngine(checkpoint, run_dir, draft=draft)
     assert error.value.param == "draft_model"
     assert not list(run_dir.glob("draft*"))
 
 
-def test_a_draft_model_that_only_transformers_can_run_is_refused(tmp_path: Path) -> None:
+def test_draft_model_that_only_transformers_can_run_is_refused(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path / "model")
     draft = tiny.make_tiny_model("gpt2", tmp_path / "draft")
     with pytest.raises(ConfigError, match=r"^the draft model: .*cannot run on the native kernels"):

@@ -1,4 +1,4 @@
-"""Keys and values in eight bits: what is stored, bit for bit, and that attention reads what that stands for."""
+"""Keys and values in eight bits: the stored bits are right, and attention reads the values they stand for."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 32, "hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1,
     },
 }  # fmt: skip
-ODD, IN_REGISTERS = "heads of 80", "heads of 128, window"  # the latter is what decodes by few rows keep there
+ODD, IN_REGISTERS = "heads of 80", "heads of 128, window"  # the latter is the layout for decodes of few rows
 FASTEST = available_levels()[0]
-# Between layers a value that is rounded to the other side changes by 0.4 % in bfloat16, in eight bits by 0.8 % of the
+# Between layers, a value rounded to the other side changes by 0.4 % in bfloat16, in eight bits by 0.8 % of the
 # greatest beside it.
 ROUNDING = {Format.FLOAT32: 1e-5, Format.BFLOAT16: 3e-3, Format.INT8: 2e-2, Format.INT4: 2e-2}
 TOKENS = np.random.default_rng(0).integers(0, 77, NUM_TOKENS, dtype=np.int32)
@@ -63,13 +63,13 @@ def run(decoder: NativeDecoder, *sizes: int, token_ids: npt.NDArray[np.int32] = 
 
 
 class Layout:
-    """Where the numbers of a page lie, [heads, tokens, channels], pages being one tile of 16 tokens high."""
+    """The position of a page's numbers, [heads, tokens, channels]; pages have the height of one tile of 16 tokens."""
 
     def __init__(self, format_: Format, head_dim: int, level: str) -> None:
         self.group = 1 if format_ is Format.FLOAT32 else 2
         self.element = np.dtype("<f4" if format_ is Format.FLOAT32 else "<u2")
         self.head_dim = head_dim
-        # Tables make bfloat16 of a sign and a magnitude, and leave the halves of each 16 bytes 32 numbers apart.
+        # Lookup tables make bfloat16 from sign and magnitude, so the halves of each 16 bytes are 32 numbers apart.
         self.has_tables = self.group == 2 and "-mavx512vbmi" in compile_options(level)
 
     def num_scales(self, *, is_key: bool) -> int:
@@ -85,7 +85,7 @@ class Layout:
         return tiles.transpose(axes).reshape(*numbers.shape[:2], 16, self.head_dim)
 
     def tiles(self, pool: Bytes, *, is_key: bool) -> tuple[Bytes, Bytes]:
-        """Bytes of the numbers [pages, heads, 16 * channels] and of the scales of a pool in eight bits: views."""
+        """Bytes of the numbers [pages, heads, 16 * channels] and of the scales of a pool in eight bits, as views."""
         count = 16 * self.head_dim
         tiles = pool.reshape(len(pool), -1, count + 32 * self.num_scales(is_key=is_key))
         return tiles[..., :count], tiles[..., count:]
@@ -102,7 +102,7 @@ class Layout:
         return numbers, scales.view(np.float32).reshape(*stored.shape[:2], -1, 16)
 
     def spread(self, scales: Floats, *, is_key: bool) -> Floats:
-        """The scale of each number, where the number lies."""
+        """The scale of each number, at the number's position."""
         places = np.broadcast_to(np.arange(16 * self.head_dim), (1, 1, 16 * self.head_dim))
         tokens, channels = np.divmod(np.arange(16 * self.head_dim), self.head_dim)
         order = self.ordered(places, is_key=is_key).ravel()
@@ -111,7 +111,7 @@ class Layout:
         return spread
 
     def elements(self, pool: Bytes, *, is_key: bool) -> Bytes:
-        """A pool in eight bits as one of elements."""
+        """A pool in eight bits, converted to full elements."""
         numbers, scales = self.split(pool, is_key=is_key)
         values = numbers.astype(np.float32) * self.spread(scales, is_key=is_key)
         stored = values if self.element == np.float32 else bfloat16(values)
@@ -125,7 +125,7 @@ def bfloat16(values: Floats) -> npt.NDArray[np.uint16]:
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_stored_is_what_was_computed_in_steps_of_a_scale(level: str, shape: str, tmp_path: Path) -> None:
+def test_stored_values_are_the_computed_ones_rounded_to_a_scale(level: str, shape: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("qwen3", tmp_path, **SHAPES[shape])
     plain, eight = decoders(checkpoint, level, Format.FLOAT32)
     for decoder in (plain, eight):
@@ -150,9 +150,11 @@ def test_what_is_stored_is_what_was_computed_in_steps_of_a_scale(level: str, sha
 
 @pytest.mark.parametrize(("level", "shape"), [*product(available_levels(), [ODD]), *product([FASTEST], SHAPES)])
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-def test_attention_reads_what_the_bytes_stand_for(format_: Format, level: str, shape: str, tmp_path: Path) -> None:
-    """A pool of elements that are exactly those gives the same bits where nothing is added in another order: with one
-    scale a key, and the scales powers of two. The step writes its own keys to the trash.
+def test_attention_reads_the_values_that_the_bytes_stand_for(
+    format_: Format, level: str, shape: str, tmp_path: Path
+) -> None:
+    """A pool with exactly these elements gives the same bits if the order of additions is the same: with one scale per
+    key, and powers of two as scales. The step writes its own keys to the trash page.
     """
     checkpoint = make_checkpoint("mistral", tmp_path, **{"sliding_window": None, **SHAPES[shape]})
     plain, eight = decoders(checkpoint, level, format_)
@@ -175,7 +177,7 @@ def test_attention_reads_what_the_bytes_stand_for(format_: Format, level: str, s
 
 @pytest.mark.parametrize(("family", "shape"), [("mistral", ODD), ("mistral", IN_REGISTERS), ("gemma2", IN_REGISTERS)])
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-def test_logits_have_the_same_bits_in_any_chunks_and_company(
+def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     format_: Format, family: str, shape: str, tmp_path: Path
 ) -> None:
     checkpoint = make_checkpoint(family, tmp_path, **{"sliding_window": 70, **SHAPES[shape]})
@@ -190,18 +192,18 @@ def test_logits_have_the_same_bits_in_any_chunks_and_company(
     assert 0 < np.abs(alone - exact).max() < 0.3 * np.abs(exact).max()
 
 
-def test_what_an_earlier_owner_left_in_a_page_is_never_seen(tmp_path: Path) -> None:
+def test_content_left_in_a_page_by_an_earlier_sequence_has_no_effect(tmp_path: Path) -> None:
     _, decoder = decoders(make_checkpoint("llama", tmp_path), FASTEST, Format.BFLOAT16)
     clean = run(decoder, 33)
     for pool in decoder.pools:
-        pool[:] = 0xFF  # its scales are no numbers
+        pool[:] = 0xFF  # its scales are NaN
     assert np.array_equal(run(decoder, 20, 1, 12), clean)
 
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("name", ["k_proj", "v_proj"])
-def test_what_is_no_number_stays_none(level: str, value: float, name: str, tmp_path: Path) -> None:
+def test_nan_stays_nan(level: str, value: float, name: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("qwen2", tmp_path)
     with changed_tensors(checkpoint) as tensors:
         tensors[f"model.layers.1.self_attn.{name}.bias"][3] = value
@@ -210,7 +212,7 @@ def test_what_is_no_number_stays_none(level: str, value: float, name: str, tmp_p
     assert np.isnan(outputs.greatest).all()
 
 
-def test_a_page_takes_about_half_of_what_it_takes_in_bfloat16(tmp_path: Path) -> None:
+def test_page_takes_about_half_the_memory_of_bfloat16(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path, head_dim=128)
     plain, eight = decoders(checkpoint, FASTEST, Format.BFLOAT16)
     assert [e.nbytes / p.nbytes for e, p in zip(eight.pools[:2], plain.pools, strict=False)] == [136 / 256, 130 / 256]
@@ -219,7 +221,7 @@ def test_a_page_takes_about_half_of_what_it_takes_in_bfloat16(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_company_preemption_and_shared_prefixes_change_no_token(preemption: str, tmp_path: Path) -> None:
+def test_batches_preemption_and_shared_prefixes_change_no_token(preemption: str, tmp_path: Path) -> None:
     engine = NativeEngine(
         make_checkpoint("llama", tmp_path), tmp_path, kv_dtype="int8", dtype="bfloat16", host_pages=32
     )
@@ -243,7 +245,7 @@ def test_company_preemption_and_shared_prefixes_change_no_token(preemption: str,
         ({"head_dim": 24}, "its heads have 24 channels"),
     ],
 )
-def test_without_the_compiled_kernels_it_is_refused(options: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_eight_bits_without_the_compiled_kernels_are_refused(options: dict[str, Any], why: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(
         "llama", tmp_path, **{name: value for name, value in options.items() if name != "backend"}
     )
@@ -252,6 +254,6 @@ def test_without_the_compiled_kernels_it_is_refused(options: dict[str, Any], why
     assert refusal.value.param == "kv_dtype"
 
 
-def test_another_type_is_refused() -> None:
+def test_unknown_kv_dtype_is_refused() -> None:
     with pytest.raises(ConfigError, match="kv_dtype is 'fp8', known are: auto, int8"):
         CacheConfig(kv_dtype="fp8")

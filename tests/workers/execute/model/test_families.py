@@ -1,4 +1,4 @@
-"""Greedy output equals transformers' ``generate`` token for token in float32, whatever the schedule."""
+"""Greedy output equals transformers' ``generate`` token for token in float32, for any schedule."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Runners = Callable[[str], TorchRunner]
 
 @pytest.fixture(scope="module")
 def runners(tmp_path_factory: pytest.TempPathFactory) -> Runners:
-    """Runners of tiny models, each made once."""
+    """Runners of tiny models, each created once."""
     return cache(lambda family: make_runner(family, tmp_path_factory.mktemp(family)))
 
 
@@ -51,7 +51,7 @@ def make_runner(family: str, folder: Path) -> TorchRunner:
 
 @cache
 def generated(family: str) -> list[list[int]]:
-    """What transformers generates after each of the prompts, end of sequence included."""
+    """What transformers generates after each prompt, end of sequence included."""
     model = build_tiny_model(family)
     return [_generate(model, prompt) for prompt in PROMPTS]
 
@@ -66,7 +66,7 @@ def _generate(model: Any, prompt: list[int]) -> list[int]:
 
 
 class Driver:
-    """Steps by hand: prompts in chunks, all decodes together, on pages in random order. No scheduler of ours."""
+    """Steps without the scheduler: prompts in chunks, all decodes together, on pages in random order."""
 
     def __init__(self, runner: TorchRunner, chunk_size: int) -> None:
         self.runner = runner
@@ -143,7 +143,7 @@ class Driver:
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 512])
 @pytest.mark.parametrize("family", EACH)
-def test_every_chunk_size_gives_what_transformers_generates(runners: Runners, family: str, chunk_size: int) -> None:
+def test_every_chunk_size_gives_the_tokens_of_transformers(runners: Runners, family: str, chunk_size: int) -> None:
     assert Driver(runners(family), chunk_size).generate(PROMPTS) == generated(family)
 
 
@@ -155,7 +155,7 @@ def test_batch_mates_change_nothing(runners: Runners, family: str) -> None:
 
 @pytest.mark.parametrize("family", EACH)
 def test_preemption_changes_nothing(runners: Runners, family: str) -> None:
-    """The scheduler runs more sequences than the pool holds, so that some are preempted and computed again."""
+    """The scheduler runs more sequences than fit into the pool, so some are preempted and recomputed."""
     sequences = [make_sequence(index) for index in range(len(PROMPTS) * 2)]
     scheduler = make_scheduler(
         *sequences, num_pages=20, page_size=PAGE_SIZE, max_model_len=64, prefill_chunk=16, max_num_seqs=6,

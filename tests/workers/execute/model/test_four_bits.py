@@ -1,4 +1,4 @@
-"""Checkpoints that have four bits already, against the same weights in a plain checkpoint."""
+"""Checkpoints stored in four bits, compared with the same weights in a plain checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GROUP = 128
 
 
 def words(numbers: Array, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> torch.Tensor:
-    """[..., n / 8] int32 of [..., n]: the number of column order[i] of eight has the bits from 4 i on."""
+    """[..., n / 8] int32 of [..., n]: of each eight, the number in column order[i] has the bits from 4 i on."""
     eights = numbers.reshape(*numbers.shape[:-1], -1, 8).astype(np.uint32)
     packed = sum(eights[..., column] << np.uint32(4 * place) for place, column in enumerate(order))
     return torch.from_numpy(np.ascontiguousarray(packed).view(np.int32))
@@ -80,7 +80,7 @@ LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
 
 
 def make_pair(family: str, layout: str, folder: Path, **settings: Any) -> tuple[Path, Path]:
-    """A checkpoint in that layout, and a plain one of the same weights, which have both ends of each 64 inputs."""
+    """A checkpoint in that layout, and a plain one with the same weights, which include both ends of each 64 inputs."""
     plain = make_checkpoint(family, folder / "plain", **SIZES)
     shutil.copytree(plain, folder / "stored")
     pack, config = LAYOUTS[layout]
@@ -93,7 +93,7 @@ def make_pair(family: str, layout: str, folder: Path, **settings: Any) -> tuple[
         shape = (num_outputs, num_inputs // GROUP)
         numbers = rng.integers(0, 16, tensor.shape)
         numbers[:, ::64], numbers[:, 1::64] = 0, 15
-        # Of few bits, so that the products with zeros are exact, and so are all weights in float32.
+        # Few bits, so that products with zeros are exact, and so are all weights in float32.
         scales = rng.integers(8, 16, shape).astype(np.float32) / 2**11
         zeros = rng.integers(1, 16, shape)
         worth, zero = np.repeat(scales, GROUP, axis=1), np.repeat(zeros, GROUP, axis=1)
@@ -121,7 +121,7 @@ def logits(model: NativeModel) -> npt.NDArray[np.float32]:
 
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_it_says_what_the_plain_checkpoint_says_in_four_bits(family: str, layout: str, tmp_path: Path) -> None:
+def test_tokens_equal_the_plain_checkpoint_in_four_bits(family: str, layout: str, tmp_path: Path) -> None:
     stored, plain = make_pair(family, layout, tmp_path)
     model, expected = load(stored), load(plain, "int4")
     assert (model.backend, model.dtype) == ("native int4", torch.bfloat16)
@@ -129,7 +129,7 @@ def test_it_says_what_the_plain_checkpoint_says_in_four_bits(family: str, layout
     assert model.proof.facts == expected.proof.facts
 
 
-def test_its_head_may_have_four_bits_too(tmp_path: Path) -> None:
+def test_head_may_have_four_bits_too(tmp_path: Path) -> None:
     stored, plain = make_pair("llama", "gptq", tmp_path)
     expected = logits(load(plain, "int4"))
     with changed_tensors(stored) as tensors:
@@ -142,7 +142,7 @@ def test_its_head_may_have_four_bits_too(tmp_path: Path) -> None:
     assert np.abs(found - expected).max() < 0.3 * np.abs(expected).max()
 
 
-def test_a_proven_one_starts_again(tmp_path: Path) -> None:
+def test_proven_checkpoint_starts_again(tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "awq", tmp_path)
     model = load(stored)
     again = load_proven(
@@ -154,27 +154,27 @@ def test_a_proven_one_starts_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("layout", "settings", "reason"), [
-    ("gptq", {"bits": 8}, "have 8 bits, the kernels know 4"),
-    ("gptq", {"bits": "4"}, "have '4' bits, the kernels know 4"),
-    ("gptq", {"group_size": 32}, "groups of 32 inputs, which is no multiple of 64"),
-    ("gptq", {"group_size": "128"}, "groups of '128' inputs, which is no multiple of 64"),
+    ("gptq", {"bits": 8}, "have 8 bits, the kernels support 4"),
+    ("gptq", {"bits": "4"}, "have '4' bits, the kernels support 4"),
+    ("gptq", {"group_size": 32}, "groups of 32 inputs, which is not a multiple of 64"),
+    ("gptq", {"group_size": "128"}, "groups of '128' inputs, which is not a multiple of 64"),
     ("gptq", {"checkpoint_format": "marlin"}, "quantised by gptq marlin"),
     ("awq", {"version": "gemv"}, "quantised by awq gemv"),
     ("awq", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
     ("compressed-tensors", {"format": "int-quantized"}, "quantised by compressed-tensors int-quantized"),
-    ("compressed-tensors", {"format": "float-quantized"}, "not in 8 bits of floating point"),
+    ("compressed-tensors", {"format": "float-quantized"}, "not as 8-bit floating point"),
     ("compressed-tensors", {"config_groups": {"a": SCHEME, "b": SCHEME}}, "several schemes"),
     ("compressed-tensors", {"config_groups": {"a": {**SCHEME, "output_activations": {"num_bits": 8}}}}, "not only in"),
     ("compressed-tensors", {"transform_config": {"config_groups": {"R4": {}}}}, "activations are transformed"),
 ])  # fmt: skip
-def test_what_is_not_understood_is_said(layout: str, settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_unsupported_setting_is_named(layout: str, settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
     stored, _ = make_pair("llama", layout, tmp_path, **settings)
     with pytest.raises(Unsupported, match=reason):
         load(stored)
 
 
 @pytest.mark.parametrize("order", ["reversed", "halves"])
-def test_an_order_of_inputs_by_their_activations_is_refused(order: str, tmp_path: Path) -> None:
+def test_activation_order_of_inputs_is_refused(order: str, tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "gptq", tmp_path)
     with changed_tensors(stored) as tensors:
         groups = tensors["model.layers.0.mlp.down_proj.g_idx"]
@@ -183,7 +183,7 @@ def test_an_order_of_inputs_by_their_activations_is_refused(order: str, tmp_path
         load(stored)
 
 
-def test_groups_that_nobody_has_filled_in_are_those_of_the_order(tmp_path: Path) -> None:
+def test_unset_group_indices_mean_the_default_order(tmp_path: Path) -> None:
     stored, plain = make_pair("llama", "gptq", tmp_path, desc_act=True)
     with changed_tensors(stored) as tensors:
         for name in tensors:
@@ -209,15 +209,15 @@ def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change
 
 
 @pytest.mark.parametrize(("layout", "settings", "change", "reason"), [
-    ("gptq", {"desc_act": True}, without(f"{DOWN}.g_idx"), f"of {DOWN} are not in their order, .*, and it has no"),
-    ("compressed-tensors", UNORDERED, None, "not in their order, .*, and it has no g_idx"),
+    ("gptq", {"desc_act": True}, without(f"{DOWN}.g_idx"), f"of {DOWN} are reordered, but it has no"),
+    ("compressed-tensors", UNORDERED, None, "are reordered, but it has no g_idx"),
     ("compressed-tensors", {}, without(f"{DOWN}.weight_zero_point"), f"but no matrix {DOWN}.weight_zero_point"),
     ("compressed-tensors", {}, changed(f"{DOWN}.weight_zero_point", lambda t: torch.cat([t, t[:1]])), "has zeros of"),
-    ("gptq", {}, changed(f"{DOWN}.scales", torch.Tensor.int), f"{DOWN} has scales of int32, which are no floats"),
+    ("gptq", {}, changed(f"{DOWN}.scales", torch.Tensor.int), f"{DOWN} has scales of int32, not floating point"),
     ("gptq", {"group_size": 64 << 64}, None, r"groups of 256 inputs have \(128, 1\)"),
     ("gptq", {}, lambda tensors: tensors.update({f"{DOWN}.weight": torch.ones(128, 256)}), f"has both {DOWN}.qweight"),
 ])  # fmt: skip
-def test_what_config_and_tensors_contradict_is_told(
+def test_contradictions_between_config_and_tensors_are_reported(
     layout: str, settings: dict[str, Any], change: Change | None, reason: str, tmp_path: Path
 ) -> None:
     stored, _ = make_pair("llama", layout, tmp_path, **settings)
@@ -228,26 +228,26 @@ def test_what_config_and_tensors_contradict_is_told(
         load(stored)
 
 
-def test_a_part_that_is_not_known_is_refused(tmp_path: Path) -> None:
+def test_unknown_part_is_refused(tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "awq", tmp_path)
     with changed_tensors(stored) as tensors:
         tensors[f"{DOWN}.rotation"] = torch.eye(256)
-    with pytest.raises(Unsupported, match=f"not those of its config, {DOWN}.rotation first"):
+    with pytest.raises(Unsupported, match=f"differ from its config, {DOWN}.rotation first"):
         load(stored)
 
 
-def test_an_embedding_of_four_bits_is_refused(tmp_path: Path) -> None:
+def test_embedding_in_four_bits_is_refused(tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "gptq", tmp_path)
     with changed_tensors(stored) as tensors:
         num_outputs, num_inputs = tensors.pop("model.embed_tokens.weight").shape
         ones = np.ones((num_outputs, 1), np.int64)
         parts = gptq(ones.repeat(num_inputs, axis=1), ones, ones)
         tensors |= {f"model.embed_tokens.{part}": values for part, values in parts.items()}
-    with pytest.raises(Unsupported, match="its embedding has four bits"):
+    with pytest.raises(Unsupported, match="its embedding has 4 bits"):
         load(stored)
 
 
-def test_damage_is_told_by_name(tmp_path: Path) -> None:
+def test_damaged_tensor_is_named(tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "awq", tmp_path)
     with pytest.raises(Unsupported, match="four bits already, and quantization is int8"):
         load(stored, "int8")
@@ -264,14 +264,14 @@ def test_damage_is_told_by_name(tmp_path: Path) -> None:
         for part in ("qweight", "qzeros"):
             del tensors[f"model.layers.0.mlp.down_proj.{part}"]
         tensors["model.layers.0.mlp.down_proj.weight"] = torch.zeros(128, 256)
-    with pytest.raises(Unsupported, match=r"four bits as the others, model.layers.0.mlp.down_proj.weight first"):
+    with pytest.raises(Unsupported, match=r"4 bits like the others, model.layers.0.mlp.down_proj.weight first"):
         load(stored)
     change_config(stored, quantization_config={**LAYOUTS["compressed-tensors"][1], "config_groups": {"a": {}}})
     with pytest.raises(ConfigError, match=r"quantization_config in .* is damaged"):
         load(stored)
 
 
-def test_where_transformers_cannot_load_it_either_the_kernels_reason_is_told(tmp_path: Path) -> None:
+def test_reason_of_the_kernels_is_reported_if_transformers_cannot_load_it_either(tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "gptq", tmp_path, group_size=32)
     with pytest.raises(ConfigError, match=r"cannot load .*; nor can it run on the compiled kernels: .* groups of 32"):
         prove(stored)

@@ -1,4 +1,4 @@
-"""Checkpoints in FP8, against plain ones of what their weights stand for."""
+"""Checkpoints in FP8, compared with plain ones of the dequantised weights."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ MODELS: dict[str, dict[str, Any]] = {
 DOWN = "model.layers.0.mlp.down_proj.weight"
 
 
-def say(folder: Path, **options: Any) -> tuple[list[list[int]], ModelCard]:
-    """Greedy tokens of three prompts, together, by the runner of the checkpoint."""
+def greedy_tokens(folder: Path, **options: Any) -> tuple[list[list[int]], ModelCard]:
+    """Greedy tokens of three prompts, in one batch, with the checkpoint's runner."""
     runner, card = build_runner(
         ModelConfig(model=str(folder), **{"device": "cpu", "dtype": "float32", **options}),
         CacheConfig(num_pages=64), SchedulerConfig(max_num_seqs=4, prefill_chunk=32),
@@ -79,21 +79,21 @@ def expected(plain: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_tokens_are_those_of_transformers_with_what_the_weights_stand_for(form: str, tmp_path: Path) -> None:
+def test_tokens_equal_transformers_with_dequantised_weights(form: str, tmp_path: Path) -> None:
     stored, plain = make_fp8_pair("llama", form, tmp_path, **ODD)
-    tokens, card = say(stored)
+    tokens, card = greedy_tokens(stored)
     assert card.backend == "native float32"
-    assert tokens == say(stored, backend="transformers")[0] == expected(plain)
+    assert tokens == greedy_tokens(stored, backend="transformers")[0] == expected(plain)
 
 
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("form", ["blocks", "tensors", "channels"])
-def test_families_say_the_same_by_kernels_and_by_modules(family: str, form: str, tmp_path: Path) -> None:
+def test_kernels_and_modules_give_the_same_tokens(family: str, form: str, tmp_path: Path) -> None:
     stored, plain = make_fp8_pair(family, form, tmp_path, **MODELS[family])
-    tokens, card = say(stored)
+    tokens, card = greedy_tokens(stored)
     assert card.backend == "native float32"
     assert card.num_parameters == sum(tensor.numel() for tensor in load_file(plain / "model.safetensors").values())
-    by_modules, card = say(stored, backend="transformers")
+    by_modules, card = greedy_tokens(stored, backend="transformers")
     assert "transformers" in card.backend
     assert tokens == by_modules == expected(plain)
 
@@ -103,7 +103,7 @@ def test_families_say_the_same_by_kernels_and_by_modules(family: str, form: str,
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_logits_have_the_bits_of_the_plain_checkpoint(family: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """Weights are rounded once: to bfloat16, to 8 bits or to 4."""
+    """Weights are rounded only once: to bfloat16, to 8 bits or to 4."""
     stored, plain = make_fp8_pair(family, "blocks", tmp_path, **MODELS[family])
     assert np.array_equal(logits(load(stored, **options)), logits(load(plain, **options)))
 
@@ -121,7 +121,7 @@ def test_every_weight_is_its_number_times_the_scale_of_its_block(
     folder, seed = tmp_path_factory.mktemp("weights"), data.draw(st.integers(0, 1 << 30))
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    numbers[(numbers & 127) == 127] = 0  # no numbers
+    numbers[(numbers & 127) == 127] = 0  # NaN
     scales = torch.rand(-(-shape[0] // block[0]), -(-shape[1] // block[1]), generator=generator)
     save_file({"a.weight": numbers.view(FP8), "a.weight_scale_inv": scales}, folder / "model.safetensors")
     size = [min(each, of) for each, of in zip(block, shape, strict=True)]
@@ -132,7 +132,7 @@ def test_every_weight_is_its_number_times_the_scale_of_its_block(
     assert torch.equal(found, dequantised(numbers.view(FP8), scales, *block).float())
 
 
-def test_scales_may_be_the_exponents_of_two(tmp_path: Path) -> None:
+def test_scales_may_be_exponents_of_two(tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1, **ODD)
     change_config(stored, quantization_config={"quant_method": "mxfp8", "modules_to_not_convert": ["lm_head"]})
     with changed_tensors(stored) as tensors:
@@ -142,11 +142,11 @@ def test_scales_may_be_the_exponents_of_two(tmp_path: Path) -> None:
             tensors[name] = torch.randint(117, 121, size, dtype=torch.uint8)
     scales = torch.exp2(tensors[f"{DOWN}_scale_inv"].double() - 127)
     assert torch.equal(open_tensors(stored)[DOWN], dequantised(tensors[DOWN], scales, 1, 32).float())
-    assert say(stored)[1].backend == "native float32"
+    assert greedy_tokens(stored)[1].backend == "native float32"
 
 
 @pytest.mark.parametrize("type_", [torch.bfloat16, torch.float16, torch.float8_e8m0fnu], ids=str)
-def test_scales_may_have_other_types(type_: torch.dtype, tmp_path: Path) -> None:
+def test_scales_may_have_other_dtypes(type_: torch.dtype, tmp_path: Path) -> None:
     stored, plain = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1, **ODD)
     with changed_tensors(stored) as tensors, changed_tensors(plain) as wanted:
         numbers = tensors[DOWN]
@@ -155,7 +155,7 @@ def test_scales_may_have_other_types(type_: torch.dtype, tmp_path: Path) -> None
     assert torch.equal(open_tensors(stored)[DOWN], load_file(plain / "model.safetensors")[DOWN])
 
 
-def test_experts_in_one_tensor_have_blocks_of_their_own(tmp_path: Path) -> None:
+def test_experts_in_one_tensor_have_separate_blocks(tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1)
     parts = [in_fp8(torch.randn(160, 200), BLOCK, BLOCK) for _ in range(3)]
     name = "model.layers.0.mlp.experts.gate_up_proj"
@@ -166,7 +166,7 @@ def test_experts_in_one_tensor_have_blocks_of_their_own(tmp_path: Path) -> None:
     assert torch.equal(open_tensors(stored)[name], torch.stack(wanted))
 
 
-def test_a_head_in_fp8_runs_as_well(tmp_path: Path) -> None:
+def test_head_in_fp8_runs_too(tmp_path: Path) -> None:
     stored, plain = make_fp8_pair("llama", "blocks", tmp_path, **ODD)
     with changed_tensors(stored) as tensors, changed_tensors(plain) as wanted:
         numbers, scales = in_fp8(tensors["lm_head.weight"], BLOCK, BLOCK)
@@ -174,20 +174,20 @@ def test_a_head_in_fp8_runs_as_well(tmp_path: Path) -> None:
         wanted["lm_head.weight"] = dequantised(numbers, scales, BLOCK, BLOCK).float()
         tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].bfloat16()
         wanted["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].float()
-    assert say(stored)[0] == say(stored, backend="transformers")[0] == expected(plain)
+    assert greedy_tokens(stored)[0] == greedy_tokens(stored, backend="transformers")[0] == expected(plain)
 
 
-def test_what_modelopt_says_in_a_file_of_its_own_is_read(tmp_path: Path) -> None:
+def test_modelopt_s_separate_file_is_read(tmp_path: Path) -> None:
     stored, plain = make_fp8_pair("llama", "modelopt", tmp_path, **ODD)
     config = json.loads((stored / "config.json").read_text())
     del config["quantization_config"]
     (stored / "config.json").write_text(json.dumps(config))
-    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
-    (stored / "hf_quant_config.json").write_text(json.dumps(said))
-    assert say(stored)[0] == say(stored, backend="transformers")[0] == expected(plain)
+    settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (stored / "hf_quant_config.json").write_text(json.dumps(settings))
+    assert greedy_tokens(stored)[0] == greedy_tokens(stored, backend="transformers")[0] == expected(plain)
 
 
-def test_the_self_test_makes_a_weight_only_while_it_is_used(tmp_path: Path) -> None:
+def test_self_test_dequantises_a_weight_only_while_it_is_used(tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("qwen3", "blocks", tmp_path, **MODELS["qwen3"])
     config, tensors = AutoConfig.from_pretrained(stored), open_tensors(stored)
     spec = describe_decoder(config, tensors.shapes())
@@ -196,17 +196,17 @@ def test_the_self_test_makes_a_weight_only_while_it_is_used(tmp_path: Path) -> N
     assert lacking == set(spec.matrices())
 
 
-def test_the_fused_decoder_has_what_the_weights_stand_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_decoder_uses_the_dequantised_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     shorten_self_test(monkeypatch)
     small = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     stored, plain = make_fp8_pair("llama", "blocks", tmp_path, **ODD, **small)
     device = "cuda" if HAS_GPU else "cpu"
-    tokens, card = say(stored, backend="fused", device=device)
+    tokens, card = greedy_tokens(stored, backend="fused", device=device)
     assert (card.backend, tokens) == ("fused float32", expected(plain))
 
 
-def test_the_fused_decoder_quantises_it_again_by_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_decoder_quantises_again_per_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from triptych.workers.execute.model.fused_weights import Format, FusedLoader
 
@@ -221,7 +221,7 @@ def test_the_fused_decoder_quantises_it_again_by_outputs(tmp_path: Path, monkeyp
     )  # fmt: skip
     down: Any = loader.load().layers[0].mlp
     found = down.down.weight.values.float() * down.down.weight.scales
-    # The greatest of each output has the greatest number already: nothing is rounded a second time.
+    # The greatest of each output already has the greatest number, so nothing is rounded a second time.
     assert torch.allclose(found, wanted_weight, rtol=1e-6)
 
 
@@ -243,33 +243,33 @@ def nan_last(scales: torch.Tensor) -> torch.Tensor:
     ("blocks", lambda t: t.update({f"{DOWN}_scale": torch.ones(2, 2)}), f"{DOWN} is in FP8 and has 2 scales"),
     ("blocks", changed(f"{DOWN}_scale_inv", lambda s: s[:1].clone()), rf"{DOWN}_scale_inv in .* has shape \(1, 2\), "),
     ("channels", changed(f"{DOWN}_scale", lambda s: s[:9].clone()), r"weights \(160, 200\) in blocks of 1 x all have "),
-    ("blocks", changed(f"{DOWN}_scale_inv", nan_last), f"{DOWN}_scale_inv has scales that are no finite numbers"),
-    ("tensors", changed(f"{DOWN}_scale_inv", lambda s: s / 0), f"{DOWN}_scale_inv has scales that are no finite"),
+    ("blocks", changed(f"{DOWN}_scale_inv", nan_last), f"{DOWN}_scale_inv has scales that are not finite"),
+    ("tensors", changed(f"{DOWN}_scale_inv", lambda s: s / 0), f"{DOWN}_scale_inv has scales that are not finite"),
 ])  # fmt: skip
-def test_damage_is_told_by_name(backend: str, form: str, change: Change, reason: str, tmp_path: Path) -> None:
+def test_damaged_scale_is_named(backend: str, form: str, change: Change, reason: str, tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("llama", form, tmp_path, num_hidden_layers=1, **ODD)
     with changed_tensors(stored) as tensors:
         change(tensors)
     with pytest.raises(ConfigError, match=reason):
-        say(stored, backend=backend)
+        greedy_tokens(stored, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["native", "transformers"])
 @pytest.mark.parametrize(("form", "change", "reason"), [
-    ("blocks", changed(f"{DOWN}_scale_inv", torch.Tensor.int), f"{DOWN}_scale_inv is of type I32, which is none of"),
-    ("blocks", lambda t: t.update({f"{DOWN}_scale_2": torch.ones(1)}), f"nobody knows what {DOWN}_scale_2 does"),
-    ("blocks", lambda t: t.update({"lm_head.weight_scale": torch.ones(1)}), "nobody knows what lm_head.weight_scale"),
-    ("channels", lambda t: t.update({f"{DOWN}_zero_point": torch.ones(160, 1)}), f"what {DOWN}_zero_point does"),
+    ("blocks", changed(f"{DOWN}_scale_inv", torch.Tensor.int), f"{DOWN}_scale_inv is of type I32, supported are:"),
+    ("blocks", lambda t: t.update({f"{DOWN}_scale_2": torch.ones(1)}), f"has the tensor {DOWN}_scale_2"),
+    ("blocks", lambda t: t.update({"lm_head.weight_scale": torch.ones(1)}), "has the tensor lm_head.weight_scale"),
+    ("channels", lambda t: t.update({f"{DOWN}_zero_point": torch.ones(160, 1)}), f"the tensor {DOWN}_zero_point"),
     ("blocks", changed(DOWN, lambda t: t.float().to(torch.float8_e5m2)), "nobody knows|F8_E5M2"),
 ])  # fmt: skip
-def test_what_would_be_left_out_is_refused(
+def test_unused_tensor_of_a_quantised_weight_is_refused(
     backend: str, form: str, change: Change, reason: str, tmp_path: Path
 ) -> None:
     stored, _ = make_fp8_pair("llama", form, tmp_path, num_hidden_layers=1, **ODD)
     with changed_tensors(stored) as tensors:
         change(tensors)
     with pytest.raises(ConfigError, match=reason):
-        say(stored, backend=backend)
+        greedy_tokens(stored, backend=backend)
 
 
 FLOATS = scheme("channel")
@@ -288,7 +288,7 @@ GROUP = FLOATS["config_groups"]["group_0"]
     ({**FLOATS, "format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
     ({**FLOATS, "config_groups": {"a": GROUP, "b": {**GROUP, "format": "pack-quantized"}}}, "and pack-quantized"),
     ({**FLOATS, "config_groups": {"a": {"weights": {**GROUP["weights"], "symmetric": False}}}}, "not symmetric"),
-    ({**FLOATS, "config_groups": {"a": {"weights": {**GROUP["weights"], "num_bits": 4}}}}, "not in 8 bits"),
+    ({**FLOATS, "config_groups": {"a": {"weights": {**GROUP["weights"], "num_bits": 4}}}}, "not as 8-bit"),
     ({**FLOATS, "config_groups": {"a": {"weights": {**GROUP["weights"], "strategy": "token"}}}}, "by token"),
     ({**FLOATS, "transform_config": {"config_groups": {"R4": {}}}}, "transformed"),
     ({**FLOATS, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse"),
@@ -297,15 +297,15 @@ def test_other_quantisations_are_refused_by_name(backend: str, changes: Any, rea
     stored, _ = make_fp8_pair("llama", "channels", tmp_path, num_hidden_layers=1)
     change_config(stored, quantization_config=changes)
     with pytest.raises(ConfigError, match=reason):
-        say(stored, backend=backend)
+        greedy_tokens(stored, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["auto", "transformers"])
-def test_fp8_of_which_the_config_knows_nothing_is_refused(backend: str, tmp_path: Path) -> None:
+def test_fp8_without_a_description_in_the_config_is_refused(backend: str, tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1)
     change_config(stored, quantization_config=None)
-    with pytest.raises(ConfigError, match="is of type F8_E4M3, and its config does not say what that stands for"):
-        say(stored, backend=backend)
+    with pytest.raises(ConfigError, match="is of type F8_E4M3, and its config does not describe that format"):
+        greedy_tokens(stored, backend=backend)
 
 
 def test_scales_that_transformers_does_not_use_are_refused(tmp_path: Path) -> None:
@@ -313,23 +313,23 @@ def test_scales_that_transformers_does_not_use_are_refused(tmp_path: Path) -> No
     with changed_tensors(plain) as tensors:
         tensors[f"{DOWN}_scale"] = torch.ones(64, 1)
     with pytest.raises(ConfigError, match=f"1 tensors of quantised weights were not used, '{DOWN}_scale' first"):
-        say(plain, backend="transformers")
+        greedy_tokens(plain, backend="transformers")
 
 
 @pytest.mark.parametrize("backend", ["native", "transformers"])
-def test_the_text_part_of_a_model_that_sees_is_in_fp8(backend: str, tmp_path: Path) -> None:
+def test_text_part_of_a_vision_model_may_be_in_fp8(backend: str, tmp_path: Path) -> None:
     """As Ministral 3 is published."""
     make_seeing("ministral3 in mistral3", tmp_path / "plain")
     stored = store_in_fp8(tmp_path / "plain", "tensors", tmp_path / "stored")
     whole: Any = AutoModelForImageTextToText.from_pretrained(tmp_path / "plain")
     requests = [make_request(index, length, 12) for index, length in enumerate((1, 20, 45))]
     wanted = [greedy(whole, request.tokens[: request.num_prompt_tokens].tolist(), 12) for request in requests]
-    tokens, card = say(stored, backend=backend)
+    tokens, card = greedy_tokens(stored, backend=backend)
     assert tokens == wanted
     assert card.backend.startswith(backend)
 
 
-def test_names_are_those_of_files_for_modules_and_plain_for_kernels(tmp_path: Path) -> None:
+def test_names_are_the_file_s_for_modules_and_plain_for_kernels(tmp_path: Path) -> None:
     make_seeing("ministral3 in mistral3", tmp_path / "plain")
     stored = store_in_fp8(tmp_path / "plain", "tensors", tmp_path / "stored")
     for_modules, for_kernels = open_for_modules(stored), open_tensors(stored)
@@ -339,7 +339,7 @@ def test_names_are_those_of_files_for_modules_and_plain_for_kernels(tmp_path: Pa
     assert torch.equal(for_modules[f"language_model.{DOWN}"], for_kernels[DOWN])
 
 
-def test_unsupported_is_what_the_kernels_say(tmp_path: Path) -> None:
+def test_unsupported_quantisation_is_reported_by_the_kernels(tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1)
     change_config(stored, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
     with pytest.raises(Unsupported, match="quantised by modelopt NVFP4"):

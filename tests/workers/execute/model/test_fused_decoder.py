@@ -143,13 +143,13 @@ def test_kernels_that_fail_at_the_first_run_are_a_reason_to_refuse(
 
 
 def test_fp8_experts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="it has experts, which the fused decoder has not in fp8"):
+    with pytest.raises(ConfigError, match="it has experts, which the fused decoder does not support in fp8"):
         make_engine("mixtral", tmp_path, quantization="fp8")
 
 
 def test_sinks_are_refused(tmp_path: Path) -> None:
     folder = make_checkpoint("gpt_oss", tmp_path / "checkpoint")
-    with pytest.raises(ConfigError, match="its heads attend to sinks, which the fused decoder has not"):
+    with pytest.raises(ConfigError, match="its heads attend to sinks, which the fused decoder does not support"):
         NativeEngine(folder, tmp_path, backend="fused", device=DEVICE)
 
 
@@ -158,7 +158,7 @@ def test_sinks_are_refused(tmp_path: Path) -> None:
 )
 def test_what_only_the_kernels_of_a_cpu_have_is_refused(family: str, why: str, tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path / "checkpoint")
-    with pytest.raises(ConfigError, match=f"{why}, which the fused decoder has not"):
+    with pytest.raises(ConfigError, match=f"{why}, which the fused decoder does not support"):
         NativeEngine(folder, tmp_path, backend="fused", device=DEVICE)
 
 

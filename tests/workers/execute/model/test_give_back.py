@@ -1,4 +1,4 @@
-"""What was read of a checkpoint takes no memory any more, and is still there."""
+"""Memory of read checkpoint files is given back to the system, and they can be read again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMAPS = Path("/proc/self/smaps")
 
 
 def resident_kib(path: Path) -> int:
-    """Of the mappings of a file in this process."""
+    """Of this process's mappings of a file."""
     total, is_of_file = 0, False
     for line in SMAPS.read_text().splitlines():
         if "-" in line.split(" ", 1)[0]:
@@ -26,7 +26,7 @@ def resident_kib(path: Path) -> int:
 
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="reads /proc")
-def test_a_checkpoint_that_was_forgotten_can_be_read_again(tmp_path: Path) -> None:
+def test_checkpoint_can_be_read_again_after_its_memory_was_given_back(tmp_path: Path) -> None:
     path, expected = tmp_path / "model.safetensors", torch.arange(1 << 20, dtype=torch.float32)
     save_file({"a": expected}, path)
     checkpoint = Checkpoint(tmp_path)

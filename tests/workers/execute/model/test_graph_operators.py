@@ -1,4 +1,6 @@
-"""What graphs hold, on a device that has shapes and no values: nothing waits for the host, all tensors are on it."""
+"""Operators of graphs, on a device with shapes but no values: nothing waits for the host, all tensors are on the
+device.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ KERNELS = {"_add_norm": 3, "_rotate_write": 1, "_gate_mul": 1}  # in a model of 
 
 @pytest.fixture(name="launched")
 def fixture_launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Kernels that are launched, by name. They compute nothing; whatever they are given must be on the device."""
+    """Launched kernels, by name. They compute nothing; all their arguments must be on the device."""
     launched: Counter[str] = Counter()
 
     def launch(kernel: Any, *arguments: Any, **_: Any) -> None:
@@ -89,10 +91,10 @@ def test_no_operator_of_a_graph_waits_for_the_host(
 
 
 @pytest.mark.parametrize(("is_adapted", "num_products"), [(False, 5), (True, 5 + 4 + 7)], ids=["plain", "adapted"])
-def test_nor_does_one_of_a_deterministic_graph(
+def test_no_operator_of_a_deterministic_graph_waits_for_the_host(
     is_adapted: bool, num_products: int, launched: Counter[str], make_runner: Callable[..., DeviceRunner]
 ) -> None:
-    """Those of one input share what goes into their adapters, each has what comes out."""
+    """Matrices with the same input share their adapters' first product, and each has its own second one."""
     with torch.inference_mode():
         make_runner(True)._graph_run(GraphKey(4, SamplingKind.GREEDY, is_adapted))()
     assert launched == {**KERNELS, "_chunk": 1, "_matmul": num_products}
@@ -107,7 +109,7 @@ def test_nor_does_one_of_a_deterministic_graph(
         ("mixtral", {"_choose": 1, "_sort": 1, "_expert_product": 2, "_sum_pairs": 1}),
     ],
 )
-def test_nor_does_one_of_another_family(
+def test_no_operator_of_another_family_s_graph_waits_for_the_host(
     family: str, more: dict[str, int], is_adapted: bool, launched: Counter[str],
     make_runner: Callable[..., DeviceRunner],
 ) -> None:  # fmt: skip

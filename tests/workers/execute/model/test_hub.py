@@ -1,4 +1,4 @@
-"""A model that is no directory: the hub has it, or the start says in one sentence why not."""
+"""A model that is not a directory is downloaded from the hub, or the error says in one sentence why not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNREACHABLE = errors.LocalEntryNotFoundError("An error happened. Got: ConnectErr
 
 
 class BrokenConnection(Exception):
-    """As the HTTP client of the hub's library raises: no OSError."""
+    """Like the errors of the HTTP client in the hub's library: not an OSError."""
 
 
 def response(status: int) -> Any:
@@ -27,7 +27,7 @@ def response(status: int) -> Any:
 
 
 class Hub:
-    """Answers with these errors, one after the other, and then gives the checkpoint."""
+    """Raises these errors, one after the other, and then gives the checkpoint."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Exception) -> None:
         self.answers = list(answers)
@@ -49,18 +49,18 @@ class Hub:
     [
         (errors.RepositoryNotFoundError("404", response=response(404)), "the hub has no such repository"),
         (errors.RepositoryNotFoundError("401", response=response(401)), "for a private one set HF_TOKEN"),
-        (errors.GatedRepoError("403", response=response(403)), "only to those who accepted its terms"),
+        (errors.GatedRepoError("403", response=response(403)), "accept its terms"),
         (errors.HfHubHTTPError("403 Forbidden\nmore", response=response(403)), "the hub refuses it: 403 Forbidden$"),
-        (errors.HFValidationError("Repo id must use ..."), "it is no name that the hub could know: Repo id"),
-        (OSError(errno.ENOSPC, "No space left on device"), "its files cannot be kept: .*No space left"),
+        (errors.HFValidationError("Repo id must use ..."), "it is not a valid hub id: Repo id"),
+        (OSError(errno.ENOSPC, "No space left on device"), "its files cannot be stored: .*No space left"),
     ],
     ids=["not found", "private", "gated", "refused", "bad name", "full disk"],
 )
-def test_what_the_hub_will_not_give_is_asked_for_once(
+def test_final_refusal_of_the_hub_is_not_retried(
     monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
     hub = Hub(monkeypatch, error)
-    with pytest.raises(ConfigError, match=f"'someone/something' is no local directory, and .*{reason}"):
+    with pytest.raises(ConfigError, match=f"'someone/something' is not a local directory, and .*{reason}"):
         hub.fetch()
     assert hub.waits_s == []
 
@@ -76,21 +76,21 @@ def test_what_the_hub_will_not_give_is_asked_for_once(
     ],
     ids=["unreachable", "broken", "reset", "busy", "too many"],
 )
-def test_a_network_that_fails_for_a_moment_fails_no_start(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_short_network_failure_does_not_fail_the_start(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     hub = Hub(monkeypatch, error)
     assert hub.fetch() == Path("/cache/someone/something")
     assert hub.waits_s == [WAITS_S[0]]
 
 
-def test_a_hub_that_stays_unreachable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_that_stays_unreachable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(monkeypatch, *[UNREACHABLE] * 3)
     with pytest.raises(ConfigError, match="the hub cannot be reached: An error happened"):
         hub.fetch()
     assert hub.waits_s == list(WAITS_S)
 
 
-def test_a_hub_that_may_not_be_asked_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hub_is_not_contacted_when_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"'someone/something' is no local directory, and .*HF_HUB_OFFLINE is set"):
+    with pytest.raises(ConfigError, match=r"'someone/something' is not a local directory, and .*HF_HUB_OFFLINE is set"):
         find_checkpoint("someone/something")

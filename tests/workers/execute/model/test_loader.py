@@ -45,13 +45,13 @@ def test_facts_are_those_of_the_checkpoint(checkpoint: Path) -> None:
     assert facts.num_parameters == sum(p.numel() for p in build_tiny_model("llama").parameters())
 
 
-def test_end_of_sequence_is_what_tokenizer_and_generation_config_say_together(checkpoint: Path) -> None:
+def test_end_of_sequence_ids_come_from_tokenizer_and_generation_config(checkpoint: Path) -> None:
     (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     assert load(checkpoint).facts.eos_token_ids == (2, 7, 9)
 
 
 @pytest.mark.parametrize(("asked", "given"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_dtype_is_the_checkpoints_or_what_was_asked_for(checkpoint: Path, asked: str, given: torch.dtype) -> None:
+def test_dtype_is_the_checkpoint_s_or_the_configured_one(checkpoint: Path, asked: str, given: torch.dtype) -> None:
     assert load(checkpoint, dtype=asked).model.dtype == given
 
 
@@ -93,21 +93,21 @@ def test_unknown_architecture_is_named(checkpoint: Path) -> None:
         load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=lambda done, total: None)
 
 
-def test_model_that_generates_nothing_is_refused(checkpoint: Path) -> None:
+def test_model_that_is_not_generative_is_refused(checkpoint: Path) -> None:
     tokenizer = load_tokenizer(checkpoint)
     edit_config(checkpoint, model_type="vit")
     with pytest.raises(ConfigError):
         load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=lambda done, total: None)
 
 
-def test_cut_weights_are_named(checkpoint: Path) -> None:
+def test_truncated_weights_are_named(checkpoint: Path) -> None:
     file = checkpoint / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
         load(checkpoint)
 
 
-def test_weights_that_are_no_safetensors_are_named(checkpoint: Path) -> None:
+def test_weights_that_are_not_safetensors_are_named(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").write_bytes(b"\xff" * 1000)
     with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
         load(checkpoint)
@@ -116,10 +116,8 @@ def test_weights_that_are_no_safetensors_are_named(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text"), [("tokenizer", ""), ("model.safetensors", "\0" * 100)], ids=["none", "damaged"]
 )
-def test_a_start_that_finds_no_such_file_or_a_damaged_one_names_it(
-    checkpoint: Path, tmp_path: Path, name: str, text: str
-) -> None:
-    """By the whole way that a start takes, whatever backend would run it."""
+def test_missing_or_damaged_file_is_named_at_a_start(checkpoint: Path, tmp_path: Path, name: str, text: str) -> None:
+    """Through the whole start, with each backend."""
     if text:
         (checkpoint / name).write_text(text)
     else:
@@ -132,7 +130,7 @@ def test_a_start_that_finds_no_such_file_or_a_damaged_one_names_it(
         )  # fmt: skip
 
 
-def test_pickled_weights_are_not_an_alternative(checkpoint: Path) -> None:
+def test_pickled_weights_are_not_used(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=r"has no model\.safetensors; pytorch_model\.bin cannot be used"):
         load(checkpoint)
@@ -146,7 +144,7 @@ def test_missing_shard_is_named(checkpoint: Path) -> None:
         load(checkpoint)
 
 
-def test_missing_tensor_is_not_left_random(checkpoint: Path) -> None:
+def test_missing_tensor_is_an_error(checkpoint: Path) -> None:
     file = checkpoint / "model.safetensors"
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -161,15 +159,13 @@ def test_tensor_of_another_shape_is_refused(checkpoint: Path) -> None:
         load(checkpoint)
 
 
-def test_device_that_is_not_there_is_refused() -> None:
+def test_missing_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="torch sees"):
         resolve_device("cuda:99")
 
 
 @pytest.mark.parametrize(("name", "current"), [("cuda:1", 1), ("cuda", 0)])
-def test_a_device_that_is_named_becomes_the_current_one(
-    name: str, current: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configured_device_becomes_the_current_one(name: str, current: int, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [0]
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: devices.append(device.index))

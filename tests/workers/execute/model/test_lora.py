@@ -1,4 +1,4 @@
-"""What is read of an adapter's folder, and what is refused in it by name."""
+"""Reading an adapter's folder, and the errors for what is refused in it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def load(folder: Path, tensors: Tensors, **config: Any) -> Adapter:
         ({"use_rslora": True}, 4.0, 4.0),
         ({"alpha_pattern": {"q_proj": 1}}, 0.25, 2.0),
         ({"alpha_pattern": {r"layers\.[1-9]\.mlp\.up_proj": 1, "up_proj": 4}}, 2.0, 0.25),
-        ({"alpha_pattern": {"proj": 1}}, 2.0, 2.0),  # the end of a name is its last parts
+        ({"alpha_pattern": {"proj": 1}}, 2.0, 2.0),  # a pattern matches the last parts of a name
         ({"rank_pattern": {"q_proj": 4}, "r": 4, "use_rslora": True, "alpha_pattern": {"up_proj": 16}}, 4.0, 8.0),
     ],
 )
-def test_scales_are_those_of_peft(config: dict[str, Any], query: float, up: float, tmp_path: Path) -> None:
+def test_scales_equal_those_of_peft(config: dict[str, Any], query: float, up: float, tmp_path: Path) -> None:
     adapter = load(tmp_path, tensors_of(QUERY, UP), **config)
     assert {name: float(update.b[0, 0]) for name, update in adapter.updates.items()} == {QUERY: query, UP: up}
 
@@ -59,7 +59,7 @@ def test_ranks_may_differ_by_module(tmp_path: Path) -> None:
     }
 
 
-def test_a_name_of_the_adapter_in_the_tensors_is_understood(tmp_path: Path) -> None:
+def test_adapter_name_inside_tensor_names_is_accepted(tmp_path: Path) -> None:
     tensors = {name.replace(".weight", ".default.weight"): each for name, each in tensors_of(QUERY).items()}
     assert list(load(tmp_path, tensors).updates) == [QUERY]
 
@@ -74,7 +74,7 @@ def test_a_name_of_the_adapter_in_the_tensors_is_understood(tmp_path: Path) -> N
         ({"init_lora_weights": "pissa"}, "its init_lora_weights is 'pissa'"),
         ({"fan_in_fan_out": True}, "its fan_in_fan_out is True"),
         ({"an_idea_of_tomorrow": {"on": 1}}, "its an_idea_of_tomorrow is"),
-        ({"r": 5}, "its config says rank 5"),
+        ({"r": 5}, "the rank is 5"),
         ({"r": None}, "adapter_config.json is damaged"),
         ({"rank_pattern": {"(": 1}}, "adapter_config.json is damaged"),
         pytest.param(
@@ -89,7 +89,7 @@ def test_a_name_of_the_adapter_in_the_tensors_is_understood(tmp_path: Path) -> N
         ({"use_rslora": "false"}, "'false' is neither true nor false"),
     ],
 )
-def test_what_is_more_than_a_low_rank_addition_is_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_settings_beyond_a_low_rank_update_are_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"the adapter 'mine' cannot be served: .*{why}"):
         load(tmp_path, tensors_of(QUERY), **config)
 
@@ -101,23 +101,23 @@ HARMLESS = {
 }  # fmt: skip
 
 
-def test_what_is_about_its_training_is_passed_over(tmp_path: Path) -> None:
+def test_training_settings_are_ignored(tmp_path: Path) -> None:
     assert list(load(tmp_path, tensors_of(QUERY), **HARMLESS).updates) == [QUERY]
 
 
 @pytest.mark.parametrize("side", ["A", "B"])
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
-def test_what_is_not_finite_is_refused(number: float, side: str, tmp_path: Path) -> None:
-    """On a GPU it would be multiplied by the zeros of others, which are not zeros then."""
+def test_non_finite_weights_are_refused(number: float, side: str, tmp_path: Path) -> None:
+    """On a GPU they would be multiplied by zeros of other rows, which gives NaN."""
     tensors = tensors_of(QUERY)
     tensors[f"base_model.model.{QUERY}.lora_{side}.weight"][1, 1] = number
     with pytest.raises(
-        ConfigError, match=f"the adapter 'mine' cannot be served: of {QUERY} it has numbers that are not"
+        ConfigError, match=f"the adapter 'mine' cannot be served: its weights of {QUERY} are not finite"
     ):
         load(tmp_path, tensors)
 
 
-def test_a_rank_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+def test_rank_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"the rank of {QUERY} is 513, the limits are 1 and 512"):
         load(tmp_path, tensors_of(QUERY, rank=513), r=513)
 
@@ -125,17 +125,17 @@ def test_a_rank_beyond_the_limit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda t: t.pop(f"base_model.model.{QUERY}.lora_B.weight"), f"of {QUERY} it has only lora_A"),
+        (lambda t: t.pop(f"base_model.model.{QUERY}.lora_B.weight"), f"it has only lora_A of {QUERY}"),
         (
             lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(1)}),
-            "embedding_A is no",
+            "embedding_A is neither",
         ),
         (
             lambda t: t.update({f"base_model.model.{QUERY}.lora_magnitude_vector": torch.ones(1)}),
-            "magnitude_vector is no",
+            "magnitude_vector is neither",
         ),
         (lambda t: t.clear(), "has no tensors"),
-        (lambda t: t.update({f"base_model.model.{QUERY}.lora_B.weight": torch.ones(4)}), "it has .4, 6. and .4."),
+        (lambda t: t.update({f"base_model.model.{QUERY}.lora_B.weight": torch.ones(4)}), "are .4, 6. and .4."),
         (
             lambda t: t.update({f"base_model.model.{QUERY}.lora_A.default.weight": torch.zeros(4, 6)}),
             f"it has lora_A of {QUERY} twice",
@@ -145,13 +145,13 @@ def test_a_rank_beyond_the_limit_is_refused(tmp_path: Path) -> None:
                 lambda t, dtype=dtype: t.update(
                     {f"base_model.model.{QUERY}.lora_A.weight": torch.ones(4, 6).to(dtype)}
                 ),
-                f"of {QUERY} it has numbers of {dtype}",
+                f"its weights of {QUERY} have dtype {dtype}",
             )
             for dtype in (torch.float8_e4m3fn, torch.complex64, torch.int8)
         ],
     ],
 )
-def test_tensors_that_are_no_pairs_are_refused(change: Callable[[Tensors], Any], why: str, tmp_path: Path) -> None:
+def test_tensors_that_do_not_form_pairs_are_refused(change: Callable[[Tensors], Any], why: str, tmp_path: Path) -> None:
     tensors = tensors_of(QUERY)
     change(tensors)
     with pytest.raises(ConfigError, match=why):
@@ -159,14 +159,14 @@ def test_tensors_that_are_no_pairs_are_refused(change: Callable[[Tensors], Any],
 
 
 @pytest.mark.parametrize(("name", "content"), [("adapter_config.json", b"{"), ("adapter_model.safetensors", b"xx")])
-def test_a_damaged_file_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+def test_damaged_file_is_named(name: str, content: bytes, tmp_path: Path) -> None:
     write_adapter(tmp_path, tensors_of(QUERY), r=4, lora_alpha=8)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=f"{name} is damaged"):
         load_adapters([LoraModule("mine", tmp_path)])
 
 
-def test_a_config_that_is_no_map_is_damaged(tmp_path: Path) -> None:
+def test_config_that_is_not_a_map_is_refused(tmp_path: Path) -> None:
     write_adapter(tmp_path, tensors_of(QUERY), r=4)
     (tmp_path / "adapter_config.json").write_text(json.dumps([1]))
     with pytest.raises(ConfigError, match=r"adapter_config\.json is damaged"):
@@ -175,18 +175,18 @@ def test_a_config_that_is_no_map_is_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["16", True, None, [8]])
 @pytest.mark.parametrize("field", ["r", "lora_alpha", "rank_pattern", "alpha_pattern"])
-def test_a_number_that_is_none_is_named(field: str, value: object, tmp_path: Path) -> None:
-    kind = "rank" if field.startswith("r") else "alpha"
-    with pytest.raises(ConfigError, match=re.escape(f"{value!r} is no {kind}")):
+def test_invalid_number_is_named(field: str, value: object, tmp_path: Path) -> None:
+    kind = "a rank" if field.startswith("r") else "an alpha"
+    with pytest.raises(ConfigError, match=re.escape(f"{value!r} is not {kind}")):
         load(tmp_path, tensors_of(QUERY), **{field: {"q_proj": value} if "pattern" in field else value})
 
 
-def test_a_config_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
+def test_config_beyond_the_size_limit_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"it has 10\d{5} bytes, the limit is 1048576"):
         load(tmp_path, tensors_of(QUERY), revision="x" * (1 << 20))
 
 
-def test_a_config_too_deep_to_read_is_damaged(tmp_path: Path) -> None:
+def test_too_deeply_nested_config_is_refused(tmp_path: Path) -> None:
     write_adapter(tmp_path, tensors_of(QUERY), r=4)
     (tmp_path / "adapter_config.json").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match=r"adapter_config\.json is damaged"):

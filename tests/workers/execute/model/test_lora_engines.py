@@ -1,4 +1,4 @@
-"""Adapters under the engine, on both backends of a CPU: token for token what transformers says on merged weights."""
+"""Adapters in the engine, on both CPU backends: token for token equal to transformers with merged weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Engines(Protocol):
 
 @pytest.fixture(name="folder", scope="module")
 def fixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint, two adapters, and what each of them makes of it."""
+    """A checkpoint, two adapters, and the checkpoints with each merged."""
     folder = tmp_path_factory.mktemp("lora")
     checkpoint = make_checkpoint("qwen3", folder / "0")
     make_adapter(folder / "a", checkpoint, rank=8, seed=1)
@@ -50,7 +50,7 @@ def fixture_engines(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> E
 
 
 def requests() -> list[Sequence]:
-    """Of each adapter and of none, two that begin alike among them."""
+    """With each adapter and without, including two that begin alike."""
     made = [make_request(index, length, MAX_TOKENS) for index, length in enumerate(LENGTHS)]
     made[4].tokens[:] = made[3].tokens
     for index, sequence in enumerate(made):
@@ -67,7 +67,7 @@ def fixture_expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("backend", ["native", "transformers"])
-def test_greedy_tokens_are_those_of_merged_weights(backend: str, engines: Engines, expected: list[list[int]]) -> None:
+def test_greedy_tokens_equal_merged_weights(backend: str, engines: Engines, expected: list[list[int]]) -> None:
     engine = engines(backend=backend)
     assert engine.card.backend.startswith(backend)
     assert expected[3] != expected[4], "one prompt, two adapters"
@@ -79,7 +79,9 @@ def test_greedy_tokens_are_those_of_merged_weights(backend: str, engines: Engine
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int4"), ("float32", "none")])
-def test_company_chunks_preemption_and_guesses_change_nothing(dtype: str, quantization: str, engines: Engines) -> None:
+def test_batches_chunks_preemption_and_proposals_change_nothing(
+    dtype: str, quantization: str, engines: Engines
+) -> None:
     engine = engines(dtype, quantization)
     alone = [engine.run(request)[0] for request in requests()]
     for chunk in (1, 7, 512):
@@ -88,7 +90,7 @@ def test_company_chunks_preemption_and_guesses_change_nothing(dtype: str, quanti
     assert engine.run(*requests(), num_speculative_tokens=15, propose=some_of(alone)) == alone
 
 
-def test_who_finds_the_prefix_of_its_adapter_says_the_same(engines: Engines) -> None:
+def test_cached_prefix_of_the_same_adapter_changes_nothing(engines: Engines) -> None:
     engine = engines("bfloat16")
     sequences = [adapt(make_request(3, 45, MAX_TOKENS), 1) for _ in range(2)]
     sequences[1].key, sequences[1].arrival = (4, 0), 4
@@ -97,7 +99,7 @@ def test_who_finds_the_prefix_of_its_adapter_says_the_same(engines: Engines) -> 
     assert [sequence.num_cached_tokens for sequence in sequences] == [0, 32]
 
 
-def test_other_families_have_adapters_on_transformers_modules(tmp_path: Path) -> None:
+def test_other_families_apply_adapters_in_transformers_modules(tmp_path: Path) -> None:
     checkpoint = make_tiny_model("helium", tmp_path / "model", **LLAMA_LIKE)
     adapter = make_adapter(tmp_path / "a", checkpoint, rank=4)
     merged = merge(checkpoint, adapter, tmp_path / "merged")
@@ -111,9 +113,10 @@ def test_other_families_have_adapters_on_transformers_modules(tmp_path: Path) ->
 
 @pytest.mark.parametrize("backend", ["native", "transformers"])
 @pytest.mark.parametrize(
-    ("targets", "why"), [(("lm_head",), "it changes lm_head, which is no linear layer"), (("q_proj",), "is .* in the")]
+    ("targets", "why"),
+    [(("lm_head",), "it changes lm_head, which is not a linear layer"), (("q_proj",), "is .* in the")],
 )
-def test_an_adapter_of_another_model_is_refused(
+def test_adapter_of_another_model_is_refused(
     backend: str, targets: tuple[str, ...], why: str, folder: Path, tmp_path: Path
 ) -> None:
     other = make_checkpoint("qwen3", tmp_path / "other", hidden_size=96, tie_word_embeddings=False)

@@ -1,4 +1,4 @@
-"""What else runs and what else is refused: one tiny random model of each family through the load-time test."""
+"""Further supported and refused families: a tiny random model of each in the load-time self-test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXPERTS = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-_LATENT = {  # keys and values out of a latent vector, of different sizes
+_LATENT = {  # keys and values from a latent vector, with different sizes
     **_EXPERTS,
     "num_key_value_heads": 4,
     "head_dim": 8,
@@ -89,6 +89,6 @@ def test_family_runs_on_pages(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_family_is_refused_even_if_its_config_told_nothing(name: str) -> None:
+def test_wrong_family_is_refused_even_without_hints_in_its_config(name: str) -> None:
     with pytest.raises(ConfigError, match=f"model family '{name}'"):
         switch_to_pages(build_tiny_model(name, **REFUSED[name]), CpuAttention(), max_model_len=512)

@@ -1,4 +1,4 @@
-"""The compiled decoder at every level of this processor: odd shapes against float64, and bit for bit against itself."""
+"""The compiled decoder at every level of this processor: compared with float64, and bit for bit with itself."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from triptych.workers.execute.model.native_decoder import NativeDecoder
 Floats = npt.NDArray[np.float32]
 
 NUM_PAGES, NUM_TOKENS = 12, 150
-NUM_KEYS = (NUM_PAGES + 1) * PAGE_SIZE * 2 * 16  # numbers a layer, two heads of 16 channels where no other are given
+NUM_KEYS = (NUM_PAGES + 1) * PAGE_SIZE * 2 * 16  # numbers per layer, with two heads of 16 channels unless given
 
 
 def _heads(num_heads: int, num_kv_heads: int) -> dict[str, Any]:
     return {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads}
 
 
-# Of the greatest logit.
+# Relative to the greatest logit.
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2, Format.INT4: 0.2}
 ROPE = {"factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4}
@@ -63,7 +63,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"embedding_multiplier": 0.1, "residual_multiplier": 2.5, "attention_multiplier": 0.03, "logits_scaling": 0.3}
         | {"attention_bias": True, "mlp_bias": True, "head_dim": 80, "hidden_size": 70},
     ),
-    "multipliers of 1": ("granite", {"head_dim": 32}),  # that of scores too
+    "multipliers of 1": ("granite", {"head_dim": 32}),  # and that of scores
     "merged tensors": ("phi3", {"head_dim": 32, "intermediate_size": 70, "hidden_size": 100} | _heads(6, 2)),
     "merged tensors, tied": ("phi3", {"tie_word_embeddings": True, "intermediate_size": 33} | _heads(3, 3)),
     "merged tensors, window": ("phi3", {"sliding_window": 70}),
@@ -117,7 +117,7 @@ def random_tokens(count: int, seed: int = 0) -> npt.NDArray[np.int32]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> None:
     family, overrides = SHAPES[shape]
     checkpoint = in_four_bits(make_checkpoint(family, tmp_path, **{"initializer_range": 0.1, **overrides}))
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
@@ -134,7 +134,7 @@ def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path)
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("family", ["mistral", "gemma2"])
-def test_logits_have_the_same_bits_in_any_chunks_and_company(
+def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
     checkpoint = make_checkpoint(family, tmp_path, sliding_window=70)
@@ -149,7 +149,7 @@ def test_logits_have_the_same_bits_in_any_chunks_and_company(
     assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS]), alone)
 
 
-def test_what_an_earlier_owner_left_in_a_page_is_never_seen(tmp_path: Path) -> None:
+def test_content_left_in_a_page_by_an_earlier_sequence_has_no_effect(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path)
     decoder, token_ids = make_decoder(checkpoint, available_levels()[0], Format.BFLOAT16), random_tokens(NUM_TOKENS)
     clean = run_chunks(decoder, token_ids, [33])
@@ -162,7 +162,7 @@ def test_what_an_earlier_owner_left_in_a_page_is_never_seen(tmp_path: Path) -> N
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("hidden_size", [64, 96, 100])  # whole, and two that are padded
-def test_what_is_no_number_is_told_and_ends_with_its_step(
+def test_nan_token_is_reported_and_ends_with_its_step(
     level: str, format_: Format, hidden_size: int, tmp_path: Path
 ) -> None:
     checkpoint, bad = make_checkpoint("llama", tmp_path, hidden_size=hidden_size), (5, 6, 7)
@@ -180,13 +180,13 @@ def test_what_is_no_number_is_told_and_ends_with_its_step(
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-def test_a_key_that_is_no_number_is_told(level: str, format_: Format, tmp_path: Path) -> None:
+def test_nan_key_is_reported(level: str, format_: Format, tmp_path: Path) -> None:
     decoder, token_ids = make_decoder(make_checkpoint("llama", tmp_path), level, format_), random_tokens(9)
     run_chunks(decoder, token_ids, [8])
     element = ctypes.c_uint32 if format_ is Format.FLOAT32 else ctypes.c_uint16
     keys = (element * NUM_KEYS).from_address(decoder._layers[0].keys)
     place = next(place for place, key in enumerate(keys) if key)
-    for payload in (0, 1):  # the least that says so, and one more bit
+    for payload in (0, 1):  # the smallest NaN, and one more bit
         keys[place] = (0x7FC0 << 8 * ctypes.sizeof(element) - 16) + payload
         outputs = decoder.run(make_inputs([(token_ids, 8, 1)], num_pages=NUM_PAGES))
         assert np.isnan(outputs.greatest).all(), outputs.greatest
@@ -198,7 +198,7 @@ def _fill_with_nan(address: int, num_bytes: int) -> None:
 
 @contextmanager
 def address_space(num_bytes: int) -> Iterator[None]:
-    """So much more of it than now; a system may promise more memory than it has."""
+    """Limit the address space to this much more than now; the system may promise more memory than it has."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + num_bytes, hard))
@@ -208,7 +208,7 @@ def address_space(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def test_a_step_that_memory_has_no_room_for_is_told(tmp_path: Path) -> None:
+def test_step_without_enough_memory_is_reported(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path)
     decoder, token_ids = make_decoder(checkpoint, available_levels()[0], Format.FLOAT32), random_tokens(NUM_TOKENS)
     expected = run_chunks(decoder, token_ids, [NUM_TOKENS])
@@ -217,7 +217,7 @@ def test_a_step_that_memory_has_no_room_for_is_told(tmp_path: Path) -> None:
     assert np.array_equal(run_chunks(decoder, token_ids, [NUM_TOKENS]), expected)
 
 
-def test_more_threads_than_the_system_has_are_refused(tmp_path: Path) -> None:
+def test_more_threads_than_the_system_allows_are_refused(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path)
     with address_space(256 << 20), pytest.raises(ConfigError, match="cannot start 500 threads"):
         make_decoder(checkpoint, available_levels()[0], Format.FLOAT32, num_threads=500)

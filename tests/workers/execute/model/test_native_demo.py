@@ -1,4 +1,4 @@
-"""The demo model on the compiled decoder: it knows all its answers, and 8 or 4 bits cost it next to nothing."""
+"""The demo model on the compiled decoder: all its answers are right, and 8 or 4 bits cost almost nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def encoder() -> ConversationEncoder:
 
 @cache
 def entry_turns() -> tuple[list[list[int]], list[list[int]]]:
-    """The prompts and the answers of all entries, each entry by one of the phrasings."""
+    """The prompts and the answers of all entries, each in one of the phrasings."""
     turns = ordered_pairs(load_entries())
     num_entries = len(turns) // len(PHRASINGS)
     encoded = [
@@ -45,7 +45,7 @@ def entry_turns() -> tuple[list[list[int]], list[list[int]]]:
 
 
 def num_exact(engine: NativeEngine) -> int:
-    """How many entries are answered to the letter, end of sequence included, all asked at once."""
+    """How many entries are answered word for word, end of sequence included, in one batch."""
     prompts, answers = entry_turns()
     eos = frozenset(engine.card.eos_token_ids)
     requests = [ask(i, prompt, eos) for i, prompt in enumerate(prompts)]
@@ -82,7 +82,7 @@ def test_answers_are_exact(
 
 
 def answer_losses(quantization: str, kv_dtype: str = "auto") -> np.ndarray:
-    """Of every token of some conversations, minus the logarithm of its probability."""
+    """For every token of some conversations, the negative logarithm of its probability."""
     native = load_native(
         CHECKPOINT,
         load_tokenizer(CHECKPOINT),

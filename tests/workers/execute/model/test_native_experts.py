@@ -1,4 +1,4 @@
-"""Experts on the compiled kernels: what they compute by definition, and bit for bit the same in any company."""
+"""Experts on the compiled kernels: they match their definition, and have the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 NUM_PAGES, NUM_TOKENS = 12, 150
-# Of the greatest logit, and of the routers' logits.
+# Relative to the greatest logit, and to the routers' logits.
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2, Format.INT4: 0.2}
 MANY = {"num_experts": 70, "num_experts_per_tok": 8, "moe_intermediate_size": 33, "norm_topk_prob": True}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,7 +69,7 @@ def read_spec(checkpoint: Path) -> DecoderSpec:
 def run_chunks(
     decoder: NativeDecoder, token_ids: Int32, sizes: list[int], spec: DecoderSpec | None = None
 ) -> tuple[Floats, Int32]:
-    """Logits [tokens, V] of one sequence in chunks, and with a ``spec`` whom its tokens chose."""
+    """Logits [tokens, V] of one sequence in chunks, and with a ``spec`` the experts chosen by its tokens."""
     shape = (0, 0) if spec is None else (spec.num_layers, spec.experts_per_token)
     choices, pieces, start = np.zeros((len(token_ids), *shape), np.int32), [], 0
     for size in sizes:
@@ -81,8 +81,8 @@ def run_chunks(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path) -> None:
-    """By the same choices: which of two experts that are nearly alike is taken depends on how numbers are rounded."""
+def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> None:
+    """With the same choices: which of two almost equal experts is chosen depends on rounding."""
     family, overrides = SHAPES[shape]
     checkpoint = in_four_bits(make_checkpoint(family, tmp_path, **{"initializer_range": 0.1, **overrides}))
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
@@ -98,7 +98,7 @@ def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path)
             assert max(difference, followed.difference) < TOLERANCES[format_], f"{level} {format_.name}"
 
 
-def test_in_float32_the_choices_are_those_of_transformers(tmp_path: Path) -> None:
+def test_choices_equal_transformers_in_float32(tmp_path: Path) -> None:
     checkpoint, token_ids = make_checkpoint("mixtral", tmp_path), random_tokens()
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
     with torch.inference_mode():
@@ -110,7 +110,7 @@ def test_in_float32_the_choices_are_those_of_transformers(tmp_path: Path) -> Non
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("shape", ["odd sizes", "more experts than a vector has lanes", "sinks, biases, limits"])
-def test_logits_have_the_same_bits_in_any_chunks_and_company(
+def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     shape: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
     family, overrides = SHAPES[shape]
@@ -127,8 +127,8 @@ def test_logits_have_the_same_bits_in_any_chunks_and_company(
 
 
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-def test_rows_may_all_choose_the_same(format_: Format, tmp_path: Path) -> None:
-    """Of a router that finds all alike: the first are taken, and an MLP of each would be the same."""
+def test_all_rows_may_choose_the_same_experts(format_: Format, tmp_path: Path) -> None:
+    """With a router that scores all experts equally, the first ones are chosen, and an MLP of each would be equal."""
     checkpoint, token_ids = make_checkpoint("mixtral", tmp_path), random_tokens()
     with changed_tensors(checkpoint) as tensors:
         for name in tensors:
@@ -144,7 +144,7 @@ def test_rows_may_all_choose_the_same(format_: Format, tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_what_is_no_number_harms_nobody_else(value: float, level: str, format_: Format, tmp_path: Path) -> None:
+def test_nan_row_affects_no_other(value: float, level: str, format_: Format, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("qwen3_moe", tmp_path, hidden_size=100, moe_intermediate_size=70)
     with changed_tensors(checkpoint) as tensors:
         tensors["model.embed_tokens.weight"][5, 0] = value
@@ -158,7 +158,7 @@ def test_what_is_no_number_harms_nobody_else(value: float, level: str, format_: 
     assert np.array_equal(decoder.run(make_inputs([mates[0]], num_pages=NUM_PAGES)).logits, expected[0])
 
 
-def test_choices_that_are_not_the_likeliest_are_seen(tmp_path: Path) -> None:
+def test_choices_that_are_not_the_likeliest_are_detected(tmp_path: Path) -> None:
     checkpoint, token_ids = make_checkpoint("mixtral", tmp_path), random_tokens(40)
     model, spec = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32), read_spec(checkpoint)
     decoder = make_decoder(checkpoint, available_levels()[0], Format.FLOAT32)
@@ -171,7 +171,7 @@ def test_choices_that_are_not_the_likeliest_are_seen(tmp_path: Path) -> None:
         assert (followed.difference < 1e-5) == is_right, followed.difference
 
 
-def test_of_a_stack_only_what_is_asked_for_is_read() -> None:
+def test_only_requested_parts_of_a_stack_are_read() -> None:
     read: list[str] = []
 
     def note(name: str) -> torch.Tensor:
@@ -183,7 +183,7 @@ def test_of_a_stack_only_what_is_asked_for_is_read() -> None:
     assert read == ["gate 2", "up 3"]
 
 
-def test_steps_that_go_on_while_nobody_waits_say_the_same(tmp_path: Path) -> None:
+def test_steps_computed_in_the_background_give_the_same_logits(tmp_path: Path) -> None:
     checkpoint, token_ids = make_checkpoint("qwen3_moe", tmp_path), random_tokens()
     level, sizes = available_levels()[0], [40, 1, 1, 50, 1, 57]
     alone, _ = run_chunks(make_decoder(checkpoint, level, Format.BFLOAT16, num_threads=1), token_ids, sizes)

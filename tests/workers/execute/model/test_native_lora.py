@@ -1,4 +1,4 @@
-"""Adapters on the compiled kernels: the numbers of merged weights, and bit for bit the same in any company."""
+"""Adapters on the compiled kernels: results equal merged weights, with the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Int32 = npt.NDArray[np.int32]
 NUM_PAGES, NUM_TOKENS = 12, 60
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2, Format.INT4: 0.2}  # of the greatest logit
 PHI3 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-# Of a family: its sizes, what is adapted, and by which rank.
+# For a family: its sizes, the adapted modules, and their rank.
 CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {
     "all of llama": ("llama", {}, ALL_LINEAR, 8),
     "queries and values": ("qwen3", {"head_dim": 48, "hidden_size": 100}, ("q_proj", "v_proj"), 16),
@@ -75,7 +75,7 @@ def run_chunks(decoder: NativeDecoder, tokens: Int32, sizes: list[int], adapter:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_merged_weights_in_float64(case: str, tmp_path: Path) -> None:
+def test_logits_equal_merged_weights_in_float64(case: str, tmp_path: Path) -> None:
     family, sizes, targets, rank = CASES[case]
     checkpoint = in_four_bits(make_checkpoint(family, tmp_path / "model", **{"initializer_range": 0.1, **sizes}))
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=targets, rank=rank)
@@ -85,7 +85,7 @@ def test_logits_are_those_of_merged_weights_in_float64(case: str, tmp_path: Path
         with torch.inference_mode():
             exact[index] = model(torch.from_numpy(tokens)[None].long(), use_cache=False).logits[0].numpy()
     greatest = np.abs(exact[1]).max()
-    assert np.abs(exact[1] - exact[0]).max() > 0.1 * greatest, "the adapter is to be seen"
+    assert np.abs(exact[1] - exact[0]).max() > 0.1 * greatest, "the adapter has an effect"
     for level in available_levels():
         for format_ in PLAIN_FORMATS:
             decoder = make_adapted(checkpoint, [adapter], level, format_)
@@ -94,16 +94,18 @@ def test_logits_are_those_of_merged_weights_in_float64(case: str, tmp_path: Path
                 assert difference < TOLERANCES[format_] * greatest, f"{level} {format_.name} {index}"
 
 
-def test_an_adapter_of_experts_is_refused(tmp_path: Path) -> None:
+def test_adapter_of_experts_is_refused(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("qwen3_moe", tmp_path / "model")
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=("q_proj", "up_proj"))
-    with pytest.raises(ConfigError, match=r"it changes model.layers.0.mlp.experts.0.up_proj, which is no linear layer"):
+    with pytest.raises(
+        ConfigError, match=r"it changes model.layers.0.mlp.experts.0.up_proj, which is not a linear layer"
+    ):
         make_adapted(checkpoint, [adapter], available_levels()[0], Format.FLOAT32)
 
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-def test_logits_have_the_same_bits_in_any_chunks_and_company(level: str, format_: Format, tmp_path: Path) -> None:
+def test_logits_have_the_same_bits_in_any_chunks_and_batches(level: str, format_: Format, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("mistral", tmp_path / "model", sliding_window=20)
     folders = [
         make_adapter(tmp_path / "a", checkpoint, rank=8, seed=1),
@@ -114,8 +116,8 @@ def test_logits_have_the_same_bits_in_any_chunks_and_company(level: str, format_
     tokens = random_tokens()
     alone = [run_chunks(decoder, tokens, [NUM_TOKENS], adapter) for adapter in range(3)]
     bare = plain.run(make_inputs([(tokens, 0, NUM_TOKENS)], num_pages=NUM_PAGES)).logits
-    assert np.array_equal(alone[0], bare), "without an adapter nothing is different"
-    assert not np.array_equal(alone[1], alone[0]), "and with one it is"
+    assert np.array_equal(alone[0], bare), "without an adapter nothing changes"
+    assert not np.array_equal(alone[1], alone[0]), "with one it does"
     for sizes in ([1] * NUM_TOKENS, [7] * 8 + [4], [25, 25, 10], [59, 1]):
         for adapter in range(3):
             assert np.array_equal(run_chunks(decoder, tokens, sizes, adapter), alone[adapter]), sizes

@@ -1,4 +1,4 @@
-"""Steps on the compiled decoder that are computed while nobody waits: the same bits, whoever computes and when."""
+"""Steps on the compiled decoder computed in the background: the same bits, whichever thread computes and when."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def decoder_of(checkpoint: Path, num_threads: int, *, overlaps: bool = True) -> 
 
 
 class Texts(dict[Key, list[int]]):
-    """What an engine says, how often two steps were in flight, and how many steps moved pages."""
+    """The answers of an engine, how often two steps were in flight, and how many steps moved pages."""
 
     num_overlapped = 0
     num_moves = 0
@@ -88,7 +88,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("num_threads", THREADS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_overlapped_steps_say_what_serial_ones_say(kind: str, num_threads: int, checkpoint: Path) -> None:
+def test_overlapped_steps_give_the_tokens_of_serial_ones(kind: str, num_threads: int, checkpoint: Path) -> None:
     def requests() -> list[Sequence]:
         return [make_request(i, 3 + 11 * i, 8 + 5 * i, **params) for i, params in enumerate(KINDS[kind])]
 
@@ -104,7 +104,7 @@ def test_overlapped_steps_say_what_serial_ones_say(kind: str, num_threads: int, 
     [(EVERY_STEP, True), (WORTH, False), (Worth(thread=0, team=0, ahead=1), False)],
     ids=["all", "too small", "too long"],
 )
-def test_nothing_is_planned_behind_a_step_that_is_not_worth_it(worth: Worth, overlaps: bool, checkpoint: Path) -> None:
+def test_short_steps_are_not_overlapped(worth: Worth, overlaps: bool, checkpoint: Path) -> None:
     decoder = make_decoder(
         checkpoint, available_levels()[0], Format.FLOAT32,
         num_pages=NUM_PAGES, num_threads=2, overlaps=True, worth=worth,
@@ -112,7 +112,7 @@ def test_nothing_is_planned_behind_a_step_that_is_not_worth_it(worth: Worth, ove
     assert (run(make_runner(decoder), make_request(0, 9, 16)).num_overlapped > 0) is overlaps
 
 
-def test_who_needs_its_tokens_is_not_run_ahead(checkpoint: Path) -> None:
+def test_sequences_that_need_their_tokens_are_not_planned_ahead(checkpoint: Path) -> None:
     runner = make_runner(decoder_of(checkpoint, 2))
     texts = [
         run(runner, make_request(0, 9, 16, repetition_penalty=1.8), make_request(1, 9, 6), depth=depth)
@@ -122,15 +122,15 @@ def test_who_needs_its_tokens_is_not_run_ahead(checkpoint: Path) -> None:
     assert texts[1].num_overlapped == 0
 
 
-def test_pages_that_move_in_a_step_planned_ahead_are_moved_behind_the_one_under_way(
+def test_pages_moved_in_a_step_planned_ahead_are_moved_after_the_current_step(
     checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where a prompt goes on in the middle of a page that another has said, the page is copied first."""
+    """If a prompt continues in the middle of another sequence's page, the page is copied first."""
     serial, ahead = (copy_in_the_middle(checkpoint, depth) for depth in (0, 1))
     assert serial.num_moves == ahead.num_moves == 1
     assert serial == ahead
     assert ahead.num_overlapped > 8
-    assert not caplog.records  # no step raised, and ran again
+    assert not caplog.records  # no step raised or ran again
 
 
 def copy_in_the_middle(checkpoint: Path, depth: int) -> Texts:
@@ -145,7 +145,7 @@ def copy_in_the_middle(checkpoint: Path, depth: int) -> Texts:
     return texts
 
 
-def test_pages_that_are_swapped_out_ahead_fail_nobody(checkpoint: Path) -> None:
+def test_pages_swapped_out_by_a_step_planned_ahead_fail_no_sequence(checkpoint: Path) -> None:
     runner = NativeRunner(decoder_of(checkpoint, 2), Sampler(()), prefill_tokens=64, decode_rows=8, num_host_pages=16)
     scheduler = make_scheduler(num_pages=12, page_size=PAGE_SIZE, max_model_len=192, prefix_cache=True, host_pages=16)
     engine, texts = Engine(scheduler, runner, depth=1), Texts()
@@ -161,8 +161,8 @@ def test_pages_that_are_swapped_out_ahead_fail_nobody(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("num_threads", THREADS)
-def test_whoever_comes_late_joins_and_changes_no_bit(num_threads: int, checkpoint: Path) -> None:
-    """The caller turns up at any moment of a step, before, in the middle of and after it, and two are under way."""
+def test_thread_that_joins_a_step_late_changes_no_bit(num_threads: int, checkpoint: Path) -> None:
+    """The caller arrives at any moment of a step, before, during and after it, with two steps in flight."""
     rng = random.Random(num_threads)
     steps = [_random_step(rng) for _ in range(12)]
     alone = decoder_of(checkpoint, 1, overlaps=False)
@@ -194,7 +194,7 @@ def _be_busy(seconds: float) -> None:
         pass
 
 
-def test_a_decoder_can_go_while_a_step_is_under_way(checkpoint: Path) -> None:
+def test_decoder_can_be_freed_with_a_step_in_flight(checkpoint: Path) -> None:
     for num_threads in THREADS:
         decoder = decoder_of.__wrapped__(checkpoint, num_threads)
         step = _random_step(random.Random(0))
@@ -204,7 +204,7 @@ def test_a_decoder_can_go_while_a_step_is_under_way(checkpoint: Path) -> None:
 
 
 class _NotANumber(NativeDecoder):
-    """In the fifth step, behind which another is under way, the logits of row 1 are no numbers."""
+    """In the fifth step, with another one in flight, the logits of row 1 are NaN."""
 
     num_waits = 0
 
@@ -217,7 +217,7 @@ class _NotANumber(NativeDecoder):
         return outputs
 
 
-def test_a_row_that_is_no_number_fails_alone(checkpoint: Path) -> None:
+def test_nan_row_fails_alone(checkpoint: Path) -> None:
     decoder = decoder_of.__wrapped__(checkpoint, 2)
     expected = run(make_runner(decoder), *(make_request(i, 9, 12) for i in range(3)))
     decoder.__class__ = _NotANumber
@@ -229,7 +229,7 @@ def test_a_row_that_is_no_number_fails_alone(checkpoint: Path) -> None:
 
 
 class _Raises(Sampler):
-    """Whenever it sees the sequence of index 1 with more than three tokens said."""
+    """Raises when it gets the sequence with index 1 and more than three output tokens."""
 
     def sample(
         self, logits: torch.Tensor, sequences: Any, masks: PendingMasks | None = None, **lengths: Any
@@ -239,7 +239,7 @@ class _Raises(Sampler):
         return super().sample(logits, sequences, masks, **lengths)
 
 
-def test_a_sampler_that_raises_hits_its_own_request_only(checkpoint: Path) -> None:
+def test_sampler_that_raises_fails_only_its_own_request(checkpoint: Path) -> None:
     def requests() -> list[Sequence]:
         return [make_request(i, 9, 12, temperature=1.0) for i in range(4)]
 

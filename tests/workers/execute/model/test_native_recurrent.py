@@ -1,4 +1,4 @@
-"""Gated delta rules on the compiled decoder: transformers' numbers, and the same bits in any chunks and company."""
+"""Gated delta rules on the compiled decoder: transformers' results, with the same bits in any chunks and batches."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def random_tokens(count: int = NUM_TOKENS, seed: int = 0) -> Int32:
 
 
 def difference_of_most(found: Floats, exact: npt.NDArray[np.float64]) -> float:
-    """Of three quarters of the rows, relative to the greatest logit. Of the others it is a matter of the last bit which
-    sign an output has, where a key and a query are nearly at a right angle: there transformers differs from itself.
+    """For three quarters of the rows, relative to the greatest logit. For the others, where a key and a query are
+    almost orthogonal, the sign of an output depends on the last bit: there transformers differs from itself.
     """
     return float(np.quantile(np.abs(found - exact).max(axis=1), 0.75) / np.abs(exact).max())
 
 
-def test_they_are_described_to_the_last_tensor(tmp_path: Path) -> None:
+def test_all_tensors_of_recurrent_families_are_described(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(FAMILY, tmp_path)
     config, shapes = AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint).shapes()
     spec = describe_decoder(config, shapes)
@@ -92,15 +92,15 @@ def test_they_are_described_to_the_last_tensor(tmp_path: Path) -> None:
     assert (spec.recalls, spec.ropes, spec.rotary_dim) == ((True, True, True, False), (None, None, None, 0), 8)
     assert spec.has_qk_norm
     assert not any("in_proj_a" in name or "in_proj_b" in name for name in spec.matrices())
-    guessing = {**shapes, "mtp.layers.0.mlp.up_proj.weight": (96, 64)}  # the token after the next one
+    guessing = {**shapes, "mtp.layers.0.mlp.up_proj.weight": (96, 64)}  # predicts the token after the next one
     assert describe_decoder(config, guessing) == spec
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> None:
     sizes = {"initializer_range": 0.1, **SHAPES[shape]}
     checkpoint, token_ids = in_four_bits(make_checkpoint(FAMILY, tmp_path, **sizes)), random_tokens()
-    # Its delta rules compute in float32 even so.
+    # Even then, its delta rules compute in float32.
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
     with torch.inference_mode():
         exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
@@ -111,7 +111,7 @@ def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("family", "sizes"), [(FAMILY, {}), ("qwen3_next", {"mlp_only_layers": [0, 1, 2, 3]})])
-def test_adapters_reach_into_all_their_matrices(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+def test_adapters_change_all_matrices(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     sizes = {"initializer_range": 0.1, "linear_num_value_heads": 6, **sizes}
     checkpoint, token_ids = in_four_bits(make_checkpoint(family, tmp_path / "model", **sizes)), random_tokens(60)
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=(*ALL_LINEAR, *OF_DELTA_RULES))
@@ -126,13 +126,13 @@ def test_adapters_reach_into_all_their_matrices(family: str, sizes: dict[str, An
         assert np.array_equal(run_adapted(decoder, token_ids, [1] * 30 + [30], 1), adapted)
         plain = run_chunks(make_decoder(checkpoint, available_levels()[0], format_), token_ids, [60])
         assert np.array_equal(run_adapted(decoder, token_ids, [60], 0), plain)
-        assert difference_of_most(plain, exact) > TOLERANCES[Format.BFLOAT16], "the adapter is to be seen"
+        assert difference_of_most(plain, exact) > TOLERANCES[Format.BFLOAT16], "the adapter has an effect"
 
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("family", [FAMILY, WITH_EXPERTS])
-def test_logits_have_the_same_bits_in_any_chunks_and_company(
+def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
     checkpoint, token_ids = make_checkpoint(family, tmp_path), random_tokens()
@@ -147,10 +147,10 @@ def test_logits_have_the_same_bits_in_any_chunks_and_company(
     assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS]), alone)
 
 
-def test_adapters_reach_the_expert_that_all_share(tmp_path: Path) -> None:
+def test_adapters_change_the_shared_expert(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(WITH_EXPERTS, tmp_path / "model", num_experts_per_tok=6)  # all: none is nearly alike
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=("gate_proj", "up_proj", "down_proj", "out_proj"))
-    with pytest.raises(ConfigError, match=r"it changes model.layers.0.mlp.experts.0.down_proj, which is no linear"):
+    with pytest.raises(ConfigError, match=r"it changes model.layers.0.mlp.experts.0.down_proj, which is not a linear"):
         make_adapted(checkpoint, [adapter], available_levels()[0], Format.FLOAT32)
     updates = load_file(adapter / "adapter_model.safetensors")
     of_all = {name: tensor for name, tensor in updates.items() if ".experts." not in name}
@@ -161,10 +161,10 @@ def test_adapters_reach_the_expert_that_all_share(tmp_path: Path) -> None:
         exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
     decoder = make_adapted(checkpoint, [tmp_path / "b"], available_levels()[0], Format.FLOAT32)
     assert difference_of_most(run_adapted(decoder, token_ids, [40, 1, 19], 1), exact) < TOLERANCES[Format.FLOAT32]
-    assert difference_of_most(run_adapted(decoder, token_ids, [60], 0), exact) > 0.1, "the adapter is to be seen"
+    assert difference_of_most(run_adapted(decoder, token_ids, [60], 0), exact) > 0.1, "the adapter has an effect"
 
 
-def test_a_step_can_be_run_again_also_in_parts(tmp_path: Path) -> None:
+def test_step_can_be_repeated_in_parts_too(tmp_path: Path) -> None:
     checkpoint, token_ids = make_checkpoint(FAMILY, tmp_path), random_tokens()
     decoder = make_decoder(checkpoint, available_levels()[0], Format.BFLOAT16)
     expected = run_chunks(decoder, token_ids, [NUM_TOKENS])
@@ -180,7 +180,7 @@ def test_a_step_can_be_run_again_also_in_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_what_is_no_number_is_told_and_ends_with_its_sequence(
+def test_nan_state_is_reported_and_ends_with_its_sequence(
     value: float, level: str, format_: Format, tmp_path: Path
 ) -> None:
     checkpoint, token_ids = make_checkpoint(FAMILY, tmp_path, hidden_size=100), random_tokens(40)
@@ -195,7 +195,7 @@ def test_what_is_no_number_is_told_and_ends_with_its_sequence(
         outputs = decoder.run(make_inputs(mates, num_pages=NUM_PAGES))
         assert np.array_equal(outputs.logits[:count], expected[start : start + count])
         assert np.isnan(outputs.greatest[count:][max(3 - start, 0) :]).all(), outputs.greatest
-    swapped = [(bad, 0, 3), (token_ids, 0, 40)]  # in the slot where that was
+    swapped = [(bad, 0, 3), (token_ids, 0, 40)]  # in the slot that held it
     assert np.array_equal(decoder.run(make_inputs(swapped, num_pages=NUM_PAGES)).logits[3:], expected)
 
 
@@ -221,7 +221,7 @@ def requests() -> list[Sequence]:
     (FAMILY, "float32", "none"), (FAMILY, "bfloat16", "none"), (FAMILY, "bfloat16", "int8"),
     (FAMILY, "bfloat16", "int4"), (WITH_EXPERTS, "bfloat16", "none"), (WITH_EXPERTS, "bfloat16", "int8"),
 ])  # fmt: skip
-def test_company_chunks_and_preemption_change_nothing(
+def test_batches_chunks_and_preemption_change_nothing(
     family: str, dtype: str, quantization: str, engines: Engines
 ) -> None:
     engine = engines(family, dtype, quantization)
@@ -235,8 +235,8 @@ def test_company_chunks_and_preemption_change_nothing(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_known_of_a_prompt_changes_nothing(dtype: str, engines: Engines) -> None:
-    """Whoever begins from a snapshot of others says the same to the bit, wherever their prompts part."""
+def test_cached_prefix_changes_nothing(dtype: str, engines: Engines) -> None:
+    """A sequence that starts from another's snapshot gets the same bits, wherever their prompts diverge."""
     engine = engines(FAMILY, dtype, "none")
 
     def requests() -> list[Sequence]:
@@ -251,7 +251,7 @@ def test_what_is_known_of_a_prompt_changes_nothing(dtype: str, engines: Engines)
     assert sum(request.num_cached_tokens > 0 for request in again) >= 2
 
 
-def test_steps_do_not_overlap_and_guesses_are_refused(engines: Engines) -> None:
+def test_steps_do_not_overlap_and_speculation_is_refused(engines: Engines) -> None:
     engine = engines(FAMILY, "float32", "none")
     assert engine.card.keeps_states
     assert not engine.runner.overlaps
@@ -262,7 +262,7 @@ def test_steps_do_not_overlap_and_guesses_are_refused(engines: Engines) -> None:
 
 
 def build(checkpoint: Path, *, draft: Path | None = None, **cache_options: Any) -> Any:
-    """The runner and the card."""
+    """The runner and the model card."""
     return build_runner(
         ModelConfig(model="tiny", device="cpu", threads=1),
         CacheConfig(**{"num_pages": 16, **cache_options}), SchedulerConfig(max_num_seqs=4),
@@ -270,18 +270,18 @@ def build(checkpoint: Path, *, draft: Path | None = None, **cache_options: Any) 
     )  # fmt: skip
 
 
-def test_states_take_of_the_memory_for_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_states_is_subtracted_from_that_for_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = make_checkpoint(FAMILY, tmp_path / "model")
     heads, channels = 4 * 16 * 32, 2 * 2 * 16 + 4 * 32
-    rows = 2 * 6 + 2 + 2  # of 6 that may be live, of snapshots, the trash row and that of zeros
+    rows = 2 * 6 + 2 + 2  # of 6 live sequences, of snapshots, the trash row and the zero row
     states = 3 * rows * 4 * (heads + 3 * channels)
-    page_bytes = 16 * 2 * 2 * 32 * 4  # keys and values of the one layer that attends
+    page_bytes = 16 * 2 * 2 * 32 * 4  # keys and values of the only attention layer
     monkeypatch.setattr("triptych.workers.execute.model.ways.available_bytes", lambda device: states + 9 * page_bytes)
     _, card = build(checkpoint, num_pages=None, max_kv_bytes=1 << 40, kv_memory_fraction=1.0)
     assert (card.backend, card.num_pages) == ("native float32", 8)
 
 
-def test_what_states_rule_out_is_refused_by_name(tmp_path: Path) -> None:
+def test_options_excluded_by_states_are_refused_by_name(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(FAMILY, tmp_path / "model")
     with pytest.raises(ConfigError, match="host_pages is 8, the limit is 0: qwen3_5_text has recurrent"):
         build(checkpoint, host_pages=8)

@@ -1,4 +1,4 @@
-"""The compiled decoder under the engine: token for token what transformers generates, whatever runs beside."""
+"""The compiled decoder in the engine: token for token equal to transformers, in any batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Engines(Protocol):
 
 @pytest.fixture(scope="module", name="engines")
 def fixture_engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    """Makes an engine of a family, once for all tests of this file."""
+    """Creates an engine of a family, once for all tests of this file."""
 
     @cache
     def engine_of(family: str, dtype: str = "float32", quantization: str = "none") -> NativeEngine:
@@ -44,7 +44,7 @@ def requests() -> list[Sequence]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_transformers(family: str, engines: Engines) -> None:
+def test_greedy_tokens_equal_transformers(family: str, engines: Engines) -> None:
     engine = engines(family)
     expected = [engine.greedy(r.tokens[: r.num_prompt_tokens].tolist(), MAX_TOKENS) for r in requests()]
     for chunk in (1, 7, 512):
@@ -52,7 +52,7 @@ def test_greedy_tokens_are_those_of_transformers(family: str, engines: Engines) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_preempted_sequences_say_the_same(family: str, engines: Engines) -> None:
+def test_preemption_changes_no_token(family: str, engines: Engines) -> None:
     engine = engines(family)
     sequences = requests()
     assert engine.run(*sequences, num_pages=9, safety_margin=0.0) == engine.run(*requests())
@@ -65,7 +65,7 @@ def test_preempted_sequences_say_the_same(family: str, engines: Engines) -> None
 @pytest.mark.parametrize(("dtype", "quantization"), [
     ("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4"),
 ])  # fmt: skip
-def test_company_and_chunks_change_nothing(family: str, dtype: str, quantization: str, engines: Engines) -> None:
+def test_batches_and_chunks_change_nothing(family: str, dtype: str, quantization: str, engines: Engines) -> None:
     engine = engines(family, dtype, quantization)
     assert engine.card.backend.startswith("native")
     alone = [engine.run(request)[0] for request in requests()]
@@ -74,18 +74,18 @@ def test_company_and_chunks_change_nothing(family: str, dtype: str, quantization
     assert engine.run(*requests(), num_speculative_tokens=15, propose=some_of(alone)) == alone
 
 
-def some_of(said: list[list[int]]) -> Propose:
-    """Proposes what will be said, but for every fourth token."""
+def some_of(outputs: list[list[int]]) -> Propose:
+    """Proposes the expected tokens, except for every fourth."""
 
     def propose(sequence: Sequence, max_tokens: int) -> list[int]:
         count = sequence.num_output_tokens
-        known = said[sequence.key[0]][count : count + max_tokens]
+        known = outputs[sequence.key[0]][count : count + max_tokens]
         return [(token + (place % 4 == 0)) % tiny.VOCAB_SIZE for place, token in enumerate(known, count)]
 
     return propose
 
 
-def test_sampled_rows_go_through_the_sampler(engines: Engines) -> None:
+def test_sampled_rows_use_the_sampler(engines: Engines) -> None:
     engine = engines("llama")
     drawn = make_request(0, 9, 12, temperature=1.5)
     greedy = make_request(1, 9, 12)
@@ -95,7 +95,7 @@ def test_sampled_rows_go_through_the_sampler(engines: Engines) -> None:
     assert together[0] != engine.run(make_request(0, 9, 12))[0]
 
 
-def test_the_time_of_full_steps_is_estimated_by_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_full_steps_is_estimated_from_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = NativeEngine(make_checkpoint("llama", tmp_path / "checkpoint"), tmp_path, num_pages=128).runner
     assert isinstance(runner, NativeRunner)
     monkeypatch.setattr(runner, "_prefill_tokens", 640)
@@ -105,7 +105,7 @@ def test_the_time_of_full_steps_is_estimated_by_small_ones(tmp_path: Path, monke
         assert runner.warm_up() == expected_s
 
 
-def test_card_says_what_runs(engines: Engines) -> None:
+def test_card_describes_what_runs(engines: Engines) -> None:
     assert engines("llama").card.backend == "native float32"
     assert engines("qwen3", "bfloat16", "int8").card.backend == "native int8"
 
@@ -119,7 +119,9 @@ def test_card_says_what_runs(engines: Engines) -> None:
     ],
     ids=["dtype", "page size", "contradiction"],
 )
-def test_native_that_cannot_be_is_refused(options: dict[str, str], page_size: int, why: str, tmp_path: Path) -> None:
+def test_impossible_native_backend_is_refused(
+    options: dict[str, str], page_size: int, why: str, tmp_path: Path
+) -> None:
     checkpoint = make_checkpoint("llama", tmp_path / "checkpoint")
     with pytest.raises(ConfigError, match=why):
         build_runner(
@@ -132,7 +134,7 @@ def test_native_that_cannot_be_is_refused(options: dict[str, str], page_size: in
         )
 
 
-def test_kernels_are_taken_by_default_and_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_kernels_are_used_by_default_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="triptych.workers.execute.model.ways")
     default = ModelConfig().backend
     engine = NativeEngine(make_checkpoint("llama", tmp_path / "checkpoint"), tmp_path, backend=default)
@@ -141,7 +143,7 @@ def test_kernels_are_taken_by_default_and_one_line_says_so(tmp_path: Path, caplo
     assert f"the compiled kernels run {tmp_path / 'checkpoint'}: float32" in line
 
 
-def test_other_families_fall_back_and_one_line_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_families_fall_back_and_the_reason_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = NativeEngine(
         make_tiny_model("helium", tmp_path / "checkpoint", **tiny.LLAMA_LIKE), tmp_path, backend="auto"
     )
@@ -151,7 +153,7 @@ def test_other_families_fall_back_and_one_line_says_why(tmp_path: Path, caplog: 
     assert "helium" in line
 
 
-def test_without_a_compiler_transformers_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_is_used_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = make_checkpoint("llama", tmp_path / "checkpoint")
     monkeypatch.setenv("PATH", "")
     engine = NativeEngine(checkpoint, tmp_path, backend="auto")

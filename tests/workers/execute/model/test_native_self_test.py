@@ -1,4 +1,4 @@
-"""Which differences from transformers keep the compiled decoder from serving."""
+"""Which differences from transformers make the compiled decoder unusable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from triptych.workers.execute.step import Int32, StepCut
 
 @pytest.fixture
 def sharp(tmp_path: Path) -> Path:
-    """A checkpoint whose scores are so great that transformers in bfloat16 is half a logit off its own float32."""
+    """A checkpoint with so large scores that transformers in bfloat16 is half a logit off its own float32."""
     folder = make_checkpoint("qwen3", tmp_path / "sharp")
     with changed_tensors(folder) as tensors:
         for name in tensors:
@@ -32,7 +32,7 @@ def sharp(tmp_path: Path) -> Path:
 
 
 def check(folder: Path, format_: Format = Format.BFLOAT16, **overrides: Any) -> float:
-    """``overrides`` are of the config that transformers gets."""
+    """``overrides`` change the config that transformers gets."""
     library, tensors = load_cached(available_levels()[0]), Checkpoint(folder)
     spec = describe_decoder(AutoConfig.from_pretrained(folder), tensors.shapes())
     weights = PackedWeights(
@@ -42,17 +42,19 @@ def check(folder: Path, format_: Format = Format.BFLOAT16, **overrides: Any) -> 
     return check_native(library, weights, config, tensors, num_threads=1)
 
 
-def test_where_much_hangs_on_rounding_the_kernels_are_held_against_float32(sharp: Path) -> None:
-    """They keep more of it than transformers does; to differ from what that rounds to is no fault of theirs."""
+def test_rounding_sensitive_model_is_compared_with_float32(sharp: Path) -> None:
+    """The kernels keep more precision than transformers, so differing from its rounding is not their error."""
     assert 0.1 < check(sharp) < 0.4
 
 
-def test_a_wrong_kernel_is_found_there_too(sharp: Path) -> None:
+def test_wrong_kernel_is_detected_there_too(sharp: Path) -> None:
     with pytest.raises(Unsupported, match="its logits differ from transformers' by"):
         check(sharp, rms_norm_eps=0.5)
 
 
-def test_without_memory_for_float32_the_first_comparison_decides(sharp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_comparison_decides_if_memory_for_float32_is_lacking(
+    sharp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(oracle, "available_bytes", lambda device: 0)
     with pytest.raises(Unsupported, match=r"the limit is 0\.1"):
         check(sharp)
@@ -66,8 +68,8 @@ def test_other_models_are_compared_once(format_: Format, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("lost", ["all", "before one token"])
-def test_a_decoder_that_loses_states_is_refused(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one token no comparison with transformers would tell: some tokens may differ from that."""
+def test_decoder_that_loses_states_is_refused(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison with transformers would not detect it for one token, because some tokens may differ."""
     folder, begin_step = make_checkpoint("qwen3_5_text", tmp_path), StateLedger.begin_step
 
     def forget(ledger: StateLedger, cut: StepCut) -> Int32:
@@ -76,5 +78,5 @@ def test_a_decoder_that_loses_states_is_refused(lost: str, tmp_path: Path, monke
 
     assert check(folder) < 0.1
     monkeypatch.setattr(StateLedger, "begin_step", forget)
-    with pytest.raises(Unsupported, match="its logits are others where its tokens come in one step"):
+    with pytest.raises(Unsupported, match="its logits change when its tokens are computed in one step"):
         check(folder)

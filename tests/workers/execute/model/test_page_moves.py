@@ -1,4 +1,4 @@
-"""A real model says the same with shared, copied, swapped and evicted pages as with its own."""
+"""A real model gives the same answers with shared, copied, swapped and evicted pages as with unshared ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_engine(folder: Path, *, num_pages: int, host_pages: int = 0, **options:
 
 
 def conversations() -> list[Sequence]:
-    """Prompts that begin alike, of which the last repeats the first."""
+    """Prompts with common prefixes; the last one repeats the first."""
     rng = np.random.default_rng(0)
     prefix = rng.integers(3, VOCAB_SIZE, 40)
     sequences = []
@@ -59,14 +59,14 @@ def conversations() -> list[Sequence]:
 
 
 def outputs(engine: Engine) -> dict[tuple[int, int], list[int]]:
-    """All of them: one after the other first, so that there is something to find, and then together."""
-    said = {}
+    """All of them: first one after the other, so that prefixes are cached, and then together."""
+    produced = {}
     for number, sequence in enumerate(conversations()):
         engine.add(sequence)
         if number == 0:
-            said.update(run(engine))
+            produced.update(run(engine))
             engine.release(sequence.key)
-    return {**said, **run(engine)}
+    return {**produced, **run(engine)}
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def outputs(engine: Engine) -> dict[tuple[int, int], list[int]]:
     ],
     ids=["shared", "evicted", "to the host and back", "swapped"],
 )
-def test_a_text_does_not_depend_on_where_its_pages_were(folder: Path, options: dict[str, Any]) -> None:
+def test_answers_do_not_depend_on_page_moves(folder: Path, options: dict[str, Any]) -> None:
     engine = make_engine(folder, prefix_cache=True, **options)
     assert outputs(engine) == outputs(make_engine(folder, num_pages=64, prefix_cache=False))
     assert engine.stats.num_hit_tokens > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
-def test_what_comes_back_from_the_host_is_bit_for_bit_what_went_away(dtype: torch.dtype) -> None:
+def test_pages_are_restored_from_the_host_bit_for_bit(dtype: torch.dtype) -> None:
     cache = LayerCache(*(torch.randn(6, 4, 2, 8).to(DEVICE, dtype) for _ in range(2)))
     before = [pages[[2, 4]].clone() for pages in cache]
     mover = PageMover(list(cache), num_host_pages=3)
@@ -105,7 +105,7 @@ def test_pages_are_copied_on_the_device() -> None:
 
 
 class OnDevice(torch.Tensor):
-    """Pages of a device that copies when it comes to it: on a CPU, when somebody waits for it."""
+    """Pages of a device with asynchronous copies: on a CPU, they happen when somebody waits for them."""
 
     is_cuda = True
     queue: ClassVar[list[Callable[[], object]]] = []
@@ -134,7 +134,7 @@ class Event:
 
 @pytest.fixture(name="pinned")
 def fixture_pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Pages of tensors that were pinned, in a process that believes to have a device. A stage holds two pages."""
+    """Pages of pinned tensors, in a process that believes it has a device. A stage holds two pages."""
     pinned: list[int] = []
 
     def noted(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -156,7 +156,7 @@ def two_layers(num_pages: int) -> list[torch.Tensor]:
     return [torch.randn(num_pages, 3).as_subclass(OnDevice) for _ in range(2)]
 
 
-def test_of_many_host_pages_few_are_pinned(pinned: list[int]) -> None:
+def test_only_a_few_host_pages_are_pinned(pinned: list[int]) -> None:
     PageMover(two_layers(6), num_host_pages=100)
     assert pinned == [2, 2]
 
@@ -174,14 +174,14 @@ def test_no_page_is_overwritten_before_it_was_copied(pinned: list[int]) -> None:
     assert all(torch.equal(pages[1:], kept) for pages, kept in zip(pools, before, strict=True))
 
 
-def test_pages_that_come_do_not_wait_for_the_step_in_flight(pinned: list[int]) -> None:
+def test_incoming_pages_do_not_wait_for_the_step_in_flight(pinned: list[int]) -> None:
     mover = PageMover(two_layers(6), num_host_pages=7)
     OnDevice.queue.append(lambda: pytest.fail("somebody waited"))
     mover(Moves(swap_in=((1, 1), (3, 2))))
     assert len(OnDevice.queue) == 1 + 2
 
 
-def test_indices_are_sent_once_and_not_for_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indices_are_sent_once_and_not_per_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[torch.Tensor] = []
 
     def send(column: torch.Tensor, _place: torch.device) -> torch.Tensor:
@@ -193,7 +193,7 @@ def test_indices_are_sent_once_and_not_for_every_layer(monkeypatch: pytest.Monke
     assert [column.tolist() for column in sent if len(column)] == [[1, 3], [2, 1]]
 
 
-def test_a_page_may_be_copied_away_and_overwritten_in_one_step() -> None:
+def test_page_may_be_copied_away_and_overwritten_in_one_step() -> None:
     cache = LayerCache(torch.arange(4.0).reshape(4, 1, 1, 1).clone(), torch.arange(4.0).reshape(4, 1, 1, 1).clone())
     PageMover(list(cache))(Moves(copies=((1, 2), (3, 1))))
     assert cache.keys.flatten().tolist() == [0.0, 3.0, 1.0, 3.0]

@@ -15,7 +15,7 @@ MiB = 1 << 20
 
 
 def size(cache: CacheConfig, **options: Any) -> PoolSize:
-    """The size for 1 KiB a token, 1 GiB free and four live sequences of 1024 tokens, unless said otherwise."""
+    """The size for 1 KiB per token, 1 GiB free and four live sequences of 1024 tokens, by default."""
     defaults = {
         "bytes_per_token": 1024,
         "available_bytes": 1024 * MiB,
@@ -42,7 +42,7 @@ def test_cpu_pool_is_bounded_in_bytes() -> None:
     assert size(cache, on_cpu=False).num_pages == 4 * 64
 
 
-def test_configured_number_of_pages_is_taken_as_it_is() -> None:
+def test_configured_number_of_pages_is_used() -> None:
     assert size(CacheConfig(page_size=16, num_pages=1000)).num_pages == 1000
 
 
@@ -51,12 +51,12 @@ def test_longest_sequence_that_does_not_fit_is_refused_with_numbers() -> None:
         size(CacheConfig(page_size=16, num_pages=10))
 
 
-def test_length_nobody_asked_for_is_cut_to_the_pool(caplog: pytest.LogCaptureFixture) -> None:
+def test_default_length_is_reduced_to_the_pool(caplog: pytest.LogCaptureFixture) -> None:
     assert size(CacheConfig(page_size=16, num_pages=10), may_shrink=True) == PoolSize(10, 160)
-    assert "cut from 1024 to 160" in caplog.text
+    assert "reduced from 1024 to 160" in caplog.text
 
 
-def test_no_room_for_a_page_is_refused() -> None:
+def test_no_memory_for_a_single_page_is_refused() -> None:
     with pytest.raises(ConfigError, match="it has 0 pages"):
         size(CacheConfig(page_size=16), available_bytes=1000, may_shrink=True)
 
@@ -74,7 +74,7 @@ def test_pool_beyond_all_memory_is_an_error() -> None:
         allocate_pool({0: LayerShape(8, 128, 128, torch.float32)}, 1 << 40, page_size=16, device=torch.device("cpu"))
 
 
-def test_available_memory_is_what_the_machine_says(tmp_path: Path) -> None:
+def test_available_memory_is_what_the_system_reports(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   5000 kB\n")
     assert _available_on_machine(tmp_path / "meminfo") == 5000 * 1024
     assert available_bytes(torch.device("cpu")) > 0

@@ -1,9 +1,9 @@
-"""What the prefix cache does to the logits of a real model in float32: nothing at all, or a last bit.
+"""The effect of the prefix cache on the logits of a real model in float32: none, or a last bit.
 
-Keys and values that come from the cache are those that were computed, bit for bit. What is computed anew is the same in
-any pieces with the compiled kernels, where a row does not depend on others. With torch's it is the same only if it is
-computed in the same pieces: a matrix product of one to three rows, and attention over another number of queries or
-keys, round otherwise. So bits are compared where the pieces are equal, and values where they are not.
+Cached keys and values are the computed ones, bit for bit. With the compiled kernels, where a row does not depend on
+others, newly computed ones are the same in any chunks. With torch's they are the same only in the same chunks: a matrix
+product of one to three rows, and attention over another number of queries or keys, round differently. So bits are
+compared for equal chunks, and values otherwise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Logits = dict[tuple[Key, int], torch.Tensor]  # by sequence and number of tokens
 
 
 class Recorder:
-    """A sampler that remembers what it was given."""
+    """A sampler that records its logits."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -78,7 +78,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def logits_of(
     runner: RecordedRunner, prompts: list[list[int]], *, together: bool, **options: Any
 ) -> tuple[Logits, int]:
-    """Logits of every token of every answer, and how many tokens came from the cache."""
+    """Logits of every token of every answer, and the number of cached tokens."""
     scheduler = make_scheduler(
         page_size=PAGE_SIZE, num_pages=NUM_PAGES, max_model_len=PAGE_SIZE * NUM_PAGES, **options
     )  # fmt: skip
@@ -86,7 +86,7 @@ def logits_of(
     assert isinstance(recorder, Recorder)
     recorder.logits = {}
     for index, prompt in enumerate(prompts):
-        # Whoever wants log-probabilities passes the sampler in every runner.
+        # A request with logprobs uses the sampler in every runner.
         sequence = make_sequence(index, num_tokens=len(prompt), max_tokens=NUM_OUTPUT_TOKENS, logprobs=0)
         sequence.tokens[: len(prompt)] = prompt
         engine.add(sequence)
@@ -94,13 +94,13 @@ def logits_of(
             run(engine)
             engine.release(sequence.key)
     run(engine)
-    assert len(recorder.logits) == NUM_OUTPUT_TOKENS * len(prompts), "a sequence failed, and nothing would be compared"
+    assert len(recorder.logits) == NUM_OUTPUT_TOKENS * len(prompts), "a sequence failed, so nothing would be compared"
     return recorder.logits, scheduler.cache.num_hit_tokens
 
 
 @st.composite
 def conversations(draw: st.DrawFn, unit: int) -> list[list[int]]:
-    """Prompts that share their first so many units of tokens with an earlier one, and differ from there on."""
+    """Prompts that share that many units of tokens with an earlier one, and differ from there on."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     prompts: list[list[int]] = []
     for index in range(draw(st.integers(2, 5))):
@@ -109,13 +109,13 @@ def conversations(draw: st.DrawFn, unit: int) -> list[list[int]]:
             donor = prompts[draw(st.integers(0, len(prompts) - 1))]
             shared = donor[: unit * draw(st.integers(0, (len(donor) - 1) // unit))]
         own = rng.integers(20, VOCAB_SIZE, draw(st.integers(1, 2 * MAX_CHUNK)))
-        prompts.append([*shared, 3 + index, *own.tolist()])  # no other prompt goes on with this token
+        prompts.append([*shared, 3 + index, *own.tolist()])  # no other prompt continues with this token
     return prompts
 
 
 @settings(max_examples=8, deadline=None)
 @given(num_pages=st.integers(1, 2), choice=st.data())
-def test_in_equal_pieces_logits_are_equal_bit_for_bit(
+def test_logits_have_the_same_bits_in_equal_chunks(
     runner: RecordedRunner, num_pages: int, choice: st.DataObject
 ) -> None:
     chunk = num_pages * PAGE_SIZE
@@ -129,7 +129,7 @@ def test_in_equal_pieces_logits_are_equal_bit_for_bit(
 
 
 def num_shared(prompts: list[list[int]], index: int) -> int:
-    """Tokens that prompt number ``index`` has in common with an earlier one, from the first on."""
+    """Length of the longest prefix of prompt number ``index`` that an earlier one has too."""
     this = prompts[index]
     lengths = [
         next((i for i, (a, b) in enumerate(zip(this, other, strict=False)) if a != b), 0) for other in prompts[:index]
@@ -139,10 +139,10 @@ def num_shared(prompts: list[list[int]], index: int) -> int:
 
 @settings(max_examples=5, deadline=None)
 @given(chunk=st.integers(3, MAX_CHUNK), prompts=conversations(1))
-def test_in_any_pieces_they_are_equal_but_for_rounding(
+def test_logits_are_equal_except_for_rounding_in_any_chunks(
     runner: RecordedRunner, chunk: int, prompts: list[list[int]]
 ) -> None:
-    prompts.append(prompts[0])  # all of it known but one token
+    prompts.append(prompts[0])  # all of it but one token is cached
     known, num_hit_tokens = logits_of(runner, prompts, together=True, prefix_cache=True, prefill_chunk=chunk)
     computed, _ = logits_of(runner, prompts, together=True, prefix_cache=False, prefill_chunk=MAX_CHUNK)
     assert num_hit_tokens >= (len(prompts[0]) - 1) // PAGE_SIZE * PAGE_SIZE
@@ -152,7 +152,7 @@ def test_in_any_pieces_they_are_equal_but_for_rounding(
 
 @settings(max_examples=10, deadline=None)
 @given(chunk=st.integers(1, MAX_CHUNK), prompts=conversations(1))
-def test_compiled_kernels_bring_the_same_bits_in_any_pieces(
+def test_compiled_kernels_give_the_same_bits_in_any_chunks(
     compiled: RecordedRunner, chunk: int, prompts: list[list[int]]
 ) -> None:
     prompts.append(prompts[0])

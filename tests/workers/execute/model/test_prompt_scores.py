@@ -1,4 +1,4 @@
-"""Logprobs of prompts against the plain forward pass of transformers, on every kind of runner."""
+"""Logprobs of prompts compared with the plain forward pass of transformers, on every kind of runner."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scored(index: int, length: int, **params: Any) -> Sequence:
 
 
 def run(engine: Engine) -> dict[Key, ScoreColumns]:
-    """The scores of every sequence. Each position comes once, in order."""
+    """The scores of every sequence, with each position once and in order."""
     found: dict[Key, list[ScoreColumns]] = {}
     num_rows: dict[Key, int] = {}
     while engine.has_work:
@@ -71,7 +71,7 @@ def assert_plain(model: Any, sequence: Sequence, scores: ScoreColumns) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 512])
-def test_scores_are_those_of_the_plain_forward_pass(engine_parts: tuple[Any, Any], chunk: int) -> None:
+def test_scores_equal_the_plain_forward_pass(engine_parts: tuple[Any, Any], chunk: int) -> None:
     runner, model = engine_parts
     sequences = [scored(i, length) for i, length in enumerate(LENGTHS)]
     mates = [make_request(len(LENGTHS) + i, 20 + i, 10) for i in range(2)]
@@ -84,7 +84,7 @@ def test_scores_are_those_of_the_plain_forward_pass(engine_parts: tuple[Any, Any
         assert_plain(model, sequence, found[sequence.key])
 
 
-def test_a_preemption_changes_no_score(engine_parts: tuple[Any, Any]) -> None:
+def test_preemption_changes_no_score(engine_parts: tuple[Any, Any]) -> None:
     runner, model = engine_parts
     sequences = [scored(i, 40, max_tokens=40) for i in range(4)]
     scheduler = make_scheduler(
@@ -97,7 +97,9 @@ def test_a_preemption_changes_no_score(engine_parts: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("params", [{"temperature": 1.0, "logprobs": 2}, {"repetition_penalty": 1.5}], ids=str)
-def test_scores_are_the_raw_model_s_whatever_is_sampled(engine_parts: tuple[Any, Any], params: dict[str, Any]) -> None:
+def test_scores_are_of_the_raw_logits_whatever_is_sampled(
+    engine_parts: tuple[Any, Any], params: dict[str, Any]
+) -> None:
     runner, model = engine_parts
     sequences = [scored(i, length, **params) for i, length in enumerate(LENGTHS)]
     scheduler = make_scheduler(*sequences, num_pages=NUM_PAGES, page_size=PAGE_SIZE)
@@ -106,7 +108,7 @@ def test_scores_are_the_raw_model_s_whatever_is_sampled(engine_parts: tuple[Any,
         assert_plain(model, sequence, found[sequence.key])
 
 
-def test_a_prompt_is_scored_without_an_answer(engine_parts: tuple[Any, Any]) -> None:
+def test_prompt_is_scored_without_an_answer(engine_parts: tuple[Any, Any]) -> None:
     runner, model = engine_parts
     sequence = scored(0, 33, max_tokens=0)
     scheduler = make_scheduler(sequence, num_pages=NUM_PAGES, page_size=PAGE_SIZE)

@@ -1,4 +1,4 @@
-"""A second start of a checkpoint needs neither transformers nor the self-test, and serves the same."""
+"""A second start of a checkpoint needs neither transformers nor the self-test, and gives the same answers."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def fixture_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="start")
 def fixture_start(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Loads the checkpoint into a run directory of that name; nothing was proven before."""
-    monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache")  # but for the kernels: they take seconds
+    """Loads the checkpoint into a run directory of that name; no proof exists before."""
+    monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache")  # except for the kernels, which take seconds
 
     def start(name: str, **model: Any) -> ModelCard:
         run_dir = tmp_path / name
@@ -75,7 +75,7 @@ def fixture_proofs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return run
 
 
-def test_the_second_start_proves_nothing_and_knows_the_same(start: Start, proofs: list[str], tmp_path: Path) -> None:
+def test_second_start_runs_no_self_test_and_has_the_same_card(start: Start, proofs: list[str], tmp_path: Path) -> None:
     cards = [start("first"), start("second")]
     assert proofs == ["self-test"]
     assert cards[0].to_wire() | {"load_s": 0} == cards[1].to_wire() | {"load_s": 0}
@@ -84,7 +84,7 @@ def test_the_second_start_proves_nothing_and_knows_the_same(start: Start, proofs
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_what_was_tried_beside_another_is_proven_where_there_was_room(
+def test_attempt_without_enough_memory_is_proven_once_there_is_enough(
     has_room: bool, start: Start, proofs: list[str], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = PipelineConfig(model=ModelConfig(model=str(checkpoint), device="cpu", threads=1))
@@ -97,7 +97,7 @@ def test_what_was_tried_beside_another_is_proven_where_there_was_room(
     assert proofs == ["self-test"]
 
 
-def test_what_was_kept_is_what_was_found_out(start: Start, checkpoint: Path, tmp_path: Path) -> None:
+def test_stored_proof_equals_the_computed_one(start: Start, checkpoint: Path, tmp_path: Path) -> None:
     start("first")
     (tmp_path / "other").mkdir()
     kept = ProofStore(checkpoint, ModelConfig(threads=1)).find(tmp_path / "other")
@@ -108,18 +108,20 @@ def test_what_was_kept_is_what_was_found_out(start: Start, checkpoint: Path, tmp
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_description_is_read_as_it_was_written(family: str, tmp_path: Path) -> None:
+def test_description_is_read_as_it_was_written(family: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(family, tmp_path)
     spec = describe_decoder(read_config(checkpoint), open_tensors(checkpoint).shapes())
     written = json.loads(json.dumps(dataclasses.asdict(spec)))
     assert make(DecoderSpec, written, "spec") == spec
-    for field in written:  # of an older version, to which the field was not known
+    for field in written:  # of an older version without this field
         with pytest.raises(ConfigError, match=f"spec has no {field}"):
             make(DecoderSpec, {name: value for name, value in written.items() if name != field}, "spec")
 
 
 @pytest.mark.parametrize("change", ["dtype", "config", "weights"])
-def test_what_changes_is_proven_again(change: str, start: Start, proofs: list[str], checkpoint: Path) -> None:
+def test_changed_checkpoint_or_setting_is_proven_again(
+    change: str, start: Start, proofs: list[str], checkpoint: Path
+) -> None:
     start("first")
     if change == "dtype":
         start("second", dtype="bfloat16")  # type: ignore[call-arg]
@@ -133,7 +135,7 @@ def test_what_changes_is_proven_again(change: str, start: Start, proofs: list[st
     assert len(proofs) == 2
 
 
-def test_an_adapter_is_proven_with_its_model_until_it_changes(
+def test_adapter_is_proven_with_its_model_until_it_changes(
     start: Start, proofs: list[str], checkpoint: Path, tmp_path: Path
 ) -> None:
     modules = (f"a={make_adapter(tmp_path / 'a', checkpoint)}",)
@@ -147,7 +149,7 @@ def test_an_adapter_is_proven_with_its_model_until_it_changes(
 
 
 @pytest.mark.parametrize("damage", ["{", "{}", '{"spec": {"vocab_size": "many"}}'])
-def test_a_damaged_proof_is_made_again(damage: str, start: Start, proofs: list[str], tmp_path: Path) -> None:
+def test_damaged_proof_is_computed_again(damage: str, start: Start, proofs: list[str], tmp_path: Path) -> None:
     start("first")
     [file] = (tmp_path / "cache").rglob("proof.json")
     file.write_text(damage)
@@ -156,7 +158,7 @@ def test_a_damaged_proof_is_made_again(damage: str, start: Start, proofs: list[s
     assert len(proofs) == 2
 
 
-def test_a_cache_that_cannot_be_written_costs_time_only(start: Start, proofs: list[str], tmp_path: Path) -> None:
+def test_unwritable_cache_only_costs_time(start: Start, proofs: list[str], tmp_path: Path) -> None:
     start("first")
     for file in (tmp_path / "cache" / "proofs").iterdir():
         file.rename(tmp_path / "moved")
@@ -166,7 +168,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(start: Start, proofs: li
     assert len(proofs) == 2
 
 
-def test_another_tokenizer_than_the_one_being_served_is_refused(start: Start, checkpoint: Path, tmp_path: Path) -> None:
+def test_tokenizer_different_from_the_served_one_is_refused(start: Start, checkpoint: Path, tmp_path: Path) -> None:
     start("first")
     (tmp_path / "served").mkdir()
     (tmp_path / "served" / FACTS_FILE).write_text("{}")
@@ -175,20 +177,20 @@ def test_another_tokenizer_than_the_one_being_served_is_refused(start: Start, ch
         ProofStore(checkpoint, ModelConfig(threads=1)).find(tmp_path / "served")
 
 
-def test_the_way_to_a_proven_decoder_imports_no_transformers() -> None:
+def test_proven_decoder_starts_without_importing_transformers() -> None:
     code = "import sys; import triptych.workers.execute.model.build; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_what_another_compiler_makes_is_proven_anew(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_another_compiler_are_proven_again(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig(model=str(checkpoint))
     before = ProofStore(checkpoint, config).folder
     monkeypatch.setattr(compiling, "_version", lambda compiler: "another version")
     assert ProofStore(checkpoint, config).folder != before
 
 
-def test_without_a_compiler_the_card_says_what_that_costs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_card_mentions_the_cost(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     card = start("slow")
     assert card.backend.startswith("transformers")

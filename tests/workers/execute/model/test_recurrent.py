@@ -1,6 +1,6 @@
-"""Models with recurrent layers: what they need beside pages, what they go without, and what is refused by name.
+"""Models with recurrent layers: what they need besides pages, what they do not support, and how that is refused.
 
-That they say what transformers generates, however they are cut and preempted, is in ``test_families.py``.
+``test_families.py`` checks that they give transformers' tokens in any chunks and after preemptions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def build(checkpoint: Path, *, cache: dict[str, Any] | None = None, **model: Any
     )  # fmt: skip
 
 
-def say(runner: StepRunner, *requests: Sequence, **options: Any) -> list[list[int]]:
+def greedy_tokens(runner: StepRunner, *requests: Sequence, **options: Any) -> list[list[int]]:
     options = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "max_model_len": 160, "prefill_chunk": 5, **options}
     outputs = run(Engine(make_scheduler(*requests, **{"num_snapshots": 0, **options}), runner))
     return [outputs[request.key] for request in requests]
@@ -67,19 +67,19 @@ def test_card_says_that_it_keeps_states_and_why_it_is_slow(tmp_path: Path) -> No
     assert not card.keeps_states
 
 
-def test_adapters_change_recurrent_layers_too_and_only_for_who_asked(tmp_path: Path) -> None:
+def test_adapters_change_recurrent_layers_only_for_their_requests(tmp_path: Path) -> None:
     checkpoint, folder = make_tiny_model("qwen3_5_text", tmp_path / "model"), tmp_path / "adapter"
     adapter = make_adapter(folder, checkpoint, targets=(*ALL_LINEAR, *IN_RECURRENT_LAYERS))
     runner, _ = build(checkpoint, lora_modules=(f"a={adapter}",))
     requests = [make_request(index, length, MAX_TOKENS) for index, length in enumerate((1, 9, 14))]
-    said = say(runner, requests[0], adapt(requests[1], 1), requests[2])
+    answer = greedy_tokens(runner, requests[0], adapt(requests[1], 1), requests[2])
     merged = merge(checkpoint, adapter, tmp_path / "merged")
-    assert said == [expected(folder, r) for folder, r in zip((checkpoint, merged, checkpoint), requests, strict=True)]
-    assert said[1] != expected(checkpoint, requests[1])
+    assert answer == [expected(folder, r) for folder, r in zip((checkpoint, merged, checkpoint), requests, strict=True)]
+    assert answer[1] != expected(checkpoint, requests[1])
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "jamba"])
-def test_the_runner_of_a_device_hands_states_on(family: str, tmp_path: Path) -> None:
+def test_device_runner_passes_states_on(family: str, tmp_path: Path) -> None:
     checkpoint, device = make_tiny_model(family, tmp_path / "model"), torch.device("cpu")
     loaded: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     model = loaded.eval()
@@ -93,31 +93,31 @@ def test_the_runner_of_a_device_hands_states_on(family: str, tmp_path: Path) -> 
     )  # fmt: skip
     runner.warm_up()
     requests = [make_request(index, length, MAX_TOKENS) for index, length in enumerate((3, 11))]
-    assert say(runner, *requests, max_model_len=64) == [expected(checkpoint, request) for request in requests]
+    assert greedy_tokens(runner, *requests, max_model_len=64) == [expected(checkpoint, request) for request in requests]
 
 
-def test_a_model_that_loses_its_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_loses_its_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: StepCache, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
         return torch.zeros_like(self.states[StateKey(self._number, "recurrent", state_idx)])
 
     monkeypatch.setattr(StepCache, "get_recurrent_state", forget)
-    with pytest.raises(ConfigError, match="model family 'mamba2' computes something else"):
+    with pytest.raises(ConfigError, match="model family 'mamba2' is computed wrongly"):
         switch_to_pages(build_tiny_model("mamba2"), CpuAttention(), max_model_len=512)
 
 
-def test_pages_that_hold_nothing_are_counted_all_the_same(tmp_path: Path) -> None:
-    """No layer of mamba2 attends, and its context has no limit of its own."""
+def test_pages_are_counted_even_if_they_hold_nothing(tmp_path: Path) -> None:
+    """mamba2 has no attention layer, and its context has no limit."""
     _, card = build(make_tiny_model("mamba2", tmp_path / "model"), cache={"num_pages": None, "max_kv_bytes": 1 << 20})
     assert card.num_pages == (1 << 20) // (1024 * PAGE_SIZE) - 1
     assert card.max_model_len == card.num_pages * PAGE_SIZE
 
 
-def test_states_take_of_the_memory_for_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_states_is_subtracted_from_that_for_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = make_tiny_model("qwen3_5_text", tmp_path / "model")
     sizes = {"num_pages": None, "max_kv_bytes": 1 << 40, "kv_memory_fraction": 1.0}
     model: Any = build_tiny_model("qwen3_5_text")
     states = switch_to_pages(model, CpuAttention(), max_model_len=512).states.num_bytes(num_state_rows(6, 2))
-    page_bytes = 2 * 2 * 16 * 4 * PAGE_SIZE  # keys and values of the one layer that attends
+    page_bytes = 2 * 2 * 16 * 4 * PAGE_SIZE  # keys and values of the only attention layer
     monkeypatch.setattr("triptych.workers.execute.model.ways.available_bytes", lambda device: states + 9 * page_bytes)
     _, card = build(checkpoint, cache=sizes)
     assert card.num_pages == 8
@@ -131,7 +131,9 @@ def test_states_take_of_the_memory_for_pages(tmp_path: Path, monkeypatch: pytest
         ("backend", {"backend": "native"}, "cannot run on the native kernels"),
     ],
 )
-def test_what_states_rule_out_is_refused_by_name(param: str, options: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_options_excluded_by_states_are_refused_by_name(
+    param: str, options: dict[str, Any], why: str, tmp_path: Path
+) -> None:
     if param == "tensor_parallel_size":
         pytest.importorskip("accelerate")
     with pytest.raises(ConfigError, match=why) as refusal:

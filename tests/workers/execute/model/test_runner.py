@@ -33,7 +33,7 @@ def make_runner(folder: Path, *, num_pages: int | None = 40, **model: Any) -> tu
 
 
 def prefill(runner: TorchRunner, prompt: list[int], *sampled: Sequence) -> StepResult:
-    """One step: the whole prompt on pages 1, 2, ..., its last token sampled if there is a sequence to sample for."""
+    """One step: the whole prompt on pages 1, 2, ..., with its last token sampled if a sequence is given."""
     n = len(prompt)
     runner.launch(
         StepInputs(
@@ -52,15 +52,15 @@ def prefill(runner: TorchRunner, prompt: list[int], *sampled: Sequence) -> StepR
 
 
 def pages(runner: TorchRunner) -> torch.Tensor:
-    """All keys and values but those of the trash page."""
+    """All keys and values except those of the trash page."""
     return torch.cat([t[1:].flatten() for cache in runner._layers.caches.values() for t in cache])
 
 
-def test_card_says_what_was_built(tmp_path: Path) -> None:
+def test_card_describes_what_was_built(tmp_path: Path) -> None:
     _, card = make_runner(tmp_path)
     assert (card.model, card.model_type, card.dtype, card.device) == ("tiny", "llama", "float32", "cpu")
     assert (card.vocab_size, card.eos_token_ids, card.page_size, card.num_pages) == (272, (2,), 8, 40)
-    assert card.max_model_len == 40 * 8  # the model could 512, the pool cannot
+    assert card.max_model_len == 40 * 8  # the model supports 512, the pool does not
 
 
 def test_tokenizer_is_in_the_run_directory(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_tokenizer_is_in_the_run_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("asked", "used"), [(None, 1), (2, 2)])
-def test_small_model_runs_on_one_thread_unless_more_are_asked_for(tmp_path: Path, asked: int | None, used: int) -> None:
+def test_small_model_runs_on_one_thread_by_default(tmp_path: Path, asked: int | None, used: int) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -81,7 +81,7 @@ def test_small_model_runs_on_one_thread_unless_more_are_asked_for(tmp_path: Path
         torch.set_num_threads(before)
 
 
-def test_length_that_was_asked_for_is_kept(tmp_path: Path) -> None:
+def test_configured_length_is_kept(tmp_path: Path) -> None:
     assert make_runner(tmp_path, max_model_len=100)[1].max_model_len == 100
 
 
@@ -91,13 +91,13 @@ def test_length_beyond_model_or_pool_is_refused(tmp_path: Path, asked: int, reas
         make_runner(tmp_path, max_model_len=asked)
 
 
-def test_fresh_pool_is_untouched_by_self_test_and_warm_up(tmp_path: Path) -> None:
+def test_new_pool_is_unchanged_by_self_test_and_warm_up(tmp_path: Path) -> None:
     runner, _ = make_runner(tmp_path)
     assert 0 < runner.warm_up() < 60
     assert not pages(runner).any()
 
 
-def test_warm_up_in_the_middle_disturbs_nothing(tmp_path: Path) -> None:
+def test_warm_up_between_steps_changes_nothing(tmp_path: Path) -> None:
     runner, _ = make_runner(tmp_path)
     prefill(runner, [5, 6, 7])
     before = pages(runner).clone()
@@ -120,7 +120,7 @@ def test_step_that_samples_nothing_still_writes(tmp_path: Path) -> None:
     assert pages(runner).any()
 
 
-def test_poison_in_the_trash_page_changes_nothing(tmp_path: Path) -> None:
+def test_nan_in_the_trash_page_changes_nothing(tmp_path: Path) -> None:
     runner, _ = make_runner(tmp_path)
     row = make_row(list(range(3, 30)), logprobs=5)
     before = prefill(runner, list(range(3, 30)), row)
@@ -131,7 +131,7 @@ def test_poison_in_the_trash_page_changes_nothing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(after.logprobs[0].logprobs, before.logprobs[0].logprobs)
 
 
-def test_not_a_number_fails_its_row_with_a_reason(tmp_path: Path) -> None:
+def test_nan_logits_fail_their_row_with_a_reason(tmp_path: Path) -> None:
     runner, _ = make_runner(tmp_path)
     model: Any = runner._forward.model
     model.lm_head.weight[3] = torch.nan
@@ -139,7 +139,7 @@ def test_not_a_number_fails_its_row_with_a_reason(tmp_path: Path) -> None:
     assert "not finite" in result.failed[0]
 
 
-def test_results_come_in_the_order_of_launches(tmp_path: Path) -> None:
+def test_results_are_returned_in_the_order_of_launches(tmp_path: Path) -> None:
     runner, _ = make_runner(tmp_path)
     expected = [prefill(runner, [n], make_row([n])).token_ids[0] for n in (5, 6)]
     for n in (5, 6):

@@ -56,7 +56,7 @@ def test_recurrent_family_is_accepted(family: str, dtype: torch.dtype) -> None:
         ("doge", "the layer makes an attention mask of its own"),
     ],
 )
-def test_wrong_family_is_refused_by_what_it_does(family: str, reason: str) -> None:
+def test_wrong_family_is_refused_by_its_results(family: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"model family '{family}' .*{reason}"):
         switch_to_pages(build_tiny_model(family), CpuAttention(), max_model_len=512)
 
@@ -71,9 +71,9 @@ def test_every_listed_wrong_family_is_tried() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_wrong_kernel_is_caught(dtype: torch.dtype) -> None:
+def test_wrong_kernel_is_detected(dtype: torch.dtype) -> None:
     class Forgetful(ReferenceAttention):
-        """Attends to the step's own tokens only."""
+        """Attends only to the step's own tokens."""
 
         def attend(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
             return super().attend(cache, query, form._replace(sliding_window=2))
@@ -84,14 +84,14 @@ def test_wrong_kernel_is_caught(dtype: torch.dtype) -> None:
 
 
 def make_wavering() -> Any:
-    """In bfloat16 the tokens of this model go to other experts wherever something is rounded in another way."""
+    """In bfloat16, the tokens of this model choose other experts whenever something is rounded differently."""
     sizes = {**LLAMA_LIKE, "num_local_experts": 32, "num_hidden_layers": 6}
     torch.manual_seed(0)
     config = AutoConfig.for_model("gpt_oss", **sizes)
     return AutoModelForCausalLM.from_config(config).bfloat16().eval()  # type: ignore[no-untyped-call]
 
 
-def test_where_rounding_alone_decides_much_float32_is_compared() -> None:
+def test_rounding_sensitive_model_is_compared_in_float32() -> None:
     model = make_wavering()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     places = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
@@ -100,10 +100,10 @@ def test_where_rounding_alone_decides_much_float32_is_compared() -> None:
     memory = switch_to_pages(model, CpuAttention(), max_model_len=512, adapters=adapters)
     assert {shape.dtype for shape in memory.pages.values()} == {torch.bfloat16}
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == places  # no copies stay
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == places  # no copies are left
 
 
-def test_without_memory_for_that_the_first_comparison_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_comparison_decides_if_memory_for_float32_is_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_wavering()
     monkeypatch.setattr(self_test, "available_bytes", lambda device: 5 * model.num_parameters())
     with pytest.raises(ConfigError, match="its logits differ by"):
@@ -111,7 +111,7 @@ def test_without_memory_for_that_the_first_comparison_decides(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("max_model_len", [100, 101])
-def test_window_that_the_layers_do_not_pass_on_is_refused_where_it_matters(max_model_len: int) -> None:
+def test_window_that_layers_do_not_pass_on_is_refused_where_it_matters(max_model_len: int) -> None:
     model = build_tiny_model("llama")
     model.config.sliding_window = 100
     refused = pytest.raises(ConfigError, match="sliding window of 100 tokens that layer 0 does not pass on")
@@ -119,6 +119,6 @@ def test_window_that_the_layers_do_not_pass_on_is_refused_where_it_matters(max_m
         switch_to_pages(model, CpuAttention(), max_model_len=max_model_len)
 
 
-def test_shapes_are_those_of_each_layer() -> None:
+def test_attention_shapes_are_recorded_per_layer() -> None:
     memory = switch_to_pages(build_tiny_model("llama"), CpuAttention(), max_model_len=512)
     assert memory.pages[1] == LayerShape(num_kv_heads=2, key_dim=16, value_dim=16, dtype=torch.float32)

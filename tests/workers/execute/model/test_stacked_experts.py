@@ -1,4 +1,4 @@
-"""gpt-oss, whose experts are stored as one tensor a layer: plain numbers, or the four bits it is published in."""
+"""gpt-oss, whose experts are one tensor per layer: plain numbers, or the four bits in which it is published."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def decoder_of(checkpoint: Path, level: str, format_: Format = Format.MXFP4, num
     return make_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, worth=EVERY_STEP)
 
 
-def test_each_expert_has_its_part_of_the_stack(tmp_path: Path) -> None:
+def test_each_expert_gets_its_part_of_the_stack(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("gpt_oss", tmp_path, **SIZES)
     stored, found = dict(AutoModelForCausalLM.from_pretrained(checkpoint).named_parameters()), open_tensors(checkpoint)
     assert {name: tuple(found[name].shape) for name in found} == found.shapes() == read_spec(checkpoint).tensors()
@@ -75,8 +75,8 @@ def test_each_expert_has_its_part_of_the_stack(tmp_path: Path) -> None:
         assert torch.equal(found[f"{name}.down_proj.weight"], stored["model.layers.1.mlp.experts.down_proj"][expert].T)
 
 
-def test_four_bits_stay_what_they_are(pair: tuple[Path, Path]) -> None:
-    """No weight is rounded once more: what the kernels multiply by is what transformers makes of the checkpoint."""
+def test_four_bits_are_kept_unchanged(pair: tuple[Path, Path]) -> None:
+    """No weight is rounded again: the kernels multiply by the same values as transformers."""
     published, plain = map(open_tensors, pair)
     assert published.quantised_format is Format.MXFP4
     assert published.shapes() == plain.shapes()
@@ -87,7 +87,7 @@ def test_four_bits_stay_what_they_are(pair: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("level", available_levels())
-def test_logits_are_those_of_transformers_in_float64(level: str, pair: tuple[Path, Path]) -> None:
+def test_logits_equal_transformers_in_float64(level: str, pair: tuple[Path, Path]) -> None:
     published, plain = pair
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float64, **PLAINLY)
     token_ids, spec = random_tokens(), read_spec(published)
@@ -106,8 +106,8 @@ def test_logits_have_the_same_bits_in_any_chunks(level: str, pair: tuple[Path, P
         assert np.array_equal(run_chunks(decoder_of(pair[0], level), token_ids, sizes)[0], alone), sizes
 
 
-def test_it_is_served_as_it_is_published(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """Text of the first start, which proves it against transformers, and of the next, which needs no such proof."""
+def test_published_format_is_served(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Answers of the first start, which compares it with transformers, and of the next one, which uses the proof."""
     published, _ = pair
     outputs = []
     for _ in range(2):
@@ -117,14 +117,14 @@ def test_it_is_served_as_it_is_published(pair: tuple[Path, Path], tmp_path: Path
     assert outputs[0] == outputs[1]
 
 
-def test_a_page_may_have_eight_bits_and_a_head_a_sink(tmp_path: Path) -> None:
+def test_eight_bit_pages_work_with_attention_sinks(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("gpt_oss", tmp_path / "checkpoint", head_dim=32)
     engine = NativeEngine(checkpoint, tmp_path, kv_dtype="int8", dtype="float32")
     assert engine.card.backend == "native float32, int8 keys and values"
 
 
 def test_sinks_take_weight(tmp_path: Path) -> None:
-    """The greater they are, the less is left to the tokens; the smallest are as good as none."""
+    """The greater they are, the less weight is left to the tokens; the smallest have no effect."""
     checkpoint, token_ids = make_checkpoint("gpt_oss", tmp_path), random_tokens(40)
 
     def logits(sink: float) -> Floats:
@@ -140,12 +140,12 @@ def test_sinks_take_weight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_other_formats_than_its_own_are_refused(quantization: str, pair: tuple[Path, Path]) -> None:
+def test_other_formats_are_refused(quantization: str, pair: tuple[Path, Path]) -> None:
     with pytest.raises(Unsupported, match=f"have four bits already, and quantization is {quantization}"):
         load(pair[0], quantization)
 
 
-def test_of_another_family_mxfp4_is_refused(tmp_path: Path) -> None:
+def test_mxfp4_in_another_family_is_refused(tmp_path: Path) -> None:
     folder = make_checkpoint("mixtral", tmp_path)
     change_config(folder, quantization_config={"quant_method": "mxfp4"})
     with pytest.raises(Unsupported, match="its weights are quantised by mxfp4"):
@@ -164,25 +164,25 @@ def change(name: str, to: Callable[[torch.Tensor], torch.Tensor]) -> Change:
 
 
 @pytest.mark.parametrize(("damage", "text"), [
-    (drop(f"{STACK}_scales"), r"shape \(5, 320, 3, 16\), its scales None; a group has 16 bytes, and a scale"),
+    (drop(f"{STACK}_scales"), r"shape \(5, 320, 3, 16\), its scales None; a group has 16 bytes and a scale"),
     (change(f"{STACK}_scales", lambda scales: scales[:, :, :2]), r"its scales \(5, 320, 2\)"),
     (change(f"{STACK}_blocks", lambda numbers: numbers[..., :8]), r"shape \(5, 320, 3, 8\)"),
     (change(f"{STACK}_blocks", lambda numbers: numbers.flatten(2)), r"shape \(5, 320, 48\), which should have 4 axes"),
-    (change(f"{STACK}_scales", lambda scales: scales.int()), "gate_up_proj_scales in .* has other elements than bytes"),
+    (change(f"{STACK}_scales", lambda scales: scales.int()), "gate_up_proj_scales in .* is not of type uint8"),
     (change(f"{STACK}_bias", lambda biases: biases[0]), r"gate_up_proj_bias in .* should have 2 axes"),
 ])  # fmt: skip
-def test_damage_is_told_by_name(damage: Change, text: str, pair: tuple[Path, Path]) -> None:
+def test_damaged_stack_is_named(damage: Change, text: str, pair: tuple[Path, Path]) -> None:
     with changed_tensors(pair[0]) as tensors:
         damage(tensors)
     with pytest.raises(ConfigError, match=text):
         load(pair[0])
 
 
-def test_an_expert_too_few_is_told(pair: tuple[Path, Path]) -> None:
+def test_missing_expert_is_reported(pair: tuple[Path, Path]) -> None:
     with changed_tensors(pair[0]) as tensors:
         for name in (f"{STACK}_blocks", f"{STACK}_scales", f"{STACK}_bias"):
             tensors[name] = tensors[name][:4].contiguous()
-    with pytest.raises(Unsupported, match=r"of its config, model.layers.1.mlp.experts.4.gate_proj.bias first"):
+    with pytest.raises(Unsupported, match=r"from its config, model.layers.1.mlp.experts.4.gate_proj.bias first"):
         load(pair[0])
 
 

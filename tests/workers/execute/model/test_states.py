@@ -1,4 +1,4 @@
-"""States of recurrent layers: where a step finds them, and where it leaves them."""
+"""States of recurrent layers: where a step reads and writes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mixer(hidden: torch.Tensor, cache: Any) -> torch.Tensor:
 
 
 def step(states: SequenceStates, *segments: tuple[int, int, int, list[float]]) -> list[tuple[float, float]]:
-    """What the mixer makes of segments of (row to read, row to write, start, inputs); decodes stand in front."""
+    """The mixer's outputs for segments of (row to read, row to write, start, inputs); decodes come first."""
     num_decodes = len(list(takewhile(lambda segment: len(segment[3]) == 1, segments)))
     cut = [Segment(read, write, start, len(inputs)) for read, write, start, inputs in segments]
     states.begin_step(StepCut.of(cut, num_decodes=num_decodes))
@@ -38,14 +38,14 @@ def step(states: SequenceStates, *segments: tuple[int, int, int, list[float]]) -
 
 
 @pytest.mark.parametrize("stepwise", [frozenset(), frozenset({0})], ids=["at once", "stepwise"])
-def test_sequences_go_on_each_from_its_own_state(stepwise: frozenset[int]) -> None:
+def test_each_sequence_continues_from_its_own_state(stepwise: frozenset[int]) -> None:
     states = make_states(stepwise=stepwise)
     assert step(states, (0, 1, 0, [5]), (0, 3, 0, [1, 2, 3])) == [(5, 0), (1, 0), (3, 0), (6, 1)]
     assert step(states, (3, 4, 3, [4]), (1, 2, 1, [6, 7])) == [(10, 2), (11, 0), (18, 5)]
     assert step(states, (2, 1, 3, [1]), (4, 3, 4, [1])) == [(19, 6), (11, 3)]
 
 
-def test_a_state_on_the_way_is_kept_for_others() -> None:
+def test_intermediate_state_is_kept_for_other_sequences() -> None:
     states = make_states()
     whole = step(states, (0, 1, 0, [1, 2, 3, 4, 5]))
     assert step(states, (0, 3, 0, [1, 2]), (3, 4, 2, [3, 4]), (4, 2, 4, [5])) == whole
@@ -53,16 +53,16 @@ def test_a_state_on_the_way_is_kept_for_others() -> None:
     assert step(states, (3, 5, 2, [3, 4, 5])) == whole[2:]
 
 
-def test_whoever_begins_knows_nothing_of_who_had_the_row_before() -> None:
+def test_new_sequence_is_independent_of_its_row_s_previous_one() -> None:
     states = make_states()
     step(states, (0, 1, 0, [1, 2]))
     step(states, (1, 2, 2, [3, 4]))
     assert step(states, (2, 1, 0, [7])) == [(7, 0)]
     with pytest.raises(AssertionError, match="no state up to token"):
-        step(states, (1, 2, 4, [1]))  # that was the other one's
+        step(states, (1, 2, 4, [1]))  # belongs to the other one
 
 
-def test_a_step_that_failed_can_be_run_again_in_parts() -> None:
+def test_failed_step_can_be_repeated_in_parts() -> None:
     states = make_states()
     step(states, (0, 1, 0, [1, 2]), (0, 2, 0, [10, 20]))
     assert step(states, (1, 3, 2, [3]), (2, 4, 2, [30])) == [(6, 1), (60, 10)]
@@ -71,12 +71,12 @@ def test_a_step_that_failed_can_be_run_again_in_parts() -> None:
     assert step(states, (3, 1, 3, [4]), (4, 2, 3, [40])) == [(10, 2), (100, 20)]
 
 
-def test_padding_disturbs_nobody() -> None:
+def test_padding_changes_no_state() -> None:
     states = make_states()
     step(states, (0, 1, 0, [1, 2]))
     step(states, (0, 0, 0, [9]), (0, 0, 0, [8]), (0, 0, 0, [7, 7]))
     assert step(states, (1, 2, 2, [3])) == [(6, 1)]
 
 
-def test_what_they_take_is_counted() -> None:
+def test_memory_of_states_is_counted() -> None:
     assert StateLayout(SHAPES, frozenset()).num_bytes(8) == (8 + 2) * (3 + 1) * 4

@@ -1,4 +1,4 @@
-"""Two ranks on a CPU compute what one computes: the same weights and pages, cut by heads."""
+"""Two ranks on a CPU give the results of one: the same weights and pages, split by heads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from triptych.workers.execute.model.step_runner import trash_decodes, trash_pref
 from triptych.workers.execute.scheduling.moves import Moves
 from triptych.workers.execute.step import StepInputs
 
-# So few pages that sequences are swapped out and in again: moves of pages are orders too.
+# So few pages that sequences are swapped, because page moves are commands to the ranks too.
 PAGE_SIZE, NUM_PAGES, HOST_PAGES = 4, 24, 16
 
 
@@ -56,7 +56,7 @@ def runner_of(folder: Path, run_dir: Path, num_ranks: int, **model: Any) -> Iter
 
 
 def greedy(runner: TorchRunner) -> tuple[dict[Any, list[int]], int]:
-    """What five prompts of different lengths get, of two adapters and of none, and how often one was swapped."""
+    """Tokens for five prompts of different lengths, with two adapters and without, and the number of swaps."""
     scheduler = make_scheduler(num_pages=NUM_PAGES, page_size=PAGE_SIZE, host_pages=HOST_PAGES, preemption="swap")
     engine = Engine(scheduler, runner)
     sequences = make_sequences(5, num_tokens=20, max_tokens=24)
@@ -68,11 +68,11 @@ def greedy(runner: TorchRunner) -> tuple[dict[Any, list[int]], int]:
 
 
 @pytest.mark.slow
-def test_two_ranks_say_what_one_says_until_one_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that two ranks show, since it takes seconds to start them. Another family does what one rank does in
+def test_two_ranks_give_the_tokens_of_one_until_one_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All checks with two ranks in one test, because starting them takes seconds. Another family is compared in
     tests/pipeline/test_tensor_parallel.py.
     """
-    folder = make_tiny_model("glm4", tmp_path / "checkpoint", **LLAMA_LIKE)  # whose ranks get all of an MLP's inputs
+    folder = make_tiny_model("glm4", tmp_path / "checkpoint", **LLAMA_LIKE)  # whose ranks get all inputs of an MLP
     targets = ((*ATTENTION, "gate_up_proj", "down_proj"), ("q_proj", "down_proj"))
     adapters = [
         make_adapter(tmp_path / f"a{i}", folder, rank=3 + 5 * i, seed=i, targets=names)
@@ -101,7 +101,7 @@ def test_two_ranks_say_what_one_says_until_one_dies(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_each_rank_takes_its_share_of_weights_in_fp8(tmp_path: Path) -> None:
+def test_each_rank_takes_its_share_of_fp8_weights(tmp_path: Path) -> None:
     folder, _ = make_fp8_pair("qwen3_moe", "blocks", tmp_path, hidden_size=160, moe_intermediate_size=136)
     prompt = replace(trash_prefill(16), token_ids=np.arange(3, 19, dtype=np.int32))
     logits = []
@@ -116,7 +116,7 @@ def heads_of(runner: TorchRunner) -> set[int]:
 
 
 def check_death(runner: TorchRunner, deaths: queue.Queue[tuple[int, int]]) -> None:
-    """The death of a rank is told, and ends the step."""
+    """The death of a rank is reported, and ends the step."""
     assert isinstance(runner, LeadingRunner)
     runner.ranks._children[0].kill()
     assert deaths.get(timeout=20) == (1, -signal.SIGKILL)
@@ -133,7 +133,7 @@ def check_death(runner: TorchRunner, deaths: queue.Queue[tuple[int, int]]) -> No
         ("gpt2", {}, 2, "'gpt2' has no tensor-parallel plan"),
     ],
 )
-def test_model_that_cannot_be_cut_is_refused(
+def test_model_that_cannot_be_split_is_refused(
     family: str, overrides: dict[str, Any], size: int, reason: str, tmp_path: Path
 ) -> None:
     folder = make_tiny_model(family, tmp_path / "checkpoint", **overrides)
@@ -141,7 +141,7 @@ def test_model_that_cannot_be_cut_is_refused(
         pass
 
 
-def test_kernels_of_one_rank_are_refused(tmp_path: Path) -> None:
+def test_single_rank_kernels_are_refused(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "checkpoint")
     with (
         pytest.raises(ConfigError, match="backend is 'native' and tensor_parallel_size 2"),
@@ -150,7 +150,7 @@ def test_kernels_of_one_rank_are_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_orders_come_back_as_they_were() -> None:
+def test_commands_survive_encoding() -> None:
     step = with_adapter(trash_decodes(3))
     again, plain = (decode_order(msgpack.unpackb(encode_order(order))) for order in (step, trash_decodes(3)))
     assert isinstance(plain, StepInputs)

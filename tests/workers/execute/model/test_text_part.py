@@ -1,4 +1,4 @@
-"""Models that also see: their text part runs by itself, and says what the whole model says to a text."""
+"""Vision models: their text part runs alone, and gives the whole model's answers to texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PICTURES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
 _VIT = {**_PICTURES, "image_size": 28, "patch_size": 14}
 _QWEN_VIT = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text model, and of the whole
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text model, and of the whole one
     "gemma3": (
         {
             "model_type": "gemma3_text",
@@ -109,8 +109,8 @@ def make_seeing(family: str, folder: Path) -> Any:
     return model.eval()
 
 
-def say(folder: Path, requests: list[Sequence], **options: Any) -> tuple[list[list[int]], ModelCard]:
-    """The output tokens of each request by the checkpoint's runner, and its card."""
+def greedy_tokens(folder: Path, requests: list[Sequence], **options: Any) -> tuple[list[list[int]], ModelCard]:
+    """The output tokens of each request with the checkpoint's runner, and its model card."""
     runner, card = build_runner(
         ModelConfig(model=str(folder), device="cpu", **options), CacheConfig(num_pages=64), SchedulerConfig(),
         model_dir=folder, run_dir=folder.parent, progress=lambda done, total: None,
@@ -132,41 +132,43 @@ def expected(model: Any) -> list[list[int]]:
     ("family", "backend"),
     list(product([*MODELS, *RECURRENT], ["native", "transformers"])),
 )
-def test_greedy_tokens_are_those_of_the_whole_model(
+def test_greedy_tokens_equal_those_of_the_whole_model(
     family: str, backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     whole = make_seeing(family, tmp_path / "model")
-    outputs, card = say(tmp_path / "model", requests(), backend=backend)
+    outputs, card = greedy_tokens(tmp_path / "model", requests(), backend=backend)
     assert outputs == expected(whole)
     assert card.backend.startswith(backend)
     assert card.num_parameters < sum(parameter.numel() for parameter in whole.parameters())
-    assert "UNEXPECTED" not in caplog.text, "that a model sees is no news to a log"
+    assert "UNEXPECTED" not in caplog.text, "unused vision weights are not logged"
 
 
 @pytest.mark.parametrize("backend", ["native", "transformers"])
-def test_a_head_of_its_own_is_taken_whatever_the_config_says(backend: str, tmp_path: Path) -> None:
-    """Mistral 3 is tied by default, and its config.json says nothing of it where it is not."""
+def test_separate_head_is_used_even_if_the_config_does_not_mention_it(backend: str, tmp_path: Path) -> None:
+    """Mistral 3 is tied by default, and its config.json does not say when it is not."""
     whole = make_seeing("mistral3", tmp_path / "model")
     file = tmp_path / "model" / "config.json"
     config = json.loads(file.read_text())
     assert config.pop("tie_word_embeddings") is False
     file.write_text(json.dumps(config))
-    assert say(tmp_path / "model", requests(), backend=backend)[0] == expected(whole)
+    assert greedy_tokens(tmp_path / "model", requests(), backend=backend)[0] == expected(whole)
 
 
-def test_an_adapter_of_the_whole_model_is_one_of_its_text_part(tmp_path: Path) -> None:
+def test_adapter_of_the_whole_model_works_on_its_text_part(tmp_path: Path) -> None:
     checkpoint, adapter = tmp_path / "model", tmp_path / "adapter"
     whole = make_seeing("qwen3_vl", checkpoint)
     make_adapter(adapter, checkpoint, targets=("gate_proj", "up_proj", "down_proj"))
     merged = AutoModelForImageTextToText.from_pretrained(merge(checkpoint, adapter, tmp_path / "merged"))
-    outputs, _ = say(checkpoint, [adapt(request, 1) for request in requests()], lora_modules=(f"a={adapter}",))
+    outputs, _ = greedy_tokens(
+        checkpoint, [adapt(request, 1) for request in requests()], lora_modules=(f"a={adapter}",)
+    )
     assert outputs == expected(merged)
     assert outputs != expected(whole)
 
 
 @pytest.mark.parametrize("prefix", ["language_model.", "model.language_model.", ""])
-def test_names_are_those_of_a_model_of_text_alone(prefix: str) -> None:
+def test_tensor_names_are_those_of_a_text_model(prefix: str) -> None:
     inner = "model." if prefix != "model.language_model." else ""
     stored = [f"{prefix}{inner}norm.weight", f"{prefix}{inner}layers.0.mlp.up_proj.weight"]
     others = ["visual.a.weight", "vision_tower.b.weight"]

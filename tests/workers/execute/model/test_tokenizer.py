@@ -25,13 +25,13 @@ def test_both_files_are_written(folder: Path, tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("Grüße 🙂").ids) == "Grüße 🙂"
 
 
-def test_facts_are_those_of_the_tokenizer(folder: Path, tmp_path: Path) -> None:
+def test_facts_match_the_tokenizer(folder: Path, tmp_path: Path) -> None:
     facts = export(folder, tmp_path)
     assert (facts.vocab_size, facts.bos_token_id, facts.chat_template) == (259, 1, CHAT_TEMPLATE)
     assert facts.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
-def test_added_tokens_count_up_to_the_greatest_id(tmp_path: Path) -> None:
+def test_vocabulary_size_includes_the_greatest_added_token(tmp_path: Path) -> None:
     tokenizer = make_tiny_tokenizer()
     tokenizer.add_tokens(["<|tool|>"])
     tokenizer.save_pretrained(tmp_path / "model")
@@ -39,10 +39,10 @@ def test_added_tokens_count_up_to_the_greatest_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_in_vocabulary", [False, True])
-def test_added_tokens_that_the_model_has_not_are_plain_text(
+def test_added_tokens_beyond_the_model_are_plain_text(
     is_in_vocabulary: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As Gemma 3 without its eyes: its tokenizer knows one more token than the model, the placeholder of an image."""
+    """Like Gemma 3 without its vision part: its tokenizer has one token more than the model, the image placeholder."""
     tokenizer = make_tiny_tokenizer()
     tokenizer.add_tokens(["<image>"], special_tokens=True)
     tokenizer.save_pretrained(tmp_path / "model")
@@ -60,15 +60,13 @@ def test_added_tokens_that_the_model_has_not_are_plain_text(
 
 
 @pytest.mark.parametrize("vocab_size", [258, 2])
-def test_a_tokenizer_of_another_model_is_refused_with_both_numbers(
-    vocab_size: int, folder: Path, tmp_path: Path
-) -> None:
+def test_tokenizer_of_another_model_is_refused_with_both_numbers(vocab_size: int, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"the tokenizer has 259 ids and the model {vocab_size}"):
         export(folder, tmp_path, vocab_size=vocab_size)
     assert not (tmp_path / FACTS_FILE).exists()
 
 
-def test_a_token_that_ends_answers_must_be_in_the_model(tmp_path: Path) -> None:
+def test_end_token_must_be_in_the_model(tmp_path: Path) -> None:
     tokenizer = make_tiny_tokenizer()
     tokenizer.add_special_tokens({"eos_token": "<end>"})
     tokenizer.save_pretrained(tmp_path / "model")
@@ -76,7 +74,7 @@ def test_a_token_that_ends_answers_must_be_in_the_model(tmp_path: Path) -> None:
         export(tmp_path / "model", tmp_path, vocab_size=259)
 
 
-def test_truncation_and_padding_are_left_out(folder: Path, tmp_path: Path) -> None:
+def test_truncation_and_padding_are_not_exported(folder: Path, tmp_path: Path) -> None:
     file = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.enable_truncation(4)
@@ -86,12 +84,12 @@ def test_truncation_and_padding_are_left_out(folder: Path, tmp_path: Path) -> No
     assert len(Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE)).encode("twenty characters ..").ids) == 20
 
 
-def test_template_in_a_file_of_its_own_is_found(folder: Path, tmp_path: Path) -> None:
+def test_template_in_a_separate_file_is_found(folder: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ 'apart' }}")
     assert export(folder, tmp_path).chat_template == "{{ 'apart' }}"
 
 
-def test_of_several_templates_the_default_is_taken(folder: Path, tmp_path: Path) -> None:
+def test_default_template_of_several_is_used(folder: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     edit_tokenizer_config(
         folder, chat_template=[{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
@@ -104,7 +102,7 @@ def test_tokenizer_without_a_template_has_none(folder: Path, tmp_path: Path) -> 
     assert export(folder, tmp_path).chat_template is None
 
 
-def test_directory_without_a_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
+def test_directory_without_a_tokenizer_is_an_error_with_the_missing_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer: none of tokenizer\.json"):
         export(tmp_path, tmp_path)
     assert not (tmp_path / FACTS_FILE).exists()
@@ -116,7 +114,7 @@ def test_damaged_tokenizer_is_an_error(folder: Path, tmp_path: Path) -> None:
         export(folder, tmp_path)
 
 
-def test_tokenizer_that_is_python_code_only_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_in_python_code_only_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[UNK]\n[PAD]\n[SEP]\n[CLS]\n[MASK]\nhello\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ProphetNetTokenizer"}))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "prophetnet"}))

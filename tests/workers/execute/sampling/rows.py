@@ -18,7 +18,7 @@ def make_row(
     stop_ids: frozenset[int] = frozenset(),
     **params: Any,
 ) -> Sequence:
-    """A sequence with these tokens, about to be given its next one."""
+    """A sequence with these tokens, about to get its next one."""
     prompt, output = prompt or [1], output or []
     return Sequence(
         key=(0, 0),

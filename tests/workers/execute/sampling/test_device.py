@@ -1,4 +1,4 @@
-"""Sampling without the host says what sampling with it says."""
+"""Sampling on the device gives the same tokens as sampling on the host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", ["greedy", "drawn", "cut"])
-def test_the_device_chooses_what_the_host_would(kind: str) -> None:
+def test_device_samples_the_same_tokens_as_the_host(kind: str) -> None:
     for seed in range(20):
         rows = [make_row([1, 2, 3], seed=7 * seed + i, **params) for i, params in enumerate(ROWS[kind])]
         torch.manual_seed(seed)
@@ -49,7 +49,7 @@ def test_the_device_chooses_what_the_host_would(kind: str) -> None:
         assert chosen.tolist() == Sampler(()).sample(logits, rows).token_ids.tolist()
 
 
-def test_a_whole_row_in_order_has_ties_by_rising_id() -> None:
+def test_ties_of_a_fully_sorted_row_are_in_order_of_their_ids() -> None:
     torch.manual_seed(0)
     scores = torch.randint(-20, 0, (5, VOCAB_SIZE)).float().to(DEVICE)
     scores[1, ::3] = -torch.inf
@@ -62,7 +62,7 @@ def test_a_whole_row_in_order_has_ties_by_rising_id() -> None:
 
 
 @pytest.mark.parametrize("num_logits", [1, 2 * VOCAB_SIZE, 7 * VOCAB_SIZE])
-def test_rows_that_are_sorted_in_parts_say_the_same(num_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_sorted_in_parts_give_the_same_tokens(num_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [make_row([1, 2, 3], seed=i, **params) for i, params in enumerate(ROWS["cut"])]
     logits = 4 * torch.randn(len(rows), VOCAB_SIZE).to(DEVICE)
     table = torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
@@ -75,8 +75,8 @@ def test_rows_that_are_sorted_in_parts_say_the_same(num_logits: int, monkeypatch
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["greedy", "drawn", "cut"])
-def test_of_the_whole_vocabulary_of_a_model_the_same_is_chosen_in_a_graph_too(kind: str) -> None:
-    """In the size that is served, where other kernels of sums and sorts are taken."""
+def test_full_vocabulary_of_a_model_gives_the_same_tokens_in_a_graph_too(kind: str) -> None:
+    """In the size that is served, where torch uses other kernels for sums and sorts."""
     vocab_size, num_rows = 151_936, 40
     rows = [make_row([1, 2, 3], seed=i, **params) for i, params in zip(range(num_rows), cycle(ROWS[kind]))]
     logits = 4 * torch.randn(num_rows, vocab_size, device=DEVICE)
@@ -96,7 +96,7 @@ def test_of_the_whole_vocabulary_of_a_model_the_same_is_chosen_in_a_graph_too(ki
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what runs inside."""
+    """Counts the operators that run inside it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -107,14 +107,14 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return operator(*args, **(kwargs or {}))
 
 
-def test_a_whole_row_is_sorted_once() -> None:
+def test_whole_row_is_sorted_once() -> None:
     scores = torch.randn(2, VOCAB_SIZE)
     with Operators() as operators:
         in_order(scores, VOCAB_SIZE)
     assert operators.counts == {"sort": 1}
 
 
-def test_a_row_does_not_depend_on_the_kind_its_company_asks_for() -> None:
+def test_row_does_not_depend_on_the_sampling_of_its_batch() -> None:
     rows = [make_row([1, 2], seed=i, temperature=1.0) for i in range(50)]
     logits, table = torch.randn(50, VOCAB_SIZE).to(DEVICE), torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
     drawn, cut = (sample(logits, table, kind).token_ids for kind in (SamplingKind.DRAWN, SamplingKind.CUT))
@@ -122,7 +122,7 @@ def test_a_row_does_not_depend_on_the_kind_its_company_asks_for() -> None:
 
 
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT])
-def test_a_row_that_is_not_a_number_shows_and_spoils_no_other(kind: SamplingKind) -> None:
+def test_nan_row_is_reported_and_spoils_no_other(kind: SamplingKind) -> None:
     rows = [make_row([1, 2], seed=i, temperature=1.0, top_k=9) for i in range(3)]
     logits, table = torch.randn(3, VOCAB_SIZE).to(DEVICE), torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
     expected = sample(logits.clone(), table, kind).token_ids

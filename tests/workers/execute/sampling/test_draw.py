@@ -1,4 +1,4 @@
-"""The exact weights behind the draws, against transformers' processors."""
+"""The exact weights behind the samples, compared with transformers' processors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def by_transformers(logits: torch.Tensor, temperature: float, top_k: int, top_p:
 
 
 def probabilities(logits: torch.Tensor, filters: Filters, num_candidates: int) -> torch.Tensor:
-    """What the weights of one row come to, [V]."""
+    """The normalised weights of one row, [V]."""
     scores = (logits - logits.max()) / filters.temperature
     if filters.top_k.item() == V and filters.top_p.item() == 1:
         weights = whole_weights(scores, filters)[0].double()
@@ -79,13 +79,13 @@ def test_number_of_candidates_changes_nothing(num_candidates: int) -> None:
     assert torch.equal(observed, probabilities(logits, filters, V))
 
 
-def test_ties_at_the_edge_of_the_candidates_ask_for_more() -> None:
+def test_ties_at_the_edge_of_the_candidates_need_more_candidates() -> None:
     scores = torch.tensor([[0.0, -1.0, -1.0, -1.0, -1.0, -2.0]])
     candidates = cut_candidates(scores, make_filters(top_k=2), 3)
     assert not candidates.complete.any()
 
 
-def test_ties_have_one_order_whatever_the_candidates() -> None:
+def test_ties_have_the_same_order_for_any_candidates() -> None:
     logits = torch.tensor([[2.0, 1.0] + [1.5] * 300 + [1.0] * 198])
     uniforms = torch.full((1, 1), 0.5, dtype=torch.float64)
     tokens = {int(draw(logits, make_filters(top_p=p), uniforms)[0]) for p in (0.99, 0.999)}
@@ -94,7 +94,7 @@ def test_ties_have_one_order_whatever_the_candidates() -> None:
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2.0**-53])
 @pytest.mark.parametrize("filters", [make_filters(), make_filters(top_p=0.99)], ids=["whole", "cut"])
-def test_the_ends_of_the_unit_interval_draw_tokens_with_weight(uniform: float, filters: Filters) -> None:
+def test_ends_of_the_unit_interval_choose_tokens_with_weight(uniform: float, filters: Filters) -> None:
     logits = torch.zeros(1, V)
     logits[0, 0] = logits[0, -1] = -torch.inf
     token = int(draw(logits, filters, torch.full((1, 1), uniform, dtype=torch.float64))[0])
@@ -112,7 +112,7 @@ def test_long_row_is_bit_identical_alone_and_in_a_batch() -> None:
 
 @pytest.mark.parametrize("vocab_size", [1, 127, 128, 129, 5000])
 @pytest.mark.parametrize("share", [1.0, 0.02], ids=["all", "few"])
-def test_blocks_choose_what_one_cumulative_sum_does(vocab_size: int, share: float) -> None:
+def test_blocks_choose_the_token_of_a_single_cumulative_sum(vocab_size: int, share: float) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
     weights = torch.rand(400, vocab_size, generator=generator) * (torch.rand(vocab_size, generator=generator) < share)
     weights[:, 0] += 1e-3
@@ -121,7 +121,7 @@ def test_blocks_choose_what_one_cumulative_sum_does(vocab_size: int, share: floa
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
-def test_the_ends_never_choose_a_block_or_a_place_without_weight(uniform: float) -> None:
+def test_ends_never_choose_a_block_or_a_place_without_weight(uniform: float) -> None:
     weights = torch.zeros(300, 1000)
     rows, places = torch.arange(300), torch.arange(300) * 3 + 50
     weights[rows, places] = torch.rand(300, generator=torch.Generator().manual_seed(0)) + 0.1
@@ -131,7 +131,7 @@ def test_the_ends_never_choose_a_block_or_a_place_without_weight(uniform: float)
 
 @pytest.mark.parametrize("vocab_size", [5000, 128 * 100, 20_001])
 @pytest.mark.parametrize("levels", [7, 10**9], ids=["ties", "no ties"])
-def test_the_greatest_are_found_in_order(vocab_size: int, levels: int) -> None:
+def test_greatest_values_are_found_in_order(vocab_size: int, levels: int) -> None:
     scores = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(2))
     scores = (scores * levels / 4).round() / levels
     scores[1, 10:] = -torch.inf
@@ -139,6 +139,6 @@ def test_the_greatest_are_found_in_order(vocab_size: int, levels: int) -> None:
     values, ids = in_order(scores, 20)
     expected = scores.sort(dim=-1, descending=True, stable=True)
     assert torch.equal(values, expected.values[:, :20])
-    is_above = values > values[:, -1:]  # which of those that tie with the last are there is open
+    is_above = values > values[:, -1:]  # which of those that tie with the last are included is undefined
     assert torch.equal(ids[is_above], expected.indices[:, :20][is_above])
     assert torch.equal(scores.gather(1, ids), values)

@@ -1,4 +1,4 @@
-"""Grammars in the sampler: a masked row is sampled as if the forbidden tokens did not exist, the others as ever."""
+"""Grammars in the sampler: a masked row is sampled as if the forbidden tokens did not exist; others are unaffected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PARAMS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
-def test_a_masked_row_is_that_of_logits_without_the_forbidden(params: dict[str, Any]) -> None:
+def test_masked_row_is_sampled_like_logits_without_the_forbidden_tokens(params: dict[str, Any]) -> None:
     allowed = (7, 100, 1234, 2998)
     without = torch.full((1, V), -torch.inf)
     logits = make_logits()
@@ -59,7 +59,7 @@ def test_a_masked_row_is_that_of_logits_without_the_forbidden(params: dict[str, 
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
-def test_a_masked_neighbour_changes_nothing(params: dict[str, Any]) -> None:
+def test_masked_neighbour_changes_nothing(params: dict[str, Any]) -> None:
     logits = make_logits(3)
     alone = sample(logits[1:2], row(None, **params)).token_ids
     mixed = sample(logits, row(Only(3)), row(None, **params), row(Only(), temperature=1.0))
@@ -68,7 +68,7 @@ def test_a_masked_neighbour_changes_nothing(params: dict[str, Any]) -> None:
     assert mixed.failed == {2: "the grammar failed: nothing fits"}
 
 
-def test_logprobs_are_the_raw_models() -> None:
+def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = make_logits()
     result = sample(logits, row(Only(9), logprobs=2))
     reference = logits[0].log_softmax(-1)
@@ -76,7 +76,7 @@ def test_logprobs_are_the_raw_models() -> None:
     assert result.logprobs[0].token_ids.tolist() == reference.topk(2).indices.tolist()
 
 
-def test_min_tokens_keeps_the_end_away_while_the_grammar_leaves_something_else() -> None:
+def test_min_tokens_prevents_the_end_while_the_grammar_allows_another_token() -> None:
     logits = make_logits()
     logits[0, EOS] = 100.0
     assert sample(logits, row(Only(EOS, 9))).token_ids == [EOS]
@@ -84,19 +84,19 @@ def test_min_tokens_keeps_the_end_away_while_the_grammar_leaves_something_else()
 
 
 @pytest.mark.parametrize("stop_ids", [frozenset(), frozenset({EOS, 9})])
-def test_min_tokens_gives_way_where_the_grammar_leaves_nothing_else(stop_ids: frozenset[int]) -> None:
+def test_min_tokens_gives_way_if_the_grammar_only_allows_the_end(stop_ids: frozenset[int]) -> None:
     left = max(stop_ids, default=EOS)
     result = sample(make_logits(), row(Only(left), min_tokens=5, stop_ids=stop_ids))
     assert (result.token_ids.tolist(), result.failed) == ([left], {})
 
 
-def test_ids_that_the_mask_does_not_know_are_forbidden() -> None:
+def test_ids_beyond_the_mask_are_forbidden() -> None:
     logits = make_logits()
     logits[0, 2500] = 100.0
     assert sample(logits, row(Only(4, 5, vocab_size=2000))).token_ids[0] in (4, 5)
 
 
-def test_a_row_without_a_finite_logit_left_fails_alone() -> None:
+def test_row_without_a_finite_logit_left_fails_alone() -> None:
     logits = make_logits(2)
     logits[0, 4] = -torch.inf
     result = sample(logits, row(Only(4)), row(None))

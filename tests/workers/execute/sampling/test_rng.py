@@ -12,7 +12,7 @@ def test_number_is_a_function_of_seed_and_position() -> None:
 
 
 def test_numbers_never_change() -> None:
-    """A request that is recovered by a newer version continues as it began."""
+    """A request recovered by a newer version continues as it began."""
     by_python_integers = [0.28176129772258496, 0.2191151301314187, 0.5268763636163535]
     assert uniforms([0, 1, 2**63 - 1], [0, 5, 4096]).tolist() == by_python_integers
 

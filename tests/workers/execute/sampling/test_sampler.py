@@ -34,11 +34,11 @@ def sample(logits: torch.Tensor, *rows: Sequence) -> StepResult:
     return Sampler((EOS,)).sample(logits.clone(), rows)
 
 
-NUM_DRAWS = 12_000  # a probability that is a tenth off shows from 0.2 on, a filter that cuts elsewhere at once
+NUM_DRAWS = 12_000  # shows a probability that is a tenth off from 0.2 on, and at once a filter that cuts elsewhere
 
 
 def frequencies(logits: torch.Tensor, count: int = NUM_DRAWS, **params: Any) -> torch.Tensor:
-    """How often each token comes, over ``count`` seeds: [V]."""
+    """The share of each token over ``count`` seeds: [V]."""
     rows = [make_row(PROMPT, OUTPUT, seed=seed, **params) for seed in range(count)]
     tokens = sample(logits.expand(count, -1), *rows).token_ids
     return torch.from_numpy(np.bincount(tokens, minlength=logits.shape[-1]) / count)
@@ -74,17 +74,17 @@ COMBINATIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("params", COMBINATIONS, ids=str)
-def test_tokens_come_as_often_as_in_transformers(params: dict[str, Any]) -> None:
+def test_token_frequencies_equal_transformers(params: dict[str, Any]) -> None:
     logits = make_logits()
     expected = by_transformers(logits, **params)
     observed = frequencies(logits, **params)
-    assert observed[expected == 0].sum() == 0  # what is filtered out never comes
+    assert observed[expected == 0].sum() == 0  # filtered tokens are never sampled
     deviation = (observed - expected).abs() / (expected * (1 - expected) / NUM_DRAWS).sqrt().clamp_min(1e-4)
     assert deviation.max() < 5
 
 
 @pytest.mark.parametrize("params", [*COMBINATIONS, {}, {"repetition_penalty": 1.5}], ids=str)
-def test_row_is_the_same_alone_and_among_others(params: dict[str, Any]) -> None:
+def test_row_is_the_same_alone_and_in_a_batch(params: dict[str, Any]) -> None:
     logits = make_logits(12)
     others = [make_row(seed=9, **mate) for mate in [*COMBINATIONS, {}, {"top_k": 3, "temperature": 2.0}]]
     alone = [sample(logits[i : i + 1], make_row(seed=i, **params)).token_ids[0] for i in range(3)]
@@ -109,7 +109,7 @@ def test_same_seed_and_position_give_the_same_token() -> None:
     assert len(tokens) == 1
 
 
-def test_next_position_draws_anew() -> None:
+def test_next_position_samples_anew() -> None:
     logits = make_logits()
     tokens = {sample(logits, make_row([1] * n, seed=4, temperature=5.0)).token_ids[0] for n in range(1, 30)}
     assert len(tokens) > 10
@@ -131,13 +131,13 @@ def test_top_p_keeps_the_token_that_crosses_it() -> None:
     assert (frequencies(logits, 2000, temperature=1.0, top_p=0.6) > 0).tolist() == [True, True, False]
 
 
-def test_top_k_keeps_all_that_tie() -> None:
+def test_top_k_keeps_all_tied_tokens() -> None:
     logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])
     assert (frequencies(logits, 2000, temperature=1.0, top_k=2) > 0).tolist() == [True, True, True, True, False]
 
 
 def test_wide_vocabulary_with_a_flat_top_p_is_exact() -> None:
-    """The first candidates do not hold the nucleus: more are taken."""
+    """The first candidates do not contain the nucleus, so more are taken."""
     logits = make_logits(vocab_size=5000) / 10
     expected = by_transformers(logits, temperature=1.0, top_p=0.9)
     observed = frequencies(logits, 4000, temperature=1.0, top_p=0.9)
@@ -173,25 +173,25 @@ def test_bias_adds_to_the_logit_and_ignores_ids_beyond_the_vocabulary() -> None:
     assert sample(logits, make_row(logit_bias={0: 1.5, 1: 1.5, 2: -5.0, 9999: 100.0})).token_ids[0] == 1
 
 
-def test_min_tokens_hold_back_eos_and_stop_ids() -> None:
+def test_min_tokens_prevents_eos_and_stop_ids() -> None:
     logits = torch.tensor([[0.0, 1.0, 9.0, 8.0]])
     early = make_row(output=[0], min_tokens=2, stop_ids=frozenset({EOS, 3}))
     late = make_row(output=[0, 0], min_tokens=2, stop_ids=frozenset({EOS, 3}))
     assert sample(logits.expand(2, -1), early, late).token_ids.tolist() == [1, EOS]
 
 
-def test_bias_cannot_bring_back_what_min_tokens_hold_back() -> None:
+def test_bias_cannot_restore_tokens_that_min_tokens_prevents() -> None:
     row = make_row(min_tokens=2, logit_bias={EOS: 100.0})
     assert sample(torch.tensor([[0.0, 1.0, 9.0]]), row).token_ids[0] == 1
 
 
-def test_held_back_token_is_never_drawn() -> None:
+def test_prevented_token_is_never_sampled() -> None:
     logits = torch.full((1, 4), -50.0)
     logits[0, EOS] = 50.0
     assert frequencies(logits, 3000, temperature=1.0, min_tokens=9)[EOS] == 0
 
 
-def test_logprobs_are_those_of_the_raw_model() -> None:
+def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = make_logits(2)
     asked = make_row(PROMPT, OUTPUT, logprobs=4, temperature=2.0, top_k=3, repetition_penalty=2.0, logit_bias={9: 5.0})
     result = sample(logits, make_row(), asked)
@@ -209,8 +209,8 @@ def test_logprobs_of_zero_alternatives_give_the_chosen_only() -> None:
     assert len(result.logprobs[0].token_ids) == 0
 
 
-def test_rows_that_want_as_many_logprobs_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device is waited for each time it is asked. Each row gets what it gets alone."""
+def test_rows_with_equal_numbers_of_logprobs_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each computation waits for the device. Each row gets what it gets alone."""
     rows = [make_row(seed=i, temperature=1.0, logprobs=count) for i, count in enumerate((2, 5, None, 2))]
     logits, topk, num_asked = make_logits(4), torch.Tensor.topk, 0
     alone = [sample(logits[i : i + 1], row).logprobs.get(0) for i, row in enumerate(rows)]
@@ -248,7 +248,7 @@ def test_row_with_no_token_left_fails() -> None:
     assert "no token can be chosen" in result.failed[0]
 
 
-def test_logit_of_minus_infinity_is_legal_and_never_drawn() -> None:
+def test_logit_of_minus_infinity_is_valid_and_never_sampled() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 0.0]])
     assert frequencies(logits, 1000, temperature=1.0)[1] == 0
 

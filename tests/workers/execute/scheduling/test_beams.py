@@ -1,4 +1,4 @@
-"""Beams of one search share pages, copy before they write, and bring its hypotheses whatever is done to them."""
+"""Beams of one search share pages, copy before they write, and always find its hypotheses."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ STOPS = frozenset({5, 11, 23, 42, 60, 77})
 
 
 def search(engine: Engine, *, max_steps: int = 5000) -> tuple[dict[Key, Hypothesis], list[StepOutputs]]:
-    """All hypotheses of an engine that is run until nothing is left to do."""
+    """All hypotheses of an engine that runs until nothing is left to do."""
     found: dict[Key, Hypothesis] = {}
     steps: list[StepOutputs] = []
     while engine.has_work:
         assert len(steps) < max_steps
         step = engine.step()
-        assert step is not None, "sequences are live, and nothing was planned"
+        assert step is not None, "sequences are live, but nothing was planned"
         engine.check()
         steps.append(step)
         found.update(step.progress.hypotheses)
@@ -57,7 +57,7 @@ def test_hypotheses_do_not_depend_on_pages(num_beams: int, num_tokens: int, page
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.0])
-def test_all_ends_of_a_search(early_stopping: bool | str, length_penalty: float) -> None:
+def test_all_endings_of_a_search(early_stopping: bool | str, length_penalty: float) -> None:
     options: dict[str, Any] = {"early_stopping": early_stopping, "length_penalty": length_penalty}
     beams = make_beams(0, 3, num_tokens=6, max_tokens=20, stop_ids=STOPS, **options)
     found, _ = search(make_engine(*beams))
@@ -66,8 +66,8 @@ def test_all_ends_of_a_search(early_stopping: bool | str, length_penalty: float)
     assert scores == sorted(scores, reverse=True)
 
 
-def test_beams_share_what_they_have_in_common() -> None:
-    """Ten pages of prompt are held once, and what each says is at most two pages of four tokens."""
+def test_beams_share_their_common_prefix() -> None:
+    """Ten pages of prompt are held once, and each beam's own tokens fill at most two pages of four tokens."""
     beams = make_beams(0, 4, num_tokens=40, max_tokens=6)
     engine = make_engine(*beams, prefill_chunk=64)
     held = []
@@ -78,8 +78,8 @@ def test_beams_share_what_they_have_in_common() -> None:
     assert engine.stats.sharing >= 1
 
 
-def test_a_page_is_copied_only_while_others_hold_it() -> None:
-    """The last one that goes on from a half-full page writes to it in place."""
+def test_page_is_copied_only_while_others_hold_it() -> None:
+    """The last beam that continues from a half-full page writes to it in place."""
     beams = make_beams(0, 3, num_tokens=6, max_tokens=4)
     engine = make_engine(*beams)
     _, steps = search(engine)
@@ -91,7 +91,7 @@ def test_a_page_is_copied_only_while_others_hold_it() -> None:
 
 @pytest.mark.parametrize("num_pages", [12, 14, 17])
 @pytest.mark.parametrize("prefix_cache", [False, True], ids=["no cache", "cache"])
-def test_a_search_that_gives_way_starts_again_and_finds_the_same(num_pages: int, prefix_cache: bool) -> None:
+def test_preempted_search_starts_again_and_finds_the_same(num_pages: int, prefix_cache: bool) -> None:
     early = [make_sequence(i, num_tokens=9, max_tokens=20) for i in range(2)]
     beams = make_beams(10, 3, num_tokens=9, max_tokens=9)
     engine = make_engine(*early, *beams, num_pages=num_pages, prefix_cache=prefix_cache)
@@ -102,7 +102,7 @@ def test_a_search_that_gives_way_starts_again_and_finds_the_same(num_pages: int,
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3])
-def test_beams_may_take_their_step_one_after_the_other(budget: int) -> None:
+def test_beams_may_be_computed_in_different_steps(budget: int) -> None:
     beams = make_beams(0, 4, num_tokens=5, max_tokens=8)
     found, steps = search(make_engine(*beams, max_num_batched_tokens=budget))
     assert all(sum(chunk.num_tokens for chunk in step.plan.chunks) <= budget for step in steps)
@@ -110,22 +110,22 @@ def test_beams_may_take_their_step_one_after_the_other(budget: int) -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3])
-def test_a_beam_that_has_taken_its_step_takes_none_until_the_others_have(budget: int) -> None:
-    """It would find the same once more, at the cost of a step, so that only the steps tell."""
+def test_computed_beam_waits_until_the_others_are_computed_too(budget: int) -> None:
+    """It would find the same once more, at the cost of a step, so only the number of steps shows it."""
     beams = make_beams(0, 4, num_tokens=5, max_tokens=8)
     _, steps = search(make_engine(*beams, max_num_batched_tokens=budget))
     computed = [(chunk.key, chunk.start) for step in steps for chunk in step.plan.chunks]
     assert len(set(computed)) == len(computed)
 
 
-def test_two_searches_in_a_pool_for_one_both_end() -> None:
+def test_two_searches_in_a_pool_for_one_both_finish() -> None:
     searches = [make_beams(10 * i, 3, num_tokens=9, max_tokens=9) for i in range(2)]
     found, _ = search(make_engine(*searches[0], *searches[1], num_pages=12, max_num_seqs=5))
     for beams in searches:
         assert_found(found, beams)
 
 
-def test_a_search_that_can_never_fit_is_refused_with_both_numbers() -> None:
+def test_search_that_can_never_fit_is_refused_with_both_numbers() -> None:
     beams = make_beams(0, 3, num_tokens=9, max_tokens=9)
     scheduler = make_scheduler(*beams, num_pages=10)
     plan = scheduler.plan()
@@ -136,7 +136,7 @@ def test_a_search_that_can_never_fit_is_refused_with_both_numbers() -> None:
 
 @pytest.mark.parametrize("which", [0, 2])
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
-def test_the_end_of_one_beam_is_the_end_of_all(which: int, num_steps: int) -> None:
+def test_abort_of_one_beam_ends_all(which: int, num_steps: int) -> None:
     beams = make_beams(0, 3, num_tokens=20, max_tokens=20)
     engine = make_engine(*beams)
     for _ in range(num_steps):
@@ -149,7 +149,7 @@ def test_the_end_of_one_beam_is_the_end_of_all(which: int, num_steps: int) -> No
     assert engine.stats.num_free_pages == engine.stats.num_pages
 
 
-def test_a_failed_beam_fails_its_search() -> None:
+def test_failed_beam_fails_its_search() -> None:
     beams = make_beams(0, 3, num_tokens=5, max_tokens=20)
     engine = make_engine(*beams)
     for _ in range(3):
@@ -161,7 +161,7 @@ def test_a_failed_beam_fails_its_search() -> None:
     assert not engine.has_work
 
 
-def test_beams_and_samples_and_single_sequences_share_their_steps() -> None:
+def test_beams_samples_and_single_sequences_share_steps() -> None:
     beams = make_beams(0, 3, num_tokens=5, max_tokens=10)
     others = [make_sequence(20 + i, num_tokens=5, max_tokens=10) for i in range(3)]
     engine = make_engine(*beams, *others, max_num_seqs=5)
@@ -169,7 +169,7 @@ def test_beams_and_samples_and_single_sequences_share_their_steps() -> None:
     assert all(outputs[s.key] == expected_output(s) for s in others)
 
 
-def test_a_search_of_one_token_takes_one_step() -> None:
+def test_search_of_one_token_takes_one_step() -> None:
     beams = make_beams(0, 4, num_tokens=5, max_tokens=1)
     found, steps = search(make_engine(*beams))
     assert len(steps) == 1

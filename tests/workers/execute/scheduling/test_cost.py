@@ -1,4 +1,4 @@
-"""Costs are learned from steps whose cost we make up."""
+"""Costs are learned from steps with a given cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 
 def cost_ms(work: Work) -> float:
-    """Two milliseconds, 20 us a prompt token, 50 us a decode, 0.1 us a token of context."""
+    """Two milliseconds, 20 us per prompt token, 50 us per decode, 0.1 us per token of context."""
     return 2.0 + 0.02 * work.num_prefill_tokens + 0.05 * work.num_decodes + 1e-4 * work.num_reads
 
 
@@ -47,19 +47,19 @@ def predicted(model: CostModel, work: Work) -> float:
     return value
 
 
-def test_nothing_is_predicted_from_a_few_steps() -> None:
+def test_no_cost_is_predicted_from_a_few_steps() -> None:
     assert trained(num_steps=7).predict(Work(1, 1, 1)) is None
     assert trained(num_steps=7).prefill_tokens(10.0, Work(0, 1, 1)) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_linear_cost_is_found_exactly(seed: int) -> None:
+def test_linear_cost_is_learned_exactly(seed: int) -> None:
     model, rng = trained(seed=seed), random.Random(99)
     for work in itertools.islice(iter(lambda: random_work(rng), None), 20):
         assert predicted(model, work) == pytest.approx(cost_ms(work), rel=1e-3)
 
 
-def test_a_noisy_cost_is_seldom_exceeded() -> None:
+def test_noisy_cost_is_seldom_exceeded() -> None:
     model, rng = trained(noise=0.2), random.Random(5)
     works = [random_work(rng) for _ in range(200)]
     num_exceeded = sum(cost_ms(work) * (1 + 0.2 * rng.random()) > predicted(model, work) for work in works)
@@ -74,7 +74,7 @@ def test_a_few_disturbed_steps_change_little() -> None:
     assert predicted(model, Work(256, 8, 4000)) == pytest.approx(cost_ms(Work(256, 8, 4000)), rel=0.05)
 
 
-def test_a_cost_that_changes_is_learned_anew() -> None:
+def test_changed_cost_is_learned_again() -> None:
     model, rng = trained(), random.Random(3)
     for _ in range(600):
         work = random_work(rng)
@@ -82,14 +82,14 @@ def test_a_cost_that_changes_is_learned_anew() -> None:
     assert predicted(model, Work(100, 4, 2000)) == pytest.approx(3 * cost_ms(Work(100, 4, 2000)), rel=0.02)
 
 
-def test_what_a_prompt_costs_is_not_forgotten_while_nobody_sends_one() -> None:
+def test_cost_of_prompts_is_remembered_while_there_are_none() -> None:
     model = trained()
     for _ in range(2000):
         model.fit(Work(0, 8, 4000), cost_ms(Work(0, 8, 4000)))
     assert predicted(model, Work(512, 8, 4000)) == pytest.approx(cost_ms(Work(512, 8, 4000)), rel=0.02)
 
 
-def test_no_price_is_negative_though_the_steps_would_have_it_so() -> None:
+def test_no_price_is_negative_even_if_the_steps_suggest_it() -> None:
     model = CostModel()
     for size in range(1, 100):
         model.fit(Work(size, 1, 10), 10 - size / 20)
@@ -97,14 +97,14 @@ def test_no_price_is_negative_though_the_steps_would_have_it_so() -> None:
 
 
 @pytest.mark.parametrize("target_ms", [4.0, 6.0, 10.0])
-def test_the_largest_chunk_that_holds_the_target_is_found(target_ms: float) -> None:
+def test_largest_chunk_within_the_target_is_found(target_ms: float) -> None:
     rest = Work(0, 8, 4000)
     num_tokens = trained().prefill_tokens(target_ms, rest)
     assert num_tokens is not None
     assert cost_ms(Work(num_tokens, 8, 4000 + num_tokens)) == pytest.approx(target_ms, rel=0.01)
 
 
-def test_times_that_vary_take_at_most_half_of_the_room() -> None:
+def test_varying_times_reduce_the_chunk_by_at_most_half() -> None:
     rest = Work(0, 8, 4000)
     steady, noisy = trained().prefill_tokens(6.0, rest), trained(noise=1.5).prefill_tokens(9.0, rest)
     assert steady is not None
@@ -112,7 +112,7 @@ def test_times_that_vary_take_at_most_half_of_the_room() -> None:
     assert noisy > 0
 
 
-def test_where_decodes_alone_exceed_the_target_no_token_fits() -> None:
+def test_no_prompt_token_fits_if_decodes_alone_exceed_the_target() -> None:
     assert trained().prefill_tokens(1.0, Work(0, 8, 4000)) == 0
 
 
@@ -120,7 +120,7 @@ def test_where_decodes_alone_exceed_the_target_no_token_fits() -> None:
 
 
 def paced(**options: Any) -> Scheduler:
-    """Four sequences that decode, after their prompts have taught what a step costs."""
+    """Four decoding sequences, after their prompts have taught the cost of a step."""
     decodes = [make_sequence(index, num_tokens=40, max_tokens=400) for index in range(4)]
     size: dict[str, Any] = {"num_pages": 1024, "prefill_chunk": 256, "max_num_seqs": 8}
     scheduler = make_scheduler(*decodes, itl_target_ms=4.0, **size, **options)
@@ -138,7 +138,7 @@ def steps(scheduler: Scheduler) -> Iterator[Plan]:
 
 
 @pytest.mark.parametrize("num_speculative_tokens", [0, 8])
-def test_steps_with_a_long_prompt_hold_the_target_and_use_it(num_speculative_tokens: int) -> None:
+def test_steps_with_a_long_prompt_meet_the_target_and_use_it(num_speculative_tokens: int) -> None:
     guess = {"num_speculative_tokens": num_speculative_tokens, "propose": lambda sequence, count: [1] * count}
     scheduler = paced(**guess)
     scheduler.add(make_sequence(9, num_tokens=2000))
@@ -150,7 +150,7 @@ def test_steps_with_a_long_prompt_hold_the_target_and_use_it(num_speculative_tok
     assert all(plan.has_proposals == (num_speculative_tokens > 0) for plan in plans)
 
 
-def test_without_a_target_a_chunk_is_as_large_as_it_may_be() -> None:
+def test_without_a_target_chunks_have_their_maximum_size() -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=4, max_tokens=99), prefill_chunk=256, num_pages=1024)
     plans = steps(scheduler)
     next(plans)
@@ -158,7 +158,7 @@ def test_without_a_target_a_chunk_is_as_large_as_it_may_be() -> None:
     assert chunks_of(next(plans))[9] == 256
 
 
-def test_where_the_target_cannot_be_held_prompts_go_on_by_a_piece_now_and_then() -> None:
+def test_prompts_progress_occasionally_if_the_target_cannot_be_met() -> None:
     scheduler = paced(max_prefill_skip=4)
     assert scheduler._pace is not None
     scheduler._pace._target_ms = 0.5
@@ -167,7 +167,7 @@ def test_where_the_target_cannot_be_held_prompts_go_on_by_a_piece_now_and_then()
     assert chunks == [0, 0, 0, 0, 64] * 3
 
 
-def test_where_nobody_decodes_nothing_is_held_back() -> None:
+def test_without_decodes_no_chunk_is_limited() -> None:
     scheduler = paced()
     for index in range(4):
         scheduler.release((index, 0))
@@ -175,7 +175,7 @@ def test_where_nobody_decodes_nothing_is_held_back() -> None:
     assert chunks_of(next(steps(scheduler))) == {9: 256}
 
 
-def test_a_stall_of_memory_is_broken_though_the_target_leaves_no_room() -> None:
+def test_memory_deadlock_is_resolved_even_if_the_target_allows_no_chunk() -> None:
     rng = random.Random(5)
     clock = itertools.accumulate(rng.randrange(1_000_000, 3_000_000) for _ in itertools.count())
     sequences = make_sequences(4, num_tokens=6, max_tokens=200)  # more than the pool of 64 pages holds

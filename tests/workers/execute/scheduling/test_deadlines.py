@@ -25,14 +25,14 @@ def due(*, deadline_at: int = 0, queue_deadline_at: int = 0) -> Sequence:
 
 
 @pytest.mark.parametrize(("now_ns", "expires"), [(LATE - 1, False), (LATE, True), (LATE + 1, True)])
-def test_a_sequence_ends_when_its_deadline_has_come(now_ns: int, expires: bool) -> None:
+def test_sequence_ends_at_its_deadline(now_ns: int, expires: bool) -> None:
     scheduler = make_scheduler(due(deadline_at=LATE))
     assert bool(scheduler.expire(now_ns)) == expires
     assert bool(scheduler.live) != expires
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5], ids=["waiting", "prefilling", "ready", "decoding"])
-def test_a_deadline_ends_a_sequence_in_any_state_and_gives_its_pages_back(num_steps: int) -> None:
+def test_deadline_ends_a_sequence_in_any_state_and_frees_its_pages(num_steps: int) -> None:
     scheduler = make_scheduler(due(deadline_at=LATE))
     for _ in range(num_steps):
         advance(scheduler)
@@ -43,7 +43,7 @@ def test_a_deadline_ends_a_sequence_in_any_state_and_gives_its_pages_back(num_st
     assert scheduler.cache.pool.num_free == scheduler.cache.num_pages
 
 
-def test_the_next_plan_reports_who_expired_though_nobody_is_left() -> None:
+def test_next_plan_reports_expired_sequences_even_if_none_is_left() -> None:
     scheduler = make_scheduler(due(deadline_at=LATE))
     scheduler.expire(LATE)
     plan = scheduler.plan()
@@ -53,23 +53,23 @@ def test_the_next_plan_reports_who_expired_though_nobody_is_left() -> None:
     assert scheduler.plan() is None
 
 
-def test_who_has_begun_in_time_may_take_its_time() -> None:
+def test_sequence_started_in_time_may_outlast_the_queue_limit() -> None:
     scheduler = make_scheduler(due(queue_deadline_at=LATE))
     advance(scheduler)
     assert scheduler.expire(LATE) == []
 
 
-def test_who_has_not_begun_in_time_never_begins() -> None:
+def test_sequence_not_started_in_time_never_starts() -> None:
     scheduler = make_scheduler(due(queue_deadline_at=LATE))
     assert scheduler.expire(LATE) == [((0, 0), "deadline exceeded before the request was scheduled")]
 
 
-def test_a_recovered_sequence_has_begun_before() -> None:
+def test_recovered_sequence_counts_as_started() -> None:
     scheduler = make_scheduler(recover(due(queue_deadline_at=LATE), 2))
     assert scheduler.expire(LATE) == []
 
 
-def test_a_preempted_sequence_has_begun_before() -> None:
+def test_preempted_sequence_counts_as_started() -> None:
     late = make_sequence(1, num_tokens=4, max_tokens=30)
     late.queue_deadline_at = LATE
     scheduler = make_scheduler(make_sequence(0, num_tokens=4, max_tokens=30), late, num_pages=8)
@@ -78,33 +78,33 @@ def test_a_preempted_sequence_has_begun_before() -> None:
     assert scheduler.expire(LATE) == []
 
 
-def test_who_ended_before_its_deadline_is_not_heard_of_again() -> None:
+def test_sequence_ended_before_its_deadline_does_not_expire() -> None:
     scheduler = make_scheduler(due(deadline_at=LATE))
     scheduler.release((0, 0))
     assert scheduler.expire(LATE) == []
 
 
-def test_the_others_go_on() -> None:
+def test_other_sequences_continue() -> None:
     scheduler = make_scheduler(due(deadline_at=LATE), make_sequence(1))
     scheduler.expire(LATE)
     plan = advance(scheduler)
     assert chunks_of(plan) == {1: 5}
 
 
-def test_the_engine_looks_at_its_clock_once_a_step() -> None:
+def test_engine_reads_its_clock_once_per_step() -> None:
     times = iter(range(0, 10_000, 10))
     sequence = due(deadline_at=120)
     engine = make_engine(sequence, clock=lambda: next(times))
-    said: list[int] = []
+    outputs: list[int] = []
     while (step := engine.step()) is not None:
-        said += step.progress.token_ids
+        outputs += step.progress.token_ids
         expired = step.progress.expired
     assert list(expired) == [sequence.key]
-    assert said == expected_output(sequence)[: len(said)]
-    assert said
+    assert outputs == expected_output(sequence)[: len(outputs)]
+    assert outputs
 
 
-def test_times_of_those_who_ended_are_forgotten() -> None:
+def test_deadlines_of_ended_sequences_are_forgotten() -> None:
     deadlines = Deadlines()
     for _ in range(100):
         deadlines.add(due(deadline_at=LATE))

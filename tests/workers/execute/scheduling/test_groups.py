@@ -1,4 +1,4 @@
-"""Samples of one request compute its prompt once, share its pages, and never write to each other's."""
+"""Samples of one request compute their prompt once, share its pages, and never write to each other's pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CACHES = pytest.mark.parametrize("prefix_cache", [False, True], ids=["no cache",
 
 
 def steps_of(engine: Engine, count: int = 10_000) -> list[StepOutputs]:
-    """Up to so many steps, as long as there is work."""
+    """That many steps, or fewer if there is no more work."""
     steps: list[StepOutputs] = []
     while engine.has_work and len(steps) < count:
         step = engine.step()
@@ -42,7 +42,7 @@ def assert_texts(sequences: list[Sequence]) -> None:
 
 @CACHES
 @pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 9, 21])
-def test_the_prompt_is_computed_once_and_its_last_token_by_each(num_tokens: int, prefix_cache: bool) -> None:
+def test_prompt_is_computed_once_and_its_last_token_by_each_sample(num_tokens: int, prefix_cache: bool) -> None:
     group = make_group(0, 4, num_tokens=num_tokens)
     steps = steps_of(make_engine(*group, prefix_cache=prefix_cache))
     assert num_prefilled(steps) == num_tokens + 3
@@ -52,7 +52,7 @@ def test_the_prompt_is_computed_once_and_its_last_token_by_each(num_tokens: int,
 
 @CACHES
 def test_samples_hold_the_pages_of_the_prompt_once(prefix_cache: bool) -> None:
-    """Ten pages of prompt and a page of its own for each of three; the hash model reads every cell of them."""
+    """Ten pages of prompt and a page for each of three samples; the hash model reads every cell of them."""
     group = make_group(0, 3, num_tokens=41, max_tokens=20)
     engine = make_engine(*group, prefix_cache=prefix_cache, prefill_chunk=64)
     steps_of(engine, 2)
@@ -60,7 +60,7 @@ def test_samples_hold_the_pages_of_the_prompt_once(prefix_cache: bool) -> None:
     assert engine.stats.num_table_entries == 3 * 11
 
 
-def test_the_page_in_which_the_prompt_ends_is_copied_but_not_for_its_owner() -> None:
+def test_last_page_of_the_prompt_is_copied_except_for_its_owner() -> None:
     group = make_group(0, 3, num_tokens=6)
     first, second, *_ = steps_of(make_engine(*group))
     assert not first.plan.moves.copies
@@ -70,7 +70,7 @@ def test_the_page_in_which_the_prompt_ends_is_copied_but_not_for_its_owner() -> 
     assert first.plan.chunks[0].key == group[0].key
 
 
-def test_a_page_aligned_prompt_shares_all_but_its_last_page() -> None:
+def test_page_aligned_prompt_shares_all_but_its_last_page() -> None:
     group = make_group(0, 2, num_tokens=8)
     engine = make_engine(*group)
     steps_of(engine, 2)
@@ -81,15 +81,15 @@ def test_a_page_aligned_prompt_shares_all_but_its_last_page() -> None:
 
 
 @CACHES
-def test_samples_of_one_token_fork_from_the_one_that_has_ended(prefix_cache: bool) -> None:
-    """Its pages are in limbo until its release, which nobody has sent yet."""
+def test_samples_of_one_token_fork_from_the_ended_one(prefix_cache: bool) -> None:
+    """Its pages are in limbo, because its release was not sent yet."""
     group = make_group(0, 3, num_tokens=21, max_tokens=1)
     steps = steps_of(make_engine(*group, prefix_cache=prefix_cache))
     assert num_prefilled(steps) == 21 + 2
     assert_texts(group)
 
 
-def test_another_one_computes_the_prompt_if_the_first_is_gone_with_its_pages() -> None:
+def test_another_sample_computes_the_prompt_if_the_first_one_is_gone() -> None:
     group = make_group(0, 3, num_tokens=21, max_tokens=1)
     engine = make_engine(*group)
     while group[0].key in engine.scheduler.live:
@@ -102,7 +102,7 @@ def test_another_one_computes_the_prompt_if_the_first_is_gone_with_its_pages() -
 
 @CACHES
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 4])
-def test_an_abort_of_the_first_at_any_moment_leaves_the_others_whole(num_steps: int, prefix_cache: bool) -> None:
+def test_abort_of_the_first_sample_at_any_moment_does_not_affect_the_others(num_steps: int, prefix_cache: bool) -> None:
     group = make_group(0, 3, num_tokens=21)
     engine = make_engine(*group, prefix_cache=prefix_cache)
     steps_of(engine, num_steps)
@@ -111,8 +111,8 @@ def test_an_abort_of_the_first_at_any_moment_leaves_the_others_whole(num_steps: 
     assert_texts(group[1:])
 
 
-def test_while_one_computes_the_prompt_strangers_start_behind_it() -> None:
-    """The others wait for it; a request that came later need not wait for them."""
+def test_unrelated_requests_start_while_one_sample_computes_the_prompt() -> None:
+    """The other samples wait for it; a later request does not."""
     group = make_group(0, 3, num_tokens=30)
     stranger = make_sequence(9, num_tokens=3)
     engine = make_engine(*group, stranger, max_num_batched_tokens=12, max_num_seqs=6)
@@ -123,7 +123,7 @@ def test_while_one_computes_the_prompt_strangers_start_behind_it() -> None:
     assert_texts([*group, stranger])
 
 
-def test_a_sample_that_comes_late_forks_too() -> None:
+def test_late_sample_forks_too() -> None:
     first, late = make_group(0, 2, num_tokens=21, max_tokens=12)
     engine = make_engine(first)
     steps_of(engine, 5)
@@ -135,7 +135,7 @@ def test_a_sample_that_comes_late_forks_too() -> None:
 
 @CACHES
 @pytest.mark.parametrize("emitted", [(0, 0, 0), (3, 0, 5), (1, 7, 7), (0, 4, 4)])
-def test_after_a_crash_the_prompt_is_computed_once_and_the_tokens_by_each(
+def test_after_a_crash_the_prompt_is_computed_once_and_the_tokens_by_each_sample(
     emitted: tuple[int, ...], prefix_cache: bool
 ) -> None:
     group = [recover(s, count) for s, count in zip(make_group(0, 3, num_tokens=21), emitted, strict=True)]
@@ -150,9 +150,7 @@ def test_after_a_crash_the_prompt_is_computed_once_and_the_tokens_by_each(
 @pytest.mark.parametrize("preemption", ["auto", "recompute", "swap"])
 @pytest.mark.parametrize("host_pages", [0, 3, 40])
 @pytest.mark.parametrize("num_pages", [9, 11, 14])
-def test_samples_that_are_preempted_say_the_same(
-    preemption: str, host_pages: int, num_pages: int, prefix_cache: bool
-) -> None:
+def test_preempted_samples_are_unchanged(preemption: str, host_pages: int, num_pages: int, prefix_cache: bool) -> None:
     options: dict[str, Any] = {"preemption": preemption, "host_pages": host_pages, "num_pages": num_pages}
     group = make_group(0, 3, num_tokens=14, max_tokens=20)
     stranger = make_sequence(7, num_tokens=9, max_tokens=20)
@@ -165,8 +163,8 @@ def test_samples_that_are_preempted_say_the_same(
     assert not any(step.plan.moves.swap_in and step.plan.moves.swap_out for step in steps)
 
 
-def test_samples_are_swapped_where_single_sequences_are_computed_again() -> None:
-    """With ``auto``, while what they have computed is less than a chunk."""
+def test_samples_are_swapped_where_single_sequences_are_recomputed() -> None:
+    """With ``auto``, if they have computed less than a chunk."""
     group = make_group(0, 4, num_tokens=5, max_tokens=20)
     singles = [make_sequence(i, num_tokens=5, max_tokens=20) for i in range(4)]
     swaps = []
@@ -179,8 +177,8 @@ def test_samples_are_swapped_where_single_sequences_are_computed_again() -> None
     assert swaps[1] == 0
 
 
-def test_a_failed_first_is_not_forked_from() -> None:
-    """What it has computed nobody trusts; another one computes the prompt again."""
+def test_failed_first_sample_is_not_forked() -> None:
+    """Its pages are not trusted; another sample computes the prompt again."""
     group = make_group(0, 3, num_tokens=21)
     engine = make_engine(*group, prefill_chunk=64)
     plan = engine.scheduler.plan()
@@ -191,7 +189,7 @@ def test_a_failed_first_is_not_forked_from() -> None:
     assert_texts(group[1:])
 
 
-def test_a_deadline_may_pass_while_a_sample_waits_for_its_prompt() -> None:
+def test_deadline_may_pass_while_a_sample_waits_for_its_prompt() -> None:
     group = make_group(0, 3, num_tokens=30)
     group[1].deadline_at = 2
     now = [0]
@@ -203,7 +201,7 @@ def test_a_deadline_may_pass_while_a_sample_waits_for_its_prompt() -> None:
     assert_texts([group[0], group[2]])
 
 
-def test_a_sample_that_waits_for_its_prompt_has_begun_with_the_first() -> None:
+def test_sample_that_waits_for_its_prompt_counts_as_started() -> None:
     group = make_group(0, 3, num_tokens=30)
     for sequence in group:
         sequence.queue_deadline_at = 2
@@ -216,7 +214,7 @@ def test_a_sample_that_waits_for_its_prompt_has_begun_with_the_first() -> None:
 
 
 @CACHES
-def test_many_groups_in_a_small_pool_end(prefix_cache: bool) -> None:
+def test_many_groups_in_a_small_pool_finish(prefix_cache: bool) -> None:
     groups = [make_group(10 * i, 3, num_tokens=5 + 7 * i, max_tokens=9) for i in range(3)]
     everybody = [s for group in groups for s in group]
     engine = make_engine(*everybody, num_pages=10, max_num_seqs=6, prefix_cache=prefix_cache)
@@ -226,8 +224,8 @@ def test_many_groups_in_a_small_pool_end(prefix_cache: bool) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [5, 6, 7, 8])
-def test_a_token_that_a_sibling_has_sampled_and_not_computed_is_not_shared(num_tokens: int) -> None:
-    """Greedy siblings say the same, so the late one has the token that the first one computes next."""
+def test_token_sampled_but_not_computed_by_a_sibling_is_not_shared(num_tokens: int) -> None:
+    """Greedy siblings are equal, so the late one has the token that the first one computes next."""
     first, late = make_group(0, 2, num_tokens=num_tokens, max_tokens=16, temperature=0.0)
     engine = make_engine(first)
     steps_of(engine, 4)
@@ -236,8 +234,8 @@ def test_a_token_that_a_sibling_has_sampled_and_not_computed_is_not_shared(num_t
     assert_texts([first, late])
 
 
-def test_nobody_forks_from_one_that_failed_later() -> None:
-    """Its pages are in limbo, and what is in them nobody trusts."""
+def test_sequence_that_failed_later_is_not_forked() -> None:
+    """Its pages are in limbo, and their content is not trusted."""
     first, late = make_group(0, 2, num_tokens=21)
     engine = make_engine(first, prefill_chunk=64)
     steps_of(engine, 3)

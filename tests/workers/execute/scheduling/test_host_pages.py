@@ -32,14 +32,14 @@ def crowded(**options: Any) -> Scheduler:
 
 
 def swapped(**options: Any) -> tuple[Scheduler, Plan]:
-    """``crowded`` just after number 1 made way, and the step in which it did."""
+    """``crowded`` just after sequence 1 was swapped out, and the step in which it was."""
     scheduler = crowded(**options)
     plan = advance_until(scheduler, lambda plan: plan.preempted)
     check(scheduler)
     return scheduler, plan
 
 
-def test_a_swapped_sequence_keeps_what_it_had_computed() -> None:
+def test_swapped_sequence_keeps_its_computed_tokens() -> None:
     scheduler, plan = swapped()
     second = scheduler.live[1, 0]
     assert second.state is SequenceState.SWAPPED
@@ -48,7 +48,7 @@ def test_a_swapped_sequence_keeps_what_it_had_computed() -> None:
     assert len(second.host_table) == scheduler.cache.pages_for(second.num_computed_tokens)
 
 
-def test_a_swapped_sequence_computes_only_its_last_token_again() -> None:
+def test_swapped_sequence_recomputes_only_its_last_token() -> None:
     scheduler, _ = swapped()
     second = scheduler.live[1, 0]
     host_table = list(second.host_table)
@@ -71,14 +71,14 @@ def test_a_swapped_sequence_computes_only_its_last_token_again() -> None:
     ],
     ids=["swap", "recompute", "auto, short", "auto, long", "the host is full", "no host pages"],
 )
-def test_who_is_swapped_and_who_is_computed_again(options: dict[str, Any], is_swapped: bool) -> None:
+def test_choice_between_swapping_and_recomputing(options: dict[str, Any], is_swapped: bool) -> None:
     options = {"host_pages": 12, "prefill_chunk": 64, **options}
     scheduler = make_scheduler(*make_sequences(2, num_tokens=8, max_tokens=30), num_pages=11, **options)
     advance_until(scheduler, lambda plan: plan.preempted)
     assert (scheduler.roster.num_swaps, scheduler.roster.num_preemptions) == (int(is_swapped), 1)
 
 
-def test_an_unknown_way_to_preempt_is_refused() -> None:
+def test_unknown_preemption_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match="'shoot', known are: auto, recompute, swap"):
         make_scheduler(preemption="shoot")
 
@@ -94,7 +94,7 @@ def test_texts_do_not_depend_on_swapping(page_size: int, prefix_cache: bool) -> 
     assert engine.stats.num_swaps > 0
 
 
-def test_no_step_swaps_out_and_in() -> None:
+def test_no_step_swaps_both_out_and_in() -> None:
     sequences = make_sequences(6, num_tokens=6, max_tokens=30)
     scheduler = make_scheduler(*sequences, page_size=1, num_pages=50, preemption="swap", host_pages=60)
     plans: list[Plan] = []
@@ -104,19 +104,19 @@ def test_no_step_swaps_out_and_in() -> None:
     assert not any(plan.moves.swap_in and plan.moves.swap_out for plan in plans)
 
 
-def test_nobody_comes_back_in_the_step_in_which_he_was_swapped_out() -> None:
+def test_sequence_is_not_swapped_in_by_the_step_that_swapped_it_out() -> None:
     _, plan = swapped()
     assert (1, 0) not in plan.started
 
 
-def test_no_fresh_sequence_is_admitted_while_one_is_swapped_out() -> None:
+def test_no_new_sequence_is_admitted_while_one_is_swapped_out() -> None:
     scheduler, _ = swapped()
     scheduler.add(make_sequence(2, num_tokens=1))
     plan = advance_until(scheduler, lambda plan: plan.starts)
     assert plan.started[0] == (1, 0)
 
 
-def test_an_aborted_swapped_sequence_gives_its_host_pages_back() -> None:
+def test_aborted_swapped_sequence_frees_its_host_pages() -> None:
     scheduler, _ = swapped()
     scheduler.release((1, 0))
     assert take_stats(scheduler).num_free_host_pages == 12
@@ -124,7 +124,7 @@ def test_an_aborted_swapped_sequence_gives_its_host_pages_back() -> None:
     check(scheduler)
 
 
-def test_what_a_swapped_sequence_shares_with_others_is_shared_again() -> None:
+def test_pages_shared_before_a_swap_are_shared_again() -> None:
     pair = [make_sequence(index, speaker=0, num_tokens=12, max_tokens=30) for index in range(2)]
     options: dict[str, Any] = {"prefix_cache": True, "host_pages": 20, "preemption": "swap", "prefill_chunk": 64}
     scheduler = make_scheduler(*pair, num_pages=12, **options)
@@ -141,7 +141,7 @@ def test_what_a_swapped_sequence_shares_with_others_is_shared_again() -> None:
 
 
 def remembered(**options: Any) -> Scheduler:
-    """A prompt of speaker 0 was served, and evicted from six pages by another."""
+    """A prompt of speaker 0 was served, and evicted from six pages by another one."""
     options = {"num_pages": 6, "host_pages": 8, **options}
     scheduler = make_scheduler(prefix_cache=True, prefill_chunk=64, **options)
     for index, speaker in enumerate((0, 7)):
@@ -151,7 +151,7 @@ def remembered(**options: Any) -> Scheduler:
     return scheduler
 
 
-def test_an_evicted_prefix_is_found_on_the_host() -> None:
+def test_evicted_prefix_is_found_on_the_host() -> None:
     scheduler = remembered()
     assert take_stats(scheduler).num_idle_host_pages > 0
     again = make_sequence(2, speaker=0, num_tokens=17)
@@ -162,7 +162,7 @@ def test_an_evicted_prefix_is_found_on_the_host() -> None:
     check(scheduler)
 
 
-def test_without_host_pages_an_evicted_prefix_is_gone() -> None:
+def test_without_host_pages_an_evicted_prefix_is_lost() -> None:
     scheduler = remembered(host_pages=0)
     again = make_sequence(2, speaker=0, num_tokens=17)
     scheduler.add(again)
@@ -177,7 +177,7 @@ def test_swapped_sequences_take_the_host_pages_of_prefixes() -> None:
     check(scheduler)
 
 
-def test_a_prefix_on_the_host_waits_a_step_at_most_though_every_step_evicts() -> None:
+def test_prefix_on_the_host_waits_at_most_a_step_even_if_every_step_evicts() -> None:
     scheduler = remembered(num_pages=24, host_pages=60, page_size=1)
     scheduler.add(make_sequence(3, num_tokens=1, max_tokens=34))
     assert all(advance(scheduler).moves.swap_out for _ in range(3))
@@ -188,8 +188,8 @@ def test_a_prefix_on_the_host_waits_a_step_at_most_though_every_step_evicts() ->
     assert second.starts[0].num_cached_tokens == 16
 
 
-def test_who_started_in_the_step_in_which_he_gives_way_is_not_swapped_out() -> None:
-    """What he would take along is only about to be copied."""
+def test_sequence_started_in_the_step_that_preempts_it_is_not_swapped_out() -> None:
+    """The pages it would swap out are only about to be copied."""
     scheduler = remembered(num_pages=20, preemption="swap")
     sequence, draft = make_sequence(2, speaker=0, num_tokens=16), Draft(3, 64)
     scheduler.add(sequence)
@@ -201,7 +201,7 @@ def test_who_started_in_the_step_in_which_he_gives_way_is_not_swapped_out() -> N
     check(scheduler)
 
 
-def test_a_page_that_is_computed_anew_needs_no_host_page_any_more() -> None:
+def test_recomputed_page_no_longer_needs_its_host_page() -> None:
     scheduler = remembered()
     assert take_stats(scheduler).num_idle_host_pages == 3
     scheduler.add(make_sequence(2, speaker=0, num_tokens=16))
@@ -211,14 +211,14 @@ def test_a_page_that_is_computed_anew_needs_no_host_page_any_more() -> None:
     check(scheduler)
 
 
-def test_a_copy_of_a_page_that_is_on_its_way_comes_from_where_that_comes_from() -> None:
+def test_copy_of_a_page_in_transit_reads_from_that_page_s_source() -> None:
     moves = MovesDraft(swap_in={5: 2})
     moves.copy(5, 7)
     moves.copy(4, 8)
     assert moves.finish() == Moves(copies=((4, 8),), swap_in=((5, 2), (7, 2)))
 
 
-def test_a_page_that_is_handed_out_anew_gets_nothing_that_was_meant_for_its_last_holder() -> None:
+def test_reallocated_page_gets_no_copy_meant_for_its_last_holder() -> None:
     scheduler = remembered()
     cache, first, second = scheduler.cache, make_sequence(2, speaker=0, num_tokens=17), make_sequence(3, num_tokens=24)
     cache.enter([first], cache.find(first))
@@ -228,7 +228,7 @@ def test_a_page_that_is_handed_out_anew_gets_nothing_that_was_meant_for_its_last
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4])
-def test_texts_do_not_depend_on_prefixes_that_were_on_the_host(page_size: int) -> None:
+def test_texts_do_not_depend_on_prefixes_from_the_host(page_size: int) -> None:
     engine = make_engine(prefix_cache=True, host_pages=40, page_size=page_size, num_pages=28 // page_size)
     for index, speaker in enumerate((0, 3, 5, 0, 3, 5)):
         sequence = make_sequence(index, speaker=speaker, num_tokens=17 + index, max_tokens=4)

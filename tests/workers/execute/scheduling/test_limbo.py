@@ -9,7 +9,7 @@ A, B, C = (0, 7), (1, 7), (2, 7)
 
 
 def make_limbo(**last_steps: int) -> tuple[PagePool, Limbo]:
-    """A pool of nine pages and a limbo with two pages for each of ``A``, ``B``, ``C``, oldest first."""
+    """A pool of nine pages, and a limbo with two pages each for ``A``, ``B``, ``C``, oldest first."""
     pool = PagePool(9, 4)
     limbo = Limbo(pool)
     for key, step in zip((A, B, C), last_steps.values(), strict=False):
@@ -34,7 +34,7 @@ def test_released_pages_wait_for_the_last_step_that_touches_them() -> None:
     assert pool.num_free == 9
 
 
-def test_a_second_release_changes_nothing() -> None:
+def test_second_release_changes_nothing() -> None:
     pool, limbo = make_limbo(a=0)
     limbo.release(A)
     limbo.release(A)
@@ -42,13 +42,13 @@ def test_a_second_release_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("key", [(5, 7), (0, 6), (0, 8)], ids=["unknown", "older generation", "newer generation"])
-def test_a_release_of_another_key_changes_nothing(key: tuple[int, int]) -> None:
+def test_release_of_another_key_changes_nothing(key: tuple[int, int]) -> None:
     pool, limbo = make_limbo(a=0)
     limbo.release(key)
     assert pool.num_free == 7
 
 
-def test_under_pressure_the_oldest_pages_are_taken_without_a_release() -> None:
+def test_oldest_pages_are_reused_without_a_release_under_pressure() -> None:
     pool, limbo = make_limbo(a=0, b=0, c=0)
     limbo.reclaim(4)
     assert pool.num_free == 5
@@ -56,14 +56,14 @@ def test_under_pressure_the_oldest_pages_are_taken_without_a_release() -> None:
     assert B in limbo
 
 
-def test_a_release_after_pages_were_taken_changes_nothing() -> None:
+def test_release_of_reused_pages_changes_nothing() -> None:
     pool, limbo = make_limbo(a=0)
     limbo.reclaim(9)
     limbo.release(A)
     assert pool.num_free == 9
 
 
-def test_pages_that_a_step_still_touches_are_not_taken() -> None:
+def test_pages_that_a_step_still_touches_are_not_reused() -> None:
     pool, limbo = make_limbo(a=2, b=1)
     limbo.complete(1)
     limbo.reclaim(9)

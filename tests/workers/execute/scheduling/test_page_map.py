@@ -1,4 +1,4 @@
-"""Who holds which page, as a map of bounded size."""
+"""Which sequence holds which page, as a map of limited size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def cells(runs: list[int]) -> list[int]:
     return [code for code, count in zip(runs[::2], runs[1::2], strict=True) for _ in range(count)]
 
 
-def test_each_page_is_of_the_sequence_that_holds_it() -> None:
+def test_each_page_belongs_to_the_sequence_that_holds_it() -> None:
     scheduler = make_scheduler(make_sequence(5, num_tokens=7), make_sequence(6, num_tokens=3), num_pages=8)
     advance(scheduler)
     found = map_pages(scheduler)
@@ -21,7 +21,7 @@ def test_each_page_is_of_the_sequence_that_holds_it() -> None:
     assert found.held == [[5, 2], [6, 1]]
 
 
-def test_a_finished_sequence_s_pages_are_in_limbo() -> None:
+def test_pages_of_a_finished_sequence_are_in_limbo() -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=4, max_tokens=1), num_pages=3)
     advance(scheduler)
     assert cells(map_pages(scheduler).runs) == [LIMBO, FREE, FREE]
@@ -29,7 +29,7 @@ def test_a_finished_sequence_s_pages_are_in_limbo() -> None:
     assert cells(map_pages(scheduler).runs) == [FREE] * 3
 
 
-def test_pages_of_several_and_of_nobody_are_told_apart() -> None:
+def test_shared_and_free_pages_are_distinguished() -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=9, max_tokens=1, speaker=1), num_pages=8, prefix_cache=True)
     for _ in range(2):
         advance(scheduler)
@@ -43,7 +43,7 @@ def test_pages_of_several_and_of_nobody_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(("num_pages", "pages_per_cell", "num_cells"), [(10, 1, 10), (11, 2, 6), (95, 10, 10)])
-def test_a_large_pool_has_several_pages_a_cell(num_pages: int, pages_per_cell: int, num_cells: int) -> None:
+def test_cell_of_a_large_pool_has_several_pages(num_pages: int, pages_per_cell: int, num_cells: int) -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=1), num_pages=num_pages)
     advance(scheduler)
     found = map_pages(scheduler, max_cells=10)

@@ -1,4 +1,4 @@
-"""What each policy promises, seen in the steps it makes."""
+"""What each policy promises, shown by the steps it plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 
 def decoding(num_decodes: int = 2, **options: Any) -> Scheduler:
-    """So many sequences that decode, and room for many more."""
+    """That many decoding sequences, with pages for many more."""
     decodes = [make_sequence(index, num_tokens=1, max_tokens=60) for index in range(num_decodes)]
     scheduler = make_scheduler(*decodes, num_pages=256, **options)
     while len(scheduler.rows) < num_decodes:
@@ -25,12 +25,12 @@ def decoding(num_decodes: int = 2, **options: Any) -> Scheduler:
 
 
 def gaps(plans: list[Plan], index: int) -> list[int]:
-    """Steps that passed between two in which sequence ``index`` had a part."""
+    """Numbers of steps between those that contain sequence ``index``."""
     steps = [plan.step for plan in plans if index in chunks_of(plan)]
     return [later - earlier for earlier, later in pairwise(steps)]
 
 
-def test_an_unknown_policy_is_refused_with_the_names_of_the_others() -> None:
+def test_unknown_policy_is_refused_with_the_names_of_the_others() -> None:
     with pytest.raises(ConfigError, match="'lottery', known are: fifo, prefill_first, round_robin, priority"):
         SchedulerConfig(policy="lottery")
 
@@ -38,17 +38,17 @@ def test_an_unknown_policy_is_refused_with_the_names_of_the_others() -> None:
 # prefill_first
 
 
-def test_prefill_first_finishes_prompts_under_way_before_decodes_go_on() -> None:
+def test_prefill_first_finishes_started_prompts_before_decodes() -> None:
     scheduler = decoding(policy="prefill_first", max_num_batched_tokens=8)
     scheduler.add(make_sequence(5, num_tokens=30))
     steps = [chunks_of(advance(scheduler)) for _ in range(5)]
-    assert steps[0] == {0: 1, 1: 1, 5: 6}  # it waited, and those that decode come before those that wait
+    assert steps[0] == {0: 1, 1: 1, 5: 6}  # it waited, and decoding sequences come before waiting ones
     assert steps[1:4] == [{5: 8}, {5: 8}, {5: 8}]
     assert set(steps[4]) == {0, 1, 5}
 
 
 @pytest.mark.parametrize("max_decode_skip", [1, 3, 8])
-def test_prefill_first_passes_decodes_by_only_so_often(max_decode_skip: int) -> None:
+def test_prefill_first_skips_decodes_only_a_limited_number_of_times(max_decode_skip: int) -> None:
     scheduler = decoding(policy="prefill_first", max_num_batched_tokens=8, max_decode_skip=max_decode_skip)
     for index in (4, 5):
         scheduler.add(make_sequence(index, num_tokens=200))
@@ -65,7 +65,7 @@ def test_prefill_first_keeps_no_margin_and_fifo_a_fifth() -> None:
 
 
 @pytest.mark.parametrize("num_active", [5, 6])
-def test_round_robin_serves_everybody_once_in_two_steps(num_active: int) -> None:
+def test_round_robin_serves_every_sequence_once_in_two_steps(num_active: int) -> None:
     sequences = [make_sequence(index, num_tokens=2, max_tokens=40) for index in range(num_active)]
     scheduler = make_scheduler(*sequences, policy="round_robin", max_num_seqs=4, prefill_chunk=16)
     advance(scheduler)
@@ -75,7 +75,7 @@ def test_round_robin_serves_everybody_once_in_two_steps(num_active: int) -> None
     assert max(shares.values()) - min(shares.values()) <= 1
 
 
-def test_fifo_leaves_rows_to_those_who_sit_in_them() -> None:
+def test_fifo_keeps_sequences_in_their_rows() -> None:
     sequences = [make_sequence(index, num_tokens=2, max_tokens=40) for index in range(6)]
     scheduler = make_scheduler(*sequences, prefill_chunk=16)
     advance(scheduler)
@@ -92,17 +92,17 @@ def with_priorities(*priorities: int, **options: Any) -> Scheduler:
     return make_scheduler(*sequences, policy="priority", max_num_batched_tokens=4, **options)
 
 
-def test_the_lowest_priority_number_goes_first_and_equals_by_arrival() -> None:
+def test_lowest_priority_number_goes_first_and_equal_ones_by_arrival() -> None:
     scheduler = with_priorities(0, -1, 5, -1)
     assert [sequence.arrival for sequence in scheduler.waiting] == [1, 3, 0, 2]
 
 
-def test_so_many_later_arrivals_outweigh_one_level_of_priority() -> None:
+def test_number_of_later_arrivals_that_outweigh_a_level_of_priority() -> None:
     scheduler = with_priorities(1, 0, 0, 0, 0, priority_ageing=2)
     assert [sequence.arrival for sequence in scheduler.waiting] == [1, 0, 2, 3, 4]
 
 
-def test_the_lowest_priority_gives_its_pages_first() -> None:
+def test_lowest_priority_is_preempted_first() -> None:
     policy = make_scheduler(policy="priority").policy
     sequences = make_sequences(3)
     sequences[1].priority = 3
@@ -120,7 +120,7 @@ def test_decodes_wait_for_prompts_until_the_rows_are_nearly_full() -> None:
     assert set(chunks_of(advance(scheduler))) == {0, 1, 2, 7, 8}
 
 
-def test_decodes_that_wait_for_prompts_are_passed_by_only_so_often() -> None:
+def test_decodes_that_wait_for_prompts_are_skipped_a_limited_number_of_times() -> None:
     scheduler = decoding(num_decodes=1, decode_join_fill=0.95, max_num_batched_tokens=8, max_decode_skip=4)
     scheduler.add(make_sequence(7, num_tokens=300))
     assert max(gaps([advance(scheduler) for _ in range(30)], 0)) == 5
@@ -138,7 +138,7 @@ def test_no_step_reads_more_context_than_max_kv_reads_except_for_its_first_seque
     assert (8, 0) in {key for plan in plans for key in plan.sampled}
 
 
-def test_what_does_not_fit_the_read_budget_is_left_out_and_comes_first_next_time() -> None:
+def test_sequence_beyond_the_read_budget_is_skipped_and_comes_first_next_time() -> None:
     sequences = [make_sequence(index, num_tokens=size, max_tokens=60) for index, size in enumerate((20, 20, 3))]
     scheduler = make_scheduler(*sequences, max_kv_reads=60, prefill_chunk=64, num_pages=256)
     advance(scheduler)
@@ -148,7 +148,7 @@ def test_what_does_not_fit_the_read_budget_is_left_out_and_comes_first_next_time
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nobody_is_left_out_for_long_whatever_the_policy(policy: str) -> None:
+def test_no_policy_skips_a_sequence_for_long(policy: str) -> None:
     scheduler = decoding(num_decodes=3, policy=policy, max_num_batched_tokens=6, max_kv_reads=200)
     for index in (4, 5):
         scheduler.add(make_sequence(index, num_tokens=90))
@@ -162,21 +162,21 @@ def test_nobody_is_left_out_for_long_whatever_the_policy(policy: str) -> None:
 
 
 def held_back(**options: Any) -> Scheduler:
-    """Number 0 decodes, 1 does not fit, and 2, 3, 4 would."""
+    """Sequence 0 decodes, 1 does not fit, and 2, 3, 4 would fit."""
     sizes = (20, 32, 2, 2, 2)
     sequences = [make_sequence(index, num_tokens=size, max_tokens=12) for index, size in enumerate(sizes)]
     return make_scheduler(*sequences, num_pages=13, prefill_chunk=64, max_num_seqs=8, **options)
 
 
-def test_without_skip_ahead_nobody_overtakes() -> None:
+def test_without_skip_ahead_no_sequence_overtakes() -> None:
     assert set(chunks_of(advance(held_back()))) == {0}
 
 
-def test_with_skip_ahead_those_behind_start_in_its_place() -> None:
+def test_with_skip_ahead_later_sequences_start_first() -> None:
     assert set(chunks_of(advance(held_back(skip_ahead=1)))) == {0, 2, 3, 4}
 
 
-def test_nobody_is_overtaken_more_often_than_max_prefill_skip() -> None:
+def test_no_sequence_is_overtaken_more_often_than_max_prefill_skip() -> None:
     scheduler = held_back(skip_ahead=4, max_prefill_skip=2)
     assert set(chunks_of(advance(scheduler))) == {0, 2, 3}
     assert scheduler.live[1, 0].num_overtaken == 2
@@ -184,14 +184,14 @@ def test_nobody_is_overtaken_more_often_than_max_prefill_skip() -> None:
 
 
 @pytest.mark.parametrize(("skip_ahead", "starts"), [(1, False), (2, True)])
-def test_skip_ahead_looks_only_so_far(skip_ahead: int, starts: bool) -> None:
+def test_skip_ahead_tries_a_limited_number_of_sequences(skip_ahead: int, starts: bool) -> None:
     sizes = (20, 32, 32, 2)
     sequences = [make_sequence(index, num_tokens=size, max_tokens=12) for index, size in enumerate(sizes)]
     scheduler = make_scheduler(*sequences, num_pages=13, prefill_chunk=64, skip_ahead=skip_ahead)
     assert (3 in chunks_of(advance(scheduler))) == starts
 
 
-def test_those_held_back_keep_their_place() -> None:
+def test_skipped_sequences_keep_their_place() -> None:
     scheduler = held_back(skip_ahead=1)
     advance(scheduler)
     assert [sequence.arrival for sequence in scheduler.waiting] == [1]

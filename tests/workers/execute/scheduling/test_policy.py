@@ -8,11 +8,11 @@ from triptych.workers.execute.scheduling.policy import Fifo, Phase, Skips, make_
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_that_can_be_named_exists(name: str) -> None:
+def test_every_named_policy_exists(name: str) -> None:
     assert make_policy(SchedulerConfig(policy=name))
 
 
-def test_fifo_ranks_preempted_before_fresh_and_both_by_arrival() -> None:
+def test_fifo_ranks_preempted_before_new_and_both_by_arrival() -> None:
     sequences = make_sequences(4)
     sequences[3].num_preemptions = 2
     sequences[2].num_preemptions = 1
@@ -20,7 +20,7 @@ def test_fifo_ranks_preempted_before_fresh_and_both_by_arrival() -> None:
     assert [sequence.arrival for sequence in ranked] == [2, 3, 0, 1]
 
 
-def test_fifo_takes_pages_from_the_latest_arrival() -> None:
+def test_fifo_preempts_the_latest_arrival() -> None:
     assert Fifo(SchedulerConfig()).victim([make_sequence(1), make_sequence(5), make_sequence(3)]).arrival == 5
 
 

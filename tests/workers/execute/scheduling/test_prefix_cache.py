@@ -1,4 +1,4 @@
-"""Pages that several sequences share: when they are found, when they are not, and who may write to them."""
+"""Pages shared by several sequences: when they are found, when they are not, and who may write to them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 
-def said_before(num_tokens: int = 16, **options: Any) -> Scheduler:
-    """A scheduler that has served one prompt of speaker 0, and holds nothing but what it remembers."""
+def served_before(num_tokens: int = 16, **options: Any) -> Scheduler:
+    """A scheduler that has served one prompt of speaker 0, and holds only its cached pages."""
     scheduler = make_scheduler(
         make_sequence(0, speaker=0, num_tokens=num_tokens, max_tokens=1), prefix_cache=True, prefill_chunk=64, **options
     )
@@ -32,7 +32,7 @@ def said_before(num_tokens: int = 16, **options: Any) -> Scheduler:
 
 
 def start(scheduler: Scheduler, sequence: Sequence) -> int:
-    """Adds ``sequence``; how many of its tokens the next step computes."""
+    """Add ``sequence``; returns how many of its tokens the next step computes."""
     scheduler.add(sequence)
     num_tokens = chunks_of(advance(scheduler))[sequence.key[0]]
     check(scheduler)
@@ -41,42 +41,42 @@ def start(scheduler: Scheduler, sequence: Sequence) -> int:
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("num_tokens", [2, 15, 16, 17, 48])
-def test_of_a_prompt_that_is_known_whole_exactly_one_token_is_computed(num_tokens: int, page_size: int) -> None:
-    scheduler = said_before(48, page_size=page_size)
+def test_completely_cached_prompt_computes_exactly_one_token(num_tokens: int, page_size: int) -> None:
+    scheduler = served_before(48, page_size=page_size)
     assert start(scheduler, make_sequence(1, speaker=0, num_tokens=num_tokens)) == 1
     assert scheduler.live[1, 0].num_cached_tokens == num_tokens - 1
 
 
 @pytest.mark.parametrize(("num_tokens", "computed"), [(17, 1), (20, 4), (24, 8)])
-def test_what_follows_a_known_prefix_is_computed(num_tokens: int, computed: int) -> None:
-    assert start(said_before(16), make_sequence(1, speaker=0, num_tokens=num_tokens)) == computed
+def test_tokens_after_a_cached_prefix_are_computed(num_tokens: int, computed: int) -> None:
+    assert start(served_before(16), make_sequence(1, speaker=0, num_tokens=num_tokens)) == computed
 
 
-def test_another_prompt_of_the_same_length_shares_nothing() -> None:
-    assert start(said_before(16), make_sequence(1, num_tokens=16)) == 16
+def test_different_prompt_of_the_same_length_shares_nothing() -> None:
+    assert start(served_before(16), make_sequence(1, num_tokens=16)) == 16
 
 
-def test_equal_pages_after_different_ones_are_not_the_same() -> None:
+def test_equal_pages_after_different_prefixes_are_not_shared() -> None:
     sequence = make_sequence(1, speaker=0, num_tokens=16)
     sequence.tokens[0] += 1
-    assert start(said_before(16), sequence) == 16
+    assert start(served_before(16), sequence) == 16
 
 
-def test_another_salt_shares_nothing() -> None:
+def test_different_salt_shares_nothing() -> None:
     sequence = make_sequence(1, speaker=0, num_tokens=16)
     sequence.cache_salt = "another tenant"
-    assert start(said_before(16), sequence) == 16
+    assert start(served_before(16), sequence) == 16
 
 
 def test_without_the_cache_nothing_is_shared() -> None:
-    scheduler = said_before(16)
+    scheduler = served_before(16)
     scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=16, max_tokens=1), prefill_chunk=64)
     advance(scheduler)
     scheduler.release((0, 0))
     assert start(scheduler, make_sequence(1, speaker=0, num_tokens=16)) == 16
 
 
-def test_a_page_is_found_while_the_one_who_computed_it_still_runs() -> None:
+def test_page_is_found_while_the_sequence_that_computed_it_still_runs() -> None:
     scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=18), prefix_cache=True, prefill_chunk=64)
     advance(scheduler)
     assert start(scheduler, make_sequence(1, speaker=0, num_tokens=18)) == 2
@@ -85,20 +85,20 @@ def test_a_page_is_found_while_the_one_who_computed_it_still_runs() -> None:
     assert first.block_table[4] != second.block_table[4]
 
 
-def half_alike() -> list[Sequence]:
-    """Two prompts of 20 tokens whose first 8 are the same: too few for one to wait for the other."""
+def half_equal() -> list[Sequence]:
+    """Two prompts of 20 tokens whose first 8 are equal: too few for one to wait for the other."""
     pair = [make_sequence(index, speaker=0, num_tokens=20) for index in range(2)]
     pair[1].tokens[8:20] += 1
     return pair
 
 
-def test_a_page_is_not_found_before_the_step_that_computes_it_is_over() -> None:
-    scheduler = make_scheduler(*half_alike(), prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64)
+def test_page_is_not_found_before_its_step_has_completed() -> None:
+    scheduler = make_scheduler(*half_equal(), prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64)
     assert chunks_of(advance(scheduler)) == {0: 20, 1: 20}
 
 
-def test_equal_pages_computed_in_one_step_become_one() -> None:
-    pair = half_alike()
+def test_equal_pages_computed_in_one_step_are_merged() -> None:
+    pair = half_equal()
     scheduler = make_scheduler(*pair, prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64)
     advance(scheduler)
     assert pair[0].block_table[:2] == pair[1].block_table[:2]
@@ -106,7 +106,7 @@ def test_equal_pages_computed_in_one_step_become_one() -> None:
     check(scheduler)
 
 
-def test_a_page_that_is_exchanged_while_decoding_is_exchanged_in_its_row_too() -> None:
+def test_page_merged_while_decoding_is_replaced_in_the_row_too() -> None:
     pair = [make_sequence(index, speaker=0, num_tokens=6) for index in range(2)]
     scheduler = make_scheduler(*pair, prefix_cache=True, max_num_batched_tokens=64)
     for _ in range(4):
@@ -126,7 +126,7 @@ def test_pages_of_a_sequence_released_during_its_step_are_never_found() -> None:
     assert start(scheduler, make_sequence(1, speaker=0, num_tokens=16)) == 16
 
 
-def test_pages_of_a_sequence_that_failed_are_never_found() -> None:
+def test_pages_of_a_failed_sequence_are_never_found() -> None:
     scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=16), prefix_cache=True, prefill_chunk=8)
     advance(scheduler)
     plan = scheduler.plan()
@@ -147,8 +147,8 @@ def test_output_is_found_by_the_next_turn_of_a_conversation() -> None:
     assert second.num_cached_tokens == 16
 
 
-def test_a_copied_tail_is_a_page_of_its_own() -> None:
-    scheduler = said_before(16)
+def test_copied_tail_is_a_separate_page() -> None:
+    scheduler = served_before(16)
     first, second = (make_sequence(index, speaker=0, num_tokens=16) for index in (1, 2))
     scheduler.add(first)
     scheduler.add(second)
@@ -159,8 +159,8 @@ def test_a_copied_tail_is_a_page_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("num_equal", "cached"), [(1, 0), (3, 0), (4, 4), (7, 7)])
-def test_a_tail_that_saves_less_than_half_a_page_is_not_copied(num_equal: int, cached: int) -> None:
-    scheduler = said_before(16, page_size=8)
+def test_tail_that_saves_less_than_half_a_page_is_not_copied(num_equal: int, cached: int) -> None:
+    scheduler = served_before(16, page_size=8)
     sequence = make_sequence(1, speaker=0, num_tokens=40)
     sequence.tokens[num_equal:40] += 1
     start(scheduler, sequence)
@@ -170,25 +170,25 @@ def test_a_tail_that_saves_less_than_half_a_page_is_not_copied(num_equal: int, c
 # Memory
 
 
-def test_known_pages_that_nobody_holds_count_as_free_and_are_evicted_before_anybody_is_preempted() -> None:
-    scheduler = said_before(40, num_pages=12)
+def test_unreferenced_cached_pages_count_as_free_and_are_evicted_before_a_preemption() -> None:
+    scheduler = served_before(40, num_pages=12)
     sequence = make_sequence(1, num_tokens=30, max_tokens=15)
     assert start(scheduler, sequence) == 30
     advance_until(scheduler, lambda _: not scheduler.live)
     assert (sequence.num_output_tokens, scheduler.roster.num_preemptions) == (15, 0)
 
 
-def test_what_was_used_longest_ago_is_evicted_first_and_the_end_of_a_chain_before_its_beginning() -> None:
-    scheduler = said_before(16, num_pages=9)
+def test_least_recently_used_page_is_evicted_first_and_children_before_parents() -> None:
+    scheduler = served_before(16, num_pages=9)
     for index in (1, 2):
         start(scheduler, make_sequence(index, num_tokens=14, max_tokens=1))
         scheduler.release((index, 0))
     again = make_sequence(3, speaker=0, num_tokens=17)
     start(scheduler, again)
-    assert again.num_cached_tokens == 8  # of 16; the two last of its pages had to go
+    assert again.num_cached_tokens == 8  # of 16; its last two pages were evicted
 
 
-def test_a_page_that_somebody_holds_is_never_evicted() -> None:
+def test_referenced_page_is_never_evicted() -> None:
     scheduler = make_scheduler(
         make_sequence(0, speaker=0, num_tokens=16, max_tokens=30), prefix_cache=True, prefill_chunk=64, num_pages=9
     )
@@ -200,7 +200,7 @@ def test_a_page_that_somebody_holds_is_never_evicted() -> None:
     assert scheduler.live[0, 0].block_table[:4] == list(range(1, 5))
 
 
-def test_a_known_prefix_that_others_hold_needs_no_room() -> None:
+def test_cached_prefix_held_by_others_needs_no_free_pages() -> None:
     scheduler = make_scheduler(
         make_sequence(0, speaker=0, num_tokens=36, max_tokens=4), prefix_cache=True, prefill_chunk=64, num_pages=12
     )
@@ -208,17 +208,17 @@ def test_a_known_prefix_that_others_hold_needs_no_room() -> None:
     assert start(scheduler, make_sequence(1, speaker=0, num_tokens=37, max_tokens=2)) == 1
 
 
-def test_a_preempted_sequence_finds_its_pages_again() -> None:
+def test_preempted_sequence_finds_its_pages_again() -> None:
     pair = [make_sequence(index, num_tokens=8, max_tokens=30) for index in range(2)]
     scheduler = make_scheduler(*pair, prefix_cache=True, num_pages=11, prefill_chunk=64)
     advance_until(scheduler, lambda plan: plan.preempted)
     num_tokens = pair[1].num_tokens
     scheduler.release((0, 0))
     assert chunks_of(advance(scheduler))[1] < num_tokens / 2
-    assert pair[1].num_cached_tokens == 0  # it found none when it came
+    assert pair[1].num_cached_tokens == 0  # there were none when it arrived
 
 
-def test_limbo_pages_that_others_share_are_not_counted_as_available_twice() -> None:
+def test_shared_limbo_pages_are_not_counted_twice_as_available() -> None:
     pair = [make_sequence(index, speaker=0, num_tokens=16, max_tokens=1 + 20 * index) for index in range(2)]
     scheduler = make_scheduler(*pair, prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64, num_pages=9)
     advance(scheduler)
@@ -227,7 +227,7 @@ def test_limbo_pages_that_others_share_are_not_counted_as_available_twice() -> N
     assert scheduler.cache.num_available == 5
 
 
-def test_a_known_prefix_in_limbo_is_not_counted_as_held_and_available_at_once() -> None:
+def test_cached_prefix_in_limbo_is_not_counted_both_as_held_and_as_available() -> None:
     runs = make_sequence(0, num_tokens=12, max_tokens=30)
     ended = make_sequence(1, speaker=5, num_tokens=16, max_tokens=1)
     scheduler = make_scheduler(runs, ended, prefix_cache=True, prefill_chunk=64, num_pages=9)
@@ -238,20 +238,20 @@ def test_a_known_prefix_in_limbo_is_not_counted_as_held_and_available_at_once() 
 
 
 def test_hits_are_counted_in_tokens() -> None:
-    scheduler = said_before(16)
+    scheduler = served_before(16)
     start(scheduler, make_sequence(1, speaker=0, num_tokens=24))
     stats = take_stats(scheduler)
     assert (stats.num_queried_tokens, stats.num_hit_tokens, stats.hit_rate) == (40, 16, 0.4)
 
 
-def test_a_plan_says_how_many_tokens_of_a_start_were_cached() -> None:
-    scheduler = said_before(16)
+def test_plan_contains_the_number_of_cached_tokens_of_a_start() -> None:
+    scheduler = served_before(16)
     scheduler.add(make_sequence(1, speaker=0, num_tokens=24))
     assert advance(scheduler).starts == (((1, 0), 16),)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_what_prompts_that_arrive_together_share_is_computed_once(depth: int) -> None:
+def test_common_prefix_of_prompts_that_arrive_together_is_computed_once(depth: int) -> None:
     sequences = [make_sequence(i, speaker=0, num_tokens=20 + i, max_tokens=3) for i in range(4)]
     sequences.append(make_sequence(9, num_tokens=6, max_tokens=3))
     engine = make_engine(*sequences, prefix_cache=True, prefill_chunk=8, max_num_batched_tokens=64, depth=depth)
@@ -265,11 +265,11 @@ def test_what_prompts_that_arrive_together_share_is_computed_once(depth: int) ->
             outputs.setdefault(key[0], []).append(token)
         engine.check()
     assert outputs == {s.key[0]: expected_output(s) for s in sequences}
-    rest = sum((20 + i) - 20 for i in range(1, 4))  # of the others' prompts, the page that all share being known
+    rest = sum((20 + i) - 20 for i in range(1, 4))  # of the other prompts, since the page shared by all is cached
     assert num_computed == 20 + rest + 6 + 5 * 2
 
 
-def test_one_that_shares_nothing_passes_those_that_wait_for_a_prefix() -> None:
+def test_unrelated_prompt_overtakes_those_that_wait_for_a_prefix() -> None:
     scheduler = make_scheduler(
         *(make_sequence(i, speaker=0, num_tokens=40) for i in range(2)),
         make_sequence(2, num_tokens=5),
@@ -279,7 +279,7 @@ def test_one_that_shares_nothing_passes_those_that_wait_for_a_prefix() -> None:
     assert chunks_of(advance(scheduler)) == {0: 8, 2: 5}
 
 
-def test_who_waits_for_a_prefix_computes_it_when_the_other_is_gone() -> None:
+def test_waiting_sequence_computes_the_prefix_if_the_other_one_is_gone() -> None:
     scheduler = make_scheduler(*(make_sequence(i, speaker=0, num_tokens=40) for i in range(2)), prefix_cache=True)
     advance(scheduler)
     scheduler.release((0, 0))

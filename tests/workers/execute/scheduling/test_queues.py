@@ -21,17 +21,17 @@ def drain(queue: WaitingQueue) -> list[int]:
     return arrivals
 
 
-def test_the_lowest_rank_comes_first_whatever_the_order_of_arrival() -> None:
+def test_lowest_rank_comes_first_in_any_order_of_arrival() -> None:
     assert drain(make_queue(2, 0, 3, 1)) == [0, 1, 2, 3]
 
 
-def test_the_head_stays_until_it_is_removed() -> None:
+def test_head_stays_until_it_is_removed() -> None:
     queue = make_queue(0, 1)
     assert queue.head is queue.head
     assert len(queue) == 2
 
 
-def test_a_removed_sequence_is_passed_over() -> None:
+def test_removed_sequence_is_skipped() -> None:
     queue = make_queue(0, 1, 2, 3)
     queue.remove((0, 0))
     queue.remove((2, 0))
@@ -39,7 +39,7 @@ def test_a_removed_sequence_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize(("step", "order"), [(-10, [1, 0, 2]), (10, [0, 2, 1])], ids=["sooner", "later"])
-def test_a_sequence_may_come_back_with_another_rank(step: int, order: list[int]) -> None:
+def test_sequence_may_return_with_another_rank(step: int, order: list[int]) -> None:
     queue = WaitingQueue(lambda sequence: (sequence.arrival + step * sequence.num_preemptions,))
     sequences = [make_sequence(0), make_sequence(1), make_sequence(2)]
     for sequence in sequences:

@@ -1,4 +1,4 @@
-"""A sequence that replays is computed again exactly as it was the first time, whatever else runs meanwhile."""
+"""A replayed sequence is computed exactly as it was the first time, whatever else runs meanwhile."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from triptych.workers.execute.scheduling.moves import Moves
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.step import Int32, Int64, StepInputs
 
-TWIST = 7  # what a cell is off by for each token of the chunk that it was computed in
+TWIST = 7  # error of a cell per token of the chunk in which it was computed
 
 
 class RoundingRunner(HashRunner):
-    """A hash model whose keys and values depend on how many tokens of the sequence were computed together."""
+    """A hash model whose keys and values depend on the number of tokens of the sequence computed together."""
 
     def launch(self, inputs: StepInputs) -> None:
         lengths = np.diff(inputs.query_starts)
@@ -49,7 +49,7 @@ class RoundingRunner(HashRunner):
 
 
 def undisturbed(sequence: Sequence) -> list[int]:
-    """What the rounding model says, its prompt cut as ``chunk_ends`` has it, from the definition alone."""
+    """The rounding model's tokens for a prompt cut at ``chunk_ends``, from the definition alone."""
     tokens: list[int] = sequence.tokens[: sequence.num_prompt_tokens].tolist()
     lengths = np.diff([0, *sequence.chunk_ends])
     twist = int((lengths * lengths).sum()) * TWIST
@@ -61,7 +61,7 @@ def undisturbed(sequence: Sequence) -> list[int]:
 
 
 def crash(sequences: list[Sequence], num_steps: int) -> list[Sequence]:
-    """``sequences`` as they come back after so many steps of an engine that is no more."""
+    """``sequences`` as recovered after that many steps of an engine that crashed."""
     engine = make_engine(*sequences, runner=RoundingRunner, replays=True, max_num_seqs=8)
     for _ in range(num_steps):
         engine.step()
@@ -76,7 +76,7 @@ def crash(sequences: list[Sequence], num_steps: int) -> list[Sequence]:
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
-def test_preempted_sequences_say_what_they_would_have_said(prefix_cache: bool) -> None:
+def test_preemption_changes_no_token(prefix_cache: bool) -> None:
     sequences = make_sequences(6, num_tokens=13, max_tokens=20)
     engine = make_engine(*sequences, runner=RoundingRunner, num_pages=20, replays=True, prefix_cache=prefix_cache)
     outputs = run(engine)
@@ -84,7 +84,7 @@ def test_preempted_sequences_say_what_they_would_have_said(prefix_cache: bool) -
     assert outputs == {s.key: undisturbed(s) for s in sequences}
 
 
-def test_the_cuts_of_a_prompt_are_remembered_while_it_is_swapped_out() -> None:
+def test_chunk_boundaries_of_a_prompt_are_remembered_while_it_is_swapped_out() -> None:
     sequences = make_sequences(3, num_tokens=12, max_tokens=12)
     options: dict[str, Any] = {
         "num_pages": 10,
@@ -100,8 +100,8 @@ def test_the_cuts_of_a_prompt_are_remembered_while_it_is_swapped_out() -> None:
     assert outputs == {s.key: undisturbed(s) for s in sequences}
 
 
-def test_a_prompt_that_is_computed_again_is_not_cut_smaller_for_those_who_decode_now() -> None:
-    """When it came first nobody did, so its chunks were as long as they may be."""
+def test_recomputed_prompt_is_not_cut_smaller_for_current_decodes() -> None:
+    """There were none when it arrived, so its chunks had the maximum length."""
     sequences = make_sequences(5, num_tokens=11, max_tokens=12)
     options: dict[str, Any] = {"num_pages": 12, "mixed_prefill_tokens": 2, "max_prefill_skip": 1}
     engine = make_engine(*sequences, runner=RoundingRunner, replays=True, **options)
@@ -110,21 +110,21 @@ def test_a_prompt_that_is_computed_again_is_not_cut_smaller_for_those_who_decode
     assert outputs == {s.key: undisturbed(s) for s in sequences}
 
 
-def test_without_replay_the_same_model_says_something_else() -> None:
+def test_without_replay_the_same_model_gives_other_tokens() -> None:
     sequences = make_sequences(6, num_tokens=13, max_tokens=20)
     outputs = run(make_engine(*sequences, runner=RoundingRunner, num_pages=20))
     assert outputs != {s.key: undisturbed(s) for s in sequences}
 
 
 @pytest.mark.parametrize("num_steps", [1, 3, 7, 15])
-def test_recovered_sequences_say_what_they_would_have_said(num_steps: int) -> None:
+def test_recovery_changes_no_token(num_steps: int) -> None:
     sequences = crash([make_sequence(i, num_tokens=11 + i, max_tokens=20) for i in range(5)], num_steps)
     engine = make_engine(*sequences, runner=RoundingRunner, replays=True, num_pages=40, prefill_chunk=5)
     outputs = run(engine)
     assert outputs == {s.key: undisturbed(s) for s in sequences}
 
 
-def test_a_replay_emits_nothing_and_is_batched_like_decodes() -> None:
+def test_replay_emits_nothing_and_is_batched_like_decodes() -> None:
     sequences = crash(make_sequences(4, num_tokens=5, max_tokens=20), 10)
     num_emitted = {s.key: s.num_output_tokens for s in sequences}
     engine = make_engine(*sequences, runner=RoundingRunner, replays=True)
@@ -138,7 +138,7 @@ def test_a_replay_emits_nothing_and_is_batched_like_decodes() -> None:
     assert set(first) == set(num_emitted)
 
 
-def test_a_request_that_arrives_during_a_replay_does_not_wait_for_it() -> None:
+def test_request_that_arrives_during_a_replay_does_not_wait_for_it() -> None:
     engine = make_engine(
         *crash(make_sequences(2, num_tokens=5, max_tokens=20), 15), runner=RoundingRunner, replays=True
     )

@@ -1,4 +1,4 @@
-"""Who is in a step where pages are short: margins, preemption, limbo, and requests that can never fit."""
+"""Which sequences are in a step when pages are scarce: margins, preemption, limbo, and requests that can never fit."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from triptych.workers.execute.scheduling.sequence import SequenceState
 
 
 def preempted_pair() -> Scheduler:
-    """Two sequences that outgrew four pages of two tokens, just after number 1 made way for number 0."""
+    """Two sequences that outgrew four pages of two tokens, just after 1 was preempted for 0."""
     scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
     advance_until(scheduler, lambda plan: plan.preempted)
     return scheduler
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16])
-def test_a_sequence_holds_exactly_the_pages_its_tokens_fill(page_size: int) -> None:
+def test_sequence_holds_exactly_the_pages_its_tokens_fill(page_size: int) -> None:
     sequence = make_sequence(num_tokens=21, max_tokens=20)
     scheduler = make_scheduler(sequence, page_size=page_size, prefill_chunk=5)
     while scheduler.live:
@@ -42,14 +42,14 @@ def test_a_sequence_holds_exactly_the_pages_its_tokens_fill(page_size: int) -> N
 
 
 @pytest.mark.parametrize(("margin", "starts"), [(0.0, True), (0.15, True), (0.16, False), (1.0, False)])
-def test_a_prompt_starts_only_if_it_leaves_the_margin_free(margin: float, starts: bool) -> None:
+def test_prompt_starts_only_if_it_leaves_the_margin_free(margin: float, starts: bool) -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=80), num_pages=100, page_size=1, safety_margin=margin)
     advance(scheduler)
     scheduler.add(make_sequence(1, num_tokens=5))
     assert (1 in chunks_of(advance(scheduler))) == starts
 
 
-def test_the_first_sequence_of_an_empty_engine_needs_no_margin() -> None:
+def test_first_sequence_of_an_empty_engine_needs_no_margin() -> None:
     scheduler = make_scheduler(make_sequence(num_tokens=16), num_pages=4, safety_margin=1.0)
     assert chunks_of(advance(scheduler)) == {0: 8}
 
@@ -59,12 +59,12 @@ def test_one_page_is_kept_free_even_without_a_margin() -> None:
     assert chunks_of(advance(scheduler)) == {0: 8}
 
 
-def test_pages_that_prompts_under_way_still_need_are_not_promised_twice() -> None:
+def test_pages_still_needed_by_started_prompts_are_not_promised_twice() -> None:
     scheduler = make_scheduler(*make_sequences(2, num_tokens=40), num_pages=16, max_num_batched_tokens=16)
     assert chunks_of(advance(scheduler)) == {0: 8}
 
 
-def test_the_first_waiting_sequence_that_does_not_fit_stops_those_behind_it() -> None:
+def test_first_waiting_sequence_that_does_not_fit_stops_those_behind_it() -> None:
     running, large, small = make_sequence(0, num_tokens=8), make_sequence(1, num_tokens=40), make_sequence(2)
     scheduler = make_scheduler(running, large, small, num_pages=11)
     assert chunks_of(advance(scheduler)) == {0: 8}
@@ -81,7 +81,7 @@ def test_limbo_counts_as_free_for_the_margin() -> None:
 # Preemption
 
 
-def test_the_latest_arrival_gives_its_pages_to_a_decode() -> None:
+def test_latest_arrival_is_preempted_for_a_decode() -> None:
     scheduler = preempted_pair()
     first, second = scheduler.live.values()
     assert second.state is SequenceState.WAITING
@@ -90,7 +90,7 @@ def test_the_latest_arrival_gives_its_pages_to_a_decode() -> None:
     check(scheduler)
 
 
-def test_the_latest_arrival_preempts_itself_when_it_is_the_one_that_needs_a_page() -> None:
+def test_latest_arrival_preempts_itself_if_it_needs_the_page() -> None:
     first, second = make_sequence(0, num_tokens=5), make_sequence(1, num_tokens=4)
     scheduler = make_scheduler(first, second, num_pages=4, page_size=4, prefill_chunk=16)
     advance(scheduler)
@@ -100,21 +100,21 @@ def test_the_latest_arrival_preempts_itself_when_it_is_the_one_that_needs_a_page
     assert chunks_of(plan) == {0: 1}
 
 
-def test_a_decode_that_needs_no_new_page_runs_when_the_pool_is_full() -> None:
+def test_decode_that_needs_no_new_page_runs_when_the_pool_is_full() -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=13), num_pages=4, prefill_chunk=16)
     advance(scheduler)
     assert scheduler.cache.num_available == 0
     assert [chunks_of(advance(scheduler)) for _ in range(3)] == [{0: 1}] * 3
 
 
-def test_a_preempted_sequence_is_not_resumed_in_the_same_step() -> None:
+def test_preempted_sequence_is_not_resumed_in_the_same_step() -> None:
     scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
     plan = advance_until(scheduler, lambda plan: plan.preempted)
     assert plan.preempted == ((1, 0),)
     assert set(chunks_of(plan)) == {0}
 
 
-def test_a_preempted_sequence_keeps_its_tokens_and_computes_all_of_them_again() -> None:
+def test_preempted_sequence_keeps_its_tokens_and_recomputes_them() -> None:
     scheduler = preempted_pair()
     second = scheduler.live[1, 0]
     num_tokens = second.num_tokens
@@ -123,14 +123,14 @@ def test_a_preempted_sequence_keeps_its_tokens_and_computes_all_of_them_again() 
     assert second.num_tokens == num_tokens + 1
 
 
-def test_a_preempted_sequence_longer_than_the_token_budget_is_resumed_in_chunks() -> None:
+def test_preempted_sequence_longer_than_the_token_budget_is_resumed_in_chunks() -> None:
     sequence = recover(make_sequence(0, num_tokens=4, max_tokens=30), 20)
     sequence.num_preemptions = 1
     scheduler = make_scheduler(sequence, max_num_batched_tokens=7)
     assert [chunks_of(advance(scheduler))[0] for _ in range(4)] == [7, 7, 7, 3]
 
 
-def test_no_fresh_sequence_is_admitted_while_one_that_was_preempted_waits() -> None:
+def test_no_new_sequence_is_admitted_while_a_preempted_one_waits() -> None:
     scheduler = preempted_pair()
     scheduler.add(make_sequence(2, num_tokens=1))
     plan = advance_until(scheduler, lambda plan: (0, 0) not in scheduler.live or 2 in chunks_of(plan))
@@ -138,7 +138,7 @@ def test_no_fresh_sequence_is_admitted_while_one_that_was_preempted_waits() -> N
 
 
 def preempted_and_gone() -> Scheduler:
-    """Numbers 0 and 1 run, with many free pages since number 2 made way and was aborted; number 3 is new."""
+    """Sequences 0 and 1 run, with many free pages since 2 was preempted and aborted; 3 is new."""
     scheduler = make_scheduler(
         *make_sequences(2, num_tokens=4, max_tokens=30), make_sequence(2, num_tokens=24), num_pages=10, prefill_chunk=32
     )
@@ -148,19 +148,19 @@ def preempted_and_gone() -> Scheduler:
     return scheduler
 
 
-def test_after_a_preemption_no_fresh_sequence_is_admitted_though_memory_would_allow_it() -> None:
+def test_after_a_preemption_no_new_sequence_is_admitted_even_if_memory_allows_it() -> None:
     scheduler = preempted_and_gone()
     assert scheduler.cache.num_available > 4
     assert 3 not in chunks_of(advance(scheduler))
 
 
-def test_after_a_preemption_fresh_sequences_are_admitted_once_a_running_one_finished() -> None:
+def test_after_a_preemption_new_sequences_are_admitted_once_a_running_one_finished() -> None:
     scheduler = preempted_and_gone()
     scheduler.release((0, 0))
     assert set(chunks_of(advance(scheduler))) == {1, 3}
 
 
-def test_after_a_preemption_fresh_sequences_are_admitted_once_the_preempted_one_resumed() -> None:
+def test_after_a_preemption_new_sequences_are_admitted_once_the_preempted_one_resumed() -> None:
     scheduler = make_scheduler(*make_sequences(2, num_tokens=4, max_tokens=30), num_pages=10)
     advance(scheduler)
     taken = scheduler.cache.pool.allocate(8)
@@ -170,17 +170,17 @@ def test_after_a_preemption_fresh_sequences_are_admitted_once_the_preempted_one_
     assert set(chunks_of(advance(scheduler))) == {0, 1, 2}
 
 
-def test_a_sequence_preempted_for_another_is_taken_out_of_the_step_it_was_in() -> None:
+def test_preempted_sequence_is_removed_from_the_step_that_preempts_it() -> None:
     early, late = make_sequence(0, num_tokens=7, max_tokens=30), make_sequence(1, num_tokens=2, max_tokens=30)
     scheduler = make_scheduler(late, num_pages=4)
     advance(scheduler)
-    scheduler.add(early)  # as after a recovery: arrived first, and sits in the second row
+    scheduler.add(early)  # as after a recovery: arrived first, but in the second row
     plan = advance_until(scheduler, lambda plan: plan.preempted)
     assert plan.preempted == (late.key,)
     assert chunks_of(plan) == {0: 1}
 
 
-def test_a_prefilling_sequence_is_preempted_and_starts_over() -> None:
+def test_prefilling_sequence_is_preempted_and_starts_over() -> None:
     decode, prompt = make_sequence(0, num_tokens=8, max_tokens=30), make_sequence(1, num_tokens=16)
     scheduler = make_scheduler(decode, num_pages=8, prefill_chunk=8, max_num_batched_tokens=9)
     advance(scheduler)
@@ -192,7 +192,7 @@ def test_a_prefilling_sequence_is_preempted_and_starts_over() -> None:
     assert prompt.num_computed_tokens == 0
 
 
-def test_two_half_computed_prompts_that_fill_the_pool_do_not_wait_for_each_other() -> None:
+def test_two_half_computed_prompts_that_fill_the_pool_do_not_deadlock() -> None:
     scheduler = make_scheduler(*make_sequences(2, num_tokens=16), num_pages=16, page_size=2, max_num_batched_tokens=8)
     first, second = scheduler.live.values()
     advance(scheduler)
@@ -206,7 +206,7 @@ def test_two_half_computed_prompts_that_fill_the_pool_do_not_wait_for_each_other
     assert first.num_output_tokens == 1
 
 
-def test_a_chunk_shrinks_to_the_pages_that_are_left() -> None:
+def test_chunk_shrinks_to_the_remaining_pages() -> None:
     scheduler = make_scheduler(make_sequence(num_tokens=16), num_pages=8, prefill_chunk=16)
     scheduler.cache.pool.allocate(5)
     assert chunks_of(advance(scheduler)) == {0: 12}
@@ -215,7 +215,7 @@ def test_a_chunk_shrinks_to_the_pages_that_are_left() -> None:
 # Sequences that do not fit at all
 
 
-def test_a_sequence_that_fills_the_pool_alone_ends_with_length() -> None:
+def test_sequence_that_fills_the_pool_alone_ends_with_length() -> None:
     sequence = make_sequence(num_tokens=4, max_tokens=100)
     scheduler = make_scheduler(sequence, num_pages=4)
     plan = advance_until(scheduler, lambda _: not scheduler.live)
@@ -224,7 +224,7 @@ def test_a_sequence_that_fills_the_pool_alone_ends_with_length() -> None:
     assert sequence.num_tokens == 4 * 4 + 1
 
 
-def test_a_sequence_ends_with_length_where_the_context_ends() -> None:
+def test_sequence_ends_with_length_at_the_end_of_the_context() -> None:
     sequence = make_sequence(num_tokens=4, max_tokens=100)
     scheduler = make_scheduler(sequence, max_model_len=10)
     advance_until(scheduler, lambda _: not scheduler.live)
@@ -232,21 +232,21 @@ def test_a_sequence_ends_with_length_where_the_context_ends() -> None:
 
 
 @pytest.mark.parametrize("options", [{"num_pages": 4}, {"max_model_len": 17}], ids=["pool", "context"])
-def test_a_prompt_that_can_never_fit_fails_with_numbers_and_the_next_one_runs(options: dict[str, Any]) -> None:
+def test_prompt_that_can_never_fit_fails_with_numbers_and_the_next_one_runs(options: dict[str, Any]) -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=17), make_sequence(1), **options)
     plan = advance(scheduler)
     assert plan.failed == (((0, 0), "prompt has 17 tokens, the limit is 16"),)
     assert chunks_of(plan) == {1: 5}
 
 
-def test_a_recovered_sequence_that_had_ended_finishes_without_a_step() -> None:
+def test_recovered_sequence_that_had_ended_finishes_without_a_step() -> None:
     scheduler = make_scheduler(recover(make_sequence(max_tokens=3), 3))
     plan = advance(scheduler)
     assert plan.chunks == ()
     assert plan.finished == (((0, 0), "length"),)
 
 
-def test_a_recovered_sequence_that_outgrew_the_pool_ends_with_length() -> None:
+def test_recovered_sequence_that_outgrew_the_pool_ends_with_length() -> None:
     scheduler = make_scheduler(recover(make_sequence(num_tokens=10, max_tokens=20), 9), num_pages=4)
     assert advance(scheduler).finished == (((0, 0), "length"),)
 
@@ -254,7 +254,7 @@ def test_a_recovered_sequence_that_outgrew_the_pool_ends_with_length() -> None:
 # Limbo
 
 
-def test_the_row_of_a_finished_sequence_is_free_at_once_and_its_pages_wait() -> None:
+def test_row_of_a_finished_sequence_is_free_at_once_and_its_pages_wait() -> None:
     sequence = make_sequence(num_tokens=4, max_tokens=2)
     scheduler = make_scheduler(sequence, num_pages=8)
     advance(scheduler)
@@ -264,7 +264,7 @@ def test_the_row_of_a_finished_sequence_is_free_at_once_and_its_pages_wait() -> 
     assert (scheduler.cache.pool.num_free, scheduler.cache.limbo.num_pages) == (6, 2)
 
 
-def test_a_release_frees_the_pages_of_a_finished_sequence() -> None:
+def test_release_frees_the_pages_of_a_finished_sequence() -> None:
     scheduler = make_scheduler(make_sequence(max_tokens=1), num_pages=8)
     advance(scheduler)
     scheduler.release((0, 0))
@@ -273,7 +273,7 @@ def test_a_release_frees_the_pages_of_a_finished_sequence() -> None:
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 3, 5], ids=["waiting", "prefilling", "decoding", "finished"])
-def test_a_release_gives_all_pages_back_in_any_state(num_steps: int) -> None:
+def test_release_frees_all_pages_in_any_state(num_steps: int) -> None:
     scheduler = make_scheduler(make_sequence(num_tokens=12, max_tokens=3), num_pages=8)
     for _ in range(num_steps):
         plan = scheduler.plan()
@@ -284,7 +284,7 @@ def test_a_release_gives_all_pages_back_in_any_state(num_steps: int) -> None:
     assert not scheduler.live
 
 
-def test_pages_of_a_sequence_released_during_its_step_come_back_after_it() -> None:
+def test_pages_of_a_sequence_released_during_its_step_are_freed_after_it() -> None:
     scheduler = make_scheduler(make_sequence(), num_pages=8)
     plan = scheduler.plan()
     assert plan is not None
@@ -294,7 +294,7 @@ def test_pages_of_a_sequence_released_during_its_step_come_back_after_it() -> No
     assert scheduler.cache.pool.num_free == 8
 
 
-def test_pages_in_limbo_are_taken_before_anybody_is_preempted() -> None:
+def test_pages_in_limbo_are_reused_before_a_preemption() -> None:
     ended, running = make_sequence(0, num_tokens=8, max_tokens=1), make_sequence(1, num_tokens=8, max_tokens=20)
     scheduler = make_scheduler(ended, running, num_pages=7, prefill_chunk=16)
     advance_until(scheduler, lambda _: not scheduler.live)
@@ -304,7 +304,7 @@ def test_pages_in_limbo_are_taken_before_anybody_is_preempted() -> None:
     check(scheduler)
 
 
-def test_the_stats_account_for_every_page_and_sequence() -> None:
+def test_stats_account_for_every_page_and_sequence() -> None:
     sequences = [*make_sequences(5, num_tokens=4), make_sequence(5, num_tokens=12)]
     scheduler = make_scheduler(*sequences, num_pages=16, max_num_seqs=4, prefill_chunk=4, max_num_batched_tokens=20)
     advance(scheduler)
@@ -323,7 +323,7 @@ def test_the_stats_account_for_every_page_and_sequence() -> None:
     )
 
 
-def test_a_lost_page_shows_in_the_stats() -> None:
+def test_lost_page_is_visible_in_the_stats() -> None:
     scheduler = make_scheduler(num_pages=8)
     scheduler.cache.pool.allocate(1)
     assert take_stats(scheduler).num_lost_pages == 1

@@ -1,4 +1,4 @@
-"""Who is in a step, and with how many tokens, where memory is plenty."""
+"""Which sequences are in a step, and with how many tokens, when memory is plentiful."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from triptych.workers.execute.scheduling.plan import Chunk, Plan, Start
 from triptych.workers.execute.scheduling.sequence import SequenceState
 
 
-def test_nothing_to_do_gives_no_plan() -> None:
+def test_without_work_there_is_no_plan() -> None:
     assert make_scheduler().plan() is None
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 8, 9, 16, 17])
-def test_a_prompt_is_computed_in_chunks_of_prefill_chunk(num_tokens: int) -> None:
+def test_prompt_is_computed_in_chunks_of_prefill_chunk(num_tokens: int) -> None:
     scheduler = make_scheduler(make_sequence(num_tokens=num_tokens), prefill_chunk=8)
     sizes = [advance(scheduler).chunks[0].num_tokens for _ in range(-(-num_tokens // 8))]
     assert sizes == [8] * (num_tokens // 8) + [num_tokens % 8] * (num_tokens % 8 > 0)
@@ -29,7 +29,7 @@ def test_only_the_last_chunk_samples() -> None:
     assert [advance(scheduler).chunks[0].samples for _ in range(3)] == [False, False, True]
 
 
-def test_a_plan_is_a_plain_value() -> None:
+def test_plan_is_a_plain_value() -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=3))
     advance(scheduler)
     scheduler.add(make_sequence(1, num_tokens=9))
@@ -44,12 +44,12 @@ def test_several_prompts_share_a_step() -> None:
     assert chunks_of(advance(scheduler)) == {0: 5, 1: 5, 2: 2}
 
 
-def test_a_prompt_under_way_goes_on_before_another_starts() -> None:
+def test_started_prompt_continues_before_another_starts() -> None:
     scheduler = make_scheduler(*make_sequences(3, num_tokens=12), max_num_batched_tokens=10)
     assert [chunks_of(advance(scheduler)) for _ in range(3)] == [{0: 8, 1: 2}, {0: 4, 1: 6}, {0: 1, 1: 4, 2: 5}]
 
 
-def test_prompts_take_little_of_a_step_in_which_others_decode() -> None:
+def test_prompts_get_little_of_a_step_with_decodes() -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=20, max_tokens=4), mixed_prefill_tokens=3)
     assert [chunks_of(advance(scheduler)) for _ in range(3)] == [{0: 8}, {0: 8}, {0: 4}]
     for index in (1, 2):
@@ -67,7 +67,7 @@ def test_decodes_and_prompt_chunks_share_a_step_decodes_first() -> None:
     assert plan.num_decodes == 2
 
 
-def test_a_new_prompt_never_stalls_a_decode() -> None:
+def test_new_prompt_never_stalls_a_decode() -> None:
     scheduler = make_scheduler(make_sequence(0, max_tokens=20), max_num_batched_tokens=8)
     advance(scheduler)
     for index in range(1, 5):
@@ -93,7 +93,7 @@ def test_more_decodes_than_the_budget_take_turns() -> None:
 
 
 @pytest.mark.parametrize("max_prefill_skip", [1, 3, 8])
-def test_a_waiting_prompt_gets_a_chunk_after_so_many_steps_of_decodes(max_prefill_skip: int) -> None:
+def test_waiting_prompt_gets_a_chunk_after_a_number_of_decode_steps(max_prefill_skip: int) -> None:
     decodes = make_sequences(2, num_tokens=1, max_tokens=40)
     scheduler = make_scheduler(*decodes, max_num_batched_tokens=2, max_prefill_skip=max_prefill_skip)
     advance(scheduler)
@@ -102,7 +102,7 @@ def test_a_waiting_prompt_gets_a_chunk_after_so_many_steps_of_decodes(max_prefil
     assert steps == ([False] * max_prefill_skip + [True]) * 3
 
 
-def test_a_prompt_that_ends_while_all_rows_are_taken_is_ready_and_holds_its_pages() -> None:
+def test_prompt_that_ends_while_all_rows_are_taken_is_ready_and_holds_its_pages() -> None:
     sequences = make_sequences(3, num_tokens=4)
     scheduler = make_scheduler(*sequences, max_num_seqs=2, prefill_chunk=16)
     advance(scheduler)
@@ -113,7 +113,7 @@ def test_a_prompt_that_ends_while_all_rows_are_taken_is_ready_and_holds_its_page
     assert len(sequences[2].block_table) == 1
 
 
-def test_a_ready_sequence_takes_the_row_of_one_that_finished_in_the_very_next_step() -> None:
+def test_ready_sequence_takes_a_freed_row_in_the_next_step() -> None:
     sequences = make_sequences(3, num_tokens=4)
     scheduler = make_scheduler(*sequences, max_num_seqs=2, prefill_chunk=16)
     advance(scheduler)
@@ -131,25 +131,25 @@ def test_ready_sequences_get_rows_in_order_of_arrival() -> None:
     assert [sequence.row for sequence in sequences] == [0, 1, None]
 
 
-def test_sequences_wait_in_order_of_arrival_whatever_the_order_they_are_added_in() -> None:
+def test_sequences_are_ordered_by_arrival_and_not_by_the_order_of_adding() -> None:
     scheduler = make_scheduler(make_sequence(5), make_sequence(2), make_sequence(9), max_num_batched_tokens=5)
     assert chunks_of(advance(scheduler)) == {2: 5}
 
 
-def test_a_sequence_that_ends_with_its_first_token_is_never_decoded() -> None:
+def test_sequence_that_ends_with_its_first_token_is_never_decoded() -> None:
     scheduler = make_scheduler(make_sequence(num_tokens=3, max_tokens=1))
     advance(scheduler)
     assert not scheduler.live
     assert scheduler.plan() is None
 
 
-def test_an_aborted_waiting_sequence_is_never_planned() -> None:
+def test_aborted_waiting_sequence_is_never_planned() -> None:
     scheduler = make_scheduler(*make_sequences(3))
     scheduler.release((1, 0))
     assert set(chunks_of(advance(scheduler))) == {0, 2}
 
 
-def test_what_was_sampled_for_a_sequence_released_meanwhile_is_dropped() -> None:
+def test_token_of_a_sequence_released_meanwhile_is_dropped() -> None:
     scheduler = make_scheduler(*make_sequences(2))
     plan = scheduler.plan()
     assert plan is not None
@@ -163,7 +163,7 @@ def test_more_sequences_than_max_live_are_refused() -> None:
         scheduler.add(make_sequence(6))
 
 
-def test_a_key_cannot_be_live_twice() -> None:
+def test_key_cannot_be_live_twice() -> None:
     scheduler = make_scheduler(make_sequence(0))
     with pytest.raises(AssertionError, match="already live"):
         scheduler.add(make_sequence(0))

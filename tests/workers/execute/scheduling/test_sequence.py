@@ -29,15 +29,15 @@ def with_output(*token_ids: int, **options: int) -> Sequence:
     ],
     ids=["goes on", "stop", "not the last", "both", "max_tokens", "below min_tokens", "at min_tokens", "context"],
 )
-def test_a_sequence_ends_by_its_last_token_or_its_length(sequence: Sequence, reason: str | None) -> None:
+def test_sequence_ends_by_its_last_token_or_its_length(sequence: Sequence, reason: str | None) -> None:
     assert sequence.end_reason(max_model_len=8) == reason
 
 
-def test_a_prompt_that_ends_with_a_stop_token_goes_on() -> None:
+def test_prompt_that_ends_with_a_stop_token_continues() -> None:
     sequence = make_sequence(num_tokens=3)
     sequence.stop_ids = frozenset({int(sequence.tokens[2])})
     assert sequence.end_reason(max_model_len=8) is None
 
 
-def test_output_tokens_are_what_follows_the_prompt() -> None:
+def test_output_tokens_are_those_after_the_prompt() -> None:
     assert with_output(8, 9).output_tokens.tolist() == [8, 9]

@@ -1,4 +1,4 @@
-"""Sequences of a recurrent model: each that runs has rows for its state, and goes on from its own or a snapshot."""
+"""Sequences of a recurrent model: each running one has rows for its state, and continues from it or from a snapshot."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ PAGE = 4  # tokens, in ``make_scheduler``
 
 
 def rows(sequence: Sequence) -> tuple[int, int]:
-    """The one that holds its state, and the one that its next step writes."""
+    """The row with its state, and the row that its next step writes."""
     assert sequence.state_rows is not None, f"{sequence.key} does not run"
     return sequence.state_rows.current, sequence.state_rows.next
 
 
-def test_who_runs_has_a_row_to_read_and_one_to_write() -> None:
+def test_running_sequence_has_a_row_to_read_and_one_to_write() -> None:
     first, second = make_sequences(2, num_tokens=2)
     scheduler = make_scheduler(first, second, num_snapshots=0)
     advance(scheduler)
@@ -52,7 +52,7 @@ def test_who_runs_has_a_row_to_read_and_one_to_write() -> None:
     check(scheduler)
 
 
-def test_a_model_without_states_has_no_rows() -> None:
+def test_model_without_states_has_no_rows() -> None:
     sequence = make_sequence()
     make_scheduler(sequence).plan()
     assert sequence.state_rows is None
@@ -60,7 +60,7 @@ def test_a_model_without_states_has_no_rows() -> None:
 
 @pytest.mark.parametrize("policy", ["fifo", "prefill_first", "round_robin"])
 @pytest.mark.parametrize("chunk", [1, 3, 64])
-def test_preempted_sequences_say_what_they_would_have_said(policy: str, chunk: int) -> None:
+def test_preemption_changes_no_token(policy: str, chunk: int) -> None:
     sequences = make_sequences(8, num_tokens=9, max_tokens=12)
     engine = make_engine(*sequences[:6], num_snapshots=0, num_pages=9, policy=policy, prefill_chunk=chunk)
     outputs = run(engine)
@@ -68,16 +68,16 @@ def test_preempted_sequences_say_what_they_would_have_said(policy: str, chunk: i
     assert outputs == {s.key: expected_output(s) for s in sequences[:6]}
 
 
-def alike(*ends: int, num_tokens: int, max_tokens: int = 3) -> list[Sequence]:
-    """Sequences of one prompt but for its last token."""
+def sequences_with_common_prefix(*ends: int, num_tokens: int, max_tokens: int = 3) -> list[Sequence]:
+    """Sequences whose prompts only differ in the last token."""
     sequences = [make_sequence(i, num_tokens=num_tokens, max_tokens=max_tokens, speaker=1) for i in range(len(ends))]
     for sequence, end in zip(sequences, ends, strict=True):
         sequence.tokens[num_tokens - 1] += end
     return sequences
 
 
-def said(engine: Engine, *sequences: Sequence) -> list[int]:
-    """What of each prompt was found in the cache, once all have said what they should, one after the other."""
+def cached_tokens(engine: Engine, *sequences: Sequence) -> list[int]:
+    """The number of cached tokens of each prompt, after all were served, one after the other."""
     for sequence in sequences:
         engine.add(sequence)
         assert run(engine) == {sequence.key: expected_output(sequence)}
@@ -87,36 +87,36 @@ def said(engine: Engine, *sequences: Sequence) -> list[int]:
 
 
 def test_without_snapshots_equal_prompts_share_nothing() -> None:
-    sequences = alike(0, 0, 0, num_tokens=12)
+    sequences = sequences_with_common_prefix(0, 0, 0, num_tokens=12)
     engine = make_engine(*sequences, num_snapshots=0, prefix_cache=True)
     assert run(engine) == {s.key: expected_output(s) for s in sequences}
     assert sum(s.num_cached_tokens for s in sequences) == 0
 
 
 @pytest.mark.parametrize("chunk", [3, 8, 64])
-def test_a_prompt_that_was_said_before_is_not_computed_again(chunk: int) -> None:
-    sequences = alike(0, 0, 0, num_tokens=23)
-    assert said(make_engine(**SHARES, prefill_chunk=chunk), *sequences) == [0, 20, 20]
+def test_repeated_prompt_is_not_computed_again(chunk: int) -> None:
+    sequences = sequences_with_common_prefix(0, 0, 0, num_tokens=23)
+    assert cached_tokens(make_engine(**SHARES, prefill_chunk=chunk), *sequences) == [0, 20, 20]
 
 
-def test_a_turn_goes_on_where_the_last_one_ended() -> None:
+def test_next_turn_continues_from_the_last_snapshot() -> None:
     first = make_sequence(0, num_tokens=10, max_tokens=12)
     engine = make_engine(**SHARES)
-    assert said(engine, first) == [0]
+    assert cached_tokens(engine, first) == [0]
     second = make_sequence(1, num_tokens=30)
     second.tokens[:22] = first.tokens
-    assert said(engine, second) == [20]  # of 21 tokens that were computed
+    assert cached_tokens(engine, second) == [20]  # of 21 computed tokens
 
 
-def test_prompts_that_part_leave_a_state_where_they_do() -> None:
-    """The first does not know of others, the second finds pages and no state, and the third goes on from there."""
+def test_diverging_prompts_leave_a_snapshot_where_they_diverge() -> None:
+    """The first prompt knows no others, the second finds pages but no state, and the third continues from there."""
     sequences = [make_sequence(i, num_tokens=40, speaker=1) for i in range(3)]
     for index, sequence in enumerate(sequences):
         sequence.tokens[17:40] += index
-    assert said(make_engine(**SHARES, prefill_chunk=64), *sequences) == [0, 0, 16]
+    assert cached_tokens(make_engine(**SHARES, prefill_chunk=64), *sequences) == [0, 0, 16]
 
 
-def test_prompts_that_come_together_wait_for_what_they_share() -> None:
+def test_prompts_that_arrive_together_wait_for_their_common_prefix() -> None:
     sequences = [make_sequence(i, num_tokens=150, speaker=1, max_tokens=2) for i in range(3)]
     for index, sequence in enumerate(sequences):
         sequence.tokens[141:150] += index
@@ -125,22 +125,22 @@ def test_prompts_that_come_together_wait_for_what_they_share() -> None:
     assert [s.num_cached_tokens for s in sequences] == [0, 140, 140]
 
 
-def test_the_snapshot_that_nobody_used_for_longest_goes_first() -> None:
-    """Two rows a sequence that may run, and two for snapshots: prompts of others take those of the first."""
+def test_least_recently_used_snapshot_is_evicted_first() -> None:
+    """Two rows per running sequence, and two for snapshots: later prompts take those of the first."""
     engine = make_engine(prefix_cache=True, num_snapshots=2, max_num_seqs=1)
     often, once, *others = [make_sequence(i, num_tokens=9, max_tokens=1) for i in range(8)]
-    said(engine, often, once)
+    cached_tokens(engine, often, once)
     for index, other in enumerate(others):
         again = make_sequence(20 + index, num_tokens=9, max_tokens=1)
         again.tokens[:9] = often.tokens[:9]
-        assert said(engine, other, again) == [0, 8]
+        assert cached_tokens(engine, other, again) == [0, 8]
     late = make_sequence(40, num_tokens=9, max_tokens=1)
     late.tokens[:9] = once.tokens[:9]
-    assert said(engine, late) == [0]
+    assert cached_tokens(engine, late) == [0]
 
 
-def test_a_snapshot_that_somebody_starts_from_is_not_evicted() -> None:
-    """Five rows, all taken: the older of two snapshots is in use, so the other one makes room."""
+def test_snapshot_in_use_is_not_evicted() -> None:
+    """Five rows, all taken: the older of two snapshots is in use, so the other one is evicted."""
     pool, index = StatePool(num_running=2, num_snapshots=1, page_size=PAGE), PrefixIndex(PAGE)
     older, newer = (index.add(None, "", bytes([i]) * 4 * PAGE) for i in range(2))
 
@@ -163,16 +163,16 @@ def test_a_snapshot_that_somebody_starts_from_is_not_evicted() -> None:
     assert not newer.state_row
 
 
-def test_a_snapshot_goes_with_its_page() -> None:
+def test_snapshot_is_removed_with_its_page() -> None:
     first, second = make_sequence(0, num_tokens=20, max_tokens=1), make_sequence(1, num_tokens=20, max_tokens=1)
     engine = make_engine(**SHARES, num_pages=5)
-    assert said(engine, first, second) == [0, 0]
+    assert cached_tokens(engine, first, second) == [0, 0]
     again = make_sequence(2, num_tokens=20, max_tokens=1)
     again.tokens[:20] = first.tokens[:20]
-    assert said(engine, again) == [0]
+    assert cached_tokens(engine, again) == [0]
 
 
-def test_a_preempted_sequence_goes_on_from_its_last_snapshot() -> None:
+def test_preempted_sequence_continues_from_its_last_snapshot() -> None:
     sequences = make_sequences(4, num_tokens=8, max_tokens=16)
     engine = make_engine(*sequences, **SHARES, num_pages=14)
     starts: dict[tuple[int, int], list[int]] = {}
@@ -205,7 +205,7 @@ def test_samples_of_a_prompt_too_short_to_share_do_not_wait() -> None:
     assert len(plan.chunks) == 3
 
 
-def test_a_recovered_sequence_computes_all_it_had_said() -> None:
+def test_recovered_sequence_recomputes_all_its_tokens() -> None:
     sequence = recover(make_sequence(0, num_tokens=5, max_tokens=9), 4)
     engine = make_engine(sequence, num_snapshots=0)
     assert run(engine) == {sequence.key: expected_output(sequence)}
@@ -213,7 +213,7 @@ def test_a_recovered_sequence_computes_all_it_had_said() -> None:
 
 @pytest.mark.parametrize("num_pages", [10, 64], ids=["preempted", "at ease"])
 @pytest.mark.parametrize("options", [{"num_snapshots": 0}, SHARES], ids=["alone", "shared"])
-def test_beams_go_on_from_the_state_of_the_one_they_branch_from(num_pages: int, options: dict[str, Any]) -> None:
+def test_beams_continue_from_the_state_of_their_parent(num_pages: int, options: dict[str, Any]) -> None:
     clients = Clients(**options, num_pages=num_pages, max_num_seqs=6)
     clients.add_search(make_beams(0, 3, num_tokens=6, max_tokens=8))
     clients.add_search(make_beams(10, 2, num_tokens=7, max_tokens=6, speaker=3))
@@ -224,14 +224,14 @@ def test_beams_go_on_from_the_state_of_the_one_they_branch_from(num_pages: int, 
     assert (clients.engine.stats.num_preemptions > 0) == (num_pages == 10)
 
 
-def test_who_is_computed_again_exactly_so_is_cut_nowhere() -> None:
-    first, second = alike(0, 0, num_tokens=23)
+def test_exact_recomputation_has_no_additional_chunk_boundaries() -> None:
+    first, second = sequences_with_common_prefix(0, 0, num_tokens=23)
     engine = make_engine(**SHARES, prefill_chunk=8, replays=True)
-    assert said(engine, first, second) == [0, 16]
+    assert cached_tokens(engine, first, second) == [0, 16]
 
 
 class FailsLate(RecurrentHashRunner):
-    """A step with the token 96 fails, and only when all states were written."""
+    """A step with the token 96 fails after all states were written."""
 
     def launch(self, inputs: StepInputs) -> None:
         super().launch(inputs)
@@ -241,13 +241,13 @@ class FailsLate(RecurrentHashRunner):
 
 
 @pytest.mark.parametrize("chunk", [2, 64])
-def test_a_step_that_is_run_again_goes_on_from_the_states_before_it(chunk: int) -> None:
+def test_repeated_step_continues_from_the_states_before_it(chunk: int) -> None:
     sequences = make_sequences(4, num_tokens=6, max_tokens=12)
     sequences[2].tokens[4] = 96
     options: dict[str, Any] = {"num_snapshots": 0, "prefill_chunk": chunk}
     outputs = run(make_engine(*sequences, runner=FailsLate, **options))
-    said = {s.key: expected_output(s) for s in sequences}
-    spoken = [s for s in sequences if s is not sequences[2] and 96 not in said[s.key]]
-    assert len(spoken) >= 2
+    expected = {s.key: expected_output(s) for s in sequences}
+    unaffected = [s for s in sequences if s is not sequences[2] and 96 not in expected[s.key]]
+    assert len(unaffected) >= 2
     assert sequences[2].finish_reason == "error"
-    assert all(outputs[s.key] == said[s.key] for s in spoken)
+    assert all(outputs[s.key] == expected[s.key] for s in unaffected)

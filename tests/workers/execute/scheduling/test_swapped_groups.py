@@ -1,4 +1,4 @@
-"""Sequences that share pages are swapped out and in with what they share: once, and shared again afterwards."""
+"""Sequences that share pages are swapped with them: each page once, and it is shared again afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def num_computed(steps: list[StepOutputs], beams: list[Sequence]) -> int:
 @pytest.mark.parametrize("preemption", ["auto", "swap"])
 @pytest.mark.parametrize("page_size", [1, 2, 4])
 @pytest.mark.parametrize("budget", [None, 4], ids=["one step", "beams in turn"])
-def test_a_search_that_was_swapped_out_goes_on_and_computes_nothing_twice(
+def test_swapped_search_continues_and_computes_nothing_twice(
     preemption: str, page_size: int, prefix_cache: bool, budget: int | None
 ) -> None:
     options = {"preemption": preemption, "prefix_cache": prefix_cache, "max_num_batched_tokens": budget}
@@ -45,7 +45,7 @@ def test_a_search_that_was_swapped_out_goes_on_and_computes_nothing_twice(
     assert computed[0] == computed[1]
 
 
-def test_a_page_that_beams_share_is_moved_once_and_shared_again() -> None:
+def test_page_shared_by_beams_is_moved_once_and_shared_again() -> None:
     beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
     clients = crowd(beams)
     step = step_until_preempted(clients, beams[0].key)
@@ -61,8 +61,8 @@ def test_a_page_that_beams_share_is_moved_once_and_shared_again() -> None:
     assert clients.engine.stats.num_free_host_pages == 40
 
 
-def test_beams_that_have_taken_their_step_when_all_give_way_wait_for_the_others() -> None:
-    """With three tokens a step, of which two go to those that decode, a search takes one beam's step at a time."""
+def test_computed_beams_wait_for_the_others_after_a_preemption() -> None:
+    """With three tokens per step, two of which are decodes, a search computes one beam per step."""
     beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
     clients = crowd(beams, max_num_batched_tokens=3)
     step_until_preempted(clients, beams[0].key)
@@ -74,7 +74,7 @@ def test_beams_that_have_taken_their_step_when_all_give_way_wait_for_the_others(
     assert {chunk.key for chunk in steps[back].plan.chunks} & {beam.key for beam in beams} == set(missing)
 
 
-def test_a_page_that_is_only_about_to_be_copied_is_swapped_out_from_where_it_comes() -> None:
+def test_page_about_to_be_copied_is_swapped_out_from_its_source() -> None:
     cache = make_scheduler(host_pages=40).cache
     parent, child = make_beams(0, 2, num_tokens=6)
     cache.extend(parent, 6)
@@ -89,7 +89,7 @@ def test_a_page_that_is_only_about_to_be_copied_is_swapped_out_from_where_it_com
 @pytest.mark.parametrize(
     "options", [{"preemption": "recompute"}, {"host_pages": 3}, {"host_pages": 0}], ids=["recompute", "full", "none"]
 )
-def test_where_nothing_can_be_swapped_a_search_starts_again(options: dict[str, Any]) -> None:
+def test_search_that_cannot_be_swapped_starts_again(options: dict[str, Any]) -> None:
     beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
     clients = crowd(beams, **options)
     step_until_preempted(clients, beams[0].key)
@@ -97,7 +97,7 @@ def test_where_nothing_can_be_swapped_a_search_starts_again(options: dict[str, A
     clients.close()
 
 
-def test_an_abort_of_a_swapped_search_gives_its_host_pages_back() -> None:
+def test_abort_of_a_swapped_search_frees_its_host_pages() -> None:
     beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
     clients = crowd(beams)
     step_until_preempted(clients, beams[0].key)
@@ -108,7 +108,7 @@ def test_an_abort_of_a_swapped_search_gives_its_host_pages_back() -> None:
     assert clients.engine.stats.num_swapped == 0
 
 
-def test_several_searches_that_were_swapped_out_all_come_back() -> None:
+def test_several_swapped_searches_all_return() -> None:
     clients = crowd(make_beams(0, 3, num_tokens=9, max_tokens=12), host_pages=200, max_num_seqs=9)
     for index in (5, 10):
         clients.add_search(make_beams(index, 3, num_tokens=5 + index, max_tokens=12))
@@ -117,7 +117,7 @@ def test_several_searches_that_were_swapped_out_all_come_back() -> None:
 
 
 @CACHES
-def test_what_a_sample_has_on_the_host_is_not_moved_again_for_its_sibling(prefix_cache: bool) -> None:
+def test_host_pages_of_a_sample_are_not_moved_again_for_its_sibling(prefix_cache: bool) -> None:
     group = make_group(0, 3, num_tokens=22, max_tokens=30)
     clients = Clients(num_pages=16, host_pages=60, prefill_chunk=64, preemption="swap", prefix_cache=prefix_cache)
     for sequence in group:
@@ -131,8 +131,8 @@ def test_what_a_sample_has_on_the_host_is_not_moved_again_for_its_sibling(prefix
 
 
 @CACHES
-def test_samples_that_together_outgrow_the_pool_come_back_one_by_one(prefix_cache: bool) -> None:
-    """Together they never could."""
+def test_samples_that_together_outgrow_the_pool_return_one_by_one(prefix_cache: bool) -> None:
+    """There would never be enough pages for all of them."""
     group = make_group(0, 3, num_tokens=9, max_tokens=30)
     clients = Clients(num_pages=15, host_pages=60, preemption="swap", prefix_cache=prefix_cache)
     for sequence in group:

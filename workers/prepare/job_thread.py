@@ -26,7 +26,7 @@ class _Job(Generic[T]):
     result: T | None = None
 
 
-class Beside(Generic[T]):
+class JobThread(Generic[T]):
     """Runs one job at a time in a thread, serving owners in turn. Only the jobs themselves run in that thread; all
     methods and callbacks run in the thread that uses this object.
 
