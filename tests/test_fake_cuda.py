@@ -1,4 +1,4 @@
-"""The CUDA device that needs no GPU refuses what a GPU refuses."""
+"""The fake CUDA device refuses what a GPU refuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _double(x_ptr, size: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
     tl.store(x_ptr + at, 2 * tl.load(x_ptr + at))
 
 
-def test_operators_compute_on_the_device_and_do_not_wait(device: FakeCuda) -> None:
+def test_operators_compute_without_waiting(device: FakeCuda) -> None:
     x = torch.ones(3, 4, device="cuda")
     x[1] = 2
     y = (x @ torch.full((4, 2), 0.5, device="cuda"))[1:]
@@ -49,7 +49,7 @@ def test_operands_on_two_devices_are_refused(device: FakeCuda) -> None:
         x[torch.tensor([0, 1])]
 
 
-def test_a_kernel_gets_tensors_of_the_device_only(device: FakeCuda) -> None:
+def test_kernels_refuse_host_tensors(device: FakeCuda) -> None:
     x = torch.ones(4, device="cuda")
     _double[(1,)](x, 4)
     assert x.tolist() == [2, 2, 2, 2]
@@ -57,7 +57,7 @@ def test_a_kernel_gets_tensors_of_the_device_only(device: FakeCuda) -> None:
         _double[(1,)](torch.ones(4), 4)
 
 
-def test_whatever_depends_on_data_waits(device: FakeCuda) -> None:
+def test_operators_whose_result_depends_on_data_wait(device: FakeCuda) -> None:
     x = torch.tensor([0.0, 1.0], device="cuda")
     device.pageable.clear()
     reads: list[Callable[[], object]] = [
@@ -70,7 +70,7 @@ def test_whatever_depends_on_data_waits(device: FakeCuda) -> None:
     assert device.pageable.total() == 1
 
 
-def test_a_copy_to_the_host_is_there_after_its_event(device: FakeCuda) -> None:
+def test_copy_to_pinned_memory_arrives_with_its_event(device: FakeCuda) -> None:
     x = torch.tensor([1, 2, 3], device="cuda")
     pinned = torch.empty(3, dtype=torch.int64, pin_memory=True)
     early = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ def test_pinned_memory_must_not_change_before_it_is_copied(device: FakeCuda) -> 
         torch.cuda.synchronize()
 
 
-def test_a_graph_replays_numbers_and_addresses_of_the_capture(device: FakeCuda) -> None:
+def test_graph_replays_numbers_and_addresses_of_its_capture(device: FakeCuda) -> None:
     x, total = torch.ones(4, device="cuda"), torch.zeros((), device="cuda")
     graph, factor = torch.cuda.CUDAGraph(), 3
     with torch.cuda.graph(graph):
@@ -109,7 +109,7 @@ def test_a_graph_replays_numbers_and_addresses_of_the_capture(device: FakeCuda) 
 
 
 @pytest.mark.parametrize("forbidden", ["item", "download", "upload"])
-def test_a_capture_refuses_to_wait(forbidden: str, device: FakeCuda) -> None:
+def test_capture_refuses_to_wait(forbidden: str, device: FakeCuda) -> None:
     x = torch.ones(4, device="cuda")
     pinned = torch.ones(4, pin_memory=True)
     actions: dict[str, Callable[[], object]] = {

@@ -1,4 +1,4 @@
-"""Three processes with a model on a GPU, without one: execute is killed and goes on with graphs captured later."""
+"""Three processes with a model on the fake CUDA device: execute is killed and continues."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def answers(driver: Driver, *, is_killed: bool) -> Iterator[list[int]]:
         yield stream.result(60).token_ids
 
 
-def test_a_killed_execute_continues_on_its_gpu(fake_gpu: None, tmp_path: Path) -> None:
+def test_killed_execute_continues_on_its_gpu(fake_gpu: None, tmp_path: Path) -> None:
     checkpoint = str(make_checkpoint("qwen3", tmp_path / "checkpoint", num_hidden_layers=1))
     options: dict[str, Any] = {"max_num_seqs": 2, "prefill_chunk": 8, "dtype": "float32", "threads": 1}
     with Driver(checkpoint, device="cpu", **options) as driver:

@@ -1,4 +1,4 @@
-"""The runner of a device, with a device that is a CPU: steps in flight, errors of the device, memory it needs."""
+"""The device runner on a CPU device: steps in flight, device errors, and the memory that steps need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GIB = 1 << 30
 
 
 class Fails(NextToken):
-    """Raises where a given token is in the step."""
+    """Raises an error in every step that contains a given token."""
 
     def __init__(self, error: Exception, token_id: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def expected(sequence: Sequence) -> list[int]:
     ids=["torch", "Triton", "cuBLAS"],
 )
 @pytest.mark.parametrize("depth", [0, 1])
-def test_want_of_memory_fails_what_asked_for_it_and_no_one_else(depth: int, error: Exception) -> None:
+def test_out_of_memory_fails_only_the_request_that_caused_it(depth: int, error: Exception) -> None:
     sequences = make_sequences(3, max_tokens=6)
     bad_token = int(sequences[1].tokens[1])
     engine = make_engine(Fails(error, bad_token), *sequences, depth=depth)
@@ -87,14 +87,14 @@ def test_want_of_memory_fails_what_asked_for_it_and_no_one_else(depth: int, erro
     ],
     ids=["AcceleratorError", "RuntimeError", "Triton"],
 )
-def test_an_error_that_stays_is_no_requests_fault_and_ends_the_process(error: Exception) -> None:
+def test_persistent_device_error_blames_no_request_and_ends_the_process(error: Exception) -> None:
     engine = make_engine(Fails(error, int(make_sequence().tokens[2])), make_sequence())
     with pytest.raises(type(error)):
         engine.step()
 
 
-def test_a_runner_that_starts_without_graphs_gets_them_while_it_serves() -> None:
-    """As after a crash; the steps before a graph is there are computed all the same."""
+def test_runner_started_without_graphs_captures_them_while_serving() -> None:
+    """As after a crash. Steps whose graph does not exist yet run without one."""
     runner = make_runner(NextToken(), capture=lambda run: run)
     sequence = make_sequence(max_tokens=40)
     outputs = run(Engine(make_scheduler(sequence), runner, depth=1))
@@ -102,7 +102,7 @@ def test_a_runner_that_starts_without_graphs_gets_them_while_it_serves() -> None
     assert 0 < runner.num_graph_steps < runner.num_steps - 10
 
 
-def test_a_model_that_cannot_be_captured_serves_without_graphs(caplog: pytest.LogCaptureFixture) -> None:
+def test_model_that_cannot_be_captured_is_served_without_graphs(caplog: pytest.LogCaptureFixture) -> None:
     def refuse(run: Replay) -> Replay:
         raise CaptureFailed("operation not permitted when stream is capturing")
 
@@ -114,7 +114,7 @@ def test_a_model_that_cannot_be_captured_serves_without_graphs(caplog: pytest.Lo
     assert runner.num_graph_steps == 0
 
 
-def test_a_row_that_is_not_a_number_fails_alone() -> None:
+def test_row_with_nan_logits_fails_alone() -> None:
     class Nan(NextToken):
         def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
             logits = super().__call__(step, token_ids)
@@ -128,8 +128,8 @@ def test_a_row_that_is_not_a_number_fails_alone() -> None:
     assert outputs[sequences[0].key] == expected(sequences[0])
 
 
-def test_overlapped_steps_of_a_real_model_say_what_serial_ones_say(tmp_path: Path) -> None:
-    """Greedy, drawn and penalised requests through transformers' modules at both depths."""
+def test_overlapped_steps_of_a_real_model_give_the_tokens_of_serial_steps(tmp_path: Path) -> None:
+    """Greedy, sampled and penalised requests on transformers' modules, at both depths."""
     kinds: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.8}, {"logprobs": 1}]
     runner, card = build_runner(
         ModelConfig(model="tiny", device="cpu", backend="transformers"),
@@ -151,7 +151,7 @@ def test_overlapped_steps_of_a_real_model_say_what_serial_ones_say(tmp_path: Pat
 
 
 class Cuda:
-    """The memory of a device as torch's allocator holds it: what is used, and what it keeps though nobody uses it."""
+    """Device memory as torch's allocator sees it: memory in use, and memory that is reserved but unused."""
 
     def __init__(self) -> None:
         self.used = 16 * GIB  # the weights
@@ -186,7 +186,7 @@ class Cuda:
 
 
 class Probe:
-    """Its graphs hold 2 GiB, and a recording of them 1 outside of torch; its largest step takes 3, which it frees."""
+    """Its graphs hold 2 GiB, and 1 GiB outside of torch; its largest step takes 3 GiB and frees them."""
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
@@ -207,8 +207,8 @@ class Probe:
         return 33
 
 
-def test_what_steps_take_is_measured_and_not_given_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What graphs and the largest steps take together, eight MiB for each graph still to come, and some slack."""
+def test_memory_of_steps_is_measured_and_withheld_from_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of graphs and the largest steps together, 8 MiB for each further graph, and some slack."""
     cuda = Cuda()
     monkeypatch.setattr("torch.cuda", cuda)
     taken = overhead.step_overhead(Probe(cuda), torch.device("cuda"), 4096)  # type: ignore[arg-type]
@@ -216,8 +216,8 @@ def test_what_steps_take_is_measured_and_not_given_to_the_pool(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("is_adapted", [False, True])
-def test_the_largest_graph_of_every_kind_is_measured(is_adapted: bool) -> None:
-    """With adapters also of steps that have one."""
+def test_largest_graph_of_each_kind_is_measured(is_adapted: bool) -> None:
+    """With adapters, also those of steps with an adapter."""
     captured: list[Replay] = []
 
     def capture(run: Replay) -> Replay:
@@ -230,7 +230,7 @@ def test_the_largest_graph_of_every_kind_is_measured(is_adapted: bool) -> None:
 
 
 @pytest.mark.parametrize("is_adapted", [False, True])
-def test_the_largest_steps_with_adapters_are_measured_where_there_are_any(is_adapted: bool) -> None:
+def test_largest_steps_with_adapters_are_measured_if_there_are_adapters(is_adapted: bool) -> None:
     class Notes(NextToken):
         def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
             if step.adapters is not None:
@@ -246,8 +246,8 @@ def test_the_largest_steps_with_adapters_are_measured_where_there_are_any(is_ada
     assert runner._graphs.num_graphs == 5 << is_adapted
 
 
-def test_before_any_other_graph_come_the_largest_of_every_kind() -> None:
-    """Whatever is captured later fits into their memory."""
+def test_largest_graph_of_each_kind_is_captured_before_all_others() -> None:
+    """Later graphs fit into their memory."""
     captured: list[GraphKey] = []
 
     runner = make_runner(NextToken(), capture=lambda run: run)
@@ -267,7 +267,7 @@ def test_before_any_other_graph_come_the_largest_of_every_kind() -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "max_len", "lengths"), [(4096, 2048, [2048] * 2), (10, 4, [4] * 3), (5, 9, [5])]
 )
-def test_the_largest_prefill_fills_the_budget_with_sequences_that_may_be(
+def test_largest_prefill_fills_the_budget_with_sequences_of_allowed_length(
     num_tokens: int, max_len: int, lengths: list[int]
 ) -> None:
     inputs = trash_prefill(num_tokens, max_len=max_len)
@@ -276,8 +276,8 @@ def test_the_largest_prefill_fills_the_budget_with_sequences_that_may_be(
 
 
 @pytest.mark.parametrize("capture", [None, lambda run: run], ids=["no graphs", "graphs"])
-def test_decodes_outside_of_graphs_are_warmed_up_too(capture: GraphCapture | None) -> None:
-    """Their short block tables ask for a kernel that no graph needs: keys that are not split."""
+def test_decodes_without_a_graph_are_warmed_up(capture: GraphCapture | None) -> None:
+    """Their short block tables need a kernel that no graph needs, one that does not split keys."""
 
     class Notes(NextToken):
         def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
@@ -292,8 +292,8 @@ def test_decodes_outside_of_graphs_are_warmed_up_too(capture: GraphCapture | Non
     assert (4, 1) in noted
 
 
-def test_smaller_prefills_are_warmed_up_too() -> None:
-    """A tile that only they take would be compiled while somebody waits."""
+def test_smaller_prefills_are_warmed_up() -> None:
+    """Otherwise a kernel with their tile size would be compiled while a request waits."""
 
     class Notes(NextToken):
         def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
@@ -307,7 +307,7 @@ def test_smaller_prefills_are_warmed_up_too() -> None:
 
 @pytest.mark.parametrize(("num_experts", "num_chosen"), [(128, 8), (8, 2), (64, 8)])
 @pytest.mark.parametrize("budget", [544, 2304, 4096])
-def test_every_tile_of_an_experts_product_is_warmed_up(num_experts: int, num_chosen: int, budget: int) -> None:
+def test_every_tile_size_of_the_expert_product_is_warmed_up(num_experts: int, num_chosen: int, budget: int) -> None:
     experts = pytest.importorskip("triptych.workers.execute.kernels.triton_experts")
 
     def tile(num_tokens: int) -> Any:
@@ -317,7 +317,7 @@ def test_every_tile_of_an_experts_product_is_warmed_up(num_experts: int, num_cho
     assert {tile(n) for n in range(2, budget + 1)} == {tile(n) for n in warm}
 
 
-def test_on_a_cpu_nothing_is_measured() -> None:
+def test_nothing_is_measured_on_a_cpu() -> None:
     def refuse(_size: PoolSize) -> Any:
         raise AssertionError("a runner was made")
 
@@ -325,8 +325,8 @@ def test_on_a_cpu_nothing_is_measured() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_prompt_is_scored_and_its_answer_is_the_same(depth: int) -> None:
-    """All of a row's weight is on one token, and the others share what is left."""
+def test_scored_prompt_gets_the_same_answer(depth: int) -> None:
+    """Nearly all probability is on one token; the others share the rest."""
     sequence = make_sequence(num_tokens=20, max_tokens=6, prompt_logprobs=1)
     mates = make_sequences(3, max_tokens=6)[1:]
     engine = make_engine(NextToken(), sequence, *mates, depth=depth)
@@ -345,8 +345,8 @@ def test_a_prompt_is_scored_and_its_answer_is_the_same(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_beam_search_comes_to_its_end(depth: int) -> None:
-    """The likeliest of its hypotheses is what a request without beams says; beside it is one."""
+def test_beam_search_finishes(depth: int) -> None:
+    """Its best hypothesis equals the greedy answer. A greedy request runs alongside."""
     beams, greedy = make_beams(0, 3, max_tokens=4), make_sequence(5, max_tokens=4)
     engine = make_engine(NextToken(), *beams, greedy, depth=depth)
     found: dict[Key, list[int]] = {}

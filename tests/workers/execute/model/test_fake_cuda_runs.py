@@ -1,4 +1,4 @@
-"""Whole runs on a GPU, without one: answers are those of a CPU, and the host waits once a step."""
+"""Whole runs on the fake CUDA device: answers equal those of a CPU, and the host waits once per step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
 ]
 
-NO_TOKEN_OF_THE_END: tuple[int, ...] = ()
 DRAWN: dict[str, Any] = {"temperature": 0.9}
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -83,7 +82,7 @@ def fixture_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 
 def make_runner(device: str) -> DeviceRunner:
     runner = DeviceRunner(
-        [], Chain().to(device), Sampler(NO_TOKEN_OF_THE_END), device=torch.device(device), max_sampled=8, max_pages=16,
+        [], Chain().to(device), Sampler(()), device=torch.device(device), max_sampled=8, max_pages=16,
         capture=CudaGraphCapture() if device == "cuda" else None, prefill_tokens=8, decode_rows=4,
     )  # fmt: skip
     if device == "cuda":
@@ -114,7 +113,7 @@ def answers(runner: DeviceRunner, sequences: list[Sequence]) -> tuple[dict[Any, 
 
 
 @pytest.mark.parametrize("kind", PARAMS)
-def test_every_kind_of_sampling_waits_once_a_step(kind: str, device: FakeCuda) -> None:
+def test_every_kind_of_sampling_waits_once_per_step(kind: str, device: FakeCuda) -> None:
     runner = make_runner("cuda")
     device.forget_counts()
     num_steps = runner.num_steps
@@ -125,7 +124,7 @@ def test_every_kind_of_sampling_waits_once_a_step(kind: str, device: FakeCuda) -
     assert found == answers(make_runner("cpu"), make_mates(PARAMS[kind]))
 
 
-def test_a_grammar_waits_once_a_step(device: FakeCuda) -> None:
+def test_grammars_wait_once_per_step(device: FakeCuda) -> None:
     grammar, runner = Only(2, 3, 50, 96, vocab_size=NextToken.vocab_size), make_runner("cuda")
     answers(runner, make_mates(DRAWN, grammar))
     device.forget_counts()
@@ -137,7 +136,7 @@ def test_a_grammar_waits_once_a_step(device: FakeCuda) -> None:
     assert set(next(iter(found[0].values()))) <= {2, 3, 50, 96}
 
 
-def test_a_grammar_that_fails_fails_its_own_row(device: FakeCuda) -> None:
+def test_grammar_error_fails_only_its_own_request(device: FakeCuda) -> None:
     sequences = make_mates(DRAWN, Only(vocab_size=NextToken.vocab_size))
     engine = Engine(make_scheduler(*sequences), make_runner("cuda"))
     failed = dict[Any, str]()
@@ -148,14 +147,14 @@ def test_a_grammar_that_fails_fails_its_own_row(device: FakeCuda) -> None:
     assert all(sequence.num_output_tokens == 6 for sequence in sequences[1:])
 
 
-def test_a_beam_search_beside_a_drawn_request(device: FakeCuda) -> None:
+def test_beam_search_with_a_sampled_request(device: FakeCuda) -> None:
     def search(runner: DeviceRunner) -> Any:
         return answers(runner, [*make_beams(0, 2, max_tokens=4), make_sequence(3, max_tokens=6, **DRAWN)])
 
     assert search(make_runner("cuda")) == search(make_runner("cpu"))
 
 
-def test_pages_go_to_the_host_and_come_back(device: FakeCuda) -> None:
+def test_pages_are_swapped_out_and_in(device: FakeCuda) -> None:
     """The stage between them has room for two pages, and steps write to the pages in between."""
     contents = [torch.arange(6 * 4, dtype=torch.float32).view(6, 4), torch.arange(6 * 3).view(6, 3)]
     pools = [content.to("cuda") for content in contents]
@@ -191,7 +190,7 @@ def make_requests(*, are_adapted: bool) -> list[Sequence]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_a_whole_model_says_what_a_cpu_says(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_model_gives_the_tokens_of_a_cpu(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the checkpoint to the last token: the pool is sized, and steps are warmed up, captured and replayed."""
     shorten_self_test(monkeypatch)
     family, options = WAYS[way]
@@ -220,7 +219,7 @@ def test_a_whole_model_says_what_a_cpu_says(way: str, tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
-def test_the_kernels_pass_their_self_test_in_bfloat16(
+def test_kernels_pass_their_self_test_in_bfloat16(
     quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Elsewhere Triton is interpreted in float32 only."""

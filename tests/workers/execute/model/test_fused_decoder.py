@@ -1,4 +1,4 @@
-"""The fused decoder under the engine: token for token what transformers generates, with and without graphs."""
+"""The fused decoder in the engine gives the tokens that transformers generates."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LENGTHS, MAX_TOKENS = (1, 11), 4
 
 @pytest.fixture(autouse=True)
 def quick_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All starts but one, so that the self-test as it is runs too."""
+    """In all tests but one, so that the unchanged self-test runs too."""
     if "[llama]" not in request.node.name:
         shorten_self_test(monkeypatch)
 
@@ -67,7 +67,7 @@ def requests() -> list[Sequence]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+def test_greedy_tokens_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
     engine = make_engine(family, tmp_path)
     expected = [engine.greedy(r.tokens[: r.num_prompt_tokens].tolist(), MAX_TOKENS) for r in requests()]
     assert engine.run(*requests(), prefill_chunk=9) == expected
@@ -75,8 +75,8 @@ def test_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])
-def test_weights_are_in_memory_once(family: str, tmp_path: Path) -> None:
-    """The merged matrices share their memory with what the self-test ran, and a tied head is the embedding."""
+def test_weights_are_stored_once(family: str, tmp_path: Path) -> None:
+    """Merged matrices share memory with the model of the self-test, and a tied head is the embedding itself."""
     from triptych.workers.execute.model.fused_weights import Format, FusedLoader
     from triptych.workers.execute.model.native_weights import Checkpoint
 
@@ -100,15 +100,15 @@ def test_weights_are_in_memory_once(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "mixtral"])
-def test_deterministic_tokens_do_not_depend_on_company_or_chunks(family: str, tmp_path: Path) -> None:
+def test_deterministic_tokens_do_not_depend_on_batch_mates_or_chunks(family: str, tmp_path: Path) -> None:
     engine = make_engine(family, tmp_path, deterministic=True)
     assert engine.card.backend == "fused float32 deterministic"
     alone = [engine.run(request)[0] for request in requests()]
     assert engine.run(*requests(), prefill_chunk=7) == alone
 
 
-def test_fp8_says_nearly_the_same(tmp_path: Path) -> None:
-    """Random weights near ties, so the bound is on what the self-test lets through; tokens must come at all."""
+def test_fp8_gives_tokens_within_the_self_test_limit(tmp_path: Path) -> None:
+    """Random weights give near ties, so only the limit of the self-test applies, and that there are tokens."""
     engine = make_engine("llama", tmp_path, quantization="fp8", dtype="bfloat16" if HAS_GPU else "float32")
     assert engine.card.backend == "fused fp8"
     assert [len(tokens) for tokens in engine.run(*requests())] == [MAX_TOKENS] * len(LENGTHS)
@@ -124,15 +124,13 @@ def test_fp8_says_nearly_the_same(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused(options: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_impossible_options_are_refused(options: dict[str, Any], why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=why):
         make_engine("llama", tmp_path, **options)
 
 
-def test_kernels_that_fail_at_the_first_run_are_a_reason_to_refuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With ``auto`` the next way is taken then, as for a family whose logits differ."""
+def test_kernels_that_fail_at_their_first_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``auto`` the next backend is used, as for a family whose logits differ."""
 
     def ask_for_too_much(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of resource: shared memory")
@@ -156,13 +154,13 @@ def test_sinks_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "why"), [("qwen3_5_text", "it has recurrent layers"), ("qwen2_moe", "all tokens share an expert")]
 )
-def test_what_only_the_kernels_of_a_cpu_have_is_refused(family: str, why: str, tmp_path: Path) -> None:
+def test_features_of_the_cpu_kernels_alone_are_refused(family: str, why: str, tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path / "checkpoint")
     with pytest.raises(ConfigError, match=f"{why}, which the fused decoder does not support"):
         NativeEngine(folder, tmp_path, backend="fused", device=DEVICE)
 
 
-def test_fp8_error_is_that_of_three_bits() -> None:
+def test_fp8_error_matches_three_mantissa_bits() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(64, 32) * torch.logspace(-3, 3, 64)[:, None], torch.randn(9, 32)
     parts = [Fp8Projection.quantize(weight[:48]), Fp8Projection.quantize(weight[48:])]
@@ -174,8 +172,8 @@ def test_fp8_error_is_that_of_three_bits() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7])
-def test_the_devices_scaled_product_takes_what_it_is_given(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch's own checks of layouts, scales and types for a device that need not be there."""
+def test_scaled_product_of_the_device_accepts_its_inputs(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tested by torch's own checks of layouts, scales and types on a fake CUDA device."""
     monkeypatch.setattr("triptych.workers.execute.model.fp8.scaled", defined_scaled)
     with FakeTensorMode():
         half: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
@@ -186,7 +184,7 @@ def test_the_devices_scaled_product_takes_what_it_is_given(num_tokens: int, monk
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_one_launch_quantizes_rows_as_they_are_defined(dtype: torch.dtype) -> None:
+def test_quantizing_kernel_equals_the_definition(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = (torch.randn(99, 200, device=DEVICE) * torch.logspace(-14, 10, 99, device=DEVICE)[:, None]).to(dtype)
     x[3] = 0
@@ -199,7 +197,7 @@ def test_one_launch_quantizes_rows_as_they_are_defined(dtype: torch.dtype) -> No
 
 
 class Divisors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What runs inside divides by these."""
+    """Records the divisors of all divisions."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -211,14 +209,14 @@ class Divisors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return operator(*args, **(kwargs or {}))
 
 
-def test_fp8_is_defined_by_divisions_that_every_device_rounds_alike() -> None:
-    """By a number of the host a GPU does not divide: it multiplies by the reciprocal, a last bit off."""
+def test_fp8_divides_by_tensors_so_that_all_devices_round_alike() -> None:
+    """A GPU does not divide by a host number: it multiplies by the reciprocal, which differs in the last bit."""
     with Divisors() as divisors:
         defined_scaled(torch.empty(3, 32, device="meta"))
     assert [getattr(divisor, "device", None) for divisor in divisors.found] == [torch.device("meta")] * 2
 
 
-def test_a_row_that_is_not_a_number_is_none_in_fp8_either() -> None:
+def test_nan_rows_stay_nan_in_fp8() -> None:
     x = torch.ones(2, 32, device=DEVICE)
     x[1, 5] = torch.nan
     values, scales = quantize_rows(x, FP8 if HAS_GPU else torch.float32, greatest=448.0, least_scale=1e-12)
@@ -226,7 +224,7 @@ def test_a_row_that_is_not_a_number_is_none_in_fp8_either() -> None:
 
 
 @pytest.mark.usefixtures("rows_by_themselves")
-def test_rows_of_the_invariant_product_do_not_depend_on_their_number() -> None:
+def test_invariant_product_of_a_row_does_not_depend_on_the_number_of_rows() -> None:
     torch.manual_seed(0)
     x, weight = (torch.randn(n, 80, device=DEVICE) for n in (70, 50))
     bias = torch.randn(50, device=DEVICE)
@@ -236,7 +234,7 @@ def test_rows_of_the_invariant_product_do_not_depend_on_their_number() -> None:
 
 
 @pytest.mark.usefixtures("rows_by_themselves")
-def test_rows_of_the_invariant_product_do_not_depend_on_the_rows_of_a_tile() -> None:
+def test_invariant_product_of_a_row_does_not_depend_on_the_tile_height() -> None:
     torch.manual_seed(0)
     x, weight = (torch.randn(n, 300, device=DEVICE) for n in (200, 150))
     tile = matmul_tile(200, 150, torch.float32)
@@ -248,8 +246,8 @@ def test_rows_of_the_invariant_product_do_not_depend_on_the_rows_of_a_tile() -> 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_outputs", [4096, 12288])
 @pytest.mark.parametrize("num_inputs", [4096, 12288])
-def test_bits_of_a_row_are_those_it_has_alone(num_inputs: int, num_outputs: int) -> None:
-    """In the sizes and the type that are served, with few rows and with many."""
+def test_invariant_product_of_a_row_equals_that_of_the_row_alone(num_inputs: int, num_outputs: int) -> None:
+    """With realistic sizes and the served type, with few rows and with many."""
     torch.manual_seed(0)
     x, weight = (torch.randn(n, num_inputs, device=DEVICE).bfloat16() for n in (600, num_outputs))
     whole = invariant_linear(x, weight)
@@ -258,7 +256,7 @@ def test_bits_of_a_row_are_those_it_has_alone(num_inputs: int, num_outputs: int)
 
 
 @pytest.mark.parametrize(("adds", "multiplier"), [(True, 1.0), (True, 0.25), (False, 1.0)])
-def test_norm_adds_and_leaves_the_sum(adds: bool, multiplier: float) -> None:
+def test_norm_adds_and_stores_the_sum(adds: bool, multiplier: float) -> None:
     torch.manual_seed(0)
     x, residual = (torch.randn(5, 72, device=DEVICE) for _ in range(2))
     weight = torch.rand(72, device=DEVICE)
@@ -268,7 +266,7 @@ def test_norm_adds_and_leaves_the_sum(adds: bool, multiplier: float) -> None:
     torch.testing.assert_close(output, torch.nn.functional.rms_norm(total, (72,), weight, 1e-6))
 
 
-def test_norm_of_what_is_added() -> None:
+def test_norm_of_the_added_term() -> None:
     torch.manual_seed(0)
     x, residual = (torch.randn(5, 72, device=DEVICE) for _ in range(2))
     weight = torch.rand(72, device=DEVICE)
@@ -278,7 +276,7 @@ def test_norm_of_what_is_added() -> None:
     assert output is residual
 
 
-def test_norm_of_all_queries_and_of_all_keys() -> None:
+def test_norm_over_all_queries_and_all_keys() -> None:
     torch.manual_seed(0)
     qkv, weights = torch.randn(3, 96 + 32 + 32, device=DEVICE), [torch.rand(n, device=DEVICE) for n in (96, 32)]
     queries, keys, values = (part.clone() for part in torch.split(qkv, [96, 32, 32], dim=1))

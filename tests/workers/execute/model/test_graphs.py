@@ -1,4 +1,4 @@
-"""Which steps take a graph, and that a graph computes what its step would; without a GPU, see test_fake_cuda_runs."""
+"""Which steps run as graphs, and that a graph computes the same as its step (without a GPU: test_fake_cuda_runs)."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def test_buckets(max_rows: int, buckets: list[int]) -> None:
     ],
     ids=["one", "padded", "largest", "too many", "prefill", "a prompt of one token is a decode in all but name"],
 )
-def test_only_pure_decodes_that_fit_take_a_graph(inputs: StepInputs, bucket: int | None) -> None:
+def test_only_steps_of_decodes_that_fit_use_a_graph(inputs: StepInputs, bucket: int | None) -> None:
     assert Router(8, 64).bucket(inputs) == bucket
 
 
-def test_a_sequence_with_more_pages_than_graphs_know_takes_none() -> None:
+def test_sequence_with_more_pages_than_the_graphs_use_no_graph() -> None:
     assert Router(8, 0).bucket(trash_decodes(2)) is None
 
 
 class Notes:
-    """Runs and captures of a shelf, in order."""
+    """Records the runs and captures of a shelf, in order."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, int]] = []
@@ -78,7 +78,7 @@ class Notes:
         return lambda: self.log.append(("replay", 0))
 
 
-def test_graphs_are_captured_largest_first_and_each_runs_once_before() -> None:
+def test_graphs_are_captured_largest_first_after_one_plain_run_each() -> None:
     notes, progress = Notes(), []
     shelf = GraphShelf(notes.capture, notes.make_run)
     shelf.capture_all([GraphKey(n, GREEDY) for n in (1, 4, 2)], lambda done, total: progress.append((done, total)))
@@ -87,7 +87,7 @@ def test_graphs_are_captured_largest_first_and_each_runs_once_before() -> None:
     assert progress == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_after_a_restart_the_most_used_graph_is_captured_first_and_one_at_a_time() -> None:
+def test_after_a_restart_graphs_are_captured_one_at_a_time_most_used_first() -> None:
     notes = Notes()
     shelf = GraphShelf(notes.capture, notes.make_run)
     rows = [8, 4, 8] * 8
@@ -103,7 +103,7 @@ def refuse(run: Callable[[], None]) -> Callable[[], None]:
     raise CaptureFailed("operation not permitted when stream is capturing")
 
 
-def test_a_capture_that_fails_while_serving_is_told_once_and_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_capture_that_fails_while_serving_is_logged_once_and_not_retried(caplog: pytest.LogCaptureFixture) -> None:
     notes = Notes()
     shelf = GraphShelf(refuse, notes.make_run)
     for _ in range(100):
@@ -113,7 +113,7 @@ def test_a_capture_that_fails_while_serving_is_told_once_and_not_tried_again(cap
 
 
 class Random:
-    """A generator of random numbers, whose state counts them for the capture under way."""
+    """A random number generator whose state counts the numbers drawn in the current capture."""
 
     def __init__(self) -> None:
         self.is_capturing = False
@@ -191,14 +191,14 @@ def fixture_cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return cuda
 
 
-def test_a_failed_capture_says_why_and_leaves_the_device_as_it_was(cuda: Cuda) -> None:
+def test_failed_capture_gives_the_reason_and_restores_the_device(cuda: Cuda) -> None:
     with pytest.raises(CaptureFailed, match="not permitted when stream is capturing"):
         CudaGraphCapture()(wait_for_the_device)
     assert (cuda.stream, cuda.recording) == ("ours", set())
     assert not cuda.default_generators[0].is_capturing
 
 
-def test_after_a_failed_capture_the_next_ones_share_another_pool(cuda: Cuda) -> None:
+def test_captures_after_a_failed_one_share_a_new_pool(cuda: Cuda) -> None:
     capture = CudaGraphCapture()
     capture(lambda: None)
     with pytest.raises(CaptureFailed):
@@ -208,8 +208,8 @@ def test_after_a_failed_capture_the_next_ones_share_another_pool(cuda: Cuda) -> 
     assert cuda.num_pools == 2
 
 
-def test_the_graph_of_a_failed_capture_outlives_who_captured_it(cuda: Cuda) -> None:
-    """The allocator of pinned memory has its address, and no end of that capture is ever told to it."""
+def test_graph_of_a_failed_capture_outlives_its_owner(cuda: Cuda) -> None:
+    """The allocator of pinned memory keeps its address, and never learns that the capture ended."""
     graphs: list[weakref.ref[Any]] = []
 
     class Noted(Cuda.CUDAGraph):
@@ -224,14 +224,14 @@ def test_the_graph_of_a_failed_capture_outlives_who_captured_it(cuda: Cuda) -> N
     assert [graph() is not None for graph in graphs] == [True, False]
 
 
-def test_a_device_that_is_lost_while_it_captures_is_no_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_lost_during_a_capture_is_not_reported_as_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda", Cuda(is_lost=True))
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
         CudaGraphCapture()(wait_for_the_device)
 
 
 @pytest.mark.gpu
-def test_a_step_that_waits_for_the_device_is_not_captured_and_the_device_goes_on() -> None:
+def test_step_that_waits_for_the_device_is_not_captured_and_the_device_still_works() -> None:
     x, capture = torch.ones(4, device="cuda"), CudaGraphCapture()
     with pytest.raises(CaptureFailed):
         capture(lambda: x.sum().item())  # type: ignore[arg-type]
@@ -259,7 +259,7 @@ def fixture_engine(tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
 
 
 def with_graphs(engine: NativeEngine, capture: Any) -> DeviceRunner:
-    """A runner of the same decoder and pages that has graphs."""
+    """A runner with graphs for the same decoder and pages."""
     plain = engine.runner
     assert isinstance(plain, DeviceRunner)
     return DeviceRunner(
@@ -277,7 +277,7 @@ def with_graphs(engine: NativeEngine, capture: Any) -> DeviceRunner:
 
 
 def requests() -> list[Sequence]:
-    """One of each kind that a graph knows, and one that the host must see, which has an adapter."""
+    """One request of each kind that a graph supports, and one with logprobs and an adapter."""
     kinds: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 2.0, "top_k": 5}, {"logprobs": 2}]
     made = [make_request(i, 3 + 5 * i, 6 - i, **params) for i, params in enumerate(kinds)]
     made[-1].adapter = 1
@@ -285,7 +285,7 @@ def requests() -> list[Sequence]:
 
 
 def run(engine: NativeEngine, runner: Any) -> tuple[list[list[int]], list[torch.Tensor]]:
-    """All tokens, and all pages but the trash page, after the pages were filled with something else."""
+    """All tokens, and all pages except the trash page. The pages are overwritten before the run."""
     before, engine.runner = engine.runner, runner
     pools = runner._mover._device
     try:
@@ -315,16 +315,16 @@ def check_equal(engine: NativeEngine, runner: DeviceRunner, plain: Any) -> None:
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_equals_its_step_bit_for_bit(engine: NativeEngine) -> None:
-    """Both with the same padding: for three rows cuBLAS may take another kernel than for four, with other roundings."""
+def test_cuda_graph_equals_its_step_bit_for_bit(engine: NativeEngine) -> None:
+    """Both have the same padding, since cuBLAS may use another kernel for three rows than for four."""
     runner, plain = with_graphs(engine, CudaGraphCapture()), with_graphs(engine, Rerun())
     capture_some(plain)
     check_equal(engine, runner, plain)
     assert 0 < runner.num_graph_steps < runner.num_steps
 
 
-def test_stale_rows_of_a_larger_step_do_not_reach_a_smaller_one(engine: NativeEngine) -> None:
-    """Buffers are used again without being cleared: what pads a step must be written each time."""
+def test_rows_of_a_larger_step_do_not_leak_into_a_smaller_one(engine: NativeEngine) -> None:
+    """Buffers are reused without being cleared, so each step must write its padding."""
     runner = with_graphs(engine, Rerun())
     buffers = runner._buffers
     full = trash_decodes(4)
@@ -338,7 +338,7 @@ def test_stale_rows_of_a_larger_step_do_not_reach_a_smaller_one(engine: NativeEn
 
 
 class Rerun:
-    """A capture that records nothing, and runs the function again."""
+    """A capture that records nothing; a replay runs the function again."""
 
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
         return run
