@@ -116,6 +116,8 @@ ROWS = [
     Row("  steps that are graphs", "small.batch_32.graph_share", ">= 0.9", at_least(0.9)),
     Row("  drawn by temperature", "small.batch_32_drawn.output_tokens_per_s"),
     Row("  drawn by top-k 20 and top-p 0.95", "small.batch_32_top_p.output_tokens_per_s"),
+    Row("  drawn, with logprobs", "small.batch_32_logprobs.output_tokens_per_s"),
+    Row("  drawn, with penalties", "small.batch_32_penalties.output_tokens_per_s"),
     Row("overlapped tokens equal serial ones", "small.overlapped_equals_serial", "yes", bool),
     Row("8B, 256 x 1024/1024, output tokens/s", "large.throughput.output_tokens_per_s", ">= 8500", at_least(8500)),
     Row("  of the roofline of the run", "large.throughput.of_roofline", ">= 0.70", at_least(0.7)),

@@ -10,9 +10,11 @@ from benchmarks.gpu.runs import Lengths, Loaded, load, run, summary
 from benchmarks.gpu.setting import Notes, Setting
 from benchmarks.gpu.step_times import step_times
 
-SAMPLED = {  # beside greedy: sampling at the end of a graph, and after one
+SAMPLED = {  # beside greedy: sampling at the end of a graph, and after one; penalties also make steps serial
     "drawn": {"temperature": 1.0},
     "top_p": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    "logprobs": {"temperature": 1.0, "logprobs": 5},
+    "penalties": {"temperature": 1.0, "repetition_penalty": 1.1},
 }
 
 
