@@ -47,7 +47,7 @@ def generate(file: Path, prompt: str) -> str:
     load: Any = AutoModelForCausalLM.from_pretrained
     model = load(file.parent, gguf_file=file.name, dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    ids = torch.tensor([[1, *tokenizer.encode(prompt, add_special_tokens=False)]])
     out = model.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=[2, 262], pad_token_id=0)
     text: str = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
     return text

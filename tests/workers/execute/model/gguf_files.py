@@ -17,6 +17,9 @@ from transformers import PreTrainedModel
 from tests.tiny import LLAMA_LIKE, SPECIAL_TOKENS, VOCAB_SIZE, build_tiny_model
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
+# A token for each byte and a few merges, as many as the models have ids.
+TOKENS = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "<|im_start|>", "<|im_end|>"]
+TOKENS += [f"[PAD{number}]" for number in range(len(TOKENS), VOCAB_SIZE)]
 Arrays = dict[str, npt.NDArray[Any]]
 # The architecture of a file, and of transformers' family what makes it a model of that architecture.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -166,13 +169,11 @@ def _settings(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
 
 
 def _byte_level(architecture: str) -> dict[str, Any]:
-    """A token for each byte and a few merges."""
-    tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "<|im_start|>", "<|im_end|>"]
-    types = [3, 3, 3] + [1] * 258 + [3, 3]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2" if architecture.startswith("qwen") else "llama-bpe",
-        **_padded(tokens, types),
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * 258 + [3, 3] + [5] * (VOCAB_SIZE - 263),
         "tokenizer.ggml.merges": ["t h", "th e"],
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
@@ -199,14 +200,6 @@ def _pieces() -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.chat_template": TEMPLATE,
-    }
-
-
-def _padded(tokens: list[str], types: list[int]) -> dict[str, Any]:
-    rest = range(len(tokens), VOCAB_SIZE)
-    return {
-        "tokenizer.ggml.tokens": tokens + [f"[PAD{number}]" for number in rest],
-        "tokenizer.ggml.token_type": types + [5] * len(rest),
     }
 
 

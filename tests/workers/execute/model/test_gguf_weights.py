@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from tests.workers.execute.model.gguf_files import (
     FAMILIES,
     TEMPLATE,
+    TOKENS,
     make_gguf,
     random_blocks,
     tensors_of,
@@ -127,7 +128,7 @@ def test_a_byte_level_tokenizer_gives_the_same_ids(architecture: str, tmp_path: 
     tokenizer = load_tokenizer(find_checkpoint(tmp_path / "x.gguf"))
     known = AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
     ids = tokenizer.encode(TEXT)
-    assert ids == known.encode(TEXT)
+    assert ids[1:] == known.encode(TEXT, add_special_tokens=False)
     assert ids[:2] == [1, 260]  # <s>, "the"
     assert {2, 262} <= set(ids)  # special tokens are not cut into pieces
     assert tokenizer.decode(ids) == f"<s>{TEXT}"
@@ -141,7 +142,7 @@ def test_a_sentencepiece_tokenizer_gives_the_same_ids(architecture: str, tmp_pat
     tokenizer = load_tokenizer(find_checkpoint(tmp_path / "x.gguf"))
     known = AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
     ids = tokenizer.encode("the hello é")
-    assert ids == known.encode("the hello é")
+    assert ids == [1, *known.encode("the hello é", add_special_tokens=False)]
     assert ids[-2:] == [198, 172]  # bytes of what has no piece
     assert tokenizer.chat_template == TEMPLATE
 
@@ -153,11 +154,36 @@ def test_smollm_cuts_numbers_into_digits(tmp_path: Path) -> None:
     assert [piece for piece, _ in pieces] == ["the", "Ġ", "1", "2"]
 
 
-def test_a_sentencepiece_tokenizer_without_a_first_space_adds_none(tmp_path: Path) -> None:
-    make_gguf(tmp_path / "x.gguf", pieces=True, vocab_size=275, settings={"tokenizer.ggml.add_space_prefix": False})
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "phi3"])
+def test_a_sentencepiece_tokenizer_without_a_first_space_adds_none(architecture: str, tmp_path: Path) -> None:
+    settings = {"tokenizer.ggml.add_space_prefix": False}
+    make_gguf(tmp_path / "x.gguf", architecture, pieces=True, vocab_size=275, settings=settings)
     tokenizer = load_tokenizer(find_checkpoint(tmp_path / "x.gguf"))
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("the the")) == ["<s>", "the", "▁the"]
-    assert tokenizer.decode(tokenizer.encode("the the")) == "<s>the the"
+    assert tokenizer.decode(tokenizer.encode(" the the")[1:]) == " the the"
+
+
+@pytest.mark.parametrize(
+    ("split", "stated", "begins"),
+    [
+        ("llama-bpe", None, True), ("smollm", None, False), ("gpt-2", True, True), ("llama-bpe", False, False),
+    ],
+)  # fmt: skip
+def test_a_text_begins_as_llama_cpp_begins_it(split: str, stated: bool | None, begins: bool, tmp_path: Path) -> None:
+    settings = {"tokenizer.ggml.pre": split, "tokenizer.ggml.add_bos_token": stated}
+    make_gguf(tmp_path / "x.gguf", settings=settings)
+    ids = load_tokenizer(find_checkpoint(tmp_path / "x.gguf")).encode("the")
+    assert ids == ([1, 260] if begins else [260])
+
+
+@pytest.mark.parametrize(("split", "ids"), [("llama-bpe", [260]), ("gpt-2", [86, 259])])
+def test_a_word_of_llama_3_that_is_a_token_needs_no_merges(split: str, ids: list[int], tmp_path: Path) -> None:
+    settings = {
+        "tokenizer.ggml.pre": split, "tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.merges": ["h e"],
+        "tokenizer.ggml.tokens": [*TOKENS[:259], "he", *TOKENS[260:]],
+    }  # fmt: skip
+    make_gguf(tmp_path / "x.gguf", settings=settings)
+    assert load_tokenizer(find_checkpoint(tmp_path / "x.gguf")).encode("the") == ids
 
 
 @pytest.mark.parametrize(

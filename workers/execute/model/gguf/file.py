@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 
@@ -19,6 +20,20 @@ from ..hub import first_line
 ARCHITECTURES = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
 _BLOCK = 256  # numbers; that many are in a block of any type, or a multiple of a block
 _NO_MODELS = {"mmproj": "a projector for images or audio", "adapter": "an adapter", "imatrix": "statistics"}
+
+
+class _Reader(GGUFReader):
+    """Reads settings three times as fast: each of the million slices of numpy's class for mapped files is an object
+    with a history.
+    """
+
+    @property
+    def data(self) -> Any:
+        return self._bytes
+
+    @data.setter
+    def data(self, mapped: npt.NDArray[np.uint8]) -> None:
+        self._bytes = mapped.view(np.ndarray)
 
 
 class Part(NamedTuple):
@@ -77,7 +92,7 @@ def open_gguf(parts: list[Path]) -> GgufFile:
 
 def _open(path: Path) -> GGUFReader:
     try:
-        return GGUFReader(path)
+        return _Reader(path)
     except PermissionError as error:
         raise ConfigError(f"GGUF file {path} cannot be read: {error.strerror}", param="model") from error
     except Exception as error:  # it trusts what it reads: anything from IndexError to UnicodeDecodeError

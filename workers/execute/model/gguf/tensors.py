@@ -38,7 +38,7 @@ class GgufTensors:
         self.skeleton = _skeleton(config)
         processor: Any = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)
         self._processor = processor(config=config.to_dict())
-        self._names: dict[str, str] = get_gguf_hf_weights_map(self.skeleton, self._processor)
+        self._names: dict[str, str] = get_gguf_hf_weights_map(_Whole(self.skeleton), self._processor)
         self._sources = self._find_sources()
 
     def _find_sources(self) -> dict[str, list[str]]:
@@ -95,6 +95,16 @@ class GgufTensors:
         """The same in the form in which checkpoints of this family are published: experts one by one, for example."""
         stored: Mapping[str, torch.Tensor] = revert_weight_conversion(self.skeleton, {weight: tensor})
         return {name: part.contiguous() for name, part in stored.items()}
+
+
+class _Whole:
+    """A model of which transformers looks at the whole only, not at every module in it again."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.config, self.state_dict = model.config, model.state_dict
+
+    def named_children(self) -> list[tuple[str, Any]]:
+        return []
 
 
 def _skeleton(config: PretrainedConfig) -> PreTrainedModel:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from .....protocol.errors import ConfigError
 from ..hub import first_line
@@ -22,6 +23,11 @@ _KINDS = ("gpt2", "llama")  # byte-level BPE, SentencePiece's BPE
 # right for.
 _AS_GPT2 = {"gpt-2", "gpt2", "mpt", "olmo", "jais", "trillion", "granite-docling"}
 _SMOLLM = "smollm"  # as for GPT-2, after each digit was cut off
+# Vocabularies of Llama 3's kind: a word that is a token is not made of others, and a text begins with <bos>, both
+# whether the file says so or not.
+_OF_LLAMA3 = {
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
+}  # fmt: skip
 _SPECIAL = ("bos", "eos", "unk", "pad")
 _ENDS = ("eos", "eot", "eom")  # settings with the id of a token that ends an answer
 # Tokens that end an answer wherever they exist: llama.cpp knows them by name too.
@@ -41,24 +47,20 @@ def write_tokenizer_files(file: GgufFile, source: Path, name: str, target: Path)
     """
     _check_kind(file)
     try:
-        read: Any = AutoTokenizer.from_pretrained(
-            source, gguf_file=name, trust_remote_code=False, local_files_only=True
-        )
+        # Not by the class of the family, which would have a say in how texts are split.
+        read: Any = PreTrainedTokenizerFast.from_pretrained(source, gguf_file=name, local_files_only=True)
         backend = json.loads(read.backend_tokenizer.to_str())
     except Exception as error:  # the libraries raise anything from KeyError to bare Exception
         raise ConfigError(f"cannot read the tokenizer in {file.path}: {first_line(error)}", param="model") from error
-    if file.value("tokenizer.ggml.add_space_prefix") is False:
-        backend = _without_first_space(backend)
-    if file.value("tokenizer.ggml.pre") == _SMOLLM:
-        digits = {"type": "Digits", "individual_digits": True}
-        backend["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, backend["pre_tokenizer"]]}
+    _complete(backend, file)
     special = {f"{kind}_token": getattr(read, f"{kind}_token") for kind in _SPECIAL}
     template = file.value("tokenizer.chat_template")
-    # Of the general class, as families' own rebuild what tokenizer.json has.
     tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer.from_str(json.dumps(backend)),
         chat_template=template if isinstance(template, str) else None,
         clean_up_tokenization_spaces=False,
+        add_bos_token=_adds_bos(file),
+        add_eos_token=bool(file.value("tokenizer.ggml.add_eos_token")),
         **{name: token for name, token in special.items() if token is not None},
     )
     tokenizer.save_pretrained(target)
@@ -86,12 +88,12 @@ def write_generation_config(file: GgufFile, target: Path) -> None:
 
 def _check_kind(file: GgufFile) -> None:
     kind, split = file.value("tokenizer.ggml.model"), file.value("tokenizer.ggml.pre")
+    known_splits = {*_AS_GPT2, *_known_splits(), _SMOLLM}
     if kind not in _KINDS or not file.value("tokenizer.ggml.tokens"):
         known = ", ".join(_KINDS)
         raise ConfigError(f"{file.path} has a tokenizer of kind {kind!r}, known are: {known}", param="model")
     if kind != "gpt2":
         return
-    known_splits = {*_AS_GPT2, *_known_splits(), _SMOLLM}
     if split in (None, "default"):
         logger.warning("%s does not say how texts are split before tokens are found: as for GPT-2, then", file.path)
     elif split not in known_splits:
@@ -100,15 +102,40 @@ def _check_kind(file: GgufFile) -> None:
 
 
 def _known_splits() -> set[str]:
-    from transformers.integrations.gguf import gguf_tokenizer_mapping
+    """The ways to split texts that this version of transformers knows. Before it knew any, it took them from the
+    architecture, which is often wrong.
+    """
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError as error:
+        text = f"GGUF files need transformers 5.20, {version('transformers')} is installed"
+        raise ConfigError(text, param="model") from error
+    return set(GGUF_PRE_TOKENIZER_SPLITS)
 
-    return set(gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS)
+
+def _adds_bos(file: GgufFile) -> bool:
+    stated = file.value("tokenizer.ggml.add_bos_token")
+    if stated is not None:
+        return bool(stated)
+    return file.value("tokenizer.ggml.model") == "llama" or file.value("tokenizer.ggml.pre") in _OF_LLAMA3
 
 
-def _without_first_space(backend: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json that puts no space before a text."""
-    for part in (backend.get("pre_tokenizer"), backend.get("decoder")):
-        for step in (part or {}).get("pretokenizers", [part] if part else []):
-            if step.get("type") == "Metaspace":
-                step["prepend_scheme"] = "never"
-    return backend
+def _complete(backend: dict[str, Any], file: GgufFile) -> None:
+    """Put into a tokenizer.json what transformers leaves out."""
+    split = file.value("tokenizer.ggml.pre")
+    if split in _OF_LLAMA3:
+        backend["model"]["ignore_merges"] = True
+    if split == _SMOLLM:
+        digits = {"type": "Digits", "individual_digits": True}
+        backend["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, backend["pre_tokenizer"]]}
+    if file.value("tokenizer.ggml.add_space_prefix") is False:
+        _leave_out_first_space(backend)
+
+
+def _leave_out_first_space(backend: dict[str, Any]) -> None:
+    split, normalizer, decoder = (backend[part] or {} for part in ("pre_tokenizer", "normalizer", "decoder"))
+    if split.get("type") == "Metaspace":
+        split["prepend_scheme"] = "never"
+    for part, name, kind in ((normalizer, "normalizers", "Prepend"), (decoder, "decoders", "Strip")):
+        if name in part:
+            part[name] = [step for step in part[name] if step["type"] != kind]
