@@ -117,6 +117,8 @@ def _unpack(
         new = Path(scratch) / "new"
         new.mkdir()
         unpack(parts, new, dtype=dtype, progress=progress)
+        if [_identity(part) for part in parts] != source:
+            raise ConfigError(f"{parts[0]} was changed while it was unpacked", param="model")
         (new / _SOURCE).write_text(json.dumps(source))
         for made in new.iterdir():
             _write_out(made)  # otherwise the name could outlive a power cut, and the content not

@@ -89,6 +89,10 @@ def _check_keys(file: GgufFile) -> None:
     for key in _NEEDED:
         if key not in file.keys:
             raise ConfigError(f"{file.path} does not state {file.architecture}.{key}", param="model")
+    stated = file.of_model("block_count")
+    if stated != (num_layers := len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})):
+        text = f"{file.path} states {file.architecture}.block_count = {stated!r:.50} and has {num_layers} layers"
+        raise ConfigError(text, param="model")
     for key in file.keys:
         if key in _UNDERSTOOD | _HARMLESS | _known_to_transformers(file):
             continue

@@ -36,6 +36,10 @@ def unpack(parts: list[Path], target: Path, *, dtype: str, progress: Progress) -
     type_: torch.dtype = getattr(torch, dtype)
     try:
         _unpack(open_gguf(parts), target, type_, progress)
+    except (ConfigError, OSError):
+        raise
+    except Exception as error:  # settings of the wrong type, which three libraries trust
+        raise ConfigError(f"{parts[0]} cannot be unpacked, it may be damaged: {error!r}", param="model") from error
     finally:
         trim_heap()  # the rest of this process's life has no use for it
 
