@@ -15,11 +15,13 @@ from tokenizers import pre_tokenizers
 from transformers import PreTrainedModel
 
 from tests.tiny import LLAMA_LIKE, SPECIAL_TOKENS, VOCAB_SIZE, build_tiny_model
+from tests.workers.execute.model import gguf_hybrids
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 # A token for each byte and a few merges, as many as the models have ids.
 TOKENS = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "<|im_start|>", "<|im_end|>"]
 TOKENS += [f"[PAD{number}]" for number in range(len(TOKENS), VOCAB_SIZE)]
+SPLITS = {"qwen2": "qwen2", "qwen2moe": "qwen2", "qwen35": "qwen35", "qwen35moe": "qwen35", "lfm2": "lfm2"}
 Arrays = dict[str, npt.NDArray[Any]]
 # The architecture of a file, and of transformers' family what makes it a model of that architecture.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,6 +43,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 64,
         },
     ),
+    **gguf_hybrids.FAMILIES,
 }  # fmt: skip
 
 
@@ -81,7 +84,7 @@ def make_gguf(
             if value is not None:
                 _add(writer, key.replace("ARCH", architecture), value)
     for name, array in arrays.items():
-        kind = type_ if array.ndim > 1 else Type.F32
+        kind = type_ if array.ndim > 1 and array.shape[-1] % 32 == 0 else Type.F32
         if array.dtype != np.float32:  # blocks, or what no quantisation gives
             writer.add_tensor(name, array, raw_dtype=type_ if array.dtype == np.uint8 else None)
         else:
@@ -117,8 +120,11 @@ def as_gguf(model: PreTrainedModel, architecture: str) -> Arrays:
             name += ".weight"
         if name.endswith("shared_expert_gate.weight"):
             array = array[0]  # as llama-quantize leaves it
+        if architecture in gguf_hybrids.FAMILIES:
+            array = gguf_hybrids.converted(name, array, config)
         base, _, suffix = name.rpartition(".")
-        found[f"{names.get_name(base)}.{suffix}"] = np.ascontiguousarray(array)
+        own_name = gguf_hybrids.own_name(name) or f"{names.get_name(base)}.{suffix}"
+        found[own_name] = np.ascontiguousarray(array)
     return found
 
 
@@ -143,10 +149,10 @@ def _settings(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "ARCH.context_length": config.max_position_embeddings,
         "ARCH.embedding_length": config.hidden_size,
         "ARCH.block_count": config.num_hidden_layers,
-        "ARCH.feed_forward_length": config.intermediate_size,
+        "ARCH.feed_forward_length": getattr(config, "intermediate_size", None),
         "ARCH.attention.head_count": heads,
         "ARCH.attention.head_count_kv": config.num_key_value_heads,
-        "ARCH.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "ARCH.attention.layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 0)),
         "ARCH.rope.freq_base": float(rope["rope_theta"]),
     }
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -163,7 +169,9 @@ def _settings(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         stated["ARCH.expert_count"] = config.num_experts
         stated["ARCH.expert_used_count"] = config.num_experts_per_tok
         stated["ARCH.expert_feed_forward_length"] = config.moe_intermediate_size
-    if architecture == "qwen2moe":
+    if architecture in gguf_hybrids.FAMILIES:
+        stated |= gguf_hybrids.settings(config)
+    if architecture in ("qwen2moe", "qwen35moe"):
         stated["ARCH.expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     return stated
 
@@ -171,7 +179,7 @@ def _settings(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
 def _byte_level(architecture: str) -> dict[str, Any]:
     return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2" if architecture.startswith("qwen") else "llama-bpe",
+        "tokenizer.ggml.pre": SPLITS.get(architecture, "llama-bpe"),
         "tokenizer.ggml.tokens": TOKENS,
         "tokenizer.ggml.token_type": [3, 3, 3] + [1] * 258 + [3, 3] + [5] * (VOCAB_SIZE - 263),
         "tokenizer.ggml.merges": ["t h", "th e"],

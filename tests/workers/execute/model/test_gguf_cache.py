@@ -184,7 +184,7 @@ def test_a_damaged_file_is_refused(damage: Callable[[Path], object], file: Path,
     [
         ({"general.type": "mmproj"}, r"is a projector for images or audio \(mmproj\), not a model"),
         ({"general.type": "adapter"}, r"is an adapter \(adapter\), not a model"),
-        ({"general.architecture": "starcoder"}, "is of architecture 'starcoder', known are: gemma2, gemma3, llama"),
+        ({"general.architecture": "starcoder"}, "is of architecture 'starcoder', known are: gemma2, gemma3, lfm2"),
         ({"general.architecture": "clip"}, "is a projector"),
         ({"tokenizer.ggml.model": "bert"}, "has a tokenizer of kind 'bert', known are: gpt2, llama"),
         ({"tokenizer.ggml.pre": "poro-chat"}, "splits texts in the way 'poro-chat', known are: .*llama-bpe"),

@@ -91,6 +91,18 @@ def test_what_would_be_lost_is_refused(settings: dict[str, Any], reason: str, tm
     assert raised.value.param == "model"
 
 
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    def with_guessing(arrays: Arrays) -> Arrays:
+        return {
+            **arrays,
+            "blk.4.attn_norm.weight": np.ones(64, np.float32),
+            "blk.4.nextn.enorm.weight": np.ones(64, np.float32),
+        }
+
+    settings = {"ARCH.block_count": 5, "ARCH.nextn_predict_layers": 1}
+    assert config_of(tmp_path, "qwen35", settings=settings, tensors=with_guessing).num_hidden_layers == 4
+
+
 @pytest.mark.parametrize("settings", [{"ARCH.expert_count": 0}, {"ARCH.something_new": 7}])
 def test_what_changes_nothing_is_let_pass(settings: dict[str, Any], tmp_path: Path) -> None:
     config_of(tmp_path, "llama", settings=settings)

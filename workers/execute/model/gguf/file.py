@@ -17,7 +17,9 @@ from ..hub import first_line
 
 # Families whose settings and tensors were checked against ordinary checkpoints. transformers knows the names of more,
 # but not all settings of theirs.
-ARCHITECTURES = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
+ARCHITECTURES = (
+    "gemma2", "gemma3", "lfm2", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
+)  # fmt: skip
 _BLOCK = 256  # numbers; that many are in a block of any type, or a multiple of a block
 _NO_MODELS = {"mmproj": "a projector for images or audio", "adapter": "an adapter", "imatrix": "statistics"}
 

@@ -21,6 +21,7 @@ from .file import GgufFile
 
 logger = logging.getLogger(__name__)
 
+_NUM_GUESSING = "nextn_predict_layers"
 ROPE_FACTORS = "rope_freqs.weight"  # the only tensor that is part of the config
 # Names of architectures in GGUF files and in transformers, where they differ.
 _RENAMED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
@@ -37,8 +38,27 @@ _TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_
 _NEEDED = (  # without them a config class would take its own
     "attention.head_count", "attention.layer_norm_rms_epsilon", "block_count", "context_length", "embedding_length",
 )  # fmt: skip
+# Settings that transformers reads by a function, which does not tell which they are.
+_READ_BY_FUNCTIONS: dict[str, set[str]] = {
+    "lfm2": {"shortconv.l_cache"},
+    "qwen35": {
+        "attention.key_length", "full_attention_interval", "rope.dimension_count", "rope.dimension_sections",
+        "ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
+    },
+}  # fmt: skip
+_READ_BY_FUNCTIONS["qwen35moe"] = _READ_BY_FUNCTIONS["qwen35"] | {
+    "expert_count", "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_used_count",
+}  # fmt: skip
 _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
-_UNDERSTOOD = {*_ATTRIBUTES, *_SCALING, "attention.value_length", "rope.dimension_count", "rope.freq_base"}
+_UNDERSTOOD = {
+    _NUM_GUESSING,
+    *_NEEDED,
+    *_ATTRIBUTES,
+    *_SCALING,
+    "attention.value_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+}
 _HARMLESS = {"attention.causal", "pooling_type", "rope.scaling.finetuned", "tensor_data_layout"}
 _MATTERS = re.compile(r"scale|scaling|softcap|window|expert|rope|clamp|alibi|norm|parallel|shared|swa|layers")
 # Layers of the sizes whose scores have another divisor than the root of the head size, which no setting tells;
@@ -76,7 +96,22 @@ def read_settings(file: GgufFile, folder: Path, name: str) -> PretrainedConfig:
     return ready
 
 
+def layer_of(name: str) -> int | None:
+    """The layer of a tensor; None if it is of no layer."""
+    prefix, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if prefix == "blk" and number.isdecimal() else None
+
+
+def unused_layers(file: GgufFile) -> range:
+    """Layers that guess further tokens. They are the last, and belong to no model of transformers."""
+    count = file.of_model("block_count")
+    return range(count - (file.of_model(_NUM_GUESSING) or 0), count)
+
+
 def _known_to_transformers(file: GgufFile) -> set[str]:
+    if file.architecture in _READ_BY_FUNCTIONS:
+        return _READ_BY_FUNCTIONS[file.architecture]
     mapping: Any = GGUF_TO_TRANSFORMERS_MAPPING["config"]
     return {key for key, name in mapping[_RENAMED.get(file.architecture, file.architecture)].items() if name}
 
@@ -90,7 +125,7 @@ def _check_keys(file: GgufFile) -> None:
         if key not in file.keys:
             raise ConfigError(f"{file.path} does not state {file.architecture}.{key}", param="model")
     stated = file.of_model("block_count")
-    if stated != (num_layers := len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})):
+    if stated != (num_layers := len({layer_of(name) for name in file.tensors} - {None})):
         text = f"{file.path} states {file.architecture}.block_count = {stated!r:.50} and has {num_layers} layers"
         raise ConfigError(text, param="model")
     for key in file.keys:
@@ -140,6 +175,8 @@ def _find_llama3(file: GgufFile, config: Any) -> None:
 
 
 def _check_rotary_size(file: GgufFile, config: Any) -> None:
+    if "rope.dimension_count" in _READ_BY_FUNCTIONS.get(file.architecture, ()):
+        return
     size, head_dim = file.of_model("rope.dimension_count"), getattr(config, "head_dim", None)
     head_dim = head_dim or config.hidden_size // config.num_attention_heads
     if size not in (None, head_dim):

@@ -121,8 +121,10 @@ def _adds_bos(file: GgufFile) -> bool:
 
 
 def _complete(backend: dict[str, Any], file: GgufFile) -> None:
-    """Put into a tokenizer.json what transformers leaves out."""
-    split = file.value("tokenizer.ggml.pre")
+    """Put into a tokenizer.json what transformers leaves out, and take out what is not in the file."""
+    split, num_tokens = file.value("tokenizer.ggml.pre"), len(file.value("tokenizer.ggml.tokens"))
+    # Classes add tokens of their own that the model does not have.
+    backend["added_tokens"] = [token for token in backend["added_tokens"] if token["id"] < num_tokens]
     if split in _OF_LLAMA3:
         backend["model"]["ignore_merges"] = True
     if split == _SMOLLM:
