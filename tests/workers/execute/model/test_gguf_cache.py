@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -166,10 +167,24 @@ def garble(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:24] + random + file.read_bytes()[1024:])
 
 
+def lengthen_a_list(file: Path) -> None:
+    """A list of numbers: its type, that of its items, and how many."""
+    content, key = file.read_bytes(), b"tokenizer.ggml.token_type"
+    at = content.index(key) + len(key) + 8
+    file.write_bytes(content[:at] + struct.pack("<Q", 1 << 60) + content[at + 8 :])
+
+
 @pytest.mark.parametrize(
     "damage",
-    [cut, cut_settings, garble, lambda file: file.write_bytes(b""), lambda file: file.write_text("<html>")],
-    ids=["cut", "cut settings", "garbled", "empty", "another"],
+    [
+        cut,
+        lengthen_a_list,
+        cut_settings,
+        garble,
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_text("<html>"),
+    ],
+    ids=["cut", "long list", "cut settings", "garbled", "empty", "another"],
 )
 def test_a_damaged_file_is_refused(damage: Callable[[Path], object], file: Path, folder: Path) -> None:
     damage(file)

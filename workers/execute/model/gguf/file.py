@@ -25,8 +25,8 @@ _NO_MODELS = {"mmproj": "a projector for images or audio", "adapter": "an adapte
 
 
 class _Reader(GGUFReader):
-    """Reads settings three times as fast: each of the million slices of numpy's class for mapped files is an object
-    with a history.
+    """Reads settings three times as fast, as each of the million slices of numpy's class for mapped files is an object
+    with a history. Notices where a file ends: beyond it a list of any length could be read.
     """
 
     @property
@@ -36,6 +36,12 @@ class _Reader(GGUFReader):
     @data.setter
     def data(self, mapped: npt.NDArray[np.uint8]) -> None:
         self._bytes = mapped.view(np.ndarray)
+
+    def _get(self, offset: int, dtype: npt.DTypeLike, count: int = 1, *order: Any, **orders: Any) -> npt.NDArray[Any]:
+        found: npt.NDArray[Any] = super()._get(offset, dtype, count, *order, **orders)
+        if len(found) < count:
+            raise ValueError(f"it ends before byte {offset + int(count)}")
+        return found
 
 
 class Part(NamedTuple):
