@@ -71,6 +71,34 @@ def test_gemma_scales_only_the_layers_without_a_window(tmp_path: Path) -> None:
     assert rope["sliding_attention"]["rope_type"] == "default"
 
 
+@pytest.mark.parametrize(("num_layers", "divisor"), [(46, 16), (3, 256)])
+def test_the_largest_gemma_2_divides_scores_by_something_else(num_layers: int, divisor: int, tmp_path: Path) -> None:
+    config = config_of(tmp_path, "gemma2", num_hidden_layers=num_layers)
+    assert config.query_pre_attn_scalar == divisor
+
+
+@pytest.mark.parametrize("pattern", [6, [True] * 5 + [False]])
+def test_layers_with_a_window_have_frequencies_of_their_own(pattern: Any, tmp_path: Path) -> None:
+    settings = {
+        "ARCH.rope.freq_base_swa": 5000.0, "ARCH.attention.sliding_window_pattern": pattern,
+        "ARCH.attention.key_length_swa": 16,
+    }  # fmt: skip
+    rope = config_of(tmp_path, "gemma3", settings=settings).rope_parameters
+    assert (rope["sliding_attention"]["rope_theta"], rope["full_attention"]["rope_theta"]) == (5000.0, 1e6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ARCH.attention.sliding_window_pattern": 3}, {"ARCH.attention.sliding_window_pattern": [True, False] * 3},
+        {"ARCH.attention.key_length_swa": 8},
+    ],
+)  # fmt: skip
+def test_other_windows_than_the_family_has_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"states gemma3.attention.*, which is not supported"):
+        config_of(tmp_path, "gemma3", settings=settings)
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

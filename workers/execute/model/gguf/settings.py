@@ -50,7 +50,12 @@ _READ_BY_FUNCTIONS["qwen35moe"] = _READ_BY_FUNCTIONS["qwen35"] | {
     "expert_count", "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_used_count",
 }  # fmt: skip
 _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
+_BASE_OF_WINDOWS, _PATTERN = "rope.freq_base_swa", "attention.sliding_window_pattern"
+_SIZES_OF_WINDOWS = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
 _UNDERSTOOD = {
+    _BASE_OF_WINDOWS,
+    _PATTERN,
+    *_SIZES_OF_WINDOWS,
     _NUM_GUESSING,
     *_NEEDED,
     *_ATTRIBUTES,
@@ -90,6 +95,7 @@ def read_settings(file: GgufFile, folder: Path, name: str) -> PretrainedConfig:
         setattr(config, attribute, file.value(f"tokenizer.ggml.{key}"))
     _scale_rope(file, config)
     _check_rotary_size(file, config)
+    _read_windows(file, config)
     for made_up in ("_model_name_or_path", "_name_or_path"):  # transformers has tables of names with exceptions
         vars(config).pop(made_up, None)
     ready: PretrainedConfig = config
@@ -182,3 +188,27 @@ def _check_rotary_size(file: GgufFile, config: Any) -> None:
     if size not in (None, head_dim):
         text = f"{file.path} rotates {size} of the {head_dim} channels of a head, which is not supported"
         raise ConfigError(text, param="model")
+
+
+def _read_windows(file: GgufFile, config: Any) -> None:
+    """Read what is stated of layers with a window only, which is the same as of the others except for frequencies.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    base, pattern = file.of_model(_BASE_OF_WINDOWS), file.of_model(_PATTERN)
+    if base is not None and "sliding_attention" in config.rope_parameters:
+        config.rope_parameters["sliding_attention"]["rope_theta"] = base
+        base = None
+    kinds = getattr(config, "layer_types", None) or []
+    if isinstance(pattern, int):  # one in so many has none
+        pattern = [(layer + 1) % pattern != 0 for layer in range(len(kinds))] if pattern else None
+    head_dim = getattr(config, "head_dim", None)
+    for key, value, known in (
+        (_BASE_OF_WINDOWS, base, None),
+        (_PATTERN, pattern, [kind == "sliding_attention" for kind in kinds]),
+        *((key, file.of_model(key), head_dim) for key in _SIZES_OF_WINDOWS),
+    ):
+        if value not in (None, known):
+            text = f"{file.path} states {file.architecture}.{key} = {file.of_model(key)!r:.50}, which is not supported"
+            raise ConfigError(text, param="model")
