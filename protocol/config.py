@@ -58,8 +58,10 @@ def _option(default: Any, text: str) -> Any:
 class ModelConfig:
     """Which model, and in which form."""
 
-    model: str = _option(DEMO_MODEL, "a local directory, a hub id, demo (ships with Triptych), or hash-lm (no weights)")
-    dtype: str = _option("auto", f"{', '.join(DTYPES)}; auto is the checkpoint's own")
+    model: str = _option(
+        DEMO_MODEL, "a local directory, a GGUF file, a hub id, demo (ships with Triptych), or hash-lm (no weights)"
+    )
+    dtype: str = _option("auto", f"{', '.join(DTYPES)}; auto is the checkpoint's own, of a GGUF file bfloat16")
     device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda if available")
     backend: str = _option(
         "auto",

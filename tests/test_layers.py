@@ -44,6 +44,7 @@ RULES = {
     "workers/execute/model/orders.py": Rule(("protocol", "workers/execute"), frozenset({"numpy", "msgpack"})),
     "workers/execute/model/ranks.py": Rule(("protocol", "workers/execute"), TORCH | {"msgpack"}),
     "workers/execute/model/follow.py": Rule(("protocol", "workers/execute"), TORCH | {"msgpack"}),
+    "workers/execute/model/gguf": Rule(("protocol", "workers/execute"), TORCH | {"gguf"}),
     "workers/execute/attention": Rule(("protocol", "workers/execute"), TORCH),
     "workers/execute/sampling": Rule(("protocol", "workers/execute"), TORCH),
     "workers/execute/kernels": Rule(("protocol", "workers/execute"), TORCH | {"triton"}),

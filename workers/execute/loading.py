@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,17 +103,21 @@ def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
             raise ConfigError(f"the adapter {name!r} has changed since it was loaded", param="lora_modules")
 
 
-def find_folders(config: ModelConfig) -> tuple[Path, Path | None]:
-    """The checkpoint folders of the model and of its draft model.
+def find_folders(
+    config: ModelConfig, progress: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[Path, Path | None]:
+    """The checkpoint folders of the model and of its draft model. A GGUF file is unpacked first, unless it was before.
 
     Raises:
         ConfigError: one of them is not found.
     """
     from .model.checkpoint import find_checkpoint, told_of_draft
 
-    folder = find_checkpoint(config.model)
+    folder = find_checkpoint(config.model, dtype=config.dtype, progress=progress)
     with told_of_draft():
-        return folder, find_checkpoint(config.draft_model) if config.draft_model else None
+        if config.draft_model is None:
+            return folder, None
+        return folder, find_checkpoint(config.draft_model, dtype=config.dtype, progress=progress)
 
 
 def _build_torch_runner(
@@ -120,7 +125,7 @@ def _build_torch_runner(
 ) -> tuple[Runner, ModelCard, float]:
     config = context.config
     # First, so that a missing model is reported before torch is imported.
-    folder, draft_folder = find_folders(config.model)
+    folder, draft_folder = find_folders(config.model, context.page.progress)
     if context.board.is_degraded:
         draft_folder = None  # it may be the cause of the crashes
     with importing(TORCH):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from ....protocol.config import DEMO_CHECKPOINT, DEMO_MODEL
 from ....protocol.errors import ConfigError
+from .gguf.cache import SUFFIX, find_unpacked, is_gguf
 from .hub import fetch, first_line
 
 if TYPE_CHECKING:
@@ -29,17 +30,24 @@ _RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "hybrid"}
 NO_MIXING = {"mlp", "moe"}  # no token sees another
 
 
-def find_checkpoint(model: str | Path) -> Path:
-    """Return the local directory of a checkpoint: ``model`` itself, the demo's, or the local copy of the hub's.
+def find_checkpoint(
+    model: str | Path, *, dtype: str = "auto", progress: Callable[[int, int], None] = lambda done, total: None
+) -> Path:
+    """Return the local directory of a checkpoint: ``model`` itself, the demo's, the local copy of the hub's, or that of
+    a GGUF file, whose weights are of type ``dtype``.
+
+    ``progress`` is called with (done, total) tensors if a GGUF file is unpacked.
 
     Raises:
-        ConfigError: there is no such directory, or the hub does not provide it.
+        ConfigError: there is no such directory or file, it cannot be used, or the hub does not provide it.
     """
     if model == DEMO_MODEL:
         return DEMO_CHECKPOINT
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
+    if is_gguf(model):
+        return find_unpacked(folder, dtype=dtype, progress=progress)
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         raise ConfigError(f"model directory {folder} does not exist", param="model")
     return fetch(model)
@@ -93,8 +101,10 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / _WEIGHTS]
     index = folder / _WEIGHTS_INDEX
     if not index.is_file():
-        others = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".gguf"))
+        others = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth"))
         found = f"; {', '.join(others)} cannot be used, only safetensors" if others else ""
+        if names := sorted(file.name for file in folder.iterdir() if file.suffix == SUFFIX):
+            found += f"; to serve {' or '.join(names)}, name the file instead of its directory"
         raise ConfigError(f"{folder} has no {_WEIGHTS}{found}", param="model")
     try:
         return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
