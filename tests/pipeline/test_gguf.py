@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Type
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.pipeline.checks import assert_quiet
 from tests.pipeline.killing import kill
-from tests.workers.execute.model.gguf_files import make_gguf
+from tests.workers.execute.model.gguf_files import Type, make_gguf
 from triptych import Driver
 from triptych.workers.execute.kernels.cache import cache_folder
 

@@ -6,16 +6,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
-from gguf import GGMLQuantizationType as Type
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedModel
 
 from tests.tiny import LLAMA_LIKE, SPECIAL_TOKENS, VOCAB_SIZE, build_tiny_model
 from tests.workers.execute.model import gguf_hybrids
+
+pytest.importorskip("gguf")
+mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+if not hasattr(mapping, "GGUF_PRE_TOKENIZER_SPLITS"):
+    pytest.skip("GGUF files need transformers 5.20", allow_module_level=True)
+
+import gguf
+from gguf import GGMLQuantizationType as Type
+
+__all__ = ["FAMILIES", "TEMPLATE", "TOKENS", "Arrays", "Type", "build", "make_gguf", "random_blocks", "tensors_of"]
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 # A token for each byte and a few merges, as many as the models have ids.

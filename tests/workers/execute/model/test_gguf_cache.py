@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType as Type
 
-from tests.workers.execute.model.gguf_files import Arrays, make_gguf, tensors_of
+from tests.workers.execute.model.gguf_files import Arrays, Type, make_gguf, tensors_of
 from triptych.protocol.config import ModelConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.loading import find_folders

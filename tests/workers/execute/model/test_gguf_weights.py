@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tests.workers.execute.model.gguf_files import (
     FAMILIES,
     TEMPLATE,
     TOKENS,
+    Type,
     make_gguf,
     random_blocks,
     tensors_of,
