@@ -17,12 +17,13 @@ from tests.tiny import LLAMA_LIKE, SPECIAL_TOKENS, VOCAB_SIZE, build_tiny_model
 from tests.workers.execute.model import gguf_hybrids
 
 pytest.importorskip("gguf")
-mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
-if not hasattr(mapping, "GGUF_PRE_TOKENIZER_SPLITS"):
-    pytest.skip("GGUF files need transformers 5.20", allow_module_level=True)
 
 import gguf
 from gguf import GGMLQuantizationType as Type
+
+mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+if not hasattr(mapping, "GGUF_PRE_TOKENIZER_SPLITS"):
+    pytest.skip("GGUF files need transformers 5.20", allow_module_level=True)
 
 __all__ = ["FAMILIES", "TEMPLATE", "TOKENS", "Arrays", "Type", "build", "make_gguf", "random_blocks", "tensors_of"]
 
