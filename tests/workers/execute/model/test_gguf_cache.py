@@ -201,6 +201,7 @@ def test_a_damaged_file_is_refused(damage: Callable[[Path], object], file: Path,
         ({"general.architecture": "starcoder"}, "is of architecture 'starcoder', known are: gemma2, gemma3, lfm2"),
         ({"general.architecture": "clip"}, "is a projector"),
         ({"tokenizer.ggml.model": "bert"}, "has a tokenizer of kind 'bert', known are: gpt2, llama"),
+        ({"tokenizer.ggml.merges": None}, "does not state tokenizer.ggml.merges"),
         ({"tokenizer.ggml.pre": "poro-chat"}, "splits texts in the way 'poro-chat', known are: .*llama-bpe"),
     ],
 )

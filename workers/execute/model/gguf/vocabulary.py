@@ -94,6 +94,8 @@ def _check_kind(file: GgufFile) -> None:
         raise ConfigError(f"{file.path} has a tokenizer of kind {kind!r}, known are: {known}", param="model")
     if kind != "gpt2":
         return
+    if not file.value("tokenizer.ggml.merges"):
+        raise ConfigError(f"{file.path} does not state tokenizer.ggml.merges", param="model")
     if split in (None, "default"):
         logger.warning("%s does not say how texts are split before tokens are found: as for GPT-2, then", file.path)
     elif split not in known_splits:
