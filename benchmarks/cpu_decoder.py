@@ -12,6 +12,7 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,9 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from cpu_models import SHAPES, keeps_states, make_model, num_weights, weight_bytes
-from report import best_of, environment
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.cpu_models import SHAPES, keeps_states, make_model, num_weights, weight_bytes
+from benchmarks.report import best_of, environment
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine

@@ -14,12 +14,15 @@ import argparse
 import json
 import random
 import statistics
+import sys
+from pathlib import Path
 from typing import Any
 
-from cpu_decoder import load, make_sequence, memory_rate, run_all
-from cpu_models import SHAPES, num_step_weights, num_weights, weight_bytes
-from report import environment
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.cpu_decoder import load, make_sequence, memory_rate, run_all
+from benchmarks.cpu_models import SHAPES, num_step_weights, num_weights, weight_bytes
+from benchmarks.report import environment
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.step import Runner
 

@@ -14,15 +14,17 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cpu_decoder import MAX_MODEL_LEN, load, make_sequence
-from cpu_models import RANK, SHAPES, make_adapter, make_model
-from report import environment
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.cpu_decoder import MAX_MODEL_LEN, load, make_sequence
+from benchmarks.cpu_models import RANK, SHAPES, make_adapter, make_model
+from benchmarks.report import environment
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.scheduling.scheduler import Scheduler

@@ -10,15 +10,18 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpu_models import make_model
-from report import environment
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.cpu_models import make_model
+from benchmarks.report import environment
 from triptych.protocol.config import DEMO_CHECKPOINT, CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine

@@ -8,9 +8,8 @@ import threading
 import time
 from collections import Counter, defaultdict
 
-from chaos_clients import Watch
-from service import Service, wait_for
-
+from benchmarks.chaos.chaos_clients import Watch
+from benchmarks.chaos.service import Service, wait_for
 from triptych.protocol.board import ROLES
 
 RECOVERY_S = 60.0

@@ -9,7 +9,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from workloads import Request
+from benchmarks.peers.workloads import Request
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "3")  # GiB
 os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
