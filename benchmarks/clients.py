@@ -184,7 +184,7 @@ def stalled(seconds: float, repeats: int) -> dict[str, Any]:
                 beside.append(fast_rate(driver, seconds, count=63))
                 growth.append(figures_of(driver)["summarize"]["rss_mib"] - before)
                 reader.send("follow", ABORT, request_id)
-                while driver.client.status(request_id) == "running":
+                while driver.client.status(request_id).is_live:
                     time.sleep(0.01)
     return {
         "fast_clients": 63,
