@@ -57,8 +57,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             modules = tuple(f"{n}={make_adapter(Path(folder) / str(n), make_model(model), n)}" for n in range(1, 9))
             for form in arguments.formats:
-                plain, config, _ = load(model, form, **ONE_THREAD)
-                adapted, _, _ = load(model, form, lora_modules=modules, **ONE_THREAD)
+                plain, config, *_ = load(model, form, **ONE_THREAD)
+                adapted = load(model, form, lora_modules=modules, **ONE_THREAD).runner
                 cases[f"{model} {form}"] = measure(plain, adapted, config, arguments.repeats)
     report = {"what": "lora", **environment("torch"), **vars(arguments), "rank": RANK, "streams": NUM_STREAMS}
     print(json.dumps({**report, "cases": cases}))

@@ -50,7 +50,7 @@ def main() -> None:
     cases = {}
     for model in arguments.models:
         for form in arguments.formats:
-            runner, config, _ = load(model, form, draft=arguments.draft_model)
+            runner, config, *_ = load(model, form, draft=arguments.draft_model)
             config = replace(config, num_speculative_tokens=arguments.num_speculative_tokens)
             for num_streams in arguments.streams:
                 case = measure(runner, config, (num_streams, arguments.num_output_tokens), arguments.repeats)
