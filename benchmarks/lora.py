@@ -77,7 +77,7 @@ def measure(plain: Runner, adapted: Runner, config: SchedulerConfig, repeats: in
 
 
 def shares(pairs: list[tuple[Times, Times]]) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for index, what in enumerate(("prompts", "answers")):
         without, times = ([each[side][index] for each in pairs] for side in (0, 1))
         ratios = [a / b for a, b in zip(without, times, strict=True)]
