@@ -13,6 +13,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def is_empty(driver: Driver, num_pages: int) -> bool:
     stats = driver.stats()
     execute, prepare = stats["execute"], stats["prepare"]
     nobody_waits = execute["held"] == prepare["live"] == prepare["waiting"] == 0
-    return nobody_waits and execute["pages_free"] + execute["pages_cached"] == num_pages
+    return bool(nobody_waits and execute["pages_free"] + execute["pages_cached"] == num_pages)
 
 
 def fast_rate(driver: Driver, seconds: float, *, count: int) -> float:
@@ -172,7 +173,7 @@ def fast_rate(driver: Driver, seconds: float, *, count: int) -> float:
 
 def stalled(seconds: float, repeats: int) -> dict[str, Any]:
     """Rounds with and without a client that does not read, in turn, so that other load affects both."""
-    options = {"lease_s": 600.0, "hash_step_ms": 20.0, "max_num_seqs": 64}
+    options: dict[str, Any] = {"lease_s": 600.0, "hash_step_ms": 20.0, "max_num_seqs": 64}
     alone, beside, growth = [], [], []
     with Driver("hash-lm", **options) as driver:
         fast_rate(driver, 2.0, count=63)
@@ -184,7 +185,7 @@ def stalled(seconds: float, repeats: int) -> dict[str, Any]:
                 beside.append(fast_rate(driver, seconds, count=63))
                 growth.append(figures_of(driver)["summarize"]["rss_mib"] - before)
                 reader.send("follow", ABORT, request_id)
-                while driver.client.status(request_id) == "running":
+                while driver.client.status(request_id).is_live:
                     time.sleep(0.01)
     return {
         "fast_clients": 63,
@@ -204,11 +205,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     figures: dict[str, Any] = {"what": "many clients, vanishing clients, a stalled client"}
-    for name, measure in (
-        ("at_once", lambda: ten_thousand(arguments.clients)),
-        ("vanishing", lambda: vanishing(arguments.vanishing)),
-        ("stalled", lambda: stalled(arguments.seconds, arguments.repeats)),
-    ):
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "at_once": lambda: ten_thousand(arguments.clients),
+        "vanishing": lambda: vanishing(arguments.vanishing),
+        "stalled": lambda: stalled(arguments.seconds, arguments.repeats),
+    }
+    for name, measure in parts.items():
         figures[name] = measure()
         print(f"{name}: {figures[name]}", file=sys.stderr)
     figures |= environment("pyzmq", "numpy")

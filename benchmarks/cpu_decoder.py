@@ -12,16 +12,19 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from cpu_models import SHAPES, keeps_states, make_model, num_weights, weight_bytes
-from report import best_of, environment
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.cpu_models import SHAPES, make_model, num_weights, weight_bytes
+from benchmarks.report import best_of, environment
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
@@ -33,6 +36,15 @@ from triptych.workers.execute.step import Runner
 MAX_TOKEN_ID = 8000
 MAX_MODEL_LEN = 2048
 WORKLOADS = ("W1", "W2", "W3")
+
+
+class Loaded(NamedTuple):
+    """A model ready to run."""
+
+    runner: Runner
+    config: SchedulerConfig
+    num_snapshots: int | None  # of states, if it keeps any
+    load_s: float
 
 
 def main() -> None:
@@ -54,16 +66,13 @@ def main() -> None:
 
 def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[str, object]:
     """Medians of one model in one format, with machine limits measured before each workload."""
-    runner, scheduler_config, load_s = load(model, form)
-    case: dict[str, object] = {"load_s": round(load_s, 2)}
+    loaded = load(model, form)
+    case: dict[str, object] = {"load_s": round(loaded.load_s, 2)}
     layers, head = num_weights(SHAPES[model])
-    has_states = keeps_states(SHAPES[model])
-    run_workload("W2", 0, runner, scheduler_config, keeps_states=has_states)  # warm-up
+    run_workload("W2", 0, loaded)  # warm-up
     for name in workloads:
         read_rate, product_rate = memory_rate(), matrix_rate()
-        rates = [
-            run_workload(name, repeat, runner, scheduler_config, keeps_states=has_states) for repeat in range(repeats)
-        ]
+        rates = [run_workload(name, repeat, loaded) for repeat in range(repeats)]
         rate = statistics.median(rates)
         entry = {
             "tokens_per_s": round(rate, 1),
@@ -80,13 +89,13 @@ def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[s
     return case
 
 
-def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> tuple[Runner, SchedulerConfig, float]:
+def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> Loaded:
     """``draft`` is the shape of a draft model. ``options`` are those of ``ModelConfig``."""
     folder = make_model(model, has_mxfp4=form == "mxfp4")
     scheduler_config = SchedulerConfig(max_num_seqs=32)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as run_dir:
-        runner, _ = build_runner(
+        runner, card = build_runner(
             ModelConfig(
                 model=str(folder),
                 device="cpu",
@@ -103,18 +112,16 @@ def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> 
             progress=lambda done, total: None,
         )
     runner.warm_up()
-    return runner, scheduler_config, time.perf_counter() - start
+    return Loaded(runner, scheduler_config, card.num_snapshots, time.perf_counter() - start)
 
 
-def run_workload(
-    name: str, repeat: int, runner: Runner, config: SchedulerConfig, *, keeps_states: bool = False
-) -> float:
+def run_workload(name: str, repeat: int, loaded: Loaded) -> float:
     """Tokens per second of one run."""
     sequences = make_sequences(name, repeat)
     if name == "W2":  # minus the time of one prompt and one token
-        seconds = [run_all([sequence], runner, config, keeps_states=keeps_states) for sequence in sequences]
+        seconds = [run_all([sequence], loaded) for sequence in sequences]
         return (sequences[1].max_tokens - 1) / (seconds[1] - seconds[0])
-    elapsed = run_all(sequences, runner, config, keeps_states=keeps_states)
+    elapsed = run_all(sequences, loaded)
     if name == "W3":
         return sequences[0].num_prompt_tokens / elapsed
     return sum(sequence.max_tokens for sequence in sequences) / elapsed
@@ -145,10 +152,12 @@ def make_sequence(index: int, num_prompt_tokens: int, max_tokens: int, rng: rand
     )
 
 
-def run_all(sequences: list[Sequence], runner: Runner, config: SchedulerConfig, *, keeps_states: bool = False) -> float:
+def run_all(sequences: list[Sequence], loaded: Loaded) -> float:
     """Seconds until all sequences are finished."""
-    scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN, keeps_states=keeps_states)
-    engine = Engine(scheduler, runner)
+    scheduler = Scheduler(
+        loaded.config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN, num_snapshots=loaded.num_snapshots
+    )
+    engine = Engine(scheduler, loaded.runner)
     start = time.perf_counter()
     for sequence in sequences:
         engine.add(sequence)

@@ -14,14 +14,15 @@ import argparse
 import json
 import random
 import statistics
+import sys
+from pathlib import Path
 from typing import Any
 
-from cpu_decoder import load, make_sequence, memory_rate, run_all
-from cpu_models import SHAPES, num_step_weights, num_weights, weight_bytes
-from report import environment
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from triptych.protocol.config import SchedulerConfig
-from triptych.workers.execute.step import Runner
+from benchmarks.cpu_decoder import Loaded, load, make_sequence, memory_rate, run_all
+from benchmarks.cpu_models import SHAPES, num_step_weights, num_weights, weight_bytes
+from benchmarks.report import environment
 
 MODELS = [name for name, shape in SHAPES.items() if "num_experts" in shape]
 FORMATS = ("bf16", "int8", "int4", "mxfp4", "transformers")
@@ -42,8 +43,8 @@ def main() -> None:
     rates = []
     for repeat in range(arguments.repeats + 1):
         rates.append(memory_rate())
-        for form, (runner, config, _) in loaded.items():
-            for name, rate in measure(runner, config, repeat).items():
+        for form, model in loaded.items():
+            for name, rate in measure(model, repeat).items():
                 if repeat:  # the first warms up
                     samples[form].setdefault(name, []).append(rate)
     read_rate = statistics.median(rates)
@@ -59,17 +60,16 @@ def main() -> None:
     print(json.dumps({**report, "cases": cases}))
 
 
-def measure(runner: Runner, config: SchedulerConfig, repeat: int) -> dict[str, float]:
+def measure(model: Loaded, repeat: int) -> dict[str, float]:
     """Tokens per second."""
     rng = random.Random(repeat)
     found = {}
     for rows in ROWS:
         short, long = (
-            run_all([make_sequence(i, NUM_IN, count, rng) for i in range(rows)], runner, config)
-            for count in (1, NUM_OUT)
+            run_all([make_sequence(i, NUM_IN, count, rng) for i in range(rows)], model) for count in (1, NUM_OUT)
         )
         found[f"decode of {rows}"] = rows * (NUM_OUT - 1) / (long - short)
-    found[f"prompt of {PROMPT}"] = PROMPT / run_all([make_sequence(0, PROMPT, 1, rng)], runner, config)
+    found[f"prompt of {PROMPT}"] = PROMPT / run_all([make_sequence(0, PROMPT, 1, rng)], model)
     return found
 
 

@@ -210,7 +210,7 @@ def _fp8(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers [outputs, inputs] in e4m3, and a scale for each block of 128 by 128."""
     outputs, inputs = weights.shape
     padded = F.pad(weights.float(), (0, -inputs % _BLOCK, 0, -outputs % _BLOCK))
-    blocks = padded.unflatten(1, (-1, _BLOCK)).unflatten(0, (-1, _BLOCK))  # [i, outputs, j, inputs]
+    blocks = padded.reshape(-1, _BLOCK, padded.shape[1] // _BLOCK, _BLOCK)  # [i, outputs, j, inputs]
     scales = blocks.abs().amax(dim=(1, 3)) / torch.finfo(torch.float8_e4m3fn).max
     numbers = (blocks / scales[:, None, :, None]).flatten(2).flatten(0, 1)[:outputs, :inputs]
     return numbers.to(torch.float8_e4m3fn).contiguous(), scales
@@ -218,7 +218,7 @@ def _fp8(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _mxfp4(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Bytes [outputs, groups, 16] and scales [outputs, groups] of weights [inputs, outputs]."""
-    groups = weights.T.float().unflatten(1, (-1, 32))
+    groups = weights.T.float().reshape(weights.shape[1], -1, 32)
     exponents = torch.frexp(groups.abs().amax(dim=2, keepdim=True) / 6).exponent  # the least power that clips nothing
     borders = (_E2M1[:7] + _E2M1[1:8]) / 2
     magnitudes = torch.bucketize(torch.ldexp(groups, -exponents).abs().contiguous(), borders)
@@ -279,8 +279,9 @@ def num_step_weights(shape: dict[str, Any], num_tokens: int) -> float:
         return layers
     others, _ = num_weights({**shape, "num_experts_per_tok": 0})
     num_experts = shape["num_experts"]
-    chosen = num_experts * (1 - (1 - shape["num_experts_per_tok"] / num_experts) ** num_tokens)
-    return others + shape["num_hidden_layers"] * chosen * 3 * shape["hidden_size"] * shape["moe_intermediate_size"]
+    chosen: float = num_experts * (1 - (1 - shape["num_experts_per_tok"] / num_experts) ** num_tokens)
+    of_expert: int = 3 * shape["hidden_size"] * shape["moe_intermediate_size"]
+    return float(others + shape["num_hidden_layers"] * chosen * of_expert)
 
 
 def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
@@ -318,7 +319,7 @@ def _parameter_sizes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
     config = AutoConfig.for_model(**{**_COMMON, **shape})
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 

@@ -11,14 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpu_models import SHAPES, make_model
-from report import environment
 from transformers import AutoConfig
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.cpu_models import SHAPES, make_model
+from benchmarks.report import environment
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.decoder_spec import describe_decoder

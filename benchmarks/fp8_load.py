@@ -11,6 +11,7 @@ import argparse
 import json
 import shutil
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -18,8 +19,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from cpu_models import SHAPES, make_model
-from report import environment
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.cpu_models import SHAPES, make_model
+from benchmarks.report import environment
 
 CASES = {  # whether the checkpoint is in FP8, and the requested quantization
     "bfloat16": (False, "none"),

@@ -30,7 +30,7 @@ from triptych.launch.gateway.processes import gateways  # noqa: E402
 
 STREAMS, OUTPUT_TOKENS, TURNS, STEP_MS = 256, 60, 3, 30.0
 NUM_TOKENS = re.compile(rb"^id: (\d+)$", re.MULTILINE)
-OPTIONS = {"max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
+OPTIONS: dict[str, Any] = {"max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
 
 
 def main() -> None:

@@ -20,7 +20,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
-from report import environment
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.report import environment
 
 SHAPES = {  # layers, hidden and inner size, heads, whether the head is the embedding
     "0.6b": (28, 1024, 3072, 16, True),

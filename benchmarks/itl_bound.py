@@ -6,13 +6,17 @@ The model is the hash LM with a simulated cost: milliseconds per step and micros
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import defaultdict
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
-from report import environment
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.report import environment
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
 
 import numpy as np
-from records import make_record
-from report import environment, spread
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.records import make_record
+from benchmarks.report import environment, spread
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request
 from triptych.protocol.journal.tokens import TokenWriter

@@ -14,15 +14,17 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cpu_decoder import MAX_MODEL_LEN, load, make_sequence
-from cpu_models import RANK, SHAPES, make_adapter, make_model
-from report import environment
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.cpu_decoder import MAX_MODEL_LEN, load, make_sequence
+from benchmarks.cpu_models import RANK, SHAPES, make_adapter, make_model
+from benchmarks.report import environment
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.scheduling.scheduler import Scheduler
@@ -55,8 +57,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             modules = tuple(f"{n}={make_adapter(Path(folder) / str(n), make_model(model), n)}" for n in range(1, 9))
             for form in arguments.formats:
-                plain, config, _ = load(model, form, **ONE_THREAD)
-                adapted, _, _ = load(model, form, lora_modules=modules, **ONE_THREAD)
+                plain, config, *_ = load(model, form, **ONE_THREAD)
+                adapted = load(model, form, lora_modules=modules, **ONE_THREAD).runner
                 cases[f"{model} {form}"] = measure(plain, adapted, config, arguments.repeats)
     report = {"what": "lora", **environment("torch"), **vars(arguments), "rank": RANK, "streams": NUM_STREAMS}
     print(json.dumps({**report, "cases": cases}))
@@ -75,7 +77,7 @@ def measure(plain: Runner, adapted: Runner, config: SchedulerConfig, repeats: in
 
 
 def shares(pairs: list[tuple[Times, Times]]) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for index, what in enumerate(("prompts", "answers")):
         without, times = ([each[side][index] for each in pairs] for side in (0, 1))
         ratios = [a / b for a, b in zip(without, times, strict=True)]

@@ -10,15 +10,18 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpu_models import make_model
-from report import environment
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.cpu_models import make_model
+from benchmarks.report import environment
 from triptych.protocol.config import DEMO_CHECKPOINT, CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
@@ -55,8 +58,15 @@ def make_runner(checkpoint: Path, backend: str, dtype: str, folder: Path) -> Cal
 
     def make_engine(rows: int, replays: bool) -> Engine:
         config = SchedulerConfig(max_num_seqs=rows, prefill_chunk=32)
-        sizes = {"page_size": 16, "num_pages": 2048, "max_model_len": card.max_model_len}
-        return Engine(Scheduler(config, **sizes, prefix_cache=False, replays=replays), runner)
+        scheduler = Scheduler(
+            config,
+            page_size=16,
+            num_pages=2048,
+            max_model_len=card.max_model_len,
+            prefix_cache=False,
+            replays=replays,
+        )
+        return Engine(scheduler, runner)
 
     return make_engine
 
@@ -94,8 +104,15 @@ def make_sequence(index: int, prompt: Any) -> Sequence:
     tokens = np.zeros(len(prompt) + NUM_TOKENS, np.int32)
     tokens[: len(prompt)] = prompt
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=index % 2 * 1.0, ignore_eos=True)
-    sizes = {"num_prompt_tokens": len(prompt), "num_tokens": len(prompt)}
-    return Sequence(key=(index, 1), tokens=tokens, **sizes, params=params, seed=index, arrival=index)
+    return Sequence(
+        key=(index, 1),
+        tokens=tokens,
+        num_prompt_tokens=len(prompt),
+        num_tokens=len(prompt),
+        params=params,
+        seed=index,
+        arrival=index,
+    )
 
 
 def after_crash(whole: list[Sequence], crash: int) -> list[Sequence]:

@@ -15,27 +15,25 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cpu_models import make_model  # noqa: E402
-from records import make_record, random_prompts  # noqa: E402
-from report import environment  # noqa: E402
-
-from triptych.protocol.board import Board  # noqa: E402
-from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig  # noqa: E402
-from triptych.protocol.journal.layout import Journal  # noqa: E402
-from triptych.protocol.journal.releases import ReleaseWriter  # noqa: E402
-from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request  # noqa: E402
-from triptych.protocol.model_card import ModelCard  # noqa: E402
-from triptych.protocol.run_dir import SHARED_MEMORY  # noqa: E402
-from triptych.workers.execute.bookkeeping import Bookkeeper  # noqa: E402
-from triptych.workers.execute.engine import Engine  # noqa: E402
-from triptych.workers.execute.model.build import build_runner  # noqa: E402
-from triptych.workers.execute.scheduling.scheduler import Scheduler  # noqa: E402
-from triptych.workers.execute.scheduling.sequence import Sequence  # noqa: E402
-from triptych.workers.execute.step import Runner  # noqa: E402
-from triptych.workers.execute.step_intent import StepIntent  # noqa: E402
+from benchmarks.cpu_models import make_model
+from benchmarks.records import make_record, random_prompts
+from benchmarks.report import environment
+from triptych.protocol.board import Board
+from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig
+from triptych.protocol.journal.layout import Journal
+from triptych.protocol.journal.releases import ReleaseWriter
+from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request
+from triptych.protocol.model_card import ModelCard
+from triptych.protocol.run_dir import SHARED_MEMORY
+from triptych.workers.execute.bookkeeping import Bookkeeper
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.step import Runner
+from triptych.workers.execute.step_intent import StepIntent
 
 PROMPT_TOKENS = 64
 CASES = {"demo": ((1, 400), (32, 400), (256, 100)), "smollm2-135m": ((1, 64), (32, 32))}  # rows, tokens of each

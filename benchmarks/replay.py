@@ -7,13 +7,15 @@ Prints one JSON line.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from report import environment
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.report import environment
 from triptych import Driver
 from triptych.launch.replay.costs import RecordedSteps
 from triptych.launch.replay.options import EngineConfig

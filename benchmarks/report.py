@@ -40,8 +40,9 @@ def cpu_name() -> str:
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:
-    """Median and interquartile range."""
-    low, median, high = statistics.quantiles(samples, n=4)
+    """Median and interquartile range, which is 0 for a single sample."""
+    # Before Python 3.13 one sample has no quantiles.
+    low, median, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else [samples[0]] * 3
     return {"median": round(median, 4), "iqr": round(high - low, 4), "repeats": len(samples)}
 
 

@@ -6,12 +6,16 @@ No model runs. Prints one JSON line; times in milliseconds.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
-from report import environment, spread
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.report import environment, spread
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.batch import build_inputs

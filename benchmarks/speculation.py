@@ -15,13 +15,16 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
-from cpu_decoder import MAX_MODEL_LEN, load, make_sequence
-from cpu_models import SHAPES
-from report import environment
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.cpu_decoder import MAX_MODEL_LEN, load, make_sequence
+from benchmarks.cpu_models import SHAPES
+from benchmarks.report import environment
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.scheduling.proposals import Proposer
@@ -47,7 +50,7 @@ def main() -> None:
     cases = {}
     for model in arguments.models:
         for form in arguments.formats:
-            runner, config, _ = load(model, form, draft=arguments.draft_model)
+            runner, config, *_ = load(model, form, draft=arguments.draft_model)
             config = replace(config, num_speculative_tokens=arguments.num_speculative_tokens)
             for num_streams in arguments.streams:
                 case = measure(runner, config, (num_streams, arguments.num_output_tokens), arguments.repeats)

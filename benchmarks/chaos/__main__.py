@@ -20,16 +20,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from adapter_operator import Operator  # noqa: E402
-from chaos_clients import Clients, HashOracle, Oracle, RecordedOracle  # noqa: E402
-from faults import Faults  # noqa: E402
-from report import environment  # noqa: E402
-from service import Service, wait_for  # noqa: E402
-
-from triptych import Client  # noqa: E402
-from triptych.protocol.board import ROLES  # noqa: E402
+from benchmarks.chaos.adapter_operator import Operator
+from benchmarks.chaos.chaos_clients import Clients, HashOracle, Oracle, RecordedOracle
+from benchmarks.chaos.faults import Faults
+from benchmarks.chaos.service import Service, wait_for
+from benchmarks.report import environment
+from triptych import Client
+from triptych.protocol.board import ROLES
 
 QUIET_S = 60.0
 MUST_BE_ZERO = (

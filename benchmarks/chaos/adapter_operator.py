@@ -7,8 +7,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from service import Service
-
+from benchmarks.chaos.service import Service
 from triptych.driver.control import ask
 from triptych.protocol.errors import ConfigError
 

@@ -122,15 +122,14 @@ class Clients:
             thread.start()
 
     def stop(self, timeout_s: float) -> int:
-        """The number of streams that did not end."""
+        """The number of streams that did not end, or by an unexpected error."""
         self.stopping.set()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        left = sum(thread.is_alive() for thread in self._threads)
         for client in self._clients:
             client.close()
-        return left
+        return len(self._threads) - self.watch.counts["ended"]
 
     def _live(self, index: int, seed: int) -> None:
         rng = random.Random(f"{seed}/{index}")
@@ -141,7 +140,7 @@ class Clients:
                 if share < self._poison_share:
                     self._poison(client, rng)
                 elif share < 0.06:
-                    self._ask_wrongly(client, rng)
+                    self._send_invalid(client, rng)
                 elif share < 0.10:
                     self._vanish(rng)
                 else:
@@ -154,6 +153,7 @@ class Clients:
                     self.watch.count("too_late")
                     continue
                 self.watch.count("lost", f"{type(error).__name__}: {error.message:.200}")
+        self.watch.count("ended")
 
     def _read(self, client: Client, rng: random.Random, *, abort: bool) -> None:
         request, expected = self._oracle.draw(rng)

@@ -7,10 +7,10 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict
+from functools import partial
 
-from chaos_clients import Watch
-from service import Service, wait_for
-
+from benchmarks.chaos.chaos_clients import Watch
+from benchmarks.chaos.service import Service, wait_for
 from triptych.protocol.board import ROLES
 
 RECOVERY_S = 60.0
@@ -94,9 +94,12 @@ class Faults:
         for _ in range(self._rng.randrange(2, 4)):
             pid = self._service.pid(role)
             self._send(role, signal.SIGKILL)
-            wait_for(lambda pid=pid: self._service.pid(role) not in (None, pid), RECOVERY_S)
+            wait_for(partial(self._is_replaced, role, pid), RECOVERY_S)
             time.sleep(self._rng.uniform(0.0, 0.6))
         self._send(role, signal.SIGKILL)
+
+    def _is_replaced(self, role: str, pid: int | None) -> bool:
+        return self._service.pid(role) not in (None, pid)
 
     def _kill_driver(self) -> None:
         began = time.monotonic()

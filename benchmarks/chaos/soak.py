@@ -21,12 +21,11 @@ from statistics import median
 
 import psutil
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from report import environment  # noqa: E402
-
-from triptych import Client, Driver  # noqa: E402
-from triptych.driver.stream import Stream  # noqa: E402
+from benchmarks.report import environment
+from triptych import Client, Driver
+from triptych.driver.stream import Stream
 
 LIMIT = 0.02
 SAMPLE_S = 0.5

@@ -38,8 +38,8 @@ def adapters(setting: Setting, note: Notes) -> None:
     loaded = load(setting, NAME, deterministic=True, lora_modules=modules)
     owners = [i % (len(numbers) + 1) for i in range(len(batch))]
     runs = [
-        run(setting, loaded, batch, adapters=owners, prefill_chunk=setting.size(256, 5), **options)
-        for options in ({}, {"max_num_seqs": 1})
+        run(setting, loaded, batch, adapters=owners, prefill_chunk=setting.size(256, 5), max_num_seqs=rows)
+        for rows in (loaded.scheduler_config.max_num_seqs, 1)
     ]
     together, alone = ([s.output_tokens.tolist() for s in done.sequences] for done in runs)
     note("equal_alone_and_together", together == alone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ def attention(setting: Setting, note: Notes) -> None:
     def measure(name: str, scene: _Scene, ways: dict[str, Way], limit: str) -> None:
         found = _Variants(scene.amount, rates.get(limit), lambda summary: note(name, summary))
         for way, function in ways.items():
-            found.measure(way, lambda function=function: setting.seconds(function))
+            found.measure(way, partial(setting.seconds, function))
 
     for page_size in (64, 16, 256):
         decodes = Decodes(setting, page_size)
@@ -159,7 +160,7 @@ class Decodes(_Scene):
             splits = sorted({1, default, 2 * default, 4 * default})
             cuts |= {f"splits {default}, {tuple(tile)}": (default, tile) for tile in DECODE_TILES}
             cuts |= {f"splits {n}, {tuple(tile)}": (n, tile) for n in splits for tile in DECODE_TILES}
-        ways: dict[str, Way] = {name: lambda cut=cut: self._run(*cut) for name, cut in cuts.items()}
+        ways: dict[str, Way] = {name: partial(self._run, *cut) for name, cut in cuts.items()}
         if setting.is_dry:
             return dict(list(ways.items())[:2])
         return ways | self.varlen(setting, 1)
@@ -181,7 +182,7 @@ class Chunk(_Scene):
 
     def ways(self, setting: Setting) -> dict[str, Way]:
         ways: dict[str, Way] = {"default": lambda: self._run(None)}
-        ways |= {str(tuple(tile)): lambda tile=tile: self._run(tile) for tile in CHUNK_TILES}
+        ways |= {str(tuple(tile)): partial(self._run, tile) for tile in CHUNK_TILES}
         if setting.is_dry:
             return dict(list(ways.items())[:2])
         return ways | self.varlen(setting, self.length)

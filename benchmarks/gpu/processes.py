@@ -17,7 +17,6 @@ def processes(setting: Setting, note: Notes) -> None:
     from benchmarks import pipeline_overhead  # here, because it needs both
     from triptych import Driver
 
-    pipeline_overhead.OUTPUT_TOKENS = setting.size(400, 6)
     folder = setting.checkpoint("qwen3-0.6b")
     config = PipelineConfig.from_options(
         model=str(folder),
@@ -39,4 +38,5 @@ def processes(setting: Setting, note: Notes) -> None:
         )
         engine = Engine(scheduler, runner, depth=0 if setting.is_dry else 1)
         for name, batch in (("batch_32", setting.size(32, 2)), ("batch_1", 1)):  # results shown in the table come first
-            note(name, pipeline_overhead.compare(engine, driver, batch, setting.size(3, 1)))
+            work = pipeline_overhead.Work(batch, output_tokens=setting.size(400, 6))
+            note(name, pipeline_overhead.compare(engine, driver, work, setting.size(3, 1)))

@@ -131,10 +131,7 @@ class TimedRunner:
         self._begin: Any = None
         self.move, self.collect, self.is_fatal = runner.move, runner.collect, runner.is_fatal
         self.is_batch_invariant, self.overlaps = runner.is_batch_invariant, runner.overlaps
-
-    @property
-    def hides_planning(self) -> bool:
-        return self._runner.hides_planning
+        self.hides_planning, self.proposer = runner.hides_planning, runner.proposer
 
     @contextmanager
     def marking(self) -> Iterator[None]:
@@ -154,6 +151,7 @@ class TimedRunner:
     def launch(self, inputs: StepInputs) -> None:
         self._begin = None
         self._runner.launch(inputs)
+        self.hides_planning = self._runner.hides_planning  # each step decides anew
         self._marks.append((self._begin, self._mark()))
 
     def _begin_step(self) -> None:
@@ -172,7 +170,7 @@ class TimedRunner:
     def _mark(self) -> Any:
         if not self._on_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

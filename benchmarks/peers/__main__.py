@@ -18,15 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from contestants import Running, find_contestants  # noqa: E402
-from cpu_models import SHAPES, make_model  # noqa: E402
-from limits import Limits  # noqa: E402
-from load import Meter  # noqa: E402
-from report import environment  # noqa: E402
-from results import Results, draw, table  # noqa: E402
-from workloads import WORKLOADS, make_requests  # noqa: E402
+from benchmarks.cpu_models import SHAPES, make_model
+from benchmarks.peers.contestants import Running, find_contestants
+from benchmarks.peers.limits import Limits
+from benchmarks.peers.load import Meter
+from benchmarks.peers.results import Results, draw, table
+from benchmarks.peers.workloads import WORKLOADS, make_requests
+from benchmarks.report import environment
 
 FORMS = ("bf16", "int8", "int4", "transformers")
 MODELS = ("smollm2-135m", "qwen3-0.6b")

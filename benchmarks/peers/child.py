@@ -14,7 +14,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from workloads import Request, make_requests
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.peers.workloads import Request, make_requests
 
 
 def main() -> None:
@@ -24,7 +26,8 @@ def main() -> None:
     engine = None
     try:
         start = time.perf_counter()
-        engine = importlib.import_module(f"engines.{engine_name}").Engine(form, Path(folder), int(threads))
+        module = importlib.import_module(f"benchmarks.peers.engines.{engine_name}")
+        engine = module.Engine(form, Path(folder), int(threads))
         load_s = time.perf_counter() - start
         engine.offline(make_requests("W5", -1)[:2])  # pools grow, kernels are compiled
         answers.write(json.dumps({"load_s": round(load_s, 2), "version": engine.version}) + "\n")

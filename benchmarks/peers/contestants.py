@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from load import share_priority
+from benchmarks.peers.load import share_priority
 
 CHILD = Path(__file__).with_name("child.py")
 OURS = "triptych"

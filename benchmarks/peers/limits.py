@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from report import best_of
+
+from benchmarks.report import best_of
 
 SIZE = 2048  # of the matrices
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from contestants import OURS
-from cpu_models import num_weights, weight_bytes
+from benchmarks.cpu_models import num_weights, weight_bytes
+from benchmarks.peers.contestants import OURS
 
 LATENCIES = ("ttft_p50_ms", "itl_p50_ms", "itl_p99_ms")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workloads import Request
+from benchmarks.peers.workloads import Request
 
 SLOTS, CONTEXT = 32, 1280  # of a slot
 START_S = 120.0

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import openvino
 import openvino_genai as genai
-from workloads import Request
+
+from benchmarks.peers.workloads import Request
 
 
 class Engine:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import uuid
 from pathlib import Path
 from typing import Any
 
-from workloads import Request
-
-sys.path.append(str(Path(__file__).resolve().parents[3]))
-
+from benchmarks.peers.workloads import Request
 from triptych import Driver
 from triptych.driver.client import request_map
 from triptych.driver.stream import Completion, Delta

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from workloads import Request
+from benchmarks.peers.workloads import Request
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "3")  # GiB
 os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
@@ -34,7 +35,7 @@ class Engine:
             return AsyncLLM.from_engine_args(arguments)
 
         self._engine = self._loop.run_until_complete(make())
-        self._params = lambda count, kind: SamplingParams(
+        self._params: Callable[[int, Any], Any] = lambda count, kind: SamplingParams(
             temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False, output_kind=kind
         )
         self._kinds = RequestOutputKind

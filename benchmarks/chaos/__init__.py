@@ -1,0 +1,1 @@
+"""A chaos test and a soak test: `make chaos`, `make soak`."""

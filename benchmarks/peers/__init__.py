@@ -1,0 +1,1 @@
+"""Triptych compared with other engines: README.md."""
