@@ -6,9 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.cache_utils import Cache
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # ids 0, 1, 2; the 256 bytes follow
 EOS_TOKEN_ID = 2
@@ -63,6 +65,9 @@ _GATED_DELTA = {
 }
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
 _THIRD_ATTENDS = ["mamba", "mamba", "attention"]
+needs_states = pytest.mark.skipif(
+    not hasattr(Cache, "get_recurrent_state"), reason="this transformers passes recurrent layers their states otherwise"
+)
 RECURRENT: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _GATED_DELTA,
     "qwen3_next": {**_GATED_DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.pipeline.checks import assert_quiet
 from tests.pipeline.killing import kill
-from tests.tiny import make_tiny_model, prove
+from tests.tiny import make_tiny_model, needs_states, prove
 from tests.waiting import eventually
 from tests.workers.execute.model.native import make_checkpoint, make_pair
 from triptych import Driver
@@ -82,7 +82,7 @@ def test_answers_with_experts_are_unchanged_after_a_kill(tmp_path: Path) -> None
 
 
 # The compiled kernels need multiples of 16 channels.
-@pytest.mark.parametrize(("channels", "backend"), [(16, "native"), (8, "transformers")])
+@pytest.mark.parametrize(("channels", "backend"), [(16, "native"), pytest.param(8, "transformers", marks=needs_states)])
 def test_answers_with_recurrent_layers_are_unchanged_after_a_kill(channels: int, backend: str, tmp_path: Path) -> None:
     sizes = {"linear_key_head_dim": channels, "linear_value_head_dim": channels}
     checkpoint = make_tiny_model("qwen3_5_text", tmp_path / "model", **sizes)

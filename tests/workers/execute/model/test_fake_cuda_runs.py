@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.cache_utils import Cache
 
 from tests.conftest import HAS_GPU
+from tests.tiny import needs_states
 from tests.workers.execute.factories import make_beams, make_scheduler, make_sequence
 from tests.workers.execute.grammar.only import Only
 from tests.workers.execute.model.native import (
@@ -188,14 +188,14 @@ def make_requests() -> list[Sequence]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[needs_states] * (way == "modules with states")) for way in WAYS]
+)
 def test_whole_model_gives_the_tokens_of_a_cpu(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the checkpoint to the last token: the pool is sized, and steps are warmed up, captured and replayed."""
     shorten_self_test(monkeypatch)
     family, options = WAYS[way]
     keeps_states = family == "qwen3_5_text"
-    if keeps_states and not hasattr(Cache, "get_recurrent_state"):
-        pytest.skip("this transformers passes recurrent layers their states in another way")
     checkpoint = make_checkpoint(family, tmp_path / "checkpoint", **({} if keeps_states else SMALL))
     with pytest.MonkeyPatch.context() as patch, fake_cuda(patch):
         engine = NativeEngine(

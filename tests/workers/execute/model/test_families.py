@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import EOS_TOKEN_ID, FAMILIES, RECURRENT, build_tiny_model, make_tiny_model
+from tests.tiny import EOS_TOKEN_ID, FAMILIES, RECURRENT, build_tiny_model, make_tiny_model, needs_states
 from tests.workers.execute.factories import make_scheduler, run
 from tests.workers.execute.sampling.rows import make_row
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -25,7 +25,12 @@ from triptych.workers.execute.step import StepCut, StepInputs
 PAGE_SIZE, NUM_PAGES, NUM_OUTPUT_TOKENS = 4, 60, 12
 PROMPTS = [np.random.default_rng(n).integers(3, 250, n).tolist() for n in (1, 5, 17, 40)]
 
-EACH = [*FAMILIES, *(name for name in RECURRENT if name not in ("olmo_hybrid", "qwen3_next", "bamba", "mamba"))]
+EACH: list[Any] = [*FAMILIES]
+EACH += [
+    pytest.param(family, marks=needs_states)
+    for family in RECURRENT
+    if family not in ("olmo_hybrid", "qwen3_next", "bamba", "mamba")
+]
 
 Runners = Callable[[str], TorchRunner]
 
@@ -147,7 +152,7 @@ def test_every_chunk_size_gives_the_tokens_of_transformers(runners: Runners, fam
     assert Driver(runners(family), chunk_size).generate(PROMPTS) == generated(family)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", pytest.param("qwen3_5_text", marks=needs_states)])
 def test_batch_mates_change_nothing(runners: Runners, family: str) -> None:
     alone = [Driver(runners(family), 7).generate([prompt])[0] for prompt in PROMPTS]
     assert alone == generated(family)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.adapters import ALL_LINEAR, make_adapter, merge, write_adapter
+from tests.tiny import needs_states
 from tests.workers.execute.model.native import (
     EVERY_STEP,
     PLAIN_FORMATS,
@@ -289,6 +290,7 @@ def test_options_excluded_by_states_are_refused_by_name(tmp_path: Path) -> None:
         build(make_checkpoint("llama", tmp_path / "other"), draft=checkpoint)
 
 
+@needs_states
 @pytest.mark.parametrize(
     ("sizes", "why"),
     [

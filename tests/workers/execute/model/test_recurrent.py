@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.adapters import ALL_LINEAR, make_adapter, merge
-from tests.tiny import build_tiny_model, make_tiny_model
+from tests.tiny import build_tiny_model, make_tiny_model, needs_states
 from tests.workers.execute.factories import make_scheduler, run
 from tests.workers.execute.model.native import adapt, greedy, make_request
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -58,6 +58,7 @@ def expected(checkpoint: Path, request: Sequence) -> list[int]:
     return greedy(model, request.tokens[: request.num_prompt_tokens].tolist(), MAX_TOKENS)
 
 
+@needs_states
 def test_card_says_that_it_keeps_states_and_why_it_is_slow(tmp_path: Path) -> None:
     _, card = build(make_tiny_model("lfm2", tmp_path / "model"))
     assert card.keeps_states
@@ -67,6 +68,7 @@ def test_card_says_that_it_keeps_states_and_why_it_is_slow(tmp_path: Path) -> No
     assert not card.keeps_states
 
 
+@needs_states
 def test_adapters_change_recurrent_layers_only_for_their_requests(tmp_path: Path) -> None:
     checkpoint, folder = make_tiny_model("qwen3_5_text", tmp_path / "model"), tmp_path / "adapter"
     adapter = make_adapter(folder, checkpoint, targets=(*ALL_LINEAR, *IN_RECURRENT_LAYERS))
@@ -78,6 +80,7 @@ def test_adapters_change_recurrent_layers_only_for_their_requests(tmp_path: Path
     assert answer[1] != expected(checkpoint, requests[1])
 
 
+@needs_states
 @pytest.mark.parametrize("family", ["qwen3_5_text", "jamba"])
 def test_device_runner_passes_states_on(family: str, tmp_path: Path) -> None:
     checkpoint, device = make_tiny_model(family, tmp_path / "model"), torch.device("cpu")
@@ -96,6 +99,7 @@ def test_device_runner_passes_states_on(family: str, tmp_path: Path) -> None:
     assert greedy_tokens(runner, *requests, max_model_len=64) == [expected(checkpoint, request) for request in requests]
 
 
+@needs_states
 def test_model_that_loses_its_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: StepCache, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
         return torch.zeros_like(self.states[StateKey(self._number, "recurrent", state_idx)])
@@ -105,6 +109,7 @@ def test_model_that_loses_its_states_is_refused(monkeypatch: pytest.MonkeyPatch)
         switch_to_pages(build_tiny_model("mamba2"), CpuAttention(), max_model_len=512)
 
 
+@needs_states
 def test_pages_are_counted_even_if_they_hold_nothing(tmp_path: Path) -> None:
     """mamba2 has no attention layer, and its context has no limit."""
     _, card = build(make_tiny_model("mamba2", tmp_path / "model"), cache={"num_pages": None, "max_kv_bytes": 1 << 20})
@@ -112,6 +117,7 @@ def test_pages_are_counted_even_if_they_hold_nothing(tmp_path: Path) -> None:
     assert card.max_model_len == card.num_pages * PAGE_SIZE
 
 
+@needs_states
 def test_memory_for_states_is_subtracted_from_that_for_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = make_tiny_model("qwen3_5_text", tmp_path / "model")
     sizes = {"num_pages": None, "max_kv_bytes": 1 << 40, "kv_memory_fraction": 1.0}
@@ -123,6 +129,7 @@ def test_memory_for_states_is_subtracted_from_that_for_pages(tmp_path: Path, mon
     assert card.num_pages == 8
 
 
+@needs_states
 @pytest.mark.parametrize(
     ("param", "options", "why"),
     [

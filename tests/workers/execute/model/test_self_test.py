@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.tiny import FAMILIES, LLAMA_LIKE, RECURRENT, REFUSED, build_tiny_model
+from tests.tiny import FAMILIES, LLAMA_LIKE, RECURRENT, REFUSED, build_tiny_model, needs_states
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.attention.cpu import CpuAttention
 from triptych.workers.execute.attention.interface import AttentionForm, LayerCache, PagedAttention
@@ -33,6 +33,7 @@ def test_right_family_is_accepted(family: str, dtype: torch.dtype, kernel: type[
     assert not memory.states.shapes
 
 
+@needs_states
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", RECURRENT)
 def test_recurrent_family_is_accepted(family: str, dtype: torch.dtype) -> None:
