@@ -57,12 +57,17 @@ class Running(NamedTuple):
 def replace_worker(running: Running, role: str, *, timeout_s: float) -> None:
     """End the worker and wait until its successor is ready.
 
+    A worker that makes no progress is first given the time in which the supervisor finds it hung: otherwise a request
+    that hangs every incarnation would never be found out if workers are replaced often.
+
     Raises:
         ConfigError: the successor failed or was not ready in time; the supervisor keeps trying.
     """
     supervisor, board = running.supervisor, running.board
     began, before = time.monotonic(), board.epoch(role)
-    supervisor.restart(role)
+    _wait_for_progress(running, role, deadline=began + timeout_s)
+    if board.epoch(role) == before:  # otherwise it has been replaced meanwhile
+        supervisor.restart(role)
     while time.monotonic() - began < timeout_s:
         running.check()
         if supervisor.error is not None:
@@ -75,6 +80,17 @@ def replace_worker(running: Running, role: str, *, timeout_s: float) -> None:
             raise has_failed(role, supervisor.last_log_lines(role))
         time.sleep(POLL_S)
     raise ConfigError(f"the new {role} is not ready after {timeout_s:g} s", param="role")
+
+
+def _wait_for_progress(running: Running, role: str, *, deadline: float) -> None:
+    """Return at the worker's next sign of progress or at its end, and at once if it is not ready."""
+    board, began_ns = running.board, time.monotonic_ns()
+    epoch, page = board.epoch(role), board.worker(role)
+    while board.epoch(role) == epoch and board.ready(role) and page.progress_ns <= began_ns:
+        running.check()
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(POLL_S)
 
 
 def has_failed(role: str, words: str) -> ConfigError:

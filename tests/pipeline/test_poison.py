@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,24 @@ def test_request_that_crashes_execute_is_poisoned_after_two_crashes(driver: Driv
         poison.result(60)
     assert restarts(driver, "execute") == deaths + 2
     next(others, None)
+
+
+def test_hang_is_recognised_although_execute_is_replaced_all_the_time(driver: Driver) -> None:
+    """Each successor runs the same request, and would be replaced before it counts as hung."""
+    stopping = threading.Event()
+
+    def replace_all_the_time() -> None:
+        while not stopping.wait(0.1):
+            driver.replace("execute")
+
+    operator = threading.Thread(target=replace_all_the_time)
+    operator.start()
+    try:
+        with pytest.raises(Poisoned, match="twice"):
+            driver.submit([5, SPARE, HANG], max_tokens=10).result(20)
+    finally:
+        stopping.set()
+        operator.join()
 
 
 def test_innocent_suspects_are_cleared_at_full_speed(driver: Driver) -> None:
