@@ -66,10 +66,10 @@ def test_r_cf_7_preempted_answer_has_no_gap_and_no_repetition(small: Driver) -> 
     """Answers from a pool of twelve pages equal those from a large one, token by token, in the stream too."""
     before = small.stats()["execute"]["preemptions"]
     prompts = [[7, index, 3] for index in range(1, 9)]
-    streams = [small.submit(prompt, max_tokens=40) for prompt in prompts]
+    streams = [small.submit(prompt, max_tokens=120) for prompt in prompts]
     for stream, prompt in zip(streams, prompts, strict=True):
         pieces = [i for delta in stream for i in delta.token_ids]
-        assert pieces == stream.result(20).token_ids == expected(prompt, 40)
+        assert pieces == stream.result(20).token_ids == expected(prompt, 120)
     eventually(lambda: small.stats()["execute"]["preemptions"] > before)
     assert any(stream.result().ledger["num_preemptions"] for stream in streams)
 
