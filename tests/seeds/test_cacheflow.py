@@ -65,11 +65,11 @@ def test_r_cf_5_latest_arrival_is_preempted_first_and_the_one_in_need_last() -> 
 def test_r_cf_7_preempted_answer_has_no_gap_and_no_repetition(small: Driver) -> None:
     """Answers from a pool of twelve pages equal those from a large one, token by token, in the stream too."""
     before = small.stats()["execute"]["preemptions"]
-    prompts = [[7, index, 3] for index in range(1, 9)]
-    streams = [small.submit(prompt, max_tokens=120) for prompt in prompts]
+    prompts = [[7, index, 3] for index in range(1, 33)]
+    streams = [small.submit(prompt, max_tokens=40) for prompt in prompts]
     for stream, prompt in zip(streams, prompts, strict=True):
         pieces = [i for delta in stream for i in delta.token_ids]
-        assert pieces == stream.result(20).token_ids == expected(prompt, 120)
+        assert pieces == stream.result(20).token_ids == expected(prompt, 40)
     eventually(lambda: small.stats()["execute"]["preemptions"] > before)
     assert any(stream.result().ledger["num_preemptions"] for stream in streams)
 
