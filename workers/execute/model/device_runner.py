@@ -22,8 +22,9 @@ from ....protocol.sampling import MAX_LOGPROBS, SamplingParams
 from ..attention.device_step import DeviceStep
 from ..grammar.masks import NO_MASKS, PendingMasks
 from ..sampling.adjust import adjust_logits
-from ..sampling.device import Logprobs, columns, find_logprobs, sample
+from ..sampling.device import columns, sample
 from ..sampling.kinds import SamplingKind, drawing_kind, kind_of
+from ..sampling.logprobs import Logprobs, find_logprobs, logprobs_by_row, wanted_logprobs
 from ..sampling.sampler import Sampler, failures
 from ..scheduling.plan import MAX_SCORED_TOKENS
 from ..scheduling.sequence import Sequence
@@ -49,7 +50,7 @@ class _Pending(NamedTuple):
 
     token_ids: torch.Tensor  # int64 [R], pinned
     greatest: torch.Tensor  # float32 [R], pinned
-    logprobs: Logprobs | None  # pinned
+    logprobs: Rows[Logprobs]  # pinned
     failed: Mapping[int, str]  # rows that have no valid token, for a reason that the host knows
     is_done: Any  # torch.cuda.Event | None
 
@@ -168,8 +169,7 @@ class DeviceRunner(StepRunner):
         if pending.is_done is not None:
             pending.is_done.synchronize()
         failed = {**failures(pending.greatest), **pending.failed}
-        logprobs = {} if pending.logprobs is None else pending.logprobs.by_row()
-        logprobs = {row: found for row, found in logprobs.items() if row not in failed}
+        logprobs = logprobs_by_row(pending.logprobs, failed=failed)
         return StepResult(pending.token_ids.numpy().astype(np.int32), logprobs, failed)
 
     @torch.inference_mode()
@@ -230,14 +230,13 @@ class DeviceRunner(StepRunner):
         self, logits: torch.Tensor, sequences: Rows[Sequence], lengths: Int32, masks: PendingMasks | None
     ) -> _Pending:
         """Sample from logits [R, V] that the host changes, or whose logprobs it wants."""
-        counts = {row: s.params.logprobs for row, s in enumerate(sequences) if s.params.logprobs is not None}
-        if counts:
+        if counts := wanted_logprobs(sequences):
             (rows,) = self._logprob_stage.send([np.array(list(counts), np.int64)])
             raw = logits[rows].log_softmax(dim=-1)
         allowed, failed = NO_MASKS if masks is None else masks.wait()
         adjust_logits(logits, sequences, lengths, self._sampler.eos_token_ids, allowed, send=self._change_stage.send)
         self._choose(logits, sequences, drawing_kind(sequences))
-        logprobs = find_logprobs(raw, self._tokens[rows], counts) if counts else None
+        logprobs = find_logprobs(raw, self._tokens[rows], counts) if counts else []
         return self._fetch(len(sequences), logprobs, failed)
 
     def _choose(self, logits: torch.Tensor, sequences: Rows[Sequence], kind: SamplingKind) -> None:
@@ -251,12 +250,9 @@ class DeviceRunner(StepRunner):
         self._tokens[:count].copy_(sampled.token_ids)
         self._greatest[:count].copy_(sampled.greatest)
 
-    def _fetch(
-        self, count: int, logprobs: Logprobs | None = None, failed: Mapping[int, str] = _NONE_FAILED
-    ) -> _Pending:
+    def _fetch(self, count: int, logprobs: Rows[Logprobs] = (), failed: Mapping[int, str] = _NONE_FAILED) -> _Pending:
         """Start copying the first ``count`` tokens, and logprobs, to the host without waiting."""
-        if logprobs is not None:
-            logprobs = Logprobs(logprobs.counts, *(self._to_host(column) for column in logprobs[1:]))
+        logprobs = [group.moved(self._to_host) for group in logprobs]
         tokens, greatest = (self._to_host(column[:count]) for column in (self._tokens, self._greatest))
         if self._device.type != "cuda":
             return _Pending(tokens, greatest, logprobs, failed, None)

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from ..scheduling.sequence import Sequence
-from ..step import TokenLogprobs
 from .draw import LEAST_TEMPERATURE, block_sums, in_order, invert, invert_whole, top_k_of
 from .kinds import SamplingKind
 from .rng import uniforms
@@ -27,22 +26,6 @@ class Sampled(NamedTuple):
 
     token_ids: torch.Tensor  # int64 [R]
     greatest: torch.Tensor  # float32 [R]
-
-
-class Logprobs(NamedTuple):
-    """Logprobs of some rows of a step, before the logits were changed."""
-
-    counts: dict[int, int]  # by row: how many alternatives are wanted
-    chosen: torch.Tensor  # float32 [N], of the chosen tokens
-    token_ids: torch.Tensor  # int32 [N, K], the K most likely tokens, best first
-    values: torch.Tensor  # float32 [N, K]
-
-    def by_row(self) -> dict[int, TokenLogprobs]:
-        """What each row wants, if the tensors are on the host."""
-        columns = zip(
-            self.counts.items(), self.chosen.tolist(), self.token_ids.numpy(), self.values.numpy(), strict=True
-        )
-        return {row: TokenLogprobs(own, ids[:count], values[:count]) for (row, count), own, ids, values in columns}
 
 
 def columns(sequences: Rows[Sequence], vocab_size: int) -> npt.NDArray[np.float64]:
@@ -76,12 +59,6 @@ def sample(logits: torch.Tensor, table: torch.Tensor, kind: SamplingKind) -> Sam
     # A row with NaNs may point anywhere, and its token is the next step's input before the host can check it.
     drawn = drawn.clamp(0, logits.shape[1] - 1)
     return Sampled(torch.where(temperature[:, 0] > 0, drawn, tokens), greatest)
-
-
-def find_logprobs(raw: torch.Tensor, tokens: torch.Tensor, counts: dict[int, int]) -> Logprobs:
-    """Logprobs of the chosen ``tokens`` int64 [N], and of the most likely ones, from the raw log-softmax [N, V]."""
-    best = raw.topk(min(max(counts.values()), raw.shape[1]))
-    return Logprobs(counts, raw.gather(1, tokens[:, None])[:, 0], best.indices.int(), best.values)
 
 
 def _above(weights: torch.Tensor, least: torch.Tensor) -> torch.Tensor:

@@ -13,9 +13,10 @@ from ....protocol.sampling import SamplingParams
 from ..grammar.masks import NO_MASKS, PendingMasks
 from ..scheduling.beam_search import Candidates, num_candidates
 from ..scheduling.sequence import Sequence
-from ..step import Int32, StepInputs, StepResult, TokenLogprobs
+from ..step import Int32, StepInputs, StepResult
 from .adjust import adjust_logits
 from .draw import Filters, draw, top_k_of
+from .logprobs import find_logprobs, logprobs_by_row, wanted_logprobs
 from .prompt_scores import score_prompts
 from .rng import uniforms
 
@@ -55,8 +56,8 @@ class Sampler:
             return StepResult(np.empty(0, dtype=np.int32))
         if lengths is None:
             lengths = np.array([sequence.num_tokens for sequence in sequences], np.int32)
-        asked = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
-        raw = logits[asked].log_softmax(dim=-1)
+        counts = wanted_logprobs(sequences)
+        raw = logits[list(counts)].log_softmax(dim=-1) if counts else None
         beams = [row for row, sequence in enumerate(sequences) if sequence.params.is_beam_search]
         if beams:
             logits[beams] = logits[beams].log_softmax(dim=-1)  # before the penalties, as in transformers
@@ -70,8 +71,8 @@ class Sampler:
             index = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
             tokens[index] = _draw(logits[index], [sequences[row] for row in rows], lengths[rows])
         token_ids = tokens.cpu().numpy().astype(np.int32)
-        logprobs = _logprobs(raw, {row: sequences[row].params.logprobs or 0 for row in asked}, token_ids)
-        logprobs = {row: found for row, found in logprobs.items() if row not in failed}
+        found = [] if raw is None else find_logprobs(raw, tokens[list(counts)], counts)
+        logprobs = logprobs_by_row([group.moved(torch.Tensor.cpu) for group in found], failed=failed)
         candidates = {row: _likeliest(logits[row], sequences[row]) for row in beams if row not in failed}
         return StepResult(token_ids, logprobs, failed, candidates)
 
@@ -118,21 +119,3 @@ def _filters(params: list[SamplingParams], *, vocab_size: int, device: torch.dev
         top_p=column([p.top_p for p in params], torch.float64),
         min_p=column([p.min_p for p in params], torch.float32),
     )
-
-
-def _logprobs(raw: torch.Tensor, counts: dict[int, int], token_ids: Int32) -> dict[int, TokenLogprobs]:
-    """Logprobs of the chosen token and of as many of the greatest as asked, by row, from the raw log-softmax [N, V].
-
-    Rows with the same count are processed together, as every transfer waits for the device.
-    """
-    found: dict[int, TokenLogprobs] = {}
-    rows = list(counts)
-    for count in sorted(set(counts.values())):
-        which = [i for i, row in enumerate(rows) if counts[row] == count]
-        part = raw if len(which) == len(rows) else raw[which]
-        chosen = torch.from_numpy(token_ids[[rows[i] for i in which]].astype(np.int64)).to(raw.device)
-        best = part.topk(min(count, raw.shape[1]))
-        columns = part.gather(1, chosen[:, None])[:, 0], best.indices.int(), best.values
-        for i, own, ids, values in zip(which, *(column.cpu().numpy() for column in columns), strict=True):
-            found[rows[i]] = TokenLogprobs(float(own), ids, values)
-    return {row: found[row] for row in rows}
