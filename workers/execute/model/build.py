@@ -17,9 +17,12 @@ from .group import Group
 from .lora import load_adapters
 from .proof import ProofStore
 from .step_runner import StepRunner
-from .ways import Ways
+from .ways import Loaded, Ways
 
 if TYPE_CHECKING:
+    import torch
+
+    from .pool import PoolSize
     from .runner import TorchRunner
 
 
@@ -66,25 +69,30 @@ def build_runner(
         draft_model = draft.make_model(size, vocab_size=loaded.facts.vocab_size)
         draft_model.measure(runner)
         runner.proposer = draft_model
-    card = ModelCard(
-        model=model_config.model,
-        model_type=loaded.facts.model_type,
+    return runner, _model_card(ways, loaded, size, device=device, load_s=time.monotonic() - start)
+
+
+def _model_card(ways: Ways, loaded: Loaded, size: PoolSize, *, device: torch.device, load_s: float) -> ModelCard:
+    """``device`` is the configured one; that of ``ways`` may be the part of it that one rank has."""
+    facts, scheduler = loaded.facts, ways.scheduler
+    return ModelCard(
+        model=ways.config.model,
+        model_type=facts.model_type,
         backend=loaded.backend,
-        num_parameters=loaded.facts.num_parameters,
+        num_parameters=facts.num_parameters,
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(device),
-        vocab_size=loaded.facts.vocab_size,
+        vocab_size=facts.vocab_size,
         max_model_len=size.max_model_len,
-        eos_token_ids=loaded.facts.eos_token_ids,
-        page_size=cache_config.page_size,
+        eos_token_ids=facts.eos_token_ids,
+        page_size=ways.cache.page_size,
         num_pages=size.num_pages,
-        max_num_seqs=scheduler_config.max_num_seqs,
-        max_live=scheduler_config.max_live,
-        load_s=time.monotonic() - start,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_live=scheduler.max_live,
+        load_s=load_s,
         num_snapshots=ways.num_snapshots if loaded.state_bytes else None,
         why_slow="; ".join(ways.obstacles),
     )
-    return runner, card
 
 
 def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path, draft_folder: Path | None = None) -> None:
