@@ -65,7 +65,7 @@ def replace_worker(running: Running, role: str, *, timeout_s: float) -> None:
     """
     supervisor, board = running.supervisor, running.board
     began, before = time.monotonic(), board.epoch(role)
-    _wait_for_progress(running, role, deadline=began + timeout_s)
+    _wait_for_progress(running, role, epoch=before, deadline=began + timeout_s)
     if board.epoch(role) == before:  # otherwise it has been replaced meanwhile
         supervisor.restart(role)
     while time.monotonic() - began < timeout_s:
@@ -82,10 +82,9 @@ def replace_worker(running: Running, role: str, *, timeout_s: float) -> None:
     raise ConfigError(f"the new {role} is not ready after {timeout_s:g} s", param="role")
 
 
-def _wait_for_progress(running: Running, role: str, *, deadline: float) -> None:
-    """Return at the worker's next sign of progress or at its end, and at once if it is not ready."""
-    board, began_ns = running.board, time.monotonic_ns()
-    epoch, page = board.epoch(role), board.worker(role)
+def _wait_for_progress(running: Running, role: str, *, epoch: int, deadline: float) -> None:
+    """Return at the next sign of progress of this incarnation or at its end, and at once if it is not ready."""
+    board, page, began_ns = running.board, running.board.worker(role), time.monotonic_ns()
     while board.epoch(role) == epoch and board.ready(role) and page.progress_ns <= began_ns:
         running.check()
         if time.monotonic() >= deadline:

@@ -18,7 +18,7 @@ def cache_folder() -> Path:
     try:
         return (Path(base) if base else Path.home() / ".cache") / "triptych"
     except RuntimeError as error:
-        raise OSError(f"no folder for the kernel cache: {error}") from error
+        raise OSError(f"no folder for the cache: {error}") from error
 
 
 def note_use(entry: Path) -> None:

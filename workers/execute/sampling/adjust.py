@@ -61,7 +61,7 @@ def adjust_logits(
     if not arrays:
         return
     sent = (send or _sender_to(logits.device))(arrays)
-    _mask(logits, list(allowed), bits, sent[len(arrays) - len(bits) :])
+    _mask(logits, zip(allowed, sent[len(arrays) - len(bits) :], strict=True))
     for index, (_, change) in enumerate(changes):
         rows, ids, amounts = sent[3 * index : 3 * index + 3]
         logits[rows, ids] = change(logits[rows, ids], amounts)
@@ -107,18 +107,18 @@ def _too_early(
                 yield _Entries(row, ids, -np.inf)
 
 
-def _mask(logits: torch.Tensor, rows: list[int], bits: list[Bits], sent: Rows[torch.Tensor]) -> None:
-    """Set the logits of tokens that are not allowed to -inf. ``sent`` are the ``bits`` on the logits' device.
+def _mask(logits: torch.Tensor, allowed: Iterable[tuple[int, torch.Tensor]]) -> None:
+    """Set the logits of tokens that are not allowed to -inf, given rows and their ``Bits`` on the logits' device.
 
     A minimum takes the same time for any number of tokens: for a row of 128,000, the table and the minimum take
     0.03 ms, ``masked_fill_`` 0.1 to 0.5 ms.
     """
     on_cpu = logits.device.type == "cpu"
-    for row, own, own_sent in zip(rows, bits, sent, strict=True):
+    for row, bits in allowed:
         if on_cpu:  # where numpy's gather is faster
-            ceilings = torch.from_numpy(_ceilings().take(own, axis=0)).view(-1)
+            ceilings = torch.from_numpy(_ceilings().take(bits.numpy(), axis=0)).view(-1)
         else:
-            ceilings = _ceilings_on(logits.device).index_select(0, own_sent.int()).view(-1)
+            ceilings = _ceilings_on(logits.device).index_select(0, bits.int()).view(-1)
         known = logits[row, : len(ceilings)]
         torch.minimum(known, ceilings[: len(known)], out=known)
         logits[row, len(ceilings) :] = -torch.inf
