@@ -80,6 +80,9 @@ class HashRunner:
     def is_fatal(self, error: Exception) -> bool:
         return False  # there is no device that could fail
 
+    def prepare(self, seconds: float) -> bool:
+        return False
+
     def move(self, moves: Moves) -> None:
         cells, host_cells = self._cells, self._host_cells
         for page, host_page in moves.swap_out:

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_STEP_S = 0.001  # wait if there is work but no step can be planned, which the scheduler rules out
 COMPILE_S = 30.0  # on a GPU, a step may be the first to need some kernel or graph
+PREPARE_S = 0.001  # at a time, for preparations while idle: a request that arrives meanwhile waits
 LOOK_S = 0.01  # interval at which statistics, view and heartbeat are updated between short steps
 PATIENCE_STEPS = 20  # a step that takes this many times as long as usual counts as hung
 
@@ -94,6 +95,7 @@ class Execute:
         depth = int(overlaps)
         self._engine = Engine(scheduler, runner, clock=context.journal.now_ns, depth=depth, trace=trace)
         self._runner = runner
+        self._has_preparations = True
         # After repeated crashes one request is served at a time: slow, but no request can harm another.
         self._is_degraded = context.board.is_degraded
         self._max_live = 1 if self._is_degraded else card.max_live
@@ -143,6 +145,9 @@ class Execute:
         if not self._engine.has_work:
             self._tell()
             due_s = 0.0 if self._quarantine.has_next else max(0.0, self._next_scan - time.monotonic())
+            if self._has_preparations:
+                self._has_preparations = self._runner.prepare(PREPARE_S)
+                due_s = 0.0 if self._has_preparations else due_s
             self._poller.wait(min(patience, due_s))
             self._grammars.bell.silence()
 

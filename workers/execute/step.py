@@ -147,6 +147,10 @@ class Runner(Protocol):
         """Whether an error raised by a step makes every later one fail too, so that the process must end."""
         ...
 
+    def prepare(self, seconds: float) -> bool:
+        """Spend about that long on work that makes later steps faster; returns whether any is left. Called when idle."""
+        ...
+
     def move(self, moves: Moves) -> None:
         """Copy pages according to ``moves``, after the steps already launched and before the next one."""
         ...

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 
-_HUGE_PAGE = 2 << 20
+HUGE_PAGE = 2 << 20
 _CACHE_LINE = 64
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14; the mmap module does not have it
 
 
 class Arena:
@@ -20,12 +22,12 @@ class Arena:
 
     def __init__(self, num_bytes: int) -> None:
         # Private: a shared mapping, the default, is backed by tmpfs, which rarely has huge pages.
-        memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # the kernel has none
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(memory, np.uint8)  # keeps the mapping alive
-        self._end = -self._bytes.ctypes.data % _HUGE_PAGE
+        self._end = -self._bytes.ctypes.data % HUGE_PAGE
         self._limit = self._end + num_bytes
 
     def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
@@ -36,6 +38,20 @@ class Arena:
 
     def floats(self, count: int) -> npt.NDArray[np.float32]:
         return self.take(4 * count).view(np.float32)
+
+
+def populate(address: int, num_bytes: int) -> bool:
+    """Make the system provide the memory now that it would otherwise provide at the first write; contents stay.
+
+    Returns whether it did: not on an old system, nor if there is too little memory. Releases the GIL. See madvise(2),
+    MADV_POPULATE_WRITE.
+    """
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    return _madvise(start, address + num_bytes - start, _MADV_POPULATE_WRITE) == 0
+
+
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def padded(count: int, multiple: int = 64) -> int:

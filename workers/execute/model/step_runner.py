@@ -18,6 +18,7 @@ from ..scheduling.sequence import Sequence
 from ..scheduling.states import NO_ROW, Segment
 from ..step import ScoreSpan, StepCut, StepInputs, StepResult
 from .moves import PageMover
+from .prefault import Prefault
 
 _OF_THE_DEVICE = ("CUDA error", "Triton Error [CUDA]")  # prefixes of driver errors in torch and Triton
 _WANT_OF_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED")  # from the driver and from libraries such as cuBLAS
@@ -43,9 +44,13 @@ class StepRunner(ABC):
         """``pools`` are the tensors that hold the pages, see ``PageMover``."""
         self._masks = MaskMaker()
         self._mover = PageMover(pools, num_host_pages)
+        self._prefault = Prefault(pools)
         self._prefill_tokens = prefill_tokens  # of the largest step in warm_up
         self._decode_rows = decode_rows
         self._max_model_len = max_model_len or prefill_tokens  # no sequence of these steps is longer
+
+    def prepare(self, seconds: float) -> bool:
+        return self._prefault.advance(seconds)
 
     @torch.inference_mode()
     def move(self, moves: Moves) -> None:

@@ -1,0 +1,110 @@
+"""The KV pool is brought into memory while execute is idle, so that no prompt waits for the system to provide it."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.launch.demo_model import CHECKPOINT
+from triptych.workers.execute.kernels.memory import HUGE_PAGE, Arena
+from triptych.workers.execute.model import prefault
+from triptych.workers.execute.model.prefault import Prefault
+
+NUM_BYTES = 8 * HUGE_PAGE
+PLENTY = 1 << 40
+
+needs_populate = pytest.mark.skipif(
+    not prefault.populate(torch.zeros(1).data_ptr(), 4), reason="the kernel has no MADV_POPULATE_WRITE"
+)
+
+
+def make_pool(num_bytes: int = NUM_BYTES) -> torch.Tensor:
+    return torch.from_numpy(Arena(num_bytes).take(num_bytes))
+
+
+def num_faults_of_writing(pool: torch.Tensor) -> int:
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    pool[:: mmap.PAGESIZE].fill_(1)
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+
+def finish(work: Prefault, seconds: float = 0.0) -> int:
+    """Returns how many calls it took."""
+    count = 1
+    while work.advance(seconds):
+        count += 1
+    return count
+
+
+def test_untouched_memory_faults() -> None:
+    assert num_faults_of_writing(make_pool()) >= NUM_BYTES // HUGE_PAGE, "the next test would prove nothing"
+
+
+@needs_populate
+def test_prefaulted_memory_does_not() -> None:
+    pools = [make_pool(), make_pool(NUM_BYTES // 2 + 64)]
+    assert finish(Prefault(pools, available=lambda: PLENTY)) > 8, "each call does a little"
+    assert sum(map(num_faults_of_writing, pools)) <= 2
+
+
+@needs_populate
+def test_contents_stay() -> None:
+    pool = make_pool()
+    pool[:: mmap.PAGESIZE * 100] = 7
+    expected = pool.clone()
+    finish(Prefault([pool], available=lambda: PLENTY))
+    assert torch.equal(pool, expected)
+
+
+@needs_populate
+def test_beginnings_of_all_layers_come_first() -> None:
+    pools = [make_pool(), make_pool()]
+    work = Prefault(pools, available=lambda: PLENTY)
+    for _ in pools:
+        assert work.advance(0.0)
+    assert sum(num_faults_of_writing(pool[:HUGE_PAGE]) for pool in pools) == 0
+    assert sum(num_faults_of_writing(pool[-HUGE_PAGE:]) for pool in pools) > 0
+
+
+def test_half_of_the_free_memory_is_left_to_others() -> None:
+    pool, free = make_pool(), [1000, 501, 499]
+    work = Prefault([pool], available=lambda: free.pop(0))
+    assert work.advance(0.0)
+    assert not work.advance(1.0)
+    assert not free
+    assert num_faults_of_writing(pool) > 0
+
+
+def test_an_old_kernel_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(prefault, "populate", lambda address, num_bytes: asked.append(address))
+    assert not Prefault([make_pool()], available=lambda: PLENTY).advance(1.0)
+    assert len(asked) == 1
+
+
+def test_nothing_to_do_without_pages_on_the_host() -> None:
+    assert not Prefault([torch.empty(4, device="meta")]).advance(1.0)
+
+
+@needs_populate
+def test_an_idle_pipeline_has_its_pool_in_memory() -> None:
+    pool_bytes = 64 << 20
+    config = json.loads((CHECKPOINT / "config.json").read_text())
+    numbers_per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    with Driver("demo", dtype="float32", num_pages=pool_bytes // (4 * numbers_per_token * 16), page_size=16) as driver:
+        eventually(lambda: most_resident(driver.pids["execute"]) >= pool_bytes)
+
+
+def most_resident(pid: int | None) -> int:
+    """Bytes in memory of the anonymous mapping that has most."""
+    mappings = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{pid}/smaps").read_text(), flags=re.MULTILINE)
+    anonymous = [mapping for mapping in mappings if len(mapping.partition("\n")[0].split()) == 5]
+    return max(int(mapping.partition("\nRss:")[2].split()[0]) for mapping in anonymous) * 1024
