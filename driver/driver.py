@@ -176,7 +176,7 @@ class Driver:
                 closing.callback(parts.board.close)
                 closing.callback(parts.client.close)
                 self._forget()  # first: from now on every caller gets PipelineClosed
-                parts.doorkeepers.close()  # the supervisor's thread has ended, so no more are created
+                parts.stand_ins.close()  # the supervisor's thread has ended, so no more are created
                 if mode != "keep":
                     parts.client.session.wait_for_ends(LAST_WORDS_S)  # of workers that are gone, but may be in flight
         logger.info("stopped, exit codes %s", codes)

@@ -14,24 +14,24 @@ from .adapters import LoadedAdapters
 from .blame import Blame
 from .client import Client
 from .control import ControlServer
-from .doorkeeper import PUBLIC_ROLES, Doorkeeper
 from .first_epochs import note_first_epochs
 from .journal_keeper import JournalKeeper
 from .preparing import prepare_keys, prepare_run_dir, writing
+from .stand_in import PUBLIC_ROLES, StandIn
 from .supervisor import Supervisor
 
 
-class Doorkeepers:
+class StandIns:
     """Answer clients in place of the workers that were given up."""
 
     def __init__(self, run_dir: Path, config: PipelineConfig, board: Board) -> None:
         self._run_dir, self._config, self._board = run_dir, config, board
-        self._open: list[Doorkeeper] = []
+        self._open: list[StandIn] = []
 
     def replace(self, role: str) -> None:
         """In the supervisor's thread."""
         if role in PUBLIC_ROLES:
-            self._open.append(Doorkeeper(role, self._run_dir, self._config.service, self._board))
+            self._open.append(StandIn(role, self._run_dir, self._config.service, self._board))
 
     def close(self) -> None:
         while self._open:
@@ -48,7 +48,7 @@ class Parts:
     board: Board
     client: Client
     supervisor: Supervisor
-    doorkeepers: Doorkeepers
+    stand_ins: StandIns
     control: ControlServer | None = None  # started last
 
     def leave(self) -> None:
@@ -88,8 +88,8 @@ def open_parts(
         follow=follow_endpoint(run_dir.path, config.service),
     )
     undo.callback(client.close)
-    doorkeepers = Doorkeepers(run_dir.path, config, board)
-    undo.callback(doorkeepers.close)
+    stand_ins = StandIns(run_dir.path, config, board)
+    undo.callback(stand_ins.close)
     blame = Blame(board, keeper.journal)
     supervisor = Supervisor(
         run_dir.path,
@@ -97,9 +97,9 @@ def open_parts(
         config.supervisor,
         on_give_up=client.fail,
         on_death=lambda role, internal: blame.note_death(role, internal=internal),
-        on_vacancy=doorkeepers.replace,
+        on_vacancy=stand_ins.replace,
     )
-    return Parts(config, run_dir, keeper, board, client, supervisor, doorkeepers)
+    return Parts(config, run_dir, keeper, board, client, supervisor, stand_ins)
 
 
 def _leave(run_dir: RunDir) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.pipeline.checks import expected
 from tests.waiting import eventually
 from triptych import AsyncDriver, Client, Driver
-from triptych.driver.doorkeeper import Doorkeeper
+from triptych.driver.stand_in import StandIn
 from triptych.protocol.board import Board
 from triptych.protocol.config import ServiceConfig
 from triptych.protocol.errors import PipelineFailed, WorkerDied
@@ -85,12 +85,12 @@ def test_requests_waiting_for_prepare_fail_when_it_is_given_up() -> None:
 
 def test_large_request_fails_even_if_no_model_was_ever_loaded(tmp_path: Path) -> None:
     board = Board(board_path(tmp_path))
-    doorkeeper = Doorkeeper("prepare", tmp_path, ServiceConfig(), board)
+    stand_in = StandIn("prepare", tmp_path, ServiceConfig(), board)
     try:
         with Client(tmp_path) as client, pytest.raises(PipelineFailed, match="gave up"):
             client.submit([1, 2] * 1000).result(10)
     finally:
-        doorkeeper.close()
+        stand_in.close()
         board.close()
 
 

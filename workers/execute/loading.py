@@ -111,10 +111,10 @@ def find_folders(
     Raises:
         ConfigError: one of them is not found.
     """
-    from .model.checkpoint import find_checkpoint, told_of_draft
+    from .model.checkpoint import attributed_to_draft, find_checkpoint
 
     folder = find_checkpoint(config.model, dtype=config.dtype, progress=progress)
-    with told_of_draft():
+    with attributed_to_draft():
         if config.draft_model is None:
             return folder, None
         return folder, find_checkpoint(config.draft_model, dtype=config.dtype, progress=progress)

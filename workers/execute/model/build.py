@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from ....protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
 from ....protocol.errors import ConfigError
 from ....protocol.model_card import ModelCard
+from .backends import Backends, Loaded
 from .checkpoint import find_checkpoint
 from .draft_build import load_draft, prove_draft
 from .facts import Progress, take_device
@@ -17,7 +18,6 @@ from .group import Group
 from .lora import load_adapters
 from .proof import ProofStore
 from .step_runner import StepRunner
-from .ways import Loaded, Ways
 
 if TYPE_CHECKING:
     import torch
@@ -49,34 +49,36 @@ def build_runner(
     device = take_device(model_config.device)
     folder = find_checkpoint(model_dir)
     adapters = load_adapters(model_config.adapters)
-    ways = Ways(model_config, cache_config, scheduler_config, device, folder, progress, adapters=adapters)
+    backends = Backends(model_config, cache_config, scheduler_config, device, folder, progress, adapters=adapters)
     proofs = ProofStore(folder, model_config, cache_config.kv_dtype)
-    loaded = ways.load_proven(proofs, run_dir)
+    loaded = backends.load_proven(proofs, run_dir)
     if loaded is None:
-        ways = ways.with_tokenizer(run_dir).with_ranks(run_dir)
-        loaded = ways.load_fused() or ways.load_native(proofs, run_dir) or ways.load_transformers()
+        backends = backends.with_tokenizer(run_dir).with_ranks(run_dir)
+        loaded = backends.load_fused() or backends.load_native(proofs, run_dir) or backends.load_transformers()
     if loaded.state_bytes and cache_config.host_pages:
         raise ConfigError(
             f"host_pages is {cache_config.host_pages}, the limit is 0: {loaded.facts.model_type} has recurrent "
             "layers, whose states are not swapped",
             param="host_pages",
         )
-    draft = load_draft(ways, draft_folder, run_dir) if draft_folder else None
+    draft = load_draft(backends, draft_folder, run_dir) if draft_folder else None
     trim_heap()
-    size = ways.size_pages(loaded, draft.loaded if draft else None)
+    size = backends.size_pages(loaded, draft.loaded if draft else None)
     runner = loaded.make_runner(size)
     if draft:
         draft_model = draft.make_model(size, vocab_size=loaded.facts.vocab_size)
         draft_model.measure(runner)
         runner.proposer = draft_model
-    return runner, _model_card(ways, loaded, size, device=device, load_s=time.monotonic() - start)
+    return runner, _model_card(backends, loaded, size, device=device, load_s=time.monotonic() - start)
 
 
-def _model_card(ways: Ways, loaded: Loaded, size: PoolSize, *, device: torch.device, load_s: float) -> ModelCard:
-    """``device`` is the configured one; that of ``ways`` may be the part of it that one rank has."""
-    facts, scheduler = loaded.facts, ways.scheduler
+def _model_card(
+    backends: Backends, loaded: Loaded, size: PoolSize, *, device: torch.device, load_s: float
+) -> ModelCard:
+    """``device`` is the configured one; that of ``backends`` may be the part of it that one rank has."""
+    facts, scheduler = loaded.facts, backends.scheduler
     return ModelCard(
-        model=ways.config.model,
+        model=backends.config.model,
         model_type=facts.model_type,
         backend=loaded.backend,
         num_parameters=facts.num_parameters,
@@ -85,13 +87,13 @@ def _model_card(ways: Ways, loaded: Loaded, size: PoolSize, *, device: torch.dev
         vocab_size=facts.vocab_size,
         max_model_len=size.max_model_len,
         eos_token_ids=facts.eos_token_ids,
-        page_size=ways.cache.page_size,
+        page_size=backends.cache.page_size,
         num_pages=size.num_pages,
         max_num_seqs=scheduler.max_num_seqs,
         max_live=scheduler.max_live,
         load_s=load_s,
-        num_snapshots=ways.num_snapshots if loaded.state_bytes else None,
-        why_slow="; ".join(ways.obstacles),
+        num_snapshots=backends.num_snapshots if loaded.state_bytes else None,
+        why_slow="; ".join(backends.obstacles),
     )
 
 
@@ -102,10 +104,10 @@ def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path, draft_folde
         ConfigError: a start with this config would fail.
     """
     adapters, device = load_adapters(config.model.adapters), take_device(config.model.device)
-    ways = Ways(config.model, config.cache, config.scheduler, device, folder, _no_progress, adapters=adapters)
-    ways.prove(ProofStore(folder, config.model, config.cache.kv_dtype), run_dir)
+    backends = Backends(config.model, config.cache, config.scheduler, device, folder, _no_progress, adapters=adapters)
+    backends.prove(ProofStore(folder, config.model, config.cache.kv_dtype), run_dir)
     if draft_folder:
-        prove_draft(ways, draft_folder, run_dir)
+        prove_draft(backends, draft_folder, run_dir)
 
 
 def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> TorchRunner:
@@ -114,9 +116,11 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     """
     configs = config.model, config.cache, config.scheduler
     adapters = load_adapters(config.model.adapters)
-    ways = Ways(*configs, group.device, folder, _no_progress, adapters=adapters, group=group).with_tokenizer(None)
-    loaded = ways.load_transformers()
-    runner = loaded.make_runner(ways.size_pages(loaded, None))
+    backends = Backends(*configs, group.device, folder, _no_progress, adapters=adapters, group=group).with_tokenizer(
+        None
+    )
+    loaded = backends.load_transformers()
+    runner = loaded.make_runner(backends.size_pages(loaded, None))
     return cast("TorchRunner", runner)  # in a group, load_transformers chooses a kernel for it
 
 

@@ -54,7 +54,7 @@ def find_checkpoint(
 
 
 @contextmanager
-def told_of_draft() -> Iterator[None]:
+def attributed_to_draft() -> Iterator[None]:
     """Attribute config errors in this block to the draft model rather than to the target model."""
     try:
         yield

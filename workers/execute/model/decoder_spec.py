@@ -75,7 +75,7 @@ class DecoderSpec:
     rotary_dim: int  # the first channels of a head, which are rotated
     gates_outputs: bool  # of attention
     delta: DeltaSpec | None  # of layers with a delta rule
-    recalls: tuple[bool, ...]  # of each layer: whether it has a delta rule instead of attention
+    has_delta_rule: tuple[bool, ...]  # of each layer: whether it has a delta rule instead of attention
     activation: str  # "silu" or "gelu_tanh", or "clamped_swiglu": see gate_limit
     gate_slope: float
     gate_limit: float
@@ -123,7 +123,7 @@ class DecoderSpec:
     @property
     def num_attending(self) -> int:
         """Number of layers with attention."""
-        return self.num_layers - sum(self.recalls)
+        return self.num_layers - sum(self.has_delta_rule)
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
@@ -133,7 +133,7 @@ class DecoderSpec:
 
     def layer(self, index: int) -> LayerTensors:
         qkv, gate_up = (["qkv"], ["gate_up"]) if self.is_merged else (["q", "k", "v"], ["gate", "up"])
-        if self.recalls[index]:
+        if self.has_delta_rule[index]:
             mixer, output, qkv = "linear_attn", "out_proj", ["in_proj_qkv", "in_proj_z"]
             qkv = ["in_proj_qkvz"] if self._is_by_heads else qkv
         else:
@@ -209,7 +209,7 @@ class DecoderSpec:
         ]  # fmt: skip
 
     def _layer_shapes(self, index: int, names: LayerTensors) -> Iterator[tuple[str, tuple[int, ...]]]:
-        delta = self.delta if self.recalls[index] else None
+        delta = self.delta if self.has_delta_rule[index] else None
         matrices = [*(self._mixer_shapes(names) if delta is None else self._delta_shapes(names, delta))]
         for name, shape, has_bias in (*matrices, *self._mlp_shapes(names)):
             yield name, shape
@@ -264,9 +264,9 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         Unsupported: it has a feature that ``DecoderSpec`` cannot express.
     """
     _check_family(config)
-    recalls = layer_kinds.recalls(config)
+    has_delta_rule = layer_kinds.delta_layers(config)
     # The first attention layer, if there is one: all of them have the same tensors.
-    layer = f"model.layers.{recalls.index(False) if False in recalls else 0}."
+    layer = f"model.layers.{has_delta_rule.index(False) if False in has_delta_rule else 0}."
     size = head_dim(config)
     is_gemma = config.model_type in _GEMMA
     has_experts = layer_kinds.has_experts(config)
@@ -282,8 +282,8 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         head_dim=size,
         rotary_dim=rotary_dim(config),
         gates_outputs=config.model_type in _GATED,
-        delta=describe_delta(config) if any(recalls) else None,
-        recalls=recalls,
+        delta=describe_delta(config) if any(has_delta_rule) else None,
+        has_delta_rule=has_delta_rule,
         activation="clamped_swiglu" if config.model_type in _WITH_LIMITS else _ACTIVATIONS[_activation(config)],
         gate_slope=getattr(config, "swiglu_alpha", 1.702),
         gate_limit=getattr(config, "swiglu_limit", 7.0),

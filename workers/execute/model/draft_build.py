@@ -13,11 +13,11 @@ from typing import Any
 from ....protocol.errors import ConfigError
 from ....protocol.tokenizer_files import TOKENIZER_FILE
 from ..scheduling.proposals import MAX_CHECKED_TOKENS
-from .checkpoint import told_of_draft
+from .backends import Backends, Loaded
+from .checkpoint import attributed_to_draft
 from .draft_model import MAX_STEP_TOKENS, DraftModel
 from .pool import PoolSize
 from .proof import ProofStore
-from .ways import Loaded, Ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class DraftBuild:
     """A draft model in memory, before it has pages."""
 
     loaded: Loaded
-    ways: Ways
+    backends: Backends
 
     def make_model(self, size: PoolSize, *, vocab_size: int) -> DraftModel:
         """Build the draft model with as many pages as the target model has; it proposes only ids below ``vocab_size``,
         which the target model knows.
         """
-        page_size = self.ways.cache.page_size
+        page_size = self.backends.cache.page_size
         num_pages = size.num_pages + DraftModel.scratch_pages(page_size)
         return DraftModel(
             self.loaded.make_runner(PoolSize(num_pages, size.max_model_len)),
@@ -42,15 +42,15 @@ class DraftBuild:
         )
 
 
-def load_draft(ways: Ways, folder: Path, run_dir: Path) -> DraftBuild:
-    """Load the draft model in ``folder`` for the target model loaded by ``ways``, whose tokenizer is in ``run_dir``.
+def load_draft(backends: Backends, folder: Path, run_dir: Path) -> DraftBuild:
+    """Load the draft model in ``folder`` for the target model of ``backends``, whose tokenizer is in ``run_dir``.
 
     Raises:
         ConfigError: it cannot be read, cannot be run by the compiled kernels, or has another vocabulary.
     """
-    own = _ways_of_draft(ways, folder)
+    own = _backends_of_draft(backends, folder)
     proofs = ProofStore(own.folder, own.config, own.cache.kv_dtype)
-    with told_of_draft(), _scratch(run_dir) as scratch:
+    with attributed_to_draft(), _scratch(run_dir) as scratch:
         loaded = own.load_proven(proofs, scratch)
         if loaded is None:
             loaded = own.with_tokenizer(scratch).load_native(proofs, scratch)
@@ -61,23 +61,23 @@ def load_draft(ways: Ways, folder: Path, run_dir: Path) -> DraftBuild:
     return DraftBuild(loaded, own)
 
 
-def prove_draft(ways: Ways, folder: Path, run_dir: Path) -> None:
-    """Do what ``Ways.prove`` does, for the draft model in ``folder``.
+def prove_draft(backends: Backends, folder: Path, run_dir: Path) -> None:
+    """Do what ``Backends.prove`` does, for the draft model in ``folder``.
 
     Raises:
         ConfigError: a start with this draft model would fail.
     """
-    own = _ways_of_draft(ways, folder)
-    with told_of_draft(), _scratch(run_dir) as scratch:
+    own = _backends_of_draft(backends, folder)
+    with attributed_to_draft(), _scratch(run_dir) as scratch:
         own.prove(ProofStore(own.folder, own.config, own.cache.kv_dtype), scratch)
 
 
-def _ways_of_draft(ways: Ways, folder: Path) -> Ways:
-    return Ways(
-        replace(ways.config, model=str(folder), backend="native", draft_model=None, lora_modules=()),
-        replace(ways.cache, host_pages=0),
-        replace(ways.scheduler, max_num_seqs=MAX_CHECKED_TOKENS, max_num_batched_tokens=MAX_STEP_TOKENS),
-        ways.device,
+def _backends_of_draft(backends: Backends, folder: Path) -> Backends:
+    return Backends(
+        replace(backends.config, model=str(folder), backend="native", draft_model=None, lora_modules=()),
+        replace(backends.cache, host_pages=0),
+        replace(backends.scheduler, max_num_seqs=MAX_CHECKED_TOKENS, max_num_batched_tokens=MAX_STEP_TOKENS),
+        backends.device,
         folder,
         lambda done, total: None,
     )

@@ -23,7 +23,7 @@ from .fused_decoder import FusedDecoder
 from .fused_lora import FusedAdapters
 from .fused_weights import Format, FusedLoader, FusedWeights
 from .lora import Adapter
-from .oracle import Oracle, Said
+from .oracle import DecoderOutputs, Oracle
 from .pool import LayerShape, allocate_pool
 from .probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, paged_rows, random_sequences
 from .ropes import find_ropes
@@ -105,7 +105,7 @@ def _format(config: PretrainedConfig, dtype: str, quantization: str, is_invarian
 def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
     if spec.head_dim % 2 or spec.head_dim > 256:
         raise Unsupported(f"its heads have {spec.head_dim} channels, the limits are an even number and 256")
-    if any(spec.recalls):
+    if any(spec.has_delta_rule):
         raise Unsupported("it has recurrent layers, which the fused decoder does not support")
     if spec.rotary_dim != spec.head_dim or spec.gates_outputs:
         raise Unsupported("it has partial rotary positions or gated heads, which the fused decoder does not support")
@@ -137,7 +137,7 @@ def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, ada
     format_, sequences = weights.format, random_sequences(weights.spec.vocab_size)
     with _refusing():
         oracle.check(
-            lambda number: _said(decoder, weights.spec, sequences, number),
+            lambda number: _outputs_of(decoder, weights.spec, sequences, number),
             sequences,
             adapters,
             dtype=format_.dtype,
@@ -160,7 +160,7 @@ def _refusing() -> Iterator[None]:
 
 
 @torch.inference_mode()
-def _said(decoder: FusedDecoder, spec: DecoderSpec, sequences: list[Int32], adapter: int) -> Said:
+def _outputs_of(decoder: FusedDecoder, spec: DecoderSpec, sequences: list[Int32], adapter: int) -> DecoderOutputs:
     adapters = np.full(len(sequences), adapter, np.int32) if adapter else None
     num_choices = spec.num_layers * spec.experts_per_token
 
@@ -174,4 +174,4 @@ def _said(decoder: FusedDecoder, spec: DecoderSpec, sequences: list[Int32], adap
         return torch.cat([logits, *(next(rest) if has_experts else nobody for has_experts in spec.has_experts)], dim=1)
 
     logits, choices = torch.split(paged_rows(run, sequences), [spec.vocab_size, num_choices], dim=1)
-    return Said(logits, choices.view(len(choices), spec.num_layers, spec.experts_per_token))
+    return DecoderOutputs(logits, choices.view(len(choices), spec.num_layers, spec.experts_per_token))

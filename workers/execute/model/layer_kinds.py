@@ -30,7 +30,7 @@ def layer_types(config: PretrainedConfig) -> list[str]:
     return types
 
 
-def recalls(config: PretrainedConfig) -> tuple[bool, ...]:
+def delta_layers(config: PretrainedConfig) -> tuple[bool, ...]:
     return tuple(kind == delta_spec.LAYER_TYPE for kind in layer_types(config))
 
 
@@ -63,5 +63,5 @@ def rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
     turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # despite the name, 1 means that a layer has rope
     if len(turns) < count:
         raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")
-    without = recalls(config)
+    without = delta_layers(config)
     return tuple(0 if turns[layer] and not without[layer] else None for layer in range(count))

@@ -154,7 +154,7 @@ def _check_delta(delta: DeltaSpec) -> None:
 
 
 def _state_bytes(spec: DecoderSpec, num_rows: int) -> int:
-    return state_bytes(spec.delta, num_layers=sum(spec.recalls), num_rows=num_rows) if spec.delta else 0
+    return state_bytes(spec.delta, num_layers=sum(spec.has_delta_rule), num_rows=num_rows) if spec.delta else 0
 
 
 def load_proven(folder: Path, proof: Proof, setting: NativeSetting) -> NativeModel:

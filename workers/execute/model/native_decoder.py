@@ -20,7 +20,7 @@ from ..step import Float32, Int32, Int64, StepInputs
 from .native_lora import PackedAdapters
 from .native_states import NativeStates
 from .native_weights import PackedWeights
-from .threads import WORTH, Worth
+from .threads import THRESHOLDS, Thresholds
 
 
 class NativeOutputs(NamedTuple):
@@ -74,7 +74,7 @@ class NativeDecoder:
         num_threads: int,
         eight_bit_pages: bool = False,
         overlaps: bool = False,
-        worth: Worth = WORTH,
+        thresholds: Thresholds = THRESHOLDS,
         adapters: PackedAdapters | None = None,
     ) -> None:
         """``ropes`` are the tables of the model's rotary embeddings. ``num_threads`` threads compute at a time. With
@@ -90,8 +90,8 @@ class NativeDecoder:
             if number is not None:
                 layer.cosines, layer.sines = (table.ctypes.data for table in self._ropes[number])
         self.pools = self._allocate_pages(num_pages, page_size, has_eight_bits=eight_bit_pages)
-        delta, recalls = weights.spec.delta, weights.spec.recalls
-        self._states = NativeStates(delta, list(compress(self._layers, recalls)), num_state_rows) if delta else None
+        delta, delta_layers = weights.spec.delta, list(compress(self._layers, weights.spec.has_delta_rule))
+        self._states = NativeStates(delta, delta_layers, num_state_rows) if delta else None
         model = Model.from_buffer_copy(weights.model)
         model.eight_bit_pages = eight_bit_pages
         model.layers = ctypes.addressof(self._layers)
@@ -101,7 +101,7 @@ class NativeDecoder:
             model.updates = ctypes.addressof(adapters.updates)
             model.max_rank, model.adapted_products = adapters.max_rank, adapters.adapted_products
         self.overlaps = overlaps
-        sharing = Sharing(*worth, num_threads=num_threads, num_own=max(num_threads - 1, int(overlaps)))
+        sharing = Sharing(*thresholds, num_threads=num_threads, num_own=max(num_threads - 1, int(overlaps)))
         self._decoder = library.triptych_decoder_new(model, sharing)
         if not self._decoder:
             raise ConfigError(f"cannot start {num_threads} threads", param="threads")
@@ -197,7 +197,7 @@ class NativeDecoder:
             size = sum(sizes) / (1 << 30)
             raise ConfigError(f"{num_pages} pages take {size:.2f} GiB, too much", param="num_pages") from error
         pools = [arena.take(size).reshape(num_pages + 1, -1) for size in sizes]
-        attending = (layer for layer, recalls in zip(self._layers, spec.recalls, strict=True) if not recalls)
+        attending = (layer for layer, is_delta in zip(self._layers, spec.has_delta_rule, strict=True) if not is_delta)
         for layer, keys, values in zip(attending, pools[::2], pools[1::2], strict=True):
             layer.keys, layer.values = keys.ctypes.data, values.ctypes.data
         return pools

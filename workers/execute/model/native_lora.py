@@ -108,7 +108,7 @@ def _modules(spec: DecoderSpec, layer: int) -> list[_Module]:
         for number, (name, own) in enumerate(zip(group, split, strict=True), first):
             found.append(_Module(name.removesuffix(".weight"), num_inputs, own, number, order))
 
-    if (delta := spec.delta) is not None and spec.recalls[layer]:
+    if (delta := spec.delta) is not None and spec.has_delta_rule[layer]:
         outputs, heads = delta.num_outputs, delta.num_value_heads
         add(names.qkv, hidden, (delta.num_channels, outputs), 0, delta.inputs)
         add(names.delta.gates, hidden, (heads, heads), 7, delta.gates(heads))

@@ -33,7 +33,7 @@ class _Pending:
     outcome: StepResult | Exception | None = None  # None: not waited for yet
 
     @property
-    def hands_on(self) -> bool:
+    def passes_tokens_on(self) -> bool:
         """Whether the kernels can pass its tokens on to the next step."""
         return self.is_plain and self.outcome is None
 
@@ -66,7 +66,7 @@ class NativeRunner(StepRunner):
     def launch(self, inputs: StepInputs) -> None:
         masks = self._masks.begin(inputs.sampled)
         is_plain = not inputs.scored and kind_of(inputs.sampled) is SamplingKind.GREEDY
-        if inputs.carried is not None and not (self._pending and self._pending[-1].hands_on):
+        if inputs.carried is not None and not (self._pending and self._pending[-1].passes_tokens_on):
             self._finish_all()
             inputs = resolve(inputs, self._last_tokens)
         self.hides_planning = self._decoder.submit(inputs)

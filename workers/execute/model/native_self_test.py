@@ -17,14 +17,14 @@ from .lora import Adapter
 from .native_decoder import NativeDecoder
 from .native_lora import PackedAdapters
 from .native_weights import Checkpoint, PackedWeights
-from .oracle import Oracle, Said
+from .oracle import DecoderOutputs, Oracle
 from .probe import NUM_PAGES, NUM_POSITIONS, NUM_STATE_ROWS, PAGE_SIZE, paged_rows, random_sequences, whole_rows
 from .ropes import find_ropes
 
 # Outputs of a delta rule are normalized. If a head's output is close to zero, for example because key and query are
 # orthogonal, the normalized output depends on the last bits, and the token's logits change. So for such models this
 # share of tokens may differ from transformers; but all must be bitwise equal to the same tokens computed in one step.
-_RECALL_OUTLIERS = 0.25
+_DELTA_RULE_OUTLIERS = 0.25
 # Greatest difference allowed, relative to the greatest logit.
 _TOLERANCES = {Format.FLOAT32: 1e-4, Format.BFLOAT16: 1e-1, Format.INT8: 0.5, Format.INT4: 0.5, Format.MXFP4: 0.5}
 
@@ -61,17 +61,17 @@ def check_native(
     spec, sequences = weights.spec, random_sequences(weights.spec.vocab_size)
     instead = {**checkpoint.made(spec.matrices()), **weights.quantised()}
     return Oracle(config, spec, checkpoint, instead).check(
-        lambda number: _said(decoder, spec, sequences, number),
+        lambda number: _outputs_of(decoder, spec, sequences, number),
         sequences,
         adapters,
         dtype=torch.float32 if weights.format is Format.FLOAT32 else torch.bfloat16,
         limit=_TOLERANCES[Format.INT8 if eight_bit_pages else weights.format],
         may_round=weights.format is Format.BFLOAT16,
-        outliers=_RECALL_OUTLIERS if any(spec.recalls) else 0.0,
+        outliers=_DELTA_RULE_OUTLIERS if any(spec.has_delta_rule) else 0.0,
     )
 
 
-def _said(decoder: NativeDecoder, spec: DecoderSpec, sequences: list[Int32], adapter: int) -> Said:
+def _outputs_of(decoder: NativeDecoder, spec: DecoderSpec, sequences: list[Int32], adapter: int) -> DecoderOutputs:
     """
     Raises:
         Unsupported: the outputs of a delta rule depend on how the tokens are split into steps.
@@ -85,7 +85,7 @@ def _said(decoder: NativeDecoder, spec: DecoderSpec, sequences: list[Int32], ada
         return torch.from_numpy(np.concatenate([outputs.logits, choices.reshape(len(choices), -1)], axis=1))
 
     both = paged_rows(run, sequences)
-    if any(spec.recalls) and not torch.equal(both, whole_rows(run, sequences)):
+    if any(spec.has_delta_rule) and not torch.equal(both, whole_rows(run, sequences)):
         raise Unsupported("its logits change when its tokens are computed in one step")
     shape = (len(both), spec.num_layers, spec.experts_per_token)
-    return Said(both[:, : spec.vocab_size].float(), both[:, spec.vocab_size :].reshape(shape))
+    return DecoderOutputs(both[:, : spec.vocab_size].float(), both[:, spec.vocab_size :].reshape(shape))

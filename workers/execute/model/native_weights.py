@@ -121,7 +121,7 @@ class PackedWeights:
         self.layers = (Layer * spec.num_layers)()
         self._experts = [(Expert * len(spec.layer(index).experts))() for index in range(spec.num_layers)]
         for index, layer in enumerate(self.layers):
-            self._fill_layer(layer, spec.layer(index), spec.delta if spec.recalls[index] else None)
+            self._fill_layer(layer, spec.layer(index), spec.delta if spec.has_delta_rule[index] else None)
             self._fill_experts(layer, spec.layer(index), self._experts[index])
             layer.window = spec.windows[index] or 0
         self.model = self._make_model()
@@ -364,7 +364,7 @@ def _num_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
 
     def layer(index: int) -> int:
         names = spec.layer(index)
-        if spec.delta is not None and spec.recalls[index]:
+        if spec.delta is not None and spec.has_delta_rule[index]:
             before = delta_rule(names, spec.delta)
         else:
             before = mixer(names, sum(spec.qkv_sizes), queries)

@@ -21,7 +21,7 @@ from .torch_lora import merged
 _MOST_ROUNDING = 0.5  # accepted relative difference of transformers in 16 bits from float32; wrong decoders exceed 1
 
 
-class Said(NamedTuple):
+class DecoderOutputs(NamedTuple):
     """The outputs of a decoder for the tokens of some sequences."""
 
     logits: torch.Tensor  # float32 [tokens, V]
@@ -38,7 +38,7 @@ class Oracle(NamedTuple):
 
     def check(
         self,
-        said: Callable[[int], Said],
+        outputs_of: Callable[[int], DecoderOutputs],
         sequences: list[Int32],
         adapters: Sequence[Adapter],
         *,
@@ -47,7 +47,7 @@ class Oracle(NamedTuple):
         may_round: bool = False,
         outliers: float = 0.0,
     ) -> float:
-        """Return the greatest difference between logits, relative to the greatest logit. ``said(number)`` returns the
+        """Return the greatest difference between logits, relative to the greatest logit. ``outputs_of(number)`` are the
         decoder's outputs for the sequences with the adapter of this number, or without one if 0.
 
         transformers uses the experts that the decoder chose, since the choice between two nearly equal experts depends
@@ -64,7 +64,7 @@ class Oracle(NamedTuple):
         """
         modules, greatest = _Modules(self, dtype, outliers), 0.0
         for number, adapter in enumerate((None, *adapters)):
-            found = said(number)
+            found = outputs_of(number)
             plain, difference = modules.differ(found, sequences, adapter)
             if difference > limit and may_round and self._has_room():
                 exact, from_exact = _Modules(self, torch.float32, outliers).differ(found, sequences, adapter)
@@ -101,7 +101,9 @@ class _Modules:
             if (module := name.removesuffix(".weight")) in modules
         }
 
-    def differ(self, found: Said, sequences: list[Int32], adapter: Adapter | None) -> tuple[torch.Tensor, float]:
+    def differ(
+        self, found: DecoderOutputs, sequences: list[Int32], adapter: Adapter | None
+    ) -> tuple[torch.Tensor, float]:
         """Reference logits [tokens, V], and the greater relative difference of ``found``: in logits or in choices."""
         followed = FollowedChoices(found.choices, norms_weights=self._spec.norms_expert_weights)
         with ExitStack() as stack:

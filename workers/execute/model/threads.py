@@ -15,7 +15,7 @@ from ....protocol.cgroups import Group, groups
 SMALL_MODEL = 20_000_000
 
 
-class Worth(NamedTuple):
+class Thresholds(NamedTuple):
     """Thresholds of the compiled kernels, in multiplications per step."""
 
     thread: int  # from here on it pays to wake another thread, which takes tens of microseconds
@@ -27,7 +27,7 @@ class Worth(NamedTuple):
 
 # With 1.2 M parameters, a step of 8 rows is worth a thread but no team, one of 32 rows with long contexts both. With
 # 135 M, 32 rows take 25 to 35 ms, which is about the limit for planning ahead, and a chunk of a prompt much longer.
-WORTH = Worth(thread=12 << 20, team=48 << 20, ahead=4 << 30)
+THRESHOLDS = Thresholds(thread=12 << 20, team=48 << 20, ahead=4 << 30)
 
 
 def num_threads(asked: int | None, num_parameters: int, *, num_ranks: int = 1) -> int:

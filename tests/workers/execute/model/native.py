@@ -32,7 +32,7 @@ from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_weights import PackedWeights
 from triptych.workers.execute.model.ropes import find_ropes
 from triptych.workers.execute.model.stored_weights import open_tensors
-from triptych.workers.execute.model.threads import Worth
+from triptych.workers.execute.model.threads import Thresholds
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.scheduling.states import Segment
 from triptych.workers.execute.step import Int32, StepCut, StepInputs
@@ -244,7 +244,7 @@ def in_sixteenths(weights: torch.Tensor) -> torch.Tensor:
 PLAINLY: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}
 _MOST_TOKENS = 200
 NUM_STATE_ROWS = 4 * _MOST_TOKENS
-EVERY_STEP = Worth(thread=0, team=0, ahead=1 << 62)  # large enough for several threads, and for planning ahead
+EVERY_STEP = Thresholds(thread=0, team=0, ahead=1 << 62)  # large enough for several threads, and for planning ahead
 load_cached = cache(load_library)
 
 

@@ -48,7 +48,7 @@ TOKENS = np.random.default_rng(0).integers(0, 77, NUM_TOKENS, dtype=np.int32)
 
 def decoders(checkpoint: Path, level: str, format_: Format) -> tuple[NativeDecoder, NativeDecoder]:
     """Without and with eight bits."""
-    options = {"num_pages": NUM_PAGES, "num_threads": 2, "worth": EVERY_STEP}
+    options = {"num_pages": NUM_PAGES, "num_threads": 2, "thresholds": EVERY_STEP}
     plain, eight = (make_decoder(checkpoint, level, format_, eight_bit_pages=is_8, **options) for is_8 in (False, True))
     return plain, eight
 

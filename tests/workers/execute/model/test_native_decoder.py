@@ -100,7 +100,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int = 2) -> NativeDecoder:
-    return make_any_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, worth=EVERY_STEP)
+    return make_any_decoder(
+        checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, thresholds=EVERY_STEP
+    )
 
 
 def run_chunks(decoder: NativeDecoder, token_ids: npt.NDArray[np.int32], sizes: list[int]) -> Floats:

@@ -55,7 +55,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int = 2) -> NativeDecoder:
-    return make_any_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, worth=EVERY_STEP)
+    return make_any_decoder(
+        checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, thresholds=EVERY_STEP
+    )
 
 
 def random_tokens(count: int = NUM_TOKENS, seed: int = 0) -> Int32:
@@ -187,7 +189,7 @@ def test_steps_computed_in_the_background_give_the_same_logits(tmp_path: Path) -
     checkpoint, token_ids = make_checkpoint("qwen3_moe", tmp_path), random_tokens()
     level, sizes = available_levels()[0], [40, 1, 1, 50, 1, 57]
     alone, _ = run_chunks(make_decoder(checkpoint, level, Format.BFLOAT16, num_threads=1), token_ids, sizes)
-    options: dict[str, Any] = {"num_pages": NUM_PAGES, "worth": EVERY_STEP, "overlaps": True, "num_threads": 4}
+    options: dict[str, Any] = {"num_pages": NUM_PAGES, "thresholds": EVERY_STEP, "overlaps": True, "num_threads": 4}
     decoder = make_any_decoder(checkpoint, level, Format.BFLOAT16, **options)
     steps = [
         make_inputs([(token_ids, start, size)], num_pages=NUM_PAGES)

@@ -59,7 +59,7 @@ def make_adapted(checkpoint: Path, adapters: list[Path], level: str, format_: Fo
     loaded = load_adapters(LoraModule(folder.name, folder) for folder in adapters)
     return make_decoder(
         checkpoint, level, format_,
-        num_pages=NUM_PAGES, worth=EVERY_STEP, adapters=PackedAdapters(spec, loaded, format_),
+        num_pages=NUM_PAGES, thresholds=EVERY_STEP, adapters=PackedAdapters(spec, loaded, format_),
         **{"num_threads": 2, **options},
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def test_logits_have_the_same_bits_in_any_chunks_and_batches(level: str, format_
         make_adapter(tmp_path / "b", checkpoint, rank=20, seed=2, targets=("q_proj", "down_proj")),
     ]
     decoder = make_adapted(checkpoint, folders, level, format_)
-    plain = make_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=2, worth=EVERY_STEP)
+    plain = make_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=2, thresholds=EVERY_STEP)
     tokens = random_tokens()
     alone = [run_chunks(decoder, tokens, [NUM_TOKENS], adapter) for adapter in range(3)]
     bare = plain.run(make_inputs([(tokens, 0, NUM_TOKENS)], num_pages=NUM_PAGES)).logits

@@ -27,7 +27,7 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.native_decoder import NativeDecoder, NativeOutputs
 from triptych.workers.execute.model.native_runner import NativeRunner
-from triptych.workers.execute.model.threads import WORTH, Worth
+from triptych.workers.execute.model.threads import THRESHOLDS, Thresholds
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.step import StepInputs, StepResult
@@ -45,7 +45,7 @@ def fixture_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def decoder_of(checkpoint: Path, num_threads: int, *, overlaps: bool = True) -> NativeDecoder:
     return make_decoder(
         checkpoint, available_levels()[0], Format.FLOAT32,
-        num_pages=NUM_PAGES, num_threads=num_threads, overlaps=overlaps, worth=EVERY_STEP,
+        num_pages=NUM_PAGES, num_threads=num_threads, overlaps=overlaps, thresholds=EVERY_STEP,
     )  # fmt: skip
 
 
@@ -100,14 +100,14 @@ def test_overlapped_steps_give_the_tokens_of_serial_ones(kind: str, num_threads:
 
 
 @pytest.mark.parametrize(
-    ("worth", "overlaps"),
-    [(EVERY_STEP, True), (WORTH, False), (Worth(thread=0, team=0, ahead=1), False)],
+    ("thresholds", "overlaps"),
+    [(EVERY_STEP, True), (THRESHOLDS, False), (Thresholds(thread=0, team=0, ahead=1), False)],
     ids=["all", "too small", "too long"],
 )
-def test_short_steps_are_not_overlapped(worth: Worth, overlaps: bool, checkpoint: Path) -> None:
+def test_short_steps_are_not_overlapped(thresholds: Thresholds, overlaps: bool, checkpoint: Path) -> None:
     decoder = make_decoder(
         checkpoint, available_levels()[0], Format.FLOAT32,
-        num_pages=NUM_PAGES, num_threads=2, overlaps=True, worth=worth,
+        num_pages=NUM_PAGES, num_threads=2, overlaps=True, thresholds=thresholds,
     )  # fmt: skip
     assert (run(make_runner(decoder), make_request(0, 9, 16)).num_overlapped > 0) is overlaps
 

@@ -49,7 +49,7 @@ WITH_EXPERTS = "qwen3_5_moe_text"
 FAMILY, NUM_PAGES, NUM_TOKENS, MAX_TOKENS = "qwen3_5_text", 12, 150, 24
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.1, Format.INT8: 0.3, Format.INT4: 0.3}  # of the greatest logit
 OF_DELTA_RULES = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj")
-RECALLS, ATTENDS = "linear_attention", "full_attention"
+DELTA_RULE, ATTENDS = "linear_attention", "full_attention"
 SHAPES: dict[str, dict[str, Any]] = {
     "heads of 128": {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "head_dim": 64, "hidden_size": 96},
     "odd sizes": {
@@ -57,12 +57,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 80, "linear_conv_kernel_dim": 2, "head_dim": 48, "intermediate_size": 70,
     },
     "biases": {"attention_bias": True, "head_dim": 64},
-    "the last layer recalls": {"num_hidden_layers": 2, "layer_types": [ATTENDS, RECALLS], "tie_word_embeddings": True},
+    "the last layer has one": {
+        "num_hidden_layers": 2, "layer_types": [ATTENDS, DELTA_RULE], "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 
 
 def make_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int = 2) -> NativeDecoder:
-    return make_any_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, worth=EVERY_STEP)
+    return make_any_decoder(
+        checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, thresholds=EVERY_STEP
+    )
 
 
 def run_chunks(decoder: NativeDecoder, token_ids: Int32, sizes: list[int]) -> Floats:
@@ -90,7 +94,7 @@ def test_all_tensors_of_recurrent_families_are_described(tmp_path: Path) -> None
     config, shapes = AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint).shapes()
     spec = describe_decoder(config, shapes)
     assert spec.tensors() == shapes
-    assert (spec.recalls, spec.ropes, spec.rotary_dim) == ((True, True, True, False), (None, None, None, 0), 8)
+    assert (spec.has_delta_rule, spec.ropes, spec.rotary_dim) == ((True, True, True, False), (None, None, None, 0), 8)
     assert spec.has_qk_norm
     assert not any("in_proj_a" in name or "in_proj_b" in name for name in spec.matrices())
     guessing = {**shapes, "mtp.layers.0.mlp.up_proj.weight": (96, 64)}  # predicts the token after the next one
@@ -277,7 +281,9 @@ def test_memory_for_states_is_subtracted_from_that_for_pages(tmp_path: Path, mon
     rows = 2 * 6 + 2 + 2  # of 6 live sequences, of snapshots, the trash row and the zero row
     states = 3 * rows * 4 * (heads + 3 * channels)
     page_bytes = 16 * 2 * 2 * 32 * 4  # keys and values of the only attention layer
-    monkeypatch.setattr("triptych.workers.execute.model.ways.available_bytes", lambda device: states + 9 * page_bytes)
+    monkeypatch.setattr(
+        "triptych.workers.execute.model.backends.available_bytes", lambda device: states + 9 * page_bytes
+    )
     _, card = build(checkpoint, num_pages=None, max_kv_bytes=1 << 40, kv_memory_fraction=1.0)
     assert (card.backend, card.num_pages) == ("native float32", 8)
 

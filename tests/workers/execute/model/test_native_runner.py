@@ -135,7 +135,7 @@ def test_impossible_native_backend_is_refused(
 
 
 def test_kernels_are_used_by_default_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="triptych.workers.execute.model.ways")
+    caplog.set_level("INFO", logger="triptych.workers.execute.model.backends")
     default = ModelConfig().backend
     engine = NativeEngine(make_checkpoint("llama", tmp_path / "checkpoint"), tmp_path, backend=default)
     assert engine.card.backend == "native float32"

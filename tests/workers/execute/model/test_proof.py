@@ -21,7 +21,7 @@ from triptych.protocol.model_card import ModelCard
 from triptych.protocol.plain import make
 from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from triptych.workers.execute.kernels import compile as compiling
-from triptych.workers.execute.model import native_proof, proof, ways
+from triptych.workers.execute.model import backends, native_proof, proof
 from triptych.workers.execute.model.build import build_runner, rehearse
 from triptych.workers.execute.model.checkpoint import read_config
 from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder
@@ -89,7 +89,7 @@ def test_attempt_without_enough_memory_is_proven_once_there_is_enough(
 ) -> None:
     config = PipelineConfig(model=ModelConfig(model=str(checkpoint), device="cpu", threads=1))
     with monkeypatch.context() as patch:
-        patch.setattr(ways, "available_bytes", lambda device: (1 << 40) * has_room)
+        patch.setattr(backends, "available_bytes", lambda device: (1 << 40) * has_room)
         rehearse(config, folder=checkpoint, run_dir=tmp_path)
         rehearse(config, folder=checkpoint, run_dir=tmp_path)
     assert len(proofs) == has_room

@@ -60,7 +60,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def decoder_of(checkpoint: Path, level: str, format_: Format = Format.MXFP4, num_threads: int = 2) -> NativeDecoder:
-    return make_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, worth=EVERY_STEP)
+    return make_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, thresholds=EVERY_STEP)
 
 
 def test_each_expert_gets_its_part_of_the_stack(tmp_path: Path) -> None:

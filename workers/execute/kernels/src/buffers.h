@@ -106,7 +106,7 @@ struct Buffers {
   Buffer<float> exact;                              // [tokens][hidden], after the norm, for routers and delta gates
   Buffer<float> gates;                              // [tokens][betas and rates], for a delta rule
   Buffer<float> mixed;                              // [tokens][DeltaRule::width()]
-  Buffer<Written> recalled;                         // [tokens][value heads * value_dim]
+  Buffer<Written> delta_outputs;                    // [tokens][value heads * value_dim]
   Buffer<float> router_logits;                      // [tokens][experts and the shared expert]
   Buffer<float> shared_weights;                     // [tokens], of the shared expert
   Buffer<Written> expert_gated;                     // [choices][expert_size], see experts.h
@@ -155,7 +155,7 @@ struct Buffers {
     exact.reserve(tokens * padded(model.hidden_size));
     gates.reserve(tokens * padded(2 * padded(delta.num_value_heads, kLanes)));
     mixed.reserve(tokens * DeltaRule::width(delta));
-    recalled.reserve(tokens * padded(delta.num_value_heads * delta.value_dim));
+    delta_outputs.reserve(tokens * padded(delta.num_value_heads * delta.value_dim));
   }
 
   void reserve_experts(const Model& model, size_t tokens) {

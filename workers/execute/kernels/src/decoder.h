@@ -73,10 +73,10 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
       const bool is_last = i + 1 == model_.num_layers;
       const auto added = [&](Product product) { return adapters_.to(product, i, is_last); };
       const Added to_output = added(kOutputProduct), to_gate_up = added(kGateUpProduct), to_down = added(kDownProduct);
-      const bool recalls = layer.delta.convolution;
-      recalls ? recall(layer, i, me) : attend(layer, i, me);
-      const Buffer<Written>& found = recalls ? buffers_.recalled : buffers_.attended;
-      const size_t width = recalls ? values_width() : heads_width();
+      const bool has_delta_rule = layer.delta.convolution;
+      has_delta_rule ? apply_delta_rule(layer, i, me) : attend(layer, i, me);
+      const Buffer<Written>& found = has_delta_rule ? buffers_.delta_outputs : buffers_.attended;
+      const size_t width = has_delta_rule ? values_width() : heads_width();
       if (is_last) num_rows = keep_sampled(found.get(), width, me);
       add_product(layer.output, inputs_of(found, num_rows, width, to_output, me), to_output, layer.attended_norm, me);
       if (layer.experts) {
@@ -141,7 +141,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
   }
 
   // The outputs of the layer's delta rule, for all tokens.
-  void recall(const Layer& layer, int number, Member& me) {
+  void apply_delta_rule(const Layer& layer, int number, Member& me) {
     const int num_rows = step_->num_tokens;
     const Added to_qkv = adapters_.to(kQkvProduct, number, false);
     const Added to_gates = adapters_.to(kGatesProduct, number, false);
@@ -172,7 +172,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
         // Chunks, which take longest, come last in a step, so they are started first.
         const int sequence = num_sequences - 1 - item / num_heads;
         rule.run(chunk_of(layer, sequence), item % num_heads,
-                 buffers_.recalled.get() + step_->query_starts[sequence] * values_width(), values_width());
+                 buffers_.delta_outputs.get() + step_->query_starts[sequence] * values_width(), values_width());
       });
     });
   }

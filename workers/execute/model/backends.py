@@ -1,4 +1,4 @@
-"""The ways to load and run a model: fused kernels, compiled kernels, transformers' own modules."""
+"""The backends that load and run a model: fused kernels, compiled kernels, transformers' own modules."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Loaded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """The ways to run one model, fastest first. Each logs in one line why it was or was not taken."""
+class Backends:
+    """The backends that one model may run on, fastest first. Each logs in one line why it was or was not chosen."""
 
     config: ModelConfig
     cache: CacheConfig
@@ -69,12 +69,12 @@ class Ways:
     adapters: Sequence[Adapter] = ()
     group: Group = ALONE
     ranks: Ranks | None = None  # on rank 0, the other ranks of the group
-    refusals: list[str] = field(default_factory=list)  # which faster ways refused the model, and why
-    obstacles: list[str] = field(default_factory=list)  # what that means for the way taken
+    refusals: list[str] = field(default_factory=list)  # which faster backends refused the model, and why
+    obstacles: list[str] = field(default_factory=list)  # what that means for the backend chosen
 
-    def with_tokenizer(self, run_dir: Path | None) -> Ways:
-        """Return these ways with the checkpoint's tokenizer, and write it to ``run_dir``, so that the other processes
-        can start while weights load.
+    def with_tokenizer(self, run_dir: Path | None) -> Backends:
+        """Return these backends with the checkpoint's tokenizer, and write it to ``run_dir``, so that the other
+        processes can start while weights load.
 
         Raises:
             ConfigError: there is no usable tokenizer, or it belongs to another model.
@@ -88,8 +88,8 @@ class Ways:
             write_tokenizer(tokenizer, run_dir, vocab_size=vocab_size)
         return replace(self, tokenizer=tokenizer)
 
-    def with_ranks(self, run_dir: Path) -> Ways:
-        """Return these ways for rank 0 of the configured number. Starts the other ranks, which load the same model.
+    def with_ranks(self, run_dir: Path) -> Backends:
+        """Return these backends for rank 0 of the configured number. Starts the other ranks, which load the same model.
 
         Raises:
             ConfigError: the model cannot be split, or a requested feature works on one rank only.
@@ -132,7 +132,7 @@ class Ways:
         )
 
     def load_fused(self) -> Loaded | None:
-        """Load the model on fused GPU kernels; None if another way has to serve it.
+        """Load the model on fused GPU kernels; None if another backend has to serve it.
 
         Raises:
             ConfigError: the model cannot run on these kernels, but they were requested, by name or by a setting that
@@ -236,7 +236,7 @@ class Ways:
             self.with_tokenizer(run_dir).load_native(proofs, run_dir)
 
     def load_native(self, proofs: ProofStore, run_dir: Path) -> Loaded | None:
-        """Load the model on the compiled kernels; None if the transformers way has to serve it.
+        """Load the model on the compiled kernels; None if transformers' modules have to serve it.
 
         Raises:
             ConfigError: the model cannot run on these kernels, but they were requested, by name or by a setting that
@@ -264,8 +264,8 @@ class Ways:
         proofs.keep(native.proof, run_dir)
         return self._native(native)
 
-    def _refuse(self, way: str, why: Unsupported, consequence: str) -> None:
-        self.refusals.append(f"{way}: {why}")
+    def _refuse(self, backend: str, why: Unsupported, consequence: str) -> None:
+        self.refusals.append(f"{backend}: {why}")
         self.obstacles.append(f"{consequence} {self.refusals[-1]}")
         logger.warning("%s", self.obstacles[-1])
 

@@ -25,7 +25,7 @@ EPOCH = 0  # not a worker
 PUBLIC_ROLES = ("prepare", "summarize")  # those that clients talk to
 
 
-class Doorkeeper:
+class StandIn:
     """Serves the public socket of a worker that the driver gave up on, in a separate thread, until closed.
 
     In place of prepare it refuses requests, in place of summarize it ends followed requests with an error; it knows
@@ -42,7 +42,7 @@ class Doorkeeper:
             self._answers = self._ends
         self._bell = Bell()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"triptych-doorkeeper-{role}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"triptych-stand-in-{role}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
