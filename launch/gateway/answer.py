@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ...protocol.reasoning import START
 from .calls import ToolUse
 from .reasoning import Reasoning
-from .thoughts import START, Thought
+from .thoughts import Thought
 from .tools.parser import Call
 
 Parts = list[Thought | str | Call]

@@ -10,12 +10,13 @@ from typing import Any
 from starlette.requests import Request
 
 from ...protocol.errors import TokenizationFailed
+from ...protocol.reasoning import END, START
 from .chat_messages import json_text
 from .harmony import HarmonyReader, end_of_thoughts
 from .schemas.chat import ChatRequest
 from .schemas.responses import ResponseRequest
 from .state import Gateway
-from .thoughts import END, START, ThoughtReader
+from .thoughts import ThoughtReader
 from .token_ids import chat_ids
 from .words import Words
 
@@ -92,15 +93,21 @@ async def with_reasoning(
 ) -> tuple[dict[str, Any], Reasoning]:
     """The pipeline's request ``asked``, adjusted to the reasoning of its answer, and how that is handled.
 
-    An answer that must have a form has it from its first token, so it contains no reasoning.
+    The form that an answer must have begins after its reasoning, if the pipeline can tell where that ends and the
+    reasoning is not left in the content. Otherwise there is no reasoning: the form begins with the first token.
 
     Raises:
         RequestError: the pipeline refused to render the end of the prompt.
     """
-    if gateway.reasoning_parser == "none" or "structured" in asked:
+    if gateway.reasoning_parser == "none":
         return asked, Reasoning()
     has_channels = gateway.reasoning_parser == "harmony"
     words = await asyncio.to_thread(lambda: gateway.words)  # may have to load the tokenizer first
+    if (form := asked.get("structured")) is not None:
+        is_left_in = body.separate_reasoning is False or asked.get("continue_final_message")
+        if has_channels or is_left_in or not (words.is_token(START) and words.is_token(END)):
+            return asked, Reasoning()
+        asked = {**asked, "structured": {**form, "after_reasoning": True}}
     if has_channels or words.is_special_word(END):  # the tags must not be stripped as special tokens
         asked = {**asked, "skip_special_tokens": False}
     if body.separate_reasoning is False:

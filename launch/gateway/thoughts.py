@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from ...protocol.reasoning import END, START
 from .content import Spans
 from .tools.parser import held_back
-
-START, END = "<think>", "</think>"
 
 
 def find_reasoning_parser(name: str, template: str) -> str:

@@ -42,6 +42,10 @@ class Words:
         """Whether the token is not part of the text, such as the end of a turn."""
         return token_id in self._special
 
+    def is_token(self, text: str) -> bool:
+        """Whether this text is encoded as a token of its own."""
+        return len(self.encode(text, add_special_tokens=False)) == 1
+
     def is_special_word(self, text: str) -> bool:
         """Whether this exact text is a special token."""
         token_id = self._tokenizer.token_to_id(text)

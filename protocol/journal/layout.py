@@ -28,7 +28,7 @@ import numpy.typing as npt
 from ..errors import ConfigError, JournalError
 
 MAGIC = b"TRIPTYCH"
-LAYOUT_VERSION = 6
+LAYOUT_VERSION = 7
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 BYTES_A_TOKEN = 8  # per output token: its id and its time; a prompt token takes half

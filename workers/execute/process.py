@@ -19,6 +19,8 @@ from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish
 from ...protocol.model_card import ModelCard
+from ...protocol.reasoning import ReasoningTokens
+from ...protocol.record import RequestRecord
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
@@ -280,7 +282,7 @@ class Execute:
             self._books.finish(sequence.key, reason)
         else:
             self._quarantine.enter(sequence.key)
-            self._begin(sequence, view.record.grammar)
+            self._begin(sequence, view.record)
 
     def _unknown_adapter(self, view: RequestView) -> str:
         """Why this request, accepted for an adapter that has since been unloaded, cannot be served; empty if it can."""
@@ -301,9 +303,10 @@ class Execute:
         # When degraded, one request runs at a time, but the beams of a search run together or not at all.
         return self._is_degraded and view.group == self._search
 
-    def _begin(self, sequence: Sequence, grammar: str) -> None:
-        if grammar:
-            self._grammars.add(sequence, grammar)
+    def _begin(self, sequence: Sequence, record: RequestRecord) -> None:
+        if record.grammar:
+            reasoning = ReasoningTokens(*record.reasoning) if record.reasoning else None
+            self._grammars.add(sequence, record.grammar, reasoning)
         else:
             self._engine.add(sequence)
 

@@ -33,6 +33,7 @@ def make_records(intake: Intake, admission: Admission, *, lease_s: float, lora_d
         return_prompt=request.return_prompt,
         sampling=params.to_wire(),
         grammar=intake.grammar,
+        reasoning=list(intake.reasoning) if intake.reasoning else None,
     )
     return [_member(first, intake.request_id, index) for index in range(params.group_size)]
 

@@ -11,6 +11,7 @@ from ...protocol.grammar import MAX_SOURCE_BYTES
 
 MAX_CHOICES = 4096
 MAX_CHOICE_CHARS = 1024
+AFTER_REASONING = "after_reasoning"
 
 Kind = Literal["json_schema", "regex", "lark"]
 
@@ -23,22 +24,37 @@ class Structured(NamedTuple):
 
 
 def checked_structured(value: Any) -> Structured | None:
-    """The form in a decoded map with exactly one of the fields of ``FORMS``. Does not check whether it compiles.
+    """The form in a decoded map with exactly one of the fields of ``FORMS``, and possibly ``after_reasoning``.
+
+    Does not check whether it compiles.
 
     Raises:
         InvalidRequest: the map or its field is not as specified in docs/protocol.md.
     """
     if value is None:
         return None
-    if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in FORMS:
+    given = [name for name in value if name != AFTER_REASONING] if isinstance(value, dict) else []
+    if len(given) != 1 or given[0] not in FORMS:
         got = f"{sorted(map(str, value))!r:.80}" if isinstance(value, dict) else f"{value!r:.80}"
         raise refusal(f"must be a map with exactly one of {', '.join(FORMS)}, got {got}")
-    [(name, form)] = value.items()
+    [name], form = given, value[given[0]]
     structured = FORMS[name](form)
     size = len(structured.source.encode("utf-8", "surrogatepass"))
     if size > MAX_SOURCE_BYTES:
         raise refusal(f".{name} has {size} bytes, the limit is {MAX_SOURCE_BYTES}")
     return structured
+
+
+def checked_after_reasoning(value: Any) -> bool:
+    """Whether the form in such a map begins only after the reasoning of the answer, if there is any.
+
+    Raises:
+        InvalidRequest: it is not a bool.
+    """
+    asked = value.get(AFTER_REASONING, False) if isinstance(value, dict) else False
+    if not isinstance(asked, bool):
+        raise refusal(f".{AFTER_REASONING} must be a bool, got {asked!r:.80}")
+    return asked
 
 
 def refusal(reason: str) -> InvalidRequest:

@@ -11,9 +11,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ...protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed
+from ...protocol.reasoning import END, START, ReasoningTokens
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .chat_template import ChatTemplate
 from .request import GenerationRequest, Int32
+from .structured import AFTER_REASONING, refusal
 from .tool_fields import Message, chat_values
 
 _NONE: Mapping[str, Any] = {}
@@ -28,6 +30,7 @@ class TextEncoder:
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
         self._bos_token_id = facts.bos_token_id
+        self._tags = tuple(self._ids(tag, add_special_tokens=False).tolist() for tag in (START, END))
         self._template = (
             ChatTemplate(facts.chat_template, facts.special_tokens) if facts.chat_template is not None else None
         )
@@ -83,6 +86,23 @@ class TextEncoder:
         with _blaming("messages", "the tokenizer"):
             ids = self._ids(text, add_special_tokens=False)
         return self._at_least_one(ids, param="messages")
+
+    def reasoning_after(self, prompt: Int32) -> ReasoningTokens | None:
+        """How the answer to a prompt may begin with reasoning; None if it may not, as the prompt ends with the end of
+        it. Templates write an empty reasoning for an answer without any.
+
+        Raises:
+            InvalidRequest: this model has no tokens for the tags.
+        """
+        if any(len(ids) != 1 for ids in self._tags):
+            raise refusal(f".{AFTER_REASONING} is true, but {START} and {END} are not tokens of this model")
+        [start], [end] = self._tags
+        places = np.flatnonzero((prompt == start) | (prompt == end))
+        last = int(places[-1]) if len(places) else -1
+        rest = self._tokenizer.decode(prompt[last + 1 :].tolist(), skip_special_tokens=False)
+        if last >= 0 and prompt[last] == end and not rest.strip():
+            return None
+        return ReasoningTokens(start, end, is_open=last >= 0 and bool(prompt[last] == start))
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> Int32:
         # Not encode(): it holds the GIL (half a second for a megabyte), while the batch form releases it. The fast

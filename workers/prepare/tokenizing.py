@@ -152,13 +152,16 @@ class Tokenizing:
         try:
             request = intake.request
             token_ids = self._encoder.encode_request(request)
-            return admit(
+            admission = admit(
                 token_ids,
                 truncation=request.truncation,
                 params=request.sampling,
                 card=self._card,
                 max_prompt_tokens=request.max_prompt_tokens,
             )
+            if request.after_reasoning:
+                intake.reasoning = self._encoder.reasoning_after(admission.token_ids)
+            return admission
         except RequestError as error:
             return error
         except Exception as error:

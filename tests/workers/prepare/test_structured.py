@@ -34,9 +34,18 @@ def test_each_form_is_accepted(value: Any, expected: Structured | None) -> None:
     assert parse(value) == expected
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_form_may_begin_after_reasoning(asked: bool) -> None:
+    wire = {"prompt": "x", "structured": {"regex": "a+", "after_reasoning": asked}}
+    request = GenerationRequest.from_wire(wire)
+    assert (request.structured, request.after_reasoning) == (Structured("regex", "a+"), asked)
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "a string": ("json", "must be a map with exactly one of json_schema, json_object, regex, grammar, choice"),
     "nothing": ({}, "must be a map with exactly one of"),
+    "nothing after reasoning": ({"after_reasoning": True}, "must be a map with exactly one of"),
+    "a number for whether it reasons": ({"regex": "a", "after_reasoning": 1}, ".after_reasoning must be a bool, got 1"),
     "two forms": ({"regex": "a", "choice": ["a"]}, "got ['choice', 'regex']"),
     "an unknown form": ({"xml": True}, "got ['xml']"),
     "a number for a name": ({1: True}, "got ['1']"),

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.workers import tokenizer_zoo
 from triptych.protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed
+from triptych.protocol.reasoning import END, START, ReasoningTokens
 from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer
 from triptych.workers.prepare.request import GenerationRequest
 from triptych.workers.prepare.text_encoder import TextEncoder
@@ -187,3 +188,36 @@ def test_giant_prompt_does_not_block_other_threads() -> None:
         num_turns += 1
     assert not thread.is_alive()
     assert num_turns > 20  # encode() would allow one or two
+
+
+def with_tags(tokenizer: Tokenizer) -> Tokenizer:
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.add_tokens([START, END])
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("prompt", "begins"),
+    [
+        ("Hello", "as it likes"),
+        ("Hello<think>", "inside"),
+        ("Hello<think>\n", "inside"),
+        ("<think>a</think>b Hello<think>So,", "inside"),
+        ("Hello<think>\n\n</think>\n\n", "with the form"),
+        ("<think>a</think>b Hello", "as it likes"),
+    ],
+)
+@pytest.mark.parametrize("name", ["byte_level", "llama2"])
+def test_prompt_tells_whether_its_answer_may_begin_with_reasoning(name: str, prompt: str, begins: str) -> None:
+    tokenizer = with_tags(getattr(tokenizer_zoo, name)())
+    encoder = make_encoder(tokenizer)
+    found = encoder.reasoning_after(encoder.encode(prompt))
+    ids = tokenizer.token_to_id(START), tokenizer.token_to_id(END)
+    assert found == (None if begins == "with the form" else ReasoningTokens(*ids, is_open=begins == "inside"))
+
+
+def test_reasoning_needs_tokens_for_its_tags() -> None:
+    encoder = make_encoder(tokenizer_zoo.byte_level())
+    with pytest.raises(InvalidRequest, match="<think> and </think> are not tokens of this model") as refused:
+        encoder.reasoning_after(encoder.encode("Hello"))
+    assert refused.value.param == "structured"

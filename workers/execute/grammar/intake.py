@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ....protocol.channels import Bell
+from ....protocol.reasoning import ReasoningTokens
 from ..scheduling.sequence import Key, Sequence
 from .matcher import GrammarCompiler, GrammarMatcher
 
@@ -25,9 +26,9 @@ class GrammarIntake:
         """The number of sequences that wait for their grammar."""
         return len(self._pending)
 
-    def add(self, sequence: Sequence, grammar: str) -> None:
+    def add(self, sequence: Sequence, grammar: str, reasoning: ReasoningTokens | None = None) -> None:
         self._pending[sequence.key] = sequence
-        self._thread.submit(self._compile, sequence, grammar)
+        self._thread.submit(self._compile, sequence, grammar, reasoning)
 
     def drop(self, key: Key) -> None:
         """Discard a sequence; the result of its compilation will be ignored."""
@@ -48,10 +49,10 @@ class GrammarIntake:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, sequence: Sequence, grammar: str) -> None:
+    def _compile(self, sequence: Sequence, grammar: str, reasoning: ReasoningTokens | None) -> None:
         result: GrammarMatcher | str
         try:
-            result = self._compiler.compile(grammar)
+            result = self._compiler.compile(grammar, reasoning)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of the library's Rust code is not an Exception

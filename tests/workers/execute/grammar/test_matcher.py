@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tests.workers import tokenizer_zoo
 from tests.workers.grammars import make_card, model_dir
+from triptych.protocol.reasoning import END, START, ReasoningTokens
 from triptych.workers.execute.grammar.matcher import GrammarCompiler, GrammarError, GrammarMatcher, has_others, ids_of
 from triptych.workers.summarize.detokenizer import make_detokenizer
 from triptych.workers.summarize.vocabulary import Vocabulary
@@ -101,6 +102,51 @@ def test_token_outside_the_grammar_is_a_lasting_error(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(GrammarError, match="doesn't satisfy the grammar"):
             matcher.allowed_after(np.array([tokenizer_zoo.id_of(tokenizer, "b")], np.int32))
+
+
+def reasoning_matcher(folder: Path, *, is_open: bool) -> tuple[GrammarMatcher, dict[str, int]]:
+    """A matcher of "ab" after optional reasoning, and the ids of some tokens."""
+    tokenizer = Tokenizer.from_str(tokenizer_zoo.byte_level().to_str())
+    tokenizer.add_tokens([START, END])
+    ids = {token: tokenizer_zoo.id_of(tokenizer, token) for token in ("a", "b", "x", "</s>", START, END)}
+    reasoning = ReasoningTokens(ids[START], ids[END], is_open)
+    return GrammarCompiler(model_dir(folder, tokenizer), make_card(tokenizer)).compile(lark(["ab"]), reasoning), ids
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_anything_but_the_end_is_allowed_in_reasoning_and_the_form_begins_after_it(
+    tmp_path: Path, is_open: bool
+) -> None:
+    matcher, ids = reasoning_matcher(tmp_path, is_open=is_open)
+    tokens = [] if is_open else [ids[START]]
+    for token in ("x", "a", "b", "</s>", "x"):
+        allowed = allowed_after(matcher, tokens)
+        assert ids["</s>"] not in allowed
+        assert {ids["a"], ids["x"], ids[START], ids[END]} <= set(allowed)
+        tokens += [ids[token]] if token != "</s>" else []
+    tokens += [ids[END]]
+    assert ids["a"] in allowed_after(matcher, tokens)
+    assert ids["x"] not in allowed_after(matcher, tokens)
+    assert allowed_after(matcher, [*tokens, ids["a"]]) == [ids["b"]]
+    assert allowed_after(matcher, [*tokens, ids["a"], ids["b"]]) == [ids["</s>"]]
+
+
+def test_answer_begins_with_reasoning_or_with_the_form(tmp_path: Path) -> None:
+    matcher, ids = reasoning_matcher(tmp_path, is_open=False)
+    first = allowed_after(matcher, [])
+    assert {ids["a"], ids[START]} <= set(first)
+    assert not {ids["b"], ids["x"], ids[END], ids["</s>"]}.intersection(first)
+    assert allowed_after(matcher, [ids["a"]]) == [ids["b"]]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_restored_matcher_knows_where_the_reasoning_ended(tmp_path: Path, is_open: bool) -> None:
+    _, ids = reasoning_matcher(tmp_path, is_open=is_open)
+    answer = [ids[token] for token in (*([] if is_open else [START]), "x", "a", END, "a", "b")]
+    followed, _ = reasoning_matcher(tmp_path, is_open=is_open)
+    for length in range(len(answer) + 1):
+        restored, _ = reasoning_matcher(tmp_path, is_open=is_open)
+        assert allowed_after(restored, answer[:length]) == allowed_after(followed, answer[:length])
 
 
 def test_grammar_that_does_not_compile_is_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""A model that reasons before an answer with a prescribed form: the form begins after the reasoning."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.sse import stream
+from tests.tiny import build_tiny_model, make_tiny_tokenizer
+from triptych import Driver
+from triptych.protocol.reasoning import END, START
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if mode == 'open' %}<think>\n{% elif mode == 'off' %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """A random model with tokens for the tags."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_tokens([START, END])
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    build_tiny_model("llama").save_pretrained(folder)
+    with Driver(str(folder), device="cpu", num_pages=256, max_restarts=100) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def reasoner(driver: Driver) -> Iterator[Site]:
+    with site(driver.run_dir) as api:
+        yield api
+
+
+def biases(api: Site) -> dict[str, float]:
+    """So that the model reasons with some x, and then stops."""
+    ids = {START: 50.0, "x": 100.0, END: 98.5}
+    [encoded] = [api.gateway.words.encode("".join(ids), add_special_tokens=False)]
+    return {str(token_id): bias for token_id, bias in zip(encoded, ids.values(), strict=True)}
+
+
+def wanted(api: Site, mode: str) -> dict[str, Any]:
+    return {
+        "messages": MESSAGES, "max_tokens": 200, "seed": 3, "logit_bias": biases(api),
+        "chat_template_kwargs": {"mode": mode},
+    }  # fmt: skip
+
+
+RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize("mode", ["open", "free"])
+def test_form_begins_after_the_reasoning(reasoner: Site, mode: str) -> None:
+    asked = {**wanted(reasoner, mode), "response_format": RESPONSE_FORMAT}
+    reply = reasoner.ask(CHAT, **asked)
+    [choice] = reply["choices"]
+    thoughts = choice["message"]["reasoning_content"]
+    assert thoughts == "x" * len(thoughts)
+    assert set(json.loads(choice["message"]["content"])) == {"a", "b"}
+    assert choice["finish_reason"] == "stop"
+    num_tags = 1 if mode == "open" else 2
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(thoughts) + num_tags
+    deltas = [c["delta"] for event in stream(reasoner.http, CHAT, **asked)[:-1] for c in event.data["choices"]]
+    for name in ("reasoning_content", "content"):
+        assert "".join(delta.get(name) or "" for delta in deltas) == choice["message"][name]
+
+
+@pytest.mark.parametrize("more", [{"chat_template_kwargs": {"mode": "off"}}, {"separate_reasoning": False}], ids=str)
+def test_form_begins_at_once_without_reasoning(reasoner: Site, more: dict[str, Any]) -> None:
+    asked = {**wanted(reasoner, "free"), **more, "response_format": RESPONSE_FORMAT}
+    [choice] = reasoner.ask(CHAT, **asked)["choices"]
+    assert "reasoning_content" not in choice["message"]
+    assert set(json.loads(choice["message"]["content"])) == {"a", "b"}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
+def test_forced_call_comes_after_the_reasoning(reasoner: Site, choice: Any) -> None:
+    asked = {**wanted(reasoner, "open"), "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    message = reasoner.ask(CHAT, **asked)["choices"][0]["message"]
+    assert set(message["reasoning_content"]) == {"x"}
+    [call] = message["tool_calls"]
+    assert set(json.loads(call["function"]["arguments"])) == {"a", "b"}
+
+
+def test_death_of_execute_within_the_reasoning_changes_nothing(driver: Driver, reasoner: Site) -> None:
+    ids = {int(token_id): bias for token_id, bias in biases(reasoner).items()}
+    *_, end = ids
+    asked: dict[str, Any] = {
+        "messages": MESSAGES, "max_tokens": 400, "seed": 5, "logit_bias": {**ids, end: 95.0},
+        "chat_template_kwargs": {"mode": "open"}, "skip_special_tokens": False,
+        "structured": {"json_schema": SCHEMA, "after_reasoning": True},
+    }  # fmt: skip
+    expected = driver.generate(**asked).text
+    thoughts, _, form = expected.partition(END)
+    assert len(thoughts) > 20
+    assert set(json.loads(form.removesuffix("</s>"))) == {"a", "b"}
+    answer = driver.submit(**asked)
+    text = next(iter(answer)).text
+    pid = driver.pids["execute"]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert text + "".join(delta.text for delta in answer) == expected
