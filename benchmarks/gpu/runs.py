@@ -130,6 +130,7 @@ class TimedRunner:
         self._marks: list[tuple[Any, Any]] = []
         self._begin: Any = None
         self.move, self.collect, self.is_fatal = runner.move, runner.collect, runner.is_fatal
+        self.prepare = runner.prepare
         self.is_batch_invariant, self.overlaps = runner.is_batch_invariant, runner.overlaps
         self.hides_planning, self.proposer = runner.hides_planning, runner.proposer
 

@@ -148,7 +148,7 @@ class Runner(Protocol):
         ...
 
     def prepare(self, seconds: float) -> bool:
-        """Spend about that long on work that makes later steps faster; returns whether any is left. Called when idle."""
+        """Spend about that long on work that makes later steps faster, while idle; returns whether any is left."""
         ...
 
     def move(self, moves: Moves) -> None:

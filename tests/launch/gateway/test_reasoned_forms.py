@@ -51,17 +51,13 @@ def reasoner(driver: Driver) -> Iterator[Site]:
         yield api
 
 
-def biases(api: Site) -> dict[str, float]:
-    """So that the model reasons with some x, and then stops."""
-    ids = {START: 50.0, "x": 100.0, END: 98.5}
-    [encoded] = [api.gateway.words.encode("".join(ids), add_special_tokens=False)]
-    return {str(token_id): bias for token_id, bias in zip(encoded, ids.values(), strict=True)}
-
-
-def wanted(api: Site, mode: str) -> dict[str, Any]:
+def wanted(api: Site, mode: str, end: float = 97.0) -> dict[str, Any]:
+    """The reasoning is some x, fewer the larger ``end`` is."""
+    biases = {START: 50.0, "x": 100.0, END: end}
+    ids = api.gateway.words.encode("".join(biases), add_special_tokens=False)
     return {
-        "messages": MESSAGES, "max_tokens": 200, "seed": 3, "logit_bias": biases(api),
-        "chat_template_kwargs": {"mode": mode},
+        "messages": MESSAGES, "temperature": 1.0, "max_tokens": 400, "chat_template_kwargs": {"mode": mode},
+        "logit_bias": {str(token_id): bias for token_id, bias in zip(ids, biases.values(), strict=True)},
     }  # fmt: skip
 
 
@@ -70,18 +66,22 @@ RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema":
 
 @pytest.mark.parametrize("mode", ["open", "free"])
 def test_form_begins_after_the_reasoning(reasoner: Site, mode: str) -> None:
-    asked = {**wanted(reasoner, mode), "response_format": RESPONSE_FORMAT}
-    reply = reasoner.ask(CHAT, **asked)
-    [choice] = reply["choices"]
-    thoughts = choice["message"]["reasoning_content"]
-    assert thoughts == "x" * len(thoughts)
-    assert set(json.loads(choice["message"]["content"])) == {"a", "b"}
-    assert choice["finish_reason"] == "stop"
-    num_tags = 1 if mode == "open" else 2
-    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(thoughts) + num_tags
-    deltas = [c["delta"] for event in stream(reasoner.http, CHAT, **asked)[:-1] for c in event.data["choices"]]
-    for name in ("reasoning_content", "content"):
-        assert "".join(delta.get(name) or "" for delta in deltas) == choice["message"][name]
+    lengths = []
+    for seed in range(4):
+        asked = {**wanted(reasoner, mode), "seed": seed, "response_format": RESPONSE_FORMAT}
+        reply = reasoner.ask(CHAT, **asked)
+        [choice] = reply["choices"]
+        thoughts = choice["message"].get("reasoning_content", "")
+        assert thoughts == "x" * len(thoughts)
+        assert set(json.loads(choice["message"]["content"])) == {"a", "b"}
+        assert choice["finish_reason"] == "stop"
+        num_tags = 1 if mode == "open" else 2
+        assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(thoughts) + num_tags
+        deltas = [c["delta"] for event in stream(reasoner.http, CHAT, **asked)[:-1] for c in event.data["choices"]]
+        assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == thoughts
+        assert "".join(delta.get("content") or "" for delta in deltas) == choice["message"]["content"]
+        lengths.append(len(thoughts))
+    assert max(lengths) > 0, "there is no reasoning to split off"
 
 
 @pytest.mark.parametrize("more", [{"chat_template_kwargs": {"mode": "off"}}, {"separate_reasoning": False}], ids=str)
@@ -94,26 +94,21 @@ def test_form_begins_at_once_without_reasoning(reasoner: Site, more: dict[str, A
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
 def test_forced_call_comes_after_the_reasoning(reasoner: Site, choice: Any) -> None:
-    asked = {**wanted(reasoner, "open"), "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
-    message = reasoner.ask(CHAT, **asked)["choices"][0]["message"]
-    assert set(message["reasoning_content"]) == {"x"}
-    [call] = message["tool_calls"]
+    asked = {**wanted(reasoner, "free"), "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    reply = reasoner.ask(CHAT, **asked)
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] >= 2
+    [call] = reply["choices"][0]["message"]["tool_calls"]
     assert set(json.loads(call["function"]["arguments"])) == {"a", "b"}
 
 
 def test_death_of_execute_within_the_reasoning_changes_nothing(driver: Driver, reasoner: Site) -> None:
-    ids = {int(token_id): bias for token_id, bias in biases(reasoner).items()}
-    *_, end = ids
-    asked: dict[str, Any] = {
-        "messages": MESSAGES, "max_tokens": 400, "seed": 5, "logit_bias": {**ids, end: 95.0},
-        "chat_template_kwargs": {"mode": "open"}, "skip_special_tokens": False,
-        "structured": {"json_schema": SCHEMA, "after_reasoning": True},
-    }  # fmt: skip
-    expected = driver.generate(**asked).text
-    thoughts, _, form = expected.partition(END)
-    assert len(thoughts) > 20
-    assert set(json.loads(form.removesuffix("</s>"))) == {"a", "b"}
-    answer = driver.submit(**asked)
+    asked = wanted(reasoner, "open", end=95.0)
+    asked["logit_bias"] = {int(token_id): bias for token_id, bias in asked["logit_bias"].items()}
+    asked["structured"] = {"json_schema": SCHEMA, "after_reasoning": True}
+    answers = ((seed, driver.generate(**asked, seed=seed).text) for seed in range(100))
+    seed, expected = next((seed, text) for seed, text in answers if END in text and text.index(END) > 20)
+    assert set(json.loads(expected.partition(END)[2])) == {"a", "b"}
+    answer = driver.submit(**asked, seed=seed)
     text = next(iter(answer)).text
     pid = driver.pids["execute"]
     assert pid is not None

@@ -47,7 +47,7 @@ def populate(address: int, num_bytes: int) -> bool:
     MADV_POPULATE_WRITE.
     """
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
-    return _madvise(start, address + num_bytes - start, _MADV_POPULATE_WRITE) == 0
+    return bool(_madvise(start, address + num_bytes - start, _MADV_POPULATE_WRITE) == 0)
 
 
 _madvise = ctypes.CDLL(None).madvise

@@ -14,7 +14,7 @@ import torch
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.launch.demo_model import CHECKPOINT
-from triptych.workers.execute.kernels.memory import HUGE_PAGE, Arena
+from triptych.workers.execute.kernels.memory import HUGE_PAGE, Arena, populate
 from triptych.workers.execute.model import prefault
 from triptych.workers.execute.model.prefault import Prefault
 
@@ -22,7 +22,7 @@ NUM_BYTES = 8 * HUGE_PAGE
 PLENTY = 1 << 40
 
 needs_populate = pytest.mark.skipif(
-    not prefault.populate(torch.zeros(1).data_ptr(), 4), reason="the kernel has no MADV_POPULATE_WRITE"
+    not populate(torch.zeros(1).data_ptr(), 4), reason="the kernel has no MADV_POPULATE_WRITE"
 )
 
 
