@@ -1,15 +1,69 @@
-"""The tags around the reasoning that some models write before their answer."""
+"""Where the reasoning of an answer ends, told from its tokens. An answer with a prescribed form has the form after it.
+
+prepare determines how the answer to a prompt may begin; execute finds the end.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
 
 START, END = "<think>", "</think>"
+TURN, CHANNEL, FINAL, MESSAGE = "<|start|>", "<|channel|>", "final", "<|message|>"
 
 
-class ReasoningTokens(NamedTuple):
-    """The ids of the two tags, and whether the prompt ends inside the reasoning, so that the answer begins with it."""
+class Tags(NamedTuple):
+    """The answer begins with reasoning if the prompt ends inside it, or if its first token is the start tag."""
 
-    start: int
+    start: int  # ids of both tags
     end: int
-    is_open: bool
+    is_open: bool  # the prompt ends inside the reasoning
+
+    @property
+    def first(self) -> int | None:
+        """The token with which an answer may begin instead of with its form; None: it begins with reasoning."""
+        return None if self.is_open else self.start
+
+    def find_form(self, answer: Int32) -> int | None:
+        """The index of the form's first token, which may be the next one; None: the answer is still before it."""
+        if not self.is_open and len(answer) and answer[0] != self.start:
+            return 0
+        places = np.flatnonzero(answer == self.end)
+        return int(places[0]) + 1 if len(places) else None
+
+
+class Channels(NamedTuple):
+    """Answers in channels ("OpenAI harmony response format", 2025): the channel "final" has the form."""
+
+    channel: int  # the mark before the name of a channel
+    final: int  # that name
+    message: int  # the mark before what is said in the channel
+
+    @property
+    def first(self) -> int | None:
+        return None
+
+    def find_form(self, answer: Int32) -> int | None:
+        for place in np.flatnonzero(answer == self.message).tolist():
+            heads = np.flatnonzero(answer[:place] == self.channel)
+            if len(heads) and answer[heads[-1] + 1] == self.final:
+                return int(place) + 1
+        return None
+
+
+Reasoning = Tags | Channels
+_KINDS: dict[str, type[Tags] | type[Channels]] = {"tags": Tags, "channels": Channels}
+
+
+def to_wire(reasoning: Reasoning) -> list[Any]:
+    return ["tags" if isinstance(reasoning, Tags) else "channels", *reasoning]
+
+
+def from_wire(values: list[Any]) -> Reasoning:
+    """The inverse of ``to_wire``."""
+    kind, *ids = values
+    return _KINDS[kind](*ids)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
+from ...protocol.reasoning import CHANNEL, MESSAGE, TURN
 from .content import Spans
-from .tools.harmony import CALL_END, CALL_START, MESSAGE
+from .tools.harmony import CALL_END, CALL_START
 from .tools.parser import held_back
 
-CHANNEL, START = "<|channel|>", "<|start|>"
-_HEADS = (CHANNEL, START)
-_ENDS = ("<|end|>", "<|return|>", CALL_END, START)
+_HEADS = (CHANNEL, TURN)
+_ENDS = ("<|end|>", "<|return|>", CALL_END, TURN)
 _MAX_HEAD_CHARS = 512  # of a head, including the mark that ends it
 _MARK = re.compile(r"\s*<\|(?:channel|start)\|>")
 _THOUGHT = re.compile(r"\s*<\|channel\|>\s*analysis\b")
@@ -123,7 +123,7 @@ class HarmonyReader:
             return self._cut(len(self._text) - max(held_back(self._text, end) for end in _ENDS)), False
         place, end = min(found)
         piece = self._cut(place)
-        self._text = self._text if end == START else self._text.removeprefix(end)
+        self._text = self._text if end == TURN else self._text.removeprefix(end)
         return piece, True
 
     def _cut(self, size: int) -> str:

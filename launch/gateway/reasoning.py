@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from ...protocol.errors import TokenizationFailed
-from ...protocol.reasoning import END, START
+from ...protocol.reasoning import CHANNEL, END, FINAL, MESSAGE, START
 from .chat_messages import json_text
 from .harmony import HarmonyReader, end_of_thoughts
 from .schemas.chat import ChatRequest
@@ -105,7 +105,7 @@ async def with_reasoning(
     words = await asyncio.to_thread(lambda: gateway.words)  # may have to load the tokenizer first
     if (form := asked.get("structured")) is not None:
         is_left_in = body.separate_reasoning is False or asked.get("continue_final_message")
-        if has_channels or is_left_in or not (words.is_token(START) and words.is_token(END)):
+        if is_left_in or not all(map(words.is_token, (CHANNEL, FINAL, MESSAGE) if has_channels else (START, END))):
             return asked, Reasoning()
         asked = {**asked, "structured": {**form, "after_reasoning": True}}
     if has_channels or words.is_special_word(END):  # the tags must not be stripped as special tokens

@@ -19,7 +19,7 @@ from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish
 from ...protocol.model_card import ModelCard
-from ...protocol.reasoning import ReasoningTokens
+from ...protocol.reasoning import from_wire
 from ...protocol.record import RequestRecord
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
@@ -305,7 +305,7 @@ class Execute:
 
     def _begin(self, sequence: Sequence, record: RequestRecord) -> None:
         if record.grammar:
-            reasoning = ReasoningTokens(*record.reasoning) if record.reasoning else None
+            reasoning = from_wire(record.reasoning) if record.reasoning else None
             self._grammars.add(sequence, record.grammar, reasoning)
         else:
             self._engine.add(sequence)

@@ -13,7 +13,7 @@ from ...protocol.errors import DuplicateId, InvalidRequest
 from ...protocol.groups import member_id
 from ...protocol.journal.layout import MAX_ID_BYTES
 from ...protocol.messages import Accepted
-from ...protocol.reasoning import ReasoningTokens
+from ...protocol.reasoning import Reasoning
 from ...protocol.record import is_repeat
 from .request import GenerationRequest
 from .turns import Owner
@@ -34,7 +34,7 @@ class Intake:
     request: GenerationRequest
     received_ns: int
     grammar: str = ""  # compiled from request.structured
-    reasoning: ReasoningTokens | None = None  # what may come before it
+    reasoning: Reasoning | None = None  # what may come before it
     tokenize_start_ns: int = 0
     tokenize_end_ns: int = 0
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...protocol.groups import member_id, member_seed
 from ...protocol.owners import HOUSE
+from ...protocol.reasoning import to_wire
 from ...protocol.record import RequestRecord
 from .admission import Admission
 from .intake import Intake
@@ -33,7 +34,7 @@ def make_records(intake: Intake, admission: Admission, *, lease_s: float, lora_d
         return_prompt=request.return_prompt,
         sampling=params.to_wire(),
         grammar=intake.grammar,
-        reasoning=list(intake.reasoning) if intake.reasoning else None,
+        reasoning=to_wire(intake.reasoning) if intake.reasoning else None,
     )
     return [_member(first, intake.request_id, index) for index in range(params.group_size)]
 

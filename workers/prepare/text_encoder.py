@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ...protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed
-from ...protocol.reasoning import END, START, ReasoningTokens
+from ...protocol.reasoning import CHANNEL, END, FINAL, MESSAGE, START, TURN, Channels, Reasoning, Tags
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .chat_template import ChatTemplate
 from .request import GenerationRequest, Int32
@@ -30,7 +30,11 @@ class TextEncoder:
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
         self._bos_token_id = facts.bos_token_id
-        self._tags = tuple(self._ids(tag, add_special_tokens=False).tolist() for tag in (START, END))
+        self._marks = {
+            mark: int(ids[0])
+            for mark in (START, END, TURN, CHANNEL, FINAL, MESSAGE)
+            if len(ids := self._ids(mark, add_special_tokens=False)) == 1
+        }
         self._template = (
             ChatTemplate(facts.chat_template, facts.special_tokens) if facts.chat_template is not None else None
         )
@@ -87,22 +91,33 @@ class TextEncoder:
             ids = self._ids(text, add_special_tokens=False)
         return self._at_least_one(ids, param="messages")
 
-    def reasoning_after(self, prompt: Int32) -> ReasoningTokens | None:
-        """How the answer to a prompt may begin with reasoning; None if it may not, as the prompt ends with the end of
-        it. Templates write an empty reasoning for an answer without any.
+    def reasoning_after(self, prompt: Int32) -> Reasoning | None:
+        """How the answer to a prompt may begin with reasoning; None if it may not, as the prompt ends behind it.
 
         Raises:
-            InvalidRequest: this model has no tokens for the tags.
+            InvalidRequest: this model has no tokens for the marks around reasoning.
         """
-        if any(len(ids) != 1 for ids in self._tags):
-            raise refusal(f".{AFTER_REASONING} is true, but {START} and {END} are not tokens of this model")
-        [start], [end] = self._tags
+        if {START, END} <= self._marks.keys():
+            return self._tags_after(prompt)
+        if {TURN, CHANNEL, FINAL, MESSAGE} <= self._marks.keys():
+            channels = Channels(self._marks[CHANNEL], self._marks[FINAL], self._marks[MESSAGE])
+            turns = np.flatnonzero(prompt == self._marks[TURN])
+            is_final = len(turns) and channels.find_form(prompt[turns[-1] :]) is not None
+            return None if is_final else channels
+        raise refusal(
+            f".{AFTER_REASONING} is true, but neither {START} and {END} nor {CHANNEL} and {MESSAGE} are tokens of"
+            " this model"
+        )
+
+    def _tags_after(self, prompt: Int32) -> Tags | None:
+        """Templates write an empty reasoning into the prompt for an answer without any."""
+        start, end = self._marks[START], self._marks[END]
         places = np.flatnonzero((prompt == start) | (prompt == end))
         last = int(places[-1]) if len(places) else -1
         rest = self._tokenizer.decode(prompt[last + 1 :].tolist(), skip_special_tokens=False)
         if last >= 0 and prompt[last] == end and not rest.strip():
             return None
-        return ReasoningTokens(start, end, is_open=last >= 0 and bool(prompt[last] == start))
+        return Tags(start, end, is_open=last >= 0 and bool(prompt[last] == start))
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> Int32:
         # Not encode(): it holds the GIL (half a second for a megabyte), while the batch form releases it. The fast

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
+from ....protocol.reasoning import CHANNEL, MESSAGE
 from .hermes import HermesParser
 from .parser import UNREADABLE, Call, call_of
 
-MESSAGE = "<|message|>"
-CALL_START, CALL_END = "<|channel|>commentary to=functions.", "<|call|>"
+CALL_START, CALL_END = f"{CHANNEL}commentary to=functions.", "<|call|>"
 
 
 class HarmonyParser(HermesParser):

@@ -20,6 +20,7 @@ from triptych.launch.gateway.reasoning import Reasoning
 from triptych.launch.gateway.thoughts import find_reasoning_parser
 from triptych.launch.gateway.tools.harmony import HarmonyParser
 from triptych.launch.gateway.tools.parser import Call, find_parser
+from triptych.launch.gateway.words import Words
 
 THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|>"
 OPEN_THOUGHT = THOUGHT.removesuffix("<|end|>")  # where the hash model ends
@@ -127,6 +128,13 @@ def test_harmony_is_detected_from_the_template() -> None:
 def api(pipeline: drivers.Driver) -> Iterator[Site]:
     with site(pipeline.run_dir, reasoning_parser="harmony", tool_parser="harmony") as api:
         yield api
+
+
+def test_form_is_asked_for_in_the_final_channel(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Words, "is_token", lambda words, text: True)
+    status, error = api.refusal(CHAT, messages=MESSAGES, structured_outputs={"choice": ["yes"]})
+    assert (status, error["param"]) == (400, "structured_outputs")
+    assert "after_reasoning is true, but neither <think> and </think> nor <|channel|>" in error["message"]
 
 
 def test_reasoning_has_its_own_field(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:

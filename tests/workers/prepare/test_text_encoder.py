@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.workers import tokenizer_zoo
 from triptych.protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed
-from triptych.protocol.reasoning import END, START, ReasoningTokens
+from triptych.protocol.reasoning import CHANNEL, END, FINAL, MESSAGE, START, TURN, Channels, Tags
 from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer
 from triptych.workers.prepare.request import GenerationRequest
 from triptych.workers.prepare.text_encoder import TextEncoder
@@ -190,9 +190,9 @@ def test_giant_prompt_does_not_block_other_threads() -> None:
     assert num_turns > 20  # encode() would allow one or two
 
 
-def with_tags(tokenizer: Tokenizer) -> Tokenizer:
+def with_tokens(tokenizer: Tokenizer, *tokens: str) -> Tokenizer:
     copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.add_tokens([AddedToken(tag, normalized=False) for tag in (START, END)])
+    copy.add_tokens([AddedToken(token, normalized=False) for token in tokens])
     return copy
 
 
@@ -209,15 +209,34 @@ def with_tags(tokenizer: Tokenizer) -> Tokenizer:
 )
 @pytest.mark.parametrize("name", ["byte_level", "llama2"])
 def test_prompt_tells_whether_its_answer_may_begin_with_reasoning(name: str, prompt: str, begins: str) -> None:
-    tokenizer = with_tags(getattr(tokenizer_zoo, name)())
+    tokenizer = with_tokens(getattr(tokenizer_zoo, name)(), START, END)
     encoder = make_encoder(tokenizer)
     found = encoder.reasoning_after(encoder.encode(prompt))
     start, end = (tokenizer_zoo.id_of(tokenizer, tag) for tag in (START, END))
-    assert found == (None if begins == "with the form" else ReasoningTokens(start, end, is_open=begins == "inside"))
+    assert found == (None if begins == "with the form" else Tags(start, end, is_open=begins == "inside"))
 
 
-def test_reasoning_needs_tokens_for_its_tags() -> None:
+@pytest.mark.parametrize(
+    ("prompt", "is_final"),
+    [
+        ("Hello<|start|>assistant", False),
+        ("<|start|>assistant<|channel|>final<|message|>Hello<|start|>assistant", False),
+        ("<|start|>assistant<|channel|>final<|message|>Hel", True),
+        ("<|start|>assistant<|channel|>analysis<|message|>Hel", False),
+    ],
+)
+def test_answers_in_channels_have_the_form_in_the_final_one(prompt: str, is_final: bool) -> None:
+    marks = (TURN, CHANNEL, FINAL, MESSAGE)
+    tokenizer = with_tokens(tokenizer_zoo.byte_level(), *marks)
+    encoder = make_encoder(tokenizer)
+    channels = Channels(*(tokenizer_zoo.id_of(tokenizer, mark) for mark in marks[1:]))
+    assert encoder.reasoning_after(encoder.encode(prompt)) == (None if is_final else channels)
+
+
+def test_reasoning_needs_tokens_for_its_marks() -> None:
     encoder = make_encoder(tokenizer_zoo.byte_level())
-    with pytest.raises(InvalidRequest, match="<think> and </think> are not tokens of this model") as refused:
+    with pytest.raises(
+        InvalidRequest, match=r"neither <think> and </think> nor .* are tokens of this model"
+    ) as refused:
         encoder.reasoning_after(encoder.encode("Hello"))
     assert refused.value.param == "structured"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ....protocol.channels import Bell
-from ....protocol.reasoning import ReasoningTokens
+from ....protocol.reasoning import Reasoning
 from ..scheduling.sequence import Key, Sequence
 from .matcher import GrammarCompiler, GrammarMatcher
 
@@ -26,7 +26,7 @@ class GrammarIntake:
         """The number of sequences that wait for their grammar."""
         return len(self._pending)
 
-    def add(self, sequence: Sequence, grammar: str, reasoning: ReasoningTokens | None = None) -> None:
+    def add(self, sequence: Sequence, grammar: str, reasoning: Reasoning | None = None) -> None:
         self._pending[sequence.key] = sequence
         self._thread.submit(self._compile, sequence, grammar, reasoning)
 
@@ -49,7 +49,7 @@ class GrammarIntake:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, sequence: Sequence, grammar: str, reasoning: ReasoningTokens | None) -> None:
+    def _compile(self, sequence: Sequence, grammar: str, reasoning: Reasoning | None) -> None:
         result: GrammarMatcher | str
         try:
             result = self._compiler.compile(grammar, reasoning)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ....protocol.grammar import PARSER_LIMITS, tokenizer_options
 from ....protocol.model_card import ModelCard
-from ....protocol.reasoning import ReasoningTokens
+from ....protocol.reasoning import Reasoning
 from ....protocol.tokenizer_files import TOKENIZER_FILE
 
 if TYPE_CHECKING:
@@ -24,28 +24,27 @@ class GrammarError(Exception):
     """The answer cannot continue under its grammar; carries the reason."""
 
 
+class Before(NamedTuple):
+    """Reasoning before the form."""
+
+    reasoning: Reasoning
+    allowed: Bits  # all but the tokens that end an answer, which would then lack its form
+
+
 class GrammarMatcher:
     """Follows the tokens of one sequence. Not thread-safe.
 
-    Invariant: the matcher has consumed the first ``num_taken`` tokens of the answer. It consumes the others when it is
-    asked what may follow them, so a preempted or recovered sequence needs no special treatment.
+    Invariant: the matcher has consumed the first ``num_taken`` tokens of the form, with which the answer begins unless
+    there is reasoning before it. It consumes the others when it is asked what may follow them, so a preempted or
+    recovered sequence needs no special treatment.
     """
 
-    def __init__(
-        self,
-        matcher: LLMatcher,
-        vocab_size: int,
-        *,
-        reasoning: ReasoningTokens | None = None,
-        free: Bits | None = None,
-    ) -> None:
-        """With ``reasoning``, the answer may begin with it, in which the tokens ``free`` are allowed."""
+    def __init__(self, matcher: LLMatcher, vocab_size: int, *, before: Before | None = None) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
-        self._num_taken = 0  # tokens of the form
-        self._reasoning = reasoning
-        self._free = free
-        self._start: int | None = None if reasoning else 0  # index of the form's first token, once it is known
+        self._before = before
+        self._start: int | None = None  # index of the form's first token, once it is known
+        self._num_taken = 0
 
     def allowed_after(self, output_tokens: Int32) -> Bits:
         """Which ids may follow these tokens, including the end of sequence where the answer may end.
@@ -53,24 +52,16 @@ class GrammarMatcher:
         Raises:
             GrammarError: a token does not match the grammar, or matching has become too complex.
         """
+        if self._before is None:
+            return self._allowed_in_form(output_tokens)
+        reasoning, allowed_before = self._before
         if self._start is None:
-            self._start = self._start_in(output_tokens)
+            self._start = reasoning.find_form(output_tokens)
         if self._start is not None:
             return self._allowed_in_form(output_tokens[self._start :])
-        assert self._reasoning is not None, "otherwise the form starts with the answer"
-        assert self._free is not None, "it comes with the reasoning"
-        if len(output_tokens) or self._reasoning.is_open:
-            return self._free
-        return self._allowed_in_form(output_tokens) | _packed(np.arange(self._vocab_size) == self._reasoning.start)
-
-    def _start_in(self, output_tokens: Int32) -> int | None:
-        """Where the form starts: behind the reasoning, or at once if the answer does not begin with any."""
-        assert self._reasoning is not None, "otherwise the form starts with the answer"
-        start, end, is_open = self._reasoning
-        if len(output_tokens) and not is_open and output_tokens[0] != start:
-            return 0
-        places = np.flatnonzero(output_tokens == end)
-        return int(places[0]) + 1 if len(places) else None
+        if len(output_tokens) or reasoning.first is None:
+            return allowed_before
+        return self._allowed_in_form(output_tokens) | _packed(np.arange(self._vocab_size) == reasoning.first)
 
     def _allowed_in_form(self, tokens: Int32) -> Bits:
         new = tokens[self._num_taken :].tolist()
@@ -109,12 +100,11 @@ class GrammarCompiler:
         self._run_dir = run_dir
         self._card = card
         self._tokenizer: LLTokenizer | None = None
-        # Within reasoning. An answer that ended there would lack its form.
-        is_free = np.ones(card.vocab_size, bool)
-        is_free[list(card.eos_token_ids)] = False
-        self._free = _packed(is_free)
+        goes_on = np.ones(card.vocab_size, bool)
+        goes_on[list(card.eos_token_ids)] = False
+        self._allowed_before = _packed(goes_on)
 
-    def compile(self, grammar: str, reasoning: ReasoningTokens | None = None) -> GrammarMatcher:
+    def compile(self, grammar: str, reasoning: Reasoning | None = None) -> GrammarMatcher:
         """``reasoning`` is what may come before the answer's form.
 
         Raises:
@@ -126,7 +116,8 @@ class GrammarCompiler:
         matcher = LLMatcher(self._load(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(matcher.get_error()[:200])
-        return GrammarMatcher(matcher, self._card.vocab_size, reasoning=reasoning, free=self._free)
+        before = Before(reasoning, self._allowed_before) if reasoning else None
+        return GrammarMatcher(matcher, self._card.vocab_size, before=before)
 
     def _load(self) -> LLTokenizer:
         """The tokenizer, loaded for the first grammar: it takes hundreds of milliseconds with a large vocabulary."""

@@ -14,7 +14,7 @@ from tests.workers import tokenizer_zoo
 from tests.workers.execute.factories import make_sequence
 from tests.workers.grammars import make_card, model_dir
 from triptych.protocol.channels import Bell, Poller
-from triptych.protocol.reasoning import ReasoningTokens
+from triptych.protocol.reasoning import Reasoning
 from triptych.workers.execute.grammar.intake import GrammarIntake
 from triptych.workers.execute.grammar.matcher import GrammarCompiler, GrammarMatcher
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -24,7 +24,7 @@ class FakeCompiler(GrammarCompiler):
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
 
-    def compile(self, grammar: str, reasoning: ReasoningTokens | None = None) -> GrammarMatcher:
+    def compile(self, grammar: str, reasoning: Reasoning | None = None) -> GrammarMatcher:
         self._act()
         return GrammarMatcher.__new__(GrammarMatcher)
 

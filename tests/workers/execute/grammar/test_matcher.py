@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from tests.workers import tokenizer_zoo
 from tests.workers.grammars import make_card, model_dir
-from triptych.protocol.reasoning import END, START, ReasoningTokens
+from triptych.protocol.reasoning import END, START, Channels, Tags
 from triptych.workers.execute.grammar.matcher import GrammarCompiler, GrammarError, GrammarMatcher, has_others, ids_of
 from triptych.workers.summarize.detokenizer import make_detokenizer
 from triptych.workers.summarize.vocabulary import Vocabulary
@@ -109,7 +109,7 @@ def reasoning_matcher(folder: Path, *, is_open: bool) -> tuple[GrammarMatcher, d
     tokenizer = Tokenizer.from_str(tokenizer_zoo.byte_level().to_str())
     tokenizer.add_tokens([START, END])
     ids = {token: tokenizer_zoo.id_of(tokenizer, token) for token in ("a", "b", "x", "</s>", START, END)}
-    reasoning = ReasoningTokens(ids[START], ids[END], is_open)
+    reasoning = Tags(ids[START], ids[END], is_open)
     return GrammarCompiler(model_dir(folder, tokenizer), make_card(tokenizer)).compile(lark(["ab"]), reasoning), ids
 
 
@@ -147,6 +147,22 @@ def test_restored_matcher_knows_where_the_reasoning_ended(tmp_path: Path, is_ope
     for length in range(len(answer) + 1):
         restored, _ = reasoning_matcher(tmp_path, is_open=is_open)
         assert allowed_after(restored, answer[:length]) == allowed_after(followed, answer[:length])
+
+
+def test_form_is_in_the_final_channel(tmp_path: Path) -> None:
+    tokenizer = tokenizer_zoo.byte_level()
+    a, b, f, m, x, c, end = (tokenizer_zoo.id_of(tokenizer, token) for token in ("a", "b", "f", "m", "x", "c", "</s>"))
+    compiler = GrammarCompiler(model_dir(tmp_path, tokenizer), make_card(tokenizer))
+    matcher = compiler.compile(lark(["ab"]), Channels(channel=c, final=f, message=m))
+    tokens: list[int] = []
+    for token in (c, x, m, f, m, x, c, f, x):  # another channel, its message, and the head of the final one
+        assert end not in allowed_after(matcher, tokens)
+        assert {a, b, c, f, m, x} <= set(allowed_after(matcher, tokens))
+        tokens.append(token)
+    tokens.append(m)
+    assert a in allowed_after(matcher, tokens)
+    assert not {b, x, m}.intersection(allowed_after(matcher, tokens))
+    assert allowed_after(matcher, [*tokens, a, b]) == [end]
 
 
 def test_grammar_that_does_not_compile_is_an_error(tmp_path: Path) -> None:
