@@ -22,6 +22,11 @@ class Tags(NamedTuple):
     start: int  # ids of both tags
     end: int
     is_open: bool  # the prompt ends inside the reasoning
+    budget: int | None = None  # tokens between the tags, at most; then the end tag is the only choice
+
+    def is_spent(self, answer: Int32) -> bool:
+        """Whether an answer that is still within the reasoning has as many tokens of it as it may have."""
+        return self.budget is not None and len(answer) - (not self.is_open) >= self.budget
 
     @property
     def first(self) -> int | None:

@@ -34,8 +34,9 @@ def chat_of(body: CountRequest, template: str) -> ChatRequest:
         _check_begun(f"messages[{len(body.messages) - 1}]", turns[-1])
     is_parallel = body.tool_choice is None or not body.tool_choice.disable_parallel_tool_use
     variables: dict[str, Any] = {}
-    is_told = True
+    is_told, budget = True, None
     if (thinking := body.thinking) is not None:
+        budget = thinking.budget_tokens
         is_wanted = thinking.type != "disabled"
         variables = thinking_variables(is_wanted)
         is_told = is_wanted and thinking.display != "omitted"
@@ -49,6 +50,7 @@ def chat_of(body: CountRequest, template: str) -> ChatRequest:
         "chat_template_kwargs": {**variables, **(body.chat_template_kwargs or {})},
         "reasoning_effort": body.output_config.effort if body.output_config and knows_effort(template) else None,
         "include_reasoning": is_told,
+        "thinking_token_budget": budget,
     }
     if isinstance(body, MessageRequest):
         asked |= {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}

@@ -20,7 +20,7 @@ from .generation import Generation
 from .message_blocks import BlockWriter, blocks_of
 from .message_turns import chat_of
 from .parameters import named_as
-from .reasoning import Reasoning, with_reasoning
+from .reasoning import Reasoning, can_limit, with_reasoning
 from .schemas.messages import CountRequest, MessageRequest
 from .state import Gateway
 from .streaming import event
@@ -39,6 +39,8 @@ async def create_message(gateway: Gateway, body: MessageRequest, request: Reques
     gateway.check_ready()
     model = gateway.check_model(body.model)
     chat = chat_of(body, gateway.facts.chat_template or "")
+    if chat.thinking_token_budget is not None and not await can_limit(gateway):
+        chat.thinking_token_budget = None  # a target, not a limit
     tools = tool_use(gateway, chat.tools, chat.tool_choice, single=chat.parallel_tool_calls is False)
     form = "tool_choice" if tools.form else "output_config.format"
     with named_as(prompt="messages", stop="stop_sequences", structured=form):

@@ -99,6 +99,8 @@ async def with_reasoning(
     Raises:
         RequestError: the pipeline refused to render the end of the prompt.
     """
+    if body.thinking_token_budget is not None:
+        asked = {**asked, "thinking_token_budget": body.thinking_token_budget}
     if gateway.reasoning_parser == "none":
         return asked, Reasoning()
     has_channels = gateway.reasoning_parser == "harmony"
@@ -119,6 +121,12 @@ async def with_reasoning(
     if asked.get("continue_final_message"):
         return asked, Reasoning.continued(asked["messages"][-1]["content"], is_told=is_told)
     return asked, Reasoning(True, await _is_open(gateway, request, asked), is_told)
+
+
+async def can_limit(gateway: Gateway) -> bool:
+    """Whether the pipeline can end the reasoning of this model after some number of tokens."""
+    words = await asyncio.to_thread(lambda: gateway.words)
+    return gateway.reasoning_parser == "think" and words.is_token(START) and words.is_token(END)
 
 
 async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:

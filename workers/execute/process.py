@@ -19,13 +19,13 @@ from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish
 from ...protocol.model_card import ModelCard
-from ...protocol.reasoning import from_wire
+from ...protocol.reasoning import Tags, from_wire
 from ...protocol.record import RequestRecord
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
 from .grammar.intake import GrammarIntake
-from .grammar.matcher import GrammarCompiler
+from .grammar.matcher import GrammarCompiler, ReasoningLimit
 from .loading import load_runner, settle_interval_ms, settle_scheduling
 from .quarantine import Quarantine
 from .reports import Reports
@@ -106,7 +106,7 @@ class Execute:
         self._quarantine = Quarantine(context.journal, num_steps=num_alone)
         self._intent = StepIntent(context.intent)
         self._flushes = context.config.service.flushes_steps
-        self._adapters = card.adapters
+        self._adapters, self._vocab_size = card.adapters, card.vocab_size
         self._books = Bookkeeper(
             context.journal, eos_token_ids=frozenset(card.eos_token_ids), adapters=self._adapters
         )  # fmt: skip
@@ -304,11 +304,13 @@ class Execute:
         return self._is_degraded and view.group == self._search
 
     def _begin(self, sequence: Sequence, record: RequestRecord) -> None:
+        reasoning = from_wire(record.reasoning) if record.reasoning else None
         if record.grammar:
-            reasoning = from_wire(record.reasoning) if record.reasoning else None
             self._grammars.add(sequence, record.grammar, reasoning)
-        else:
-            self._engine.add(sequence)
+            return
+        if isinstance(reasoning, Tags):
+            sequence.grammar = ReasoningLimit(reasoning, self._vocab_size)
+        self._engine.add(sequence)
 
     @property
     def _num_live(self) -> int:

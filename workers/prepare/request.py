@@ -50,6 +50,7 @@ class GenerationRequest:
     return_prompt: bool = False  # the summary includes the prompt's token ids
     structured: Structured | None = None  # the form the answer must have
     after_reasoning: bool = False  # that form begins after the reasoning of the answer, if there is any
+    thinking_token_budget: int | None = None  # tokens of reasoning, at most; None: as many as the model likes
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
@@ -59,6 +60,11 @@ class GenerationRequest:
             )
         if self.structured is not None and self.sampling.ignore_eos:
             raise refusal("and ignore_eos exclude each other: such an answer ends with the end of sequence")
+        if self.thinking_token_budget is not None and self.sampling.is_beam_search:
+            raise InvalidRequest(
+                f"num_beams is {self.sampling.num_beams}: a beam search takes no thinking_token_budget",
+                param="thinking_token_budget",
+            )
         if self.continue_final_message:
             self._check_final_message()
 
@@ -72,6 +78,11 @@ class GenerationRequest:
             )
         if last.get("tool_calls"):
             raise InvalidRequest(f"{name} is true: the last message ends with a call and cannot continue", param=name)
+
+    @property
+    def tells_reasoning(self) -> bool:
+        """Whether the reasoning in its answer has to be told from the rest."""
+        return self.after_reasoning or (self.thinking_token_budget is not None and self.structured is None)
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> GenerationRequest:
@@ -102,6 +113,7 @@ class GenerationRequest:
             return_prompt=_checked_bool("return_prompt", wire.get("return_prompt", False)),
             structured=checked_structured(wire.get("structured")),
             after_reasoning=checked_after_reasoning(wire.get("structured")),
+            thinking_token_budget=_checked_budget(wire.get("thinking_token_budget")),
             sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
         )
 
@@ -249,6 +261,14 @@ def _checked_max_prompt(value: Any) -> int | None:
     if value is not None and (type(value) is not int or not 1 <= value <= _INT32.max):
         raise InvalidRequest(
             f"max_prompt_tokens is {value!r:.80}, the limits are 1 and {_INT32.max}", param="max_prompt_tokens"
+        )
+    return value
+
+
+def _checked_budget(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or not 0 <= value <= _INT32.max):
+        raise InvalidRequest(
+            f"thinking_token_budget is {value!r:.80}, the limits are 0 and {_INT32.max}", param="thinking_token_budget"
         )
     return value
 

@@ -91,14 +91,19 @@ class TextEncoder:
             ids = self._ids(text, add_special_tokens=False)
         return self._at_least_one(ids, param="messages")
 
-    def reasoning_after(self, prompt: Int32) -> Reasoning | None:
+    def reasoning_after(self, prompt: Int32, *, budget: int | None = None) -> Reasoning | None:
         """How the answer to a prompt may begin with reasoning; None if it may not, as the prompt ends behind it.
 
         Raises:
-            InvalidRequest: this model has no tokens for the marks around reasoning.
+            InvalidRequest: this model has no tokens for the marks around reasoning, or none that a ``budget`` needs.
         """
         if {START, END} <= self._marks.keys():
-            return self._tags_after(prompt)
+            return self._tags_after(prompt, budget)
+        if budget is not None:
+            raise InvalidRequest(
+                f"thinking_token_budget is {budget}, but {START} and {END} are not tokens of this model",
+                param="thinking_token_budget",
+            )
         if {TURN, CHANNEL, FINAL, MESSAGE} <= self._marks.keys():
             channels = Channels(self._marks[CHANNEL], self._marks[FINAL], self._marks[MESSAGE])
             turns = np.flatnonzero(prompt == self._marks[TURN])
@@ -109,7 +114,7 @@ class TextEncoder:
             " this model"
         )
 
-    def _tags_after(self, prompt: Int32) -> Tags | None:
+    def _tags_after(self, prompt: Int32, budget: int | None) -> Tags | None:
         """Templates write an empty reasoning into the prompt for an answer without any."""
         start, end = self._marks[START], self._marks[END]
         places = np.flatnonzero((prompt == start) | (prompt == end))
@@ -117,7 +122,7 @@ class TextEncoder:
         rest = self._tokenizer.decode(prompt[last + 1 :].tolist(), skip_special_tokens=False)
         if last >= 0 and prompt[last] == end and not rest.strip():
             return None
-        return Tags(start, end, is_open=last >= 0 and bool(prompt[last] == start))
+        return Tags(start, end, is_open=last >= 0 and bool(prompt[last] == start), budget=budget)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> Int32:
         # Not encode(): it holds the GIL (half a second for a megabyte), while the batch form releases it. The fast

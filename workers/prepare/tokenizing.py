@@ -159,8 +159,10 @@ class Tokenizing:
                 card=self._card,
                 max_prompt_tokens=request.max_prompt_tokens,
             )
-            if request.after_reasoning:
-                intake.reasoning = self._encoder.reasoning_after(admission.token_ids)
+            if request.tells_reasoning:
+                intake.reasoning = self._encoder.reasoning_after(
+                    admission.token_ids, budget=request.thinking_token_budget
+                )
             return admission
         except RequestError as error:
             return error

@@ -150,5 +150,6 @@ class ChatRequest(SamplingFields, TemplateFields):
     echo: bool | None = Field(None, description="return a continued message from its beginning")
     separate_reasoning: bool | None = Field(None, description="false: reasoning stays in the content, with its tags")
     include_reasoning: bool | None = Field(None, description="false: reasoning is left out of the reply")
+    thinking_token_budget: int | None = Field(None, ge=0, le=2**31 - 1, description="tokens of reasoning, at most")
 
     _few_parts = field_validator("messages", mode="before")(few_parts)

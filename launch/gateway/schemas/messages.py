@@ -63,8 +63,8 @@ class AnthropicToolChoice(ApiModel):
 
 
 class Thinking(ApiModel):
-    NEUTRAL: ClassVar[Neutral] = {"budget_tokens": ANYTHING}
     type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     display: Literal["summarized", "omitted"] | None = None
 
 

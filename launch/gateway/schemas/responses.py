@@ -110,6 +110,7 @@ class ResponseRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=2**31 - 1)
 
     _few_parts = field_validator("input", mode="before")(few_parts)
 

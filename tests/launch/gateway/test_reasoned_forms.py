@@ -84,6 +84,24 @@ def test_form_begins_after_the_reasoning(reasoner: Site, mode: str) -> None:
     assert max(lengths) > 0, "there is no reasoning to split off"
 
 
+@pytest.mark.parametrize("form", [{}, {"response_format": RESPONSE_FORMAT}], ids=["free", "form"])
+@pytest.mark.parametrize("mode", ["open", "free"])
+def test_budget_ends_the_reasoning(reasoner: Site, mode: str, form: dict[str, Any]) -> None:
+    endless = {**wanted(reasoner, mode, end=0.0), "thinking_token_budget": 5, "seed": 1, "max_tokens": 60, **form}
+    message = reasoner.ask(CHAT, **endless)["choices"][0]["message"]
+    if mode == "open" or message.get("reasoning_content"):
+        assert message["reasoning_content"] == "xxxxx"
+    if form:
+        assert set(json.loads(message["content"])) == {"a", "b"}
+
+
+def test_budget_of_anthropics_messages(reasoner: Site) -> None:
+    asked = {"messages": MESSAGES, "max_tokens": 20, "chat_template_kwargs": {"mode": "open"}}
+    reply = reasoner.ask("/v1/messages", **asked, thinking={"type": "enabled", "budget_tokens": 3})
+    assert 1 <= reply["usage"]["output_tokens_details"]["thinking_tokens"] <= 4
+    assert reply["usage"]["output_tokens"] > 4
+
+
 @pytest.mark.parametrize("more", [{"chat_template_kwargs": {"mode": "off"}}, {"separate_reasoning": False}], ids=str)
 def test_form_begins_at_once_without_reasoning(reasoner: Site, more: dict[str, Any]) -> None:
     asked = {**wanted(reasoner, "free"), **more, "response_format": RESPONSE_FORMAT}

@@ -18,6 +18,20 @@ from triptych.workers.prepare.request import MAX_MESSAGES, GenerationRequest
 HELLO = {"role": "user", "content": "Hello"}
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, False),
+        ({"thinking_token_budget": 0}, True),
+        ({"structured": {"regex": "a"}, "thinking_token_budget": 0}, False),
+        ({"structured": {"regex": "a", "after_reasoning": True}}, True),
+    ],
+    ids=str,
+)
+def test_reasoning_is_told_if_something_depends_on_it(more: dict[str, Any], expected: bool) -> None:
+    assert GenerationRequest.from_wire({"prompt": "x", **more}).tells_reasoning is expected
+
+
 def test_text_prompt_gets_every_default() -> None:
     request = GenerationRequest.from_wire({"prompt": "Once"})
     assert (request.prompt, request.truncation, request.lease_s) == ("Once", "none", None)
@@ -80,6 +94,12 @@ REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
         "messages[0].content[0].type must be 'text', got 'image'",
     ),
     "unknown truncation": ({"prompt": "x", "truncation": "auto"}, "truncation", "is 'auto', known are: none, left"),
+    "a budget below 0": ({"prompt": "x", "thinking_token_budget": -1}, "thinking_token_budget", "limits are 0"),
+    "a budget of a beam search": (
+        {"prompt": "x", "thinking_token_budget": 5, "num_beams": 2},
+        "thinking_token_budget",
+        "num_beams is 2",
+    ),
     "a lease of nan": ({"prompt": "x", "lease_s": math.nan}, "lease_s", "is nan"),
     "a lease of nothing": ({"prompt": "x", "lease_s": 0}, "lease_s", "limits are 0.05"),
     "a lease of years": (

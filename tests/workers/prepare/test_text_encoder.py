@@ -233,6 +233,18 @@ def test_answers_in_channels_have_the_form_in_the_final_one(prompt: str, is_fina
     assert encoder.reasoning_after(encoder.encode(prompt)) == (None if is_final else channels)
 
 
+def test_budget_needs_tags() -> None:
+    tagged = make_encoder(with_tokens(tokenizer_zoo.byte_level(), START, END))
+    found = tagged.reasoning_after(tagged.encode("Hello<think>"), budget=7)
+    assert isinstance(found, Tags)
+    assert found.budget == 7
+    for others in ((), (TURN, CHANNEL, FINAL, MESSAGE)):
+        encoder = make_encoder(with_tokens(tokenizer_zoo.byte_level(), *others))
+        with pytest.raises(InvalidRequest, match="thinking_token_budget is 7, but <think> and </think>") as refused:
+            encoder.reasoning_after(encoder.encode("Hello"), budget=7)
+        assert refused.value.param == "thinking_token_budget"
+
+
 def test_reasoning_needs_tokens_for_its_marks() -> None:
     encoder = make_encoder(tokenizer_zoo.byte_level())
     with pytest.raises(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..scheduling.sequence import Sequence
-from .matcher import Bits, GrammarMatcher, Int32, ids_of
+from .matcher import Bits, GrammarMatcher, Int32, ReasoningLimit, ids_of
 
 ROWS_A_JOB = 8  # a mask usually takes tens of microseconds, about what handing it to a thread costs
 MAX_THREADS = 4
@@ -32,7 +32,7 @@ NO_MASKS = TokenMasks({}, {})
 
 class _Row(NamedTuple):
     row: int
-    matcher: GrammarMatcher
+    matcher: GrammarMatcher | ReasoningLimit
     output_tokens: Int32
 
 
@@ -41,7 +41,7 @@ class _Job:
     """Some rows, computed one after the other; results are in the same order."""
 
     rows: list[_Row]
-    results: list[Bits | str] = field(default_factory=list)
+    results: list[Bits | str | None] = field(default_factory=list)
     row_began_at: float | None = None  # time.monotonic(), of the row being computed
     is_abandoned: bool = False
 
@@ -50,7 +50,7 @@ class _Job:
             if self.is_abandoned:
                 return
             self.row_began_at = time.monotonic()
-            result: Bits | str
+            result: Bits | str | None
             try:
                 result = matcher.allowed_after(output_tokens)
             except (KeyboardInterrupt, SystemExit):
@@ -79,10 +79,13 @@ class MaskMaker:
 
     def begin(self, sampled: Rows[Sequence]) -> PendingMasks | None:
         """Start computing the masks of the rows that have a grammar; None if there are none."""
+        for sequence in sampled:
+            if isinstance(sequence.grammar, ReasoningLimit) and sequence.grammar.is_over:
+                sequence.grammar = None
         rows = [
             _Row(row, sequence.grammar, sequence.output_tokens.copy())
             for row, sequence in enumerate(sampled)
-            if isinstance(sequence.grammar, GrammarMatcher)
+            if isinstance(sequence.grammar, (GrammarMatcher, ReasoningLimit))
         ]
         return PendingMasks(self, rows) if rows else None
 
@@ -140,7 +143,7 @@ def _collect(job: _Job, masks: TokenMasks) -> None:
     for (row, _, _), result in zip(rows, results, strict=False):
         if isinstance(result, str):
             masks.failed[row] = result
-        else:
+        elif result is not None:
             masks.allowed[row] = result
     job.rows = rows[len(results) :]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ....protocol.grammar import PARSER_LIMITS, tokenizer_options
 from ....protocol.model_card import ModelCard
-from ....protocol.reasoning import Reasoning
+from ....protocol.reasoning import Reasoning, Tags
 from ....protocol.tokenizer_files import TOKENIZER_FILE
 
 if TYPE_CHECKING:
@@ -59,9 +59,11 @@ class GrammarMatcher:
             self._start = reasoning.find_form(output_tokens)
         if self._start is not None:
             return self._allowed_in_form(output_tokens[self._start :])
+        if isinstance(reasoning, Tags) and reasoning.is_spent(output_tokens):
+            return only(reasoning.end, self._vocab_size)
         if len(output_tokens) or reasoning.first is None:
             return allowed_before
-        return self._allowed_in_form(output_tokens) | _packed(np.arange(self._vocab_size) == reasoning.first)
+        return self._allowed_in_form(output_tokens) | only(reasoning.first, self._vocab_size)
 
     def _allowed_in_form(self, tokens: Int32) -> Bits:
         new = tokens[self._num_taken :].tolist()
@@ -73,6 +75,26 @@ class GrammarMatcher:
         if self._matcher.is_error():
             raise GrammarError(self._matcher.get_error().partition("<non-verbose/>")[0].strip()[:200])
         return allowed.view(np.uint8)
+
+
+class ReasoningLimit:
+    """Ends the reasoning of one sequence when its budget is spent, and changes nothing else."""
+
+    def __init__(self, reasoning: Tags, vocab_size: int) -> None:
+        self._reasoning = reasoning
+        self._vocab_size = vocab_size
+        self.is_over = False  # nothing is left to limit
+
+    def allowed_after(self, output_tokens: Int32) -> Bits | None:
+        """Like that of ``GrammarMatcher``; None: everything."""
+        self.is_over = self.is_over or self._reasoning.find_form(output_tokens) is not None
+        if self.is_over or not (len(output_tokens) or self._reasoning.is_open):
+            return None
+        return only(self._reasoning.end, self._vocab_size) if self._reasoning.is_spent(output_tokens) else None
+
+
+def only(token_id: int, vocab_size: int) -> Bits:
+    return _packed(np.arange(vocab_size) == token_id)
 
 
 def _packed(is_allowed: npt.NDArray[np.bool_]) -> Bits:

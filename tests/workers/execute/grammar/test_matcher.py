@@ -13,7 +13,14 @@ from tokenizers import Tokenizer
 from tests.workers import tokenizer_zoo
 from tests.workers.grammars import make_card, model_dir
 from triptych.protocol.reasoning import END, START, Channels, Tags
-from triptych.workers.execute.grammar.matcher import GrammarCompiler, GrammarError, GrammarMatcher, has_others, ids_of
+from triptych.workers.execute.grammar.matcher import (
+    GrammarCompiler,
+    GrammarError,
+    GrammarMatcher,
+    ReasoningLimit,
+    has_others,
+    ids_of,
+)
 from triptych.workers.summarize.detokenizer import make_detokenizer
 from triptych.workers.summarize.vocabulary import Vocabulary
 
@@ -104,12 +111,14 @@ def test_token_outside_the_grammar_is_a_lasting_error(tmp_path: Path) -> None:
             matcher.allowed_after(np.array([tokenizer_zoo.id_of(tokenizer, "b")], np.int32))
 
 
-def reasoning_matcher(folder: Path, *, is_open: bool) -> tuple[GrammarMatcher, dict[str, int]]:
+def reasoning_matcher(
+    folder: Path, *, is_open: bool, budget: int | None = None
+) -> tuple[GrammarMatcher, dict[str, int]]:
     """A matcher of "ab" after optional reasoning, and the ids of some tokens."""
     tokenizer = Tokenizer.from_str(tokenizer_zoo.byte_level().to_str())
     tokenizer.add_tokens([START, END])
     ids = {token: tokenizer_zoo.id_of(tokenizer, token) for token in ("a", "b", "x", "</s>", START, END)}
-    reasoning = Tags(ids[START], ids[END], is_open)
+    reasoning = Tags(ids[START], ids[END], is_open, budget)
     return GrammarCompiler(model_dir(folder, tokenizer), make_card(tokenizer)).compile(lark(["ab"]), reasoning), ids
 
 
@@ -147,6 +156,35 @@ def test_restored_matcher_knows_where_the_reasoning_ended(tmp_path: Path, is_ope
     for length in range(len(answer) + 1):
         restored, _ = reasoning_matcher(tmp_path, is_open=is_open)
         assert allowed_after(restored, answer[:length]) == allowed_after(followed, answer[:length])
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_reasoning_ends_when_its_budget_is_spent(tmp_path: Path, is_open: bool, budget: int) -> None:
+    matcher, ids = reasoning_matcher(tmp_path, is_open=is_open, budget=budget)
+    limit = ReasoningLimit(Tags(ids[START], ids[END], is_open, budget), 1000)
+    tokens = [] if is_open else [ids[START]]
+    for _ in range(budget):
+        assert {ids["x"], ids[END]} <= set(allowed_after(matcher, tokens))
+        assert limit.allowed_after(np.array(tokens, np.int32)) is None
+        tokens.append(ids["x"])
+    assert allowed_after(matcher, tokens) == [ids[END]]
+    forced = limit.allowed_after(np.array(tokens, np.int32))
+    assert forced is not None
+    assert ids_of(forced).tolist() == [ids[END]]
+    tokens.append(ids[END])
+    assert ids["a"] in allowed_after(matcher, tokens)
+    assert limit.allowed_after(np.array(tokens, np.int32)) is None
+    assert limit.is_over
+
+
+def test_limit_is_over_if_the_answer_does_not_reason(tmp_path: Path) -> None:
+    _, ids = reasoning_matcher(tmp_path, is_open=False)
+    limit = ReasoningLimit(Tags(ids[START], ids[END], is_open=False, budget=0), 1000)
+    assert limit.allowed_after(np.array([], np.int32)) is None
+    assert not limit.is_over
+    assert limit.allowed_after(np.array([ids["a"]], np.int32)) is None
+    assert limit.is_over
 
 
 def test_form_is_in_the_final_channel(tmp_path: Path) -> None:
