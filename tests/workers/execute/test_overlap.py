@@ -125,6 +125,18 @@ def test_sequence_that_needs_its_own_tokens_keeps_steps_serial(is_grammar: bool)
     assert num_in_flight(engine) == 1
 
 
+def test_sequence_that_no_longer_needs_its_own_tokens_lets_steps_overlap() -> None:
+    needy = make_sequence(1)
+    needy.grammar = object()
+    engine = make_engine(make_sequence(), needy, depth=1)
+    engine.step()
+    assert num_in_flight(engine) == 0
+    needy.grammar = None
+    engine.step()
+    assert num_in_flight(engine) == 1
+    assert run(engine) == {(index, 0): expected_output(make_sequence(index)) for index in range(2)}
+
+
 def test_deadline_counts_the_tokens_that_were_sent() -> None:
     """Not the one in flight when it passes, which is dropped."""
     sequence = make_sequence(max_tokens=20)

@@ -78,7 +78,10 @@ class MaskMaker:
         self._threads = _make_threads()
 
     def begin(self, sampled: Rows[Sequence]) -> PendingMasks | None:
-        """Start computing the masks of the rows that have a grammar; None if there are none."""
+        """Start computing the masks of the rows that have a grammar; None if there are none.
+
+        A sequence with nothing left to limit loses its matcher, which would keep steps from being planned ahead.
+        """
         for sequence in sampled:
             if isinstance(sequence.grammar, ReasoningLimit) and sequence.grammar.is_over:
                 sequence.grammar = None

@@ -79,7 +79,7 @@ def may_plan_ahead(scheduler: Scheduler) -> bool:
 
     It can run short of pages only if a starting sequence claims idle pages before the decodes; these wait for a step.
     """
-    if scheduler.roster.num_needing_tokens or scheduler.proposals.num_due:
+    if scheduler.roster.needs_its_tokens or scheduler.proposals.num_due:
         return False
     config, running, cache = scheduler.config, scheduler.running, scheduler.cache
     prompts = scheduler.roster.in_state(SequenceState.PREFILLING)

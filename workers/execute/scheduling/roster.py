@@ -34,13 +34,23 @@ class Roster:
         self.live: dict[Key, Sequence] = {}
         self.waiting = WaitingQueue(policy.rank)
         self.running: dict[Key, Sequence] = {}
-        self.num_needing_tokens = 0  # live sequences with ``needs_its_tokens``
+        self._needing_tokens: set[Key] = set()  # live sequences with ``needs_its_tokens``, and some that had it
         self.num_preemptions = 0
         self.num_swaps = 0  # preemptions that moved the pages to the host
         self.num_swapped = 0  # of the sequences that wait now
         self.fresh_are_held_back = False  # memory ran out: no new prompt starts until a running sequence makes room
         self._urgency = policy.urgency
         self._may_swap = make_preemption(config)
+
+    @property
+    def needs_its_tokens(self) -> bool:
+        """Whether the host must know the tokens of a step before the next one can be computed."""
+        while self._needing_tokens:
+            key = next(iter(self._needing_tokens))
+            if self.live[key].needs_its_tokens:
+                return True
+            self._needing_tokens.remove(key)
+        return False
 
     def in_state(self, state: SequenceState) -> list[Sequence]:
         """Running sequences in ``state``, the most urgent first."""
@@ -51,7 +61,8 @@ class Roster:
     def add(self, sequence: Sequence) -> None:
         """A new sequence joins the queue."""
         self.live[sequence.key] = sequence
-        self.num_needing_tokens += sequence.needs_its_tokens
+        if sequence.needs_its_tokens:
+            self._needing_tokens.add(sequence.key)
         self.groups.join(sequence)
         first = self.beams.join(sequence)
         self.enter_queue(sequence)
@@ -127,7 +138,7 @@ class Roster:
     def retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
         """End a sequence: its row is free at once, its pages go to limbo."""
         del self.live[sequence.key]
-        self.num_needing_tokens -= sequence.needs_its_tokens
+        self._needing_tokens.discard(sequence.key)
         if sequence.key in self.running:
             self._leave(sequence)
             self.fresh_are_held_back = False

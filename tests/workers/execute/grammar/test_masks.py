@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tests.workers.execute.factories import make_sequence
+from triptych.protocol.reasoning import Tags
 from triptych.workers.execute.grammar.masks import MAX_THREADS, ROWS_A_JOB, MaskMaker, TokenMasks, first_allowed
-from triptych.workers.execute.grammar.matcher import Bits, GrammarError, GrammarMatcher, Int32, ids_of
+from triptych.workers.execute.grammar.matcher import Bits, GrammarError, GrammarMatcher, Int32, ReasoningLimit, ids_of
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 NUM_ROWS = 2 * ROWS_A_JOB + 3
@@ -42,6 +43,22 @@ def with_matcher(matcher: FakeMatcher | None) -> Sequence:
     sequence = make_sequence(1)
     sequence.grammar = matcher
     return sequence
+
+
+def test_matcher_with_nothing_left_to_limit_is_dropped() -> None:
+    sequence = make_sequence()
+    sequence.grammar = ReasoningLimit(Tags(start=1, end=2, is_open=True, budget=0), 64)
+    maker = MaskMaker()
+    pending = maker.begin([sequence])
+    assert pending is not None
+    assert ids_of(pending.wait().allowed[0]).tolist() == [2]
+    sequence.tokens[sequence.num_tokens] = 2
+    sequence.num_tokens += 1
+    pending = maker.begin([sequence])
+    assert pending is not None
+    assert pending.wait() == ({}, {})
+    assert maker.begin([sequence]) is None
+    assert sequence.grammar is None
 
 
 def test_rows_without_a_grammar_cost_nothing() -> None:
