@@ -24,7 +24,10 @@ FIELDS = table("coming-from.md", "Fields of a request")[1:]
 VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OURS = {flag for verb in ("serve", "generate") for p in VERBS[verb].params for flag in (*p.opts, *p.secondary_opts)}
 OF_OTHERS = [cell for row in FLAGS for cell in row[1:]]
-OF_CHATS = ("reasoning_effort", "separate_reasoning", "include_reasoning", "chat_template", "continue_final_message")
+OF_CHATS = (
+    "reasoning_effort", "separate_reasoning", "include_reasoning", "thinking_token_budget", "chat_template",
+    "continue_final_message",
+)  # fmt: skip
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}]
 VALUES: dict[str, Any] = {  # values that request something; 1 for all others
     "min_p": 0.1,

@@ -79,7 +79,7 @@ class GrammarChecker:
                 self.close()  # it died while idle: no form is to blame
             if self._process is None:
                 self._process = _Process(self._run_dir, self._memory_bytes)
-            self._process.ask(list(structured))
+            self._process.ask([structured.kind, structured.source])
             return Verdict(*self._process.answer(self._timeout_s))
         except TimeoutError:
             error = f"takes longer than {self._timeout_s} s to compile"

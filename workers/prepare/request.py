@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S
 from ...protocol.errors import InvalidRequest
 from ...protocol.sampling import SamplingParams
-from .structured import Structured, checked_after_reasoning, checked_structured, refusal
+from .structured import Structured, checked_structured, refusal
 from .tool_fields import CALL_FIELDS, Message, add_calls, checked_template_kwargs, checked_tools
 
 Int32 = npt.NDArray[np.int32]
@@ -49,7 +49,6 @@ class GenerationRequest:
     max_prompt_tokens: int | None = None  # a longer prompt is cut or refused, like one that does not fit
     return_prompt: bool = False  # the summary includes the prompt's token ids
     structured: Structured | None = None  # the form the answer must have
-    after_reasoning: bool = False  # that form begins after the reasoning of the answer, if there is any
     thinking_token_budget: int | None = None  # tokens of reasoning, at most; None: as many as the model likes
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
@@ -82,7 +81,7 @@ class GenerationRequest:
     @property
     def tells_reasoning(self) -> bool:
         """Whether the reasoning in its answer has to be told from the rest."""
-        return self.after_reasoning or (self.thinking_token_budget is not None and self.structured is None)
+        return self.thinking_token_budget is not None if self.structured is None else self.structured.after_reasoning
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> GenerationRequest:
@@ -112,7 +111,6 @@ class GenerationRequest:
             continue_final_message=_checked_bool("continue_final_message", wire.get("continue_final_message", False)),
             return_prompt=_checked_bool("return_prompt", wire.get("return_prompt", False)),
             structured=checked_structured(wire.get("structured")),
-            after_reasoning=checked_after_reasoning(wire.get("structured")),
             thinking_token_budget=_checked_budget(wire.get("thinking_token_budget")),
             sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
         )

@@ -21,6 +21,7 @@ class Structured(NamedTuple):
 
     kind: Kind
     source: str  # a JSON schema as JSON, a regular expression, or a grammar in Lark's notation
+    after_reasoning: bool = False  # the form begins after the reasoning of the answer, if there is any
 
 
 def checked_structured(value: Any) -> Structured | None:
@@ -42,19 +43,10 @@ def checked_structured(value: Any) -> Structured | None:
     size = len(structured.source.encode("utf-8", "surrogatepass"))
     if size > MAX_SOURCE_BYTES:
         raise refusal(f".{name} has {size} bytes, the limit is {MAX_SOURCE_BYTES}")
-    return structured
-
-
-def checked_after_reasoning(value: Any) -> bool:
-    """Whether the form in such a map begins only after the reasoning of the answer, if there is any.
-
-    Raises:
-        InvalidRequest: it is not a bool.
-    """
-    asked = value.get(AFTER_REASONING, False) if isinstance(value, dict) else False
-    if not isinstance(asked, bool):
-        raise refusal(f".{AFTER_REASONING} must be a bool, got {asked!r:.80}")
-    return asked
+    after_reasoning = value.get(AFTER_REASONING, False)
+    if not isinstance(after_reasoning, bool):
+        raise refusal(f".{AFTER_REASONING} must be a bool, got {after_reasoning!r:.80}")
+    return structured._replace(after_reasoning=after_reasoning)
 
 
 def refusal(reason: str) -> InvalidRequest:

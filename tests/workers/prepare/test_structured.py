@@ -36,9 +36,7 @@ def test_each_form_is_accepted(value: Any, expected: Structured | None) -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_form_may_begin_after_reasoning(asked: bool) -> None:
-    wire = {"prompt": "x", "structured": {"regex": "a+", "after_reasoning": asked}}
-    request = GenerationRequest.from_wire(wire)
-    assert (request.structured, request.after_reasoning) == (Structured("regex", "a+"), asked)
+    assert parse({"regex": "a+", "after_reasoning": asked}) == Structured("regex", "a+", asked)
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
