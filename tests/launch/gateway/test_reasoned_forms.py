@@ -96,7 +96,7 @@ def test_budget_ends_the_reasoning(reasoner: Site, mode: str, form: dict[str, An
 
 
 def test_budget_of_anthropics_messages(reasoner: Site) -> None:
-    asked = {"messages": MESSAGES, "max_tokens": 20, "chat_template_kwargs": {"mode": "open"}}
+    asked = {"messages": MESSAGES, "max_tokens": 20, "temperature": 0, "chat_template_kwargs": {"mode": "open"}}
     reply = reasoner.ask("/v1/messages", **asked, thinking={"type": "enabled", "budget_tokens": 3})
     assert 1 <= reply["usage"]["output_tokens_details"]["thinking_tokens"] <= 4
     assert reply["usage"]["output_tokens"] > 4
