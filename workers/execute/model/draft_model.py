@@ -88,6 +88,9 @@ class DraftModel(Proposer):
         self.cost = own_s / min(other.seconds_of(decode) for _ in range(_TRIALS))
         logger.info("a guess of the draft model takes %.2f of a step", self.cost)
 
+    def prepare(self, seconds: float) -> bool:
+        return self._runner.prepare(seconds)
+
     def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
         self._proposals = {}
         if not wanted or not self._is_sound:

@@ -50,7 +50,7 @@ class StepRunner(ABC):
         self._max_model_len = max_model_len or prefill_tokens  # no sequence of these steps is longer
 
     def prepare(self, seconds: float) -> bool:
-        return self._prefault.advance(seconds)
+        return self._prefault.advance(seconds) or (self.proposer is not None and self.proposer.prepare(seconds))
 
     @torch.inference_mode()
     def move(self, moves: Moves) -> None:

@@ -32,6 +32,10 @@ class Proposer:
 
     cost = 0.0  # of finding one token, as a share of a step, excluding the check
 
+    def prepare(self, seconds: float) -> bool:
+        """Like ``Runner.prepare``."""
+        return False
+
     def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
         """Announces how many tokens ``propose`` may be asked for, for proposers that find those of all at once."""
 

@@ -18,7 +18,7 @@ from tests.workers.execute.factories import make_scheduler
 from tests.workers.execute.model.native import NUM_PAGES, PAGE_SIZE, NativeEngine, make_checkpoint, make_request
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.engine import Engine
-from triptych.workers.execute.model import draft_model
+from triptych.workers.execute.model import draft_model, prefault
 from triptych.workers.execute.model.draft_model import DraftModel
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -197,6 +197,22 @@ def test_reused_pages_are_not_mistaken_for_earlier_ones(returns: bool, twins: Na
         sequence.block_table = list(range(40, 46))
     proposer.begin([(sequence, 4)])
     assert proposer.propose(sequence, 4) == outputs[:4]
+
+
+def test_pages_of_both_models_are_brought_into_memory(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    populated: list[int] = []
+
+    def populate(address: int, num_bytes: int) -> bool:
+        populated.append(num_bytes)
+        return True
+
+    monkeypatch.setattr(prefault, "populate", populate)
+    draft = twins.runner.proposer
+    assert isinstance(draft, DraftModel)
+    while twins.runner.prepare(0.0):
+        pass
+    pools = [pool for runner in (twins.runner, draft._runner) for pool in runner._mover._device]
+    assert sum(populated) == sum(pool.nbytes for pool in pools)
 
 
 def test_failing_draft_model_is_not_used_again(
