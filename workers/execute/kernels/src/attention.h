@@ -11,29 +11,13 @@
 #include "abi.h"
 #include "number_tiles.h"
 #include "pages.h"
+#include "queries.h"
 #include "tile.h"
 
 namespace triptych {
 
-constexpr int kKeyBlock = 64;   // keys in a block: four tiles
+constexpr int kKeyBlock = 64;  // keys in a block: four tiles
 constexpr float kLog2E = 1.44269504f;  // scores are base-2 logarithms
-constexpr int kBlockRows = 48;  // query rows in a work item, unless a single token has more
-
-// The query rows of one work item: `count` tokens of a sequence, each with the query heads of some kv heads.
-struct QueryBlock {
-  int32_t sequence;
-  int32_t first_token;  // index into the tokens of the step
-  int32_t count;
-  int32_t first_kv_head;
-  int32_t num_kv_heads;
-};
-
-inline int tokens_per_item(int group_size) { return std::max(1, kBlockRows / group_size); }
-// Enough for the rows of any item: a block of tokens with one kv head, or one token with all kv heads.
-inline int rows_per_item(int num_heads, int num_kv_heads) {
-  const int group_size = num_heads / num_kv_heads;
-  return std::max(num_heads, tokens_per_item(group_size) * group_size);
-}
 
 // What a thread needs for one item; [rows] is rows_per_item.
 template <class Cache>
@@ -45,22 +29,6 @@ struct AttentionScratch {
   // Keys and values of a block stored in eight bits: its numbers as elements, and their scales.
   typename Cache::Element* block;  // [2][64][head_dim]
   Floats* scales;                  // [1 + groups of channels][64 / 16], the scales of the values first
-};
-
-// The query heads of some groups, for consecutive tokens. Rows are ordered by group, then by token.
-template <class Element>
-struct Queries {
-  const Element* start;
-  size_t stride;  // from token to token
-  int num_tokens, group_size;
-  int head_dim;
-  const float* sinks;  // of these heads, see Layer; or null
-  int rows_per_group() const { return num_tokens * group_size; }
-  int token(int row) const { return row / group_size; }  // for a row of a group
-  int head(int group, int row) const { return group * group_size + row % group_size; }
-  const uint32_t* row(int group, int r) const {
-    return reinterpret_cast<const uint32_t*>(start + token(r) * stride + size_t(head(group, r)) * head_dim);
-  }
 };
 
 template <class Cache>
@@ -224,11 +192,12 @@ class Attention {
 
   // sums += rows * where(tiles). With few rows a block is computed as fast as memory delivers it, and pages are
   // scattered in memory, so the next block is prefetched at the same pace.
-  template <int kVectors, class Where>
-  void add(int count, Floats* sums, int width, const uint32_t* const* rows, int steps, const Where& where) {
-    if (!has_next_) return add_numbers<kVectors>(count, sums, width, rows, where(tiles_), steps, Plainly{});
+  template <int kVectors, class Where, class Adding>
+  void add(int count, Floats* sums, int width, const uint32_t* const* rows, int steps, const Where& where,
+           const Adding& adding) {
+    if (!has_next_) return add_numbers<kVectors>(count, sums, width, rows, where(tiles_), steps, adding);
     const Weights next = where(next_);
-    add_rows<Cache, kVectors>(count, sums, width, rows, where(tiles_), steps, PrefetchTile<kVectors>{next});
+    add_rows<Cache, kVectors>(count, sums, width, rows, where(tiles_), steps, PrefetchTile<kVectors>{next}, adding);
   }
   // The same if there is no next block, or if it is stored in eight bits.
   template <int kVectors, class Adding>
@@ -252,19 +221,33 @@ class Attention {
   // Turns scores of a group's rows against the block of keys into weights, and rescales outputs to the new maxima.
   void weigh(int group, int first_row, int count, int first_key) {
     const uint32_t* rows[kTileRows];
-    for (int r = 0; r < count; ++r) rows[r] = queries_.row(group, first_row + r);
-    Floats scores[kTileRows * kTiles] = {};
+    int positions[kTileRows];
+    int token = queries_.token(first_row), head = queries_.head(group, first_row);
+    for (int r = 0; r < count; ++r) {
+      rows[r] = queries_.row(token, head);
+      positions[r] = first_position_ + token;
+      if (++head == (group + 1) * queries_.group_size) head = group * queries_.group_size, ++token;
+    }
+    Floats scores[kTileRows * kTiles];
     if (pages_.has_eight_bits) {
+      std::fill_n(scores, count * kTiles, broadcast(0.0f));
       add_scaled(count, scores, rows);
     } else {
       for (int tile = 0; tile < kTiles; tile += kTileVectors)
         add<kTileVectors>(count, scores + tile, kTiles, rows, pages_.head_dim / Cache::kGroup,
-                          [&](const Tiles& tiles) { return keys_of(tiles, tile); });
+                          [&](const Tiles& tiles) { return keys_of(tiles, tile); }, FromZero{});
     }
+    with_rows(count, [&](auto rows_of_tile) {
+      weigh_scores<decltype(rows_of_tile)::value>(scores, positions, group * queries_.rows_per_group() + first_row,
+                                                  first_key);
+    });
+  }
+
+  // `begin` is the first row's index in the scratch.
+  template <int count>
+  void weigh_scores(Floats* scores, const int* positions, int begin, int first_key) {
     for (int i = 0; cap_ != 0.0f && i < count * kTiles; ++i) scores[i] = capped(scores[i], cap_);
-    for (int r = 0; r < count; ++r)
-      mask(scores + r * kTiles, first_position_ + queries_.token(first_row + r), first_key);
-    const int begin = group * queries_.rows_per_group() + first_row;  // row index in the scratch
+    for (int r = 0; r < count; ++r) mask(scores + r * kTiles, positions[r], first_key);
     float shrink[kLanes] = {};
     for (int r = 0; r < count; ++r) {
       const Floats* s = scores + r * kTiles;
@@ -368,7 +351,7 @@ class Attention {
     const uint32_t* rows[kTileRows];
     for (int r = 0; r < count; ++r) rows[r] = weights_of(begin + r);
     add<kVectors>(count, output(begin) + vector, num_vectors_, rows, steps,
-                  [&](const Tiles& tiles) { return values_of<kVectors>(tiles, vector); });
+                  [&](const Tiles& tiles) { return values_of<kVectors>(tiles, vector); }, Plainly{});
   }
 
   const uint32_t* weights_of(int row) const {

@@ -61,6 +61,13 @@ struct Plainly {
   template <class Accumulators>
   Accumulators end(const Accumulators&, const Accumulators& found, int) const { return found; }
 };
+// one by one, to zeros instead of the sums so far, which need not be initialised,
+struct FromZero {
+  template <class Accumulators>
+  Accumulators begin(const Accumulators&) const { return Accumulators{}; }
+  template <class Accumulators>
+  Accumulators end(const Accumulators&, const Accumulators& found, int) const { return found; }
+};
 // or all at the end, multiplied by a scale for each column.
 struct TimesScales {
   const Floats* scales;
