@@ -104,10 +104,10 @@ async def with_reasoning(
     if gateway.reasoning_parser == "none":
         return asked, Reasoning()
     has_channels = gateway.reasoning_parser == "harmony"
-    words = await asyncio.to_thread(lambda: gateway.words)  # may have to load the tokenizer first
+    words = await _words_of(gateway)
     if (form := asked.get("structured")) is not None:
         is_left_in = body.separate_reasoning is False or asked.get("continue_final_message")
-        if is_left_in or not all(map(words.is_token, (CHANNEL, FINAL, MESSAGE) if has_channels else (START, END))):
+        if is_left_in or not words.are_tokens(*((CHANNEL, FINAL, MESSAGE) if has_channels else (START, END))):
             return asked, Reasoning()
         asked = {**asked, "structured": {**form, "after_reasoning": True}}
     if has_channels or words.is_special_word(END):  # the tags must not be stripped as special tokens
@@ -125,8 +125,12 @@ async def with_reasoning(
 
 async def can_limit(gateway: Gateway) -> bool:
     """Whether the pipeline can end the reasoning of this model after some number of tokens."""
-    words = await asyncio.to_thread(lambda: gateway.words)
-    return gateway.reasoning_parser == "think" and words.is_token(START) and words.is_token(END)
+    return gateway.reasoning_parser == "think" and (await _words_of(gateway)).are_tokens(START, END)
+
+
+async def _words_of(gateway: Gateway) -> Words:
+    """In a thread, as the tokenizer may have to be loaded first."""
+    return await asyncio.to_thread(lambda: gateway.words)
 
 
 async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:

@@ -42,9 +42,9 @@ class Words:
         """Whether the token is not part of the text, such as the end of a turn."""
         return token_id in self._special
 
-    def is_token(self, text: str) -> bool:
-        """Whether this text is encoded as a token of its own."""
-        return len(self.encode(text, add_special_tokens=False)) == 1
+    def are_tokens(self, *texts: str) -> bool:
+        """Whether each of these texts is encoded as a token of its own."""
+        return all(len(self.encode(text, add_special_tokens=False)) == 1 for text in texts)
 
     def is_special_word(self, text: str) -> bool:
         """Whether this exact text is a special token."""

@@ -53,17 +53,13 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
-        if self.structured is not None and self.sampling.is_beam_search:
-            raise InvalidRequest(
-                f"num_beams is {self.sampling.num_beams}: a beam search takes no structured", param="structured"
-            )
+        for name in ("structured", "thinking_token_budget"):
+            if getattr(self, name) is not None and self.sampling.is_beam_search:
+                raise InvalidRequest(
+                    f"num_beams is {self.sampling.num_beams}: a beam search takes no {name}", param=name
+                )
         if self.structured is not None and self.sampling.ignore_eos:
             raise refusal("and ignore_eos exclude each other: such an answer ends with the end of sequence")
-        if self.thinking_token_budget is not None and self.sampling.is_beam_search:
-            raise InvalidRequest(
-                f"num_beams is {self.sampling.num_beams}: a beam search takes no thinking_token_budget",
-                param="thinking_token_budget",
-            )
         if self.continue_final_message:
             self._check_final_message()
 
@@ -107,11 +103,11 @@ class GenerationRequest:
             lora=_checked_lora(wire.get("lora", "")),
             tools=checked_tools(wire.get("tools")),
             chat_template_kwargs=checked_template_kwargs(wire.get("chat_template_kwargs")),
-            max_prompt_tokens=_checked_max_prompt(wire.get("max_prompt_tokens")),
+            max_prompt_tokens=_checked_count("max_prompt_tokens", wire.get("max_prompt_tokens"), low=1),
             continue_final_message=_checked_bool("continue_final_message", wire.get("continue_final_message", False)),
             return_prompt=_checked_bool("return_prompt", wire.get("return_prompt", False)),
             structured=checked_structured(wire.get("structured")),
-            thinking_token_budget=_checked_budget(wire.get("thinking_token_budget")),
+            thinking_token_budget=_checked_count("thinking_token_budget", wire.get("thinking_token_budget"), low=0),
             sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
         )
 
@@ -255,19 +251,9 @@ def digest_of_adapter(name: str, known: Mapping[str, str]) -> str:
     return known.get(name, "")
 
 
-def _checked_max_prompt(value: Any) -> int | None:
-    if value is not None and (type(value) is not int or not 1 <= value <= _INT32.max):
-        raise InvalidRequest(
-            f"max_prompt_tokens is {value!r:.80}, the limits are 1 and {_INT32.max}", param="max_prompt_tokens"
-        )
-    return value
-
-
-def _checked_budget(value: Any) -> int | None:
-    if value is not None and (type(value) is not int or not 0 <= value <= _INT32.max):
-        raise InvalidRequest(
-            f"thinking_token_budget is {value!r:.80}, the limits are 0 and {_INT32.max}", param="thinking_token_budget"
-        )
+def _checked_count(name: str, value: Any, *, low: int) -> int | None:
+    if value is not None and (type(value) is not int or not low <= value <= _INT32.max):
+        raise InvalidRequest(f"{name} is {value!r:.80}, the limits are {low} and {_INT32.max}", param=name)
     return value
 
 

@@ -21,6 +21,7 @@ _LIMITS = {item.name: item.metadata for item in fields(SamplingParams)}
 T = TypeVar("T")
 # Stops at the first error: a body of 8 MB may have millions, and reporting all of them takes a minute.
 List = Annotated[list[T], Field(fail_fast=True)]
+TokenBudget = Annotated[int, Field(ge=0, le=2**31 - 1)]  # of reasoning, see docs/protocol.md
 MAX_MESSAGES = MAX_PARTS = 1024  # the pipeline's limits, checked before any of a million entries is validated
 MAX_PARTS_IN_ALL = 8192  # of a conversation or of questions: each blocks the event loop for up to 30 us
 _HALF = re.compile("[\ud800-\udfff]")

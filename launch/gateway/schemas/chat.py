@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from ..errors import ApiError, unsupported
 from ..template_variables import Effort, effort_variables, template_variables
-from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, few_parts, limited
+from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, TokenBudget, few_parts, limited
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .structure import ResponseFormat
 
@@ -150,6 +150,6 @@ class ChatRequest(SamplingFields, TemplateFields):
     echo: bool | None = Field(None, description="return a continued message from its beginning")
     separate_reasoning: bool | None = Field(None, description="false: reasoning stays in the content, with its tags")
     include_reasoning: bool | None = Field(None, description="false: reasoning is left out of the reply")
-    thinking_token_budget: int | None = Field(None, ge=0, le=2**31 - 1, description="tokens of reasoning, at most")
+    thinking_token_budget: TokenBudget | None = Field(None, description="tokens of reasoning, at most")
 
     _few_parts = field_validator("messages", mode="before")(few_parts)

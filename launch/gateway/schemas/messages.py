@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from ..template_variables import Effort
-from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, few_parts, limited
+from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, TokenBudget, few_parts, limited
 
 
 class Block(ApiModel):
@@ -64,7 +64,7 @@ class AnthropicToolChoice(ApiModel):
 
 class Thinking(ApiModel):
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    budget_tokens: TokenBudget | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from ..template_variables import Effort
-from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, few_parts, limited, small_map
+from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, TokenBudget, few_parts, limited, small_map
 from .chat import Parts
 from .sampling import COMMON_NEUTRAL, SamplingFields
 
@@ -110,7 +110,7 @@ class ResponseRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: int | None = Field(None, ge=0, le=2**31 - 1)
+    thinking_token_budget: TokenBudget | None = None
 
     _few_parts = field_validator("input", mode="before")(few_parts)
 

@@ -131,7 +131,7 @@ def api(pipeline: drivers.Driver) -> Iterator[Site]:
 
 
 def test_form_is_asked_for_in_the_final_channel(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Words, "is_token", lambda words, text: True)
+    monkeypatch.setattr(Words, "are_tokens", lambda words, *texts: True)
     status, error = api.refusal(CHAT, messages=MESSAGES, structured_outputs={"choice": ["yes"]})
     assert (status, error["param"]) == (400, "structured_outputs")
     assert "after_reasoning is true, but neither <think> and </think> nor <|channel|>" in error["message"]

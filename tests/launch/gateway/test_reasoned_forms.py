@@ -12,20 +12,12 @@ import pytest
 
 from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.sse import stream
+from tests.launch.gateway.test_structured import CHAT, SCHEMA, TOOLS
 from tests.tiny import build_tiny_model, make_tiny_tokenizer
 from triptych import Driver
 from triptych.protocol.reasoning import END, START
 
-CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"enum": [1, 2]}, "b": {"type": "boolean"}},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-    "x-guidance": {"whitespace_flexible": False},
-}
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
     "{% if mode == 'open' %}<think>\n{% elif mode == 'off' %}<think>\n\n</think>\n\n{% endif %}"

@@ -82,14 +82,13 @@ class MaskMaker:
 
         A sequence with nothing left to limit loses its matcher, which would keep steps from being planned ahead.
         """
-        for sequence in sampled:
-            if isinstance(sequence.grammar, ReasoningLimit) and sequence.grammar.is_over:
+        rows: list[_Row] = []
+        for row, sequence in enumerate(sampled):
+            matcher = sequence.grammar
+            if isinstance(matcher, ReasoningLimit) and matcher.is_over:
                 sequence.grammar = None
-        rows = [
-            _Row(row, sequence.grammar, sequence.output_tokens.copy())
-            for row, sequence in enumerate(sampled)
-            if isinstance(sequence.grammar, (GrammarMatcher, ReasoningLimit))
-        ]
+            elif isinstance(matcher, (GrammarMatcher, ReasoningLimit)):
+                rows.append(_Row(row, matcher, sequence.output_tokens.copy()))
         return PendingMasks(self, rows) if rows else None
 
     def submit(self, job: _Job) -> Future[None]:

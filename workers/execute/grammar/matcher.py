@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,9 +89,9 @@ class ReasoningLimit:
     def allowed_after(self, output_tokens: Int32) -> Bits | None:
         """Like that of ``GrammarMatcher``; None: everything."""
         self.is_over = self.is_over or self._reasoning.find_form(output_tokens) is not None
-        if self.is_over or not (len(output_tokens) or self._reasoning.is_open):
+        if self.is_over or not self._reasoning.is_spent(output_tokens):
             return None
-        return only(self._reasoning.end, self._vocab_size) if self._reasoning.is_spent(output_tokens) else None
+        return only(self._reasoning.end, self._vocab_size)
 
 
 def only(token_id: int, vocab_size: int) -> Bits:
@@ -122,9 +123,10 @@ class GrammarCompiler:
         self._run_dir = run_dir
         self._card = card
         self._tokenizer: LLTokenizer | None = None
-        goes_on = np.ones(card.vocab_size, bool)
-        goes_on[list(card.eos_token_ids)] = False
-        self._allowed_before = _packed(goes_on)
+
+    @cached_property
+    def _allowed_before(self) -> Bits:
+        return _packed(~np.isin(np.arange(self._card.vocab_size), self._card.eos_token_ids))
 
     def compile(self, grammar: str, reasoning: Reasoning | None = None) -> GrammarMatcher:
         """``reasoning`` is what may come before the answer's form.

@@ -116,10 +116,8 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     """
     configs = config.model, config.cache, config.scheduler
     adapters = load_adapters(config.model.adapters)
-    backends = Backends(*configs, group.device, folder, _no_progress, adapters=adapters, group=group).with_tokenizer(
-        None
-    )
-    loaded = backends.load_transformers()
+    backends = Backends(*configs, group.device, folder, _no_progress, adapters=adapters, group=group)
+    loaded = backends.with_tokenizer(None).load_transformers()
     runner = loaded.make_runner(backends.size_pages(loaded, None))
     return cast("TorchRunner", runner)  # in a group, load_transformers chooses a kernel for it
 

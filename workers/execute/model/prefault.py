@@ -14,7 +14,7 @@ import torch
 from ..kernels.memory import HUGE_PAGE, populate
 from .memory import available_bytes
 
-_SHARE = 0.5  # of the memory that was free at first: pages that may never be used should not take the last of it
+_SHARE_LEFT = 0.5  # of the memory that was free at first: pages that may never be used should not take the last of it
 
 
 class Prefault:
@@ -27,7 +27,7 @@ class Prefault:
         available: Callable[[], int] = lambda: available_bytes(torch.device("cpu")),
     ) -> None:
         self._available = available
-        self._left_bytes = (1 - _SHARE) * available()
+        self._left_bytes = _SHARE_LEFT * available()
         self._pieces = _pieces_of([tensor for tensor in tensors if tensor.device.type == "cpu"])
 
     def advance(self, seconds: float) -> bool:

@@ -244,12 +244,12 @@ class Attention {
   }
 
   // `begin` is the first row's index in the scratch.
-  template <int count>
+  template <int kRows>
   void weigh_scores(Floats* scores, const int* positions, int begin, int first_key) {
-    for (int i = 0; cap_ != 0.0f && i < count * kTiles; ++i) scores[i] = capped(scores[i], cap_);
-    for (int r = 0; r < count; ++r) mask(scores + r * kTiles, positions[r], first_key);
+    for (int i = 0; cap_ != 0.0f && i < kRows * kTiles; ++i) scores[i] = capped(scores[i], cap_);
+    for (int r = 0; r < kRows; ++r) mask(scores + r * kTiles, positions[r], first_key);
     float shrink[kLanes] = {};
-    for (int r = 0; r < count; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       const Floats* s = scores + r * kTiles;
       const float old = scratch_.maxima[begin + r], top = greatest(max(max(s[0], s[1]), max(s[2], s[3])));
       scratch_.maxima[begin + r] = top > old ? top : old;
@@ -257,7 +257,7 @@ class Attention {
     }
     float factors[kLanes];
     store(factors, exp2(load<Floats>(shrink)));
-    for (int r = 0; r < count; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       if (factors[r] != 1.0f) rescale(begin + r, factors[r]);
       const Floats maximum = broadcast(scratch_.maxima[begin + r]);
       Element* weights = scratch_.weights + size_t(begin + r) * kKeyBlock;
