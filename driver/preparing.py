@@ -51,13 +51,14 @@ def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper)
 
 
 def prepare_keys(folder: Path, config: PipelineConfig) -> None:
-    """Keys for this driver's own client, if clients need keys.
+    """Keys for clients that can read the run directory, if clients need keys.
 
     Raises:
         ConfigError: the server's keys are missing, or others can read them.
     """
-    (folder / OWN_KEYS_FILE).unlink(missing_ok=True)
-    if config.service.curve_keys is not None:
+    if config.service.curve_keys is None:
+        (folder / OWN_KEYS_FILE).unlink(missing_ok=True)
+    else:
         make_own_keys(folder, KeyFolder(config.service.curve_keys))
 
 

@@ -150,9 +150,16 @@ def own_keys(run_dir: Path) -> ClientKeys | None:
 
 
 def make_own_keys(run_dir: Path, folder: KeyFolder) -> None:
-    """New keys for this run of the driver: whoever can read the run directory may be a client."""
+    """Keys of the run directory: whoever can read it may be a client.
+
+    Those of an earlier driver stay valid: its clients have read them once, and would never be admitted again.
+    """
+    server = folder.server.public
+    with contextlib.suppress(ConfigError):  # damaged, or accessible to others: replaced
+        if (own := own_keys(run_dir)) is not None and own.server == server:
+            return
     pair = KeyPair.new()
-    keys = ClientKeys("driver", folder.server.public, pair.public, pair.secret)
+    keys = ClientKeys("driver", server, pair.public, pair.secret)
     write_private(run_dir / OWN_KEYS_FILE, json.dumps(asdict(keys)))
 
 

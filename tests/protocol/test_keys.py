@@ -10,7 +10,9 @@ import pytest
 
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.keys import (
+    OWN_KEYS_FILE,
     READ_AGAIN_S,
+    SERVER_FILE,
     ClientKeys,
     KeyFolder,
     KeyPair,
@@ -121,6 +123,32 @@ def test_owner_of_the_run_directory_is_on_the_list(folder: KeyFolder, tmp_path: 
     assert own is not None
     assert allow_list(folder, tmp_path)(own.public)
     assert not allow_list(folder, tmp_path)(KeyPair.new().public)
+
+
+def test_keys_of_the_run_directory_stay_valid_under_the_next_driver(folder: KeyFolder, tmp_path: Path) -> None:
+    """A client that is connected has read them once, and is to go on after a restart of the driver."""
+    make_own_keys(tmp_path, folder)
+    first = own_keys(tmp_path)
+    make_own_keys(tmp_path, folder)
+    assert own_keys(tmp_path) == first
+
+
+@pytest.mark.parametrize("damage", ["text", "server", "mode"])
+def test_unusable_keys_of_the_run_directory_are_replaced(folder: KeyFolder, tmp_path: Path, damage: str) -> None:
+    make_own_keys(tmp_path, folder)
+    first, file = own_keys(tmp_path), tmp_path / OWN_KEYS_FILE
+    if damage == "text":
+        file.write_text("{")
+    elif damage == "mode":
+        file.chmod(0o644)
+    else:
+        (folder.path / SERVER_FILE).unlink()
+        folder.create()
+    make_own_keys(tmp_path, folder)
+    second = own_keys(tmp_path)
+    assert second is not None
+    assert second != first
+    assert second.server == folder.server.public
 
 
 def test_handshakes_of_strangers_do_not_reread_every_file(
