@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import threading
@@ -19,6 +18,7 @@ from ..protocol.journal.clock import wind_clock
 from ..protocol.journal.layout import Journal, Slots, bytes_of_answers
 from ..protocol.journal.requests import read_request
 from ..protocol.journal.salvage import salvage
+from ..protocol.lock import LockFile
 from ..protocol.lora import PARAM as LORA_PARAM
 from ..protocol.model_card import ModelCard
 from ..protocol.run_dir import journal_path
@@ -45,7 +45,7 @@ class JournalKeeper:
         try:
             self.journal = self._open()
         except BaseException:
-            os.close(self._lock)
+            self._lock.release()
             raise
         if (interval_s := service.flush_interval_s) is not None:
             thread = threading.Thread(
@@ -121,8 +121,7 @@ class JournalKeeper:
         if self._thread is not None:
             self._thread.join()
         self.journal.close()
-        fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough if a forked child has inherited the file
-        os.close(self._lock)
+        self._lock.release()
 
 
 def warn_of_small_arena(config: PipelineConfig, card: ModelCard) -> None:
@@ -163,19 +162,17 @@ def _create(path: Path, *, num_records: int, arena_bytes: int) -> None:
         raise ConfigError(f"the journal {path} cannot be created: {error.strerror}", param="journal") from error
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path) -> LockFile:
     try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        lock = LockFile(path, os.O_NOFOLLOW)
     except OSError as error:
         raise ConfigError(f"the journal {path} cannot be opened: {error.strerror}", param="journal") from error
     try:
-        if (owner := os.fstat(file).st_uid) != os.getuid():
+        if (owner := os.fstat(lock.fileno()).st_uid) != os.getuid():
             raise ConfigError(f"the journal {path} belongs to user {owner}, not to {os.getuid()}", param="journal")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(file)
-        raise ConfigError(f"another driver uses the journal {path}", param="journal") from error
+        if not lock.take():
+            raise ConfigError(f"another driver uses the journal {path}", param="journal")
     except BaseException:
-        os.close(file)
+        lock.release()
         raise
-    return file
+    return lock

@@ -18,6 +18,7 @@ from .channels import inbox_endpoint, ipc_endpoint
 from .config import ServiceConfig
 from .errors import ConfigError, JournalError
 from .journal.layout import Journal
+from .lock import LockFile
 
 SHARED_MEMORY = Path("/dev/shm")
 CONFIG_FILE = "config.json"
@@ -44,7 +45,7 @@ class RunDir:
         try:
             self.path = self._make_temporary() if path is None else _make(path)
             try:
-                self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._lock = LockFile(self.path / LOCK_FILE, os.O_CREAT)
                 self._take()
             except BaseException:
                 if self.is_temporary:  # its marker, which would let later drivers remove it, may be missing
@@ -64,7 +65,7 @@ class RunDir:
     def _take(self) -> None:
         """Lock the folder. A self-created one is marked, so that it can be removed if its driver is killed."""
         try:
-            if not _lock(self._lock):
+            if not self._lock.take():
                 advice = "--run-dir names another folder, --connect makes a client of what runs there"
                 raise ConfigError(f"another driver runs in {self.path}: {advice}", param="run_dir")
             if self.is_temporary:
@@ -99,10 +100,8 @@ class RunDir:
             self.unlock()
 
     def unlock(self) -> None:
-        """Explicit, because closing the file would not release a lock that a forked child has inherited."""
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-            os.close(self._lock)
+        """Let another driver use the folder."""
+        self._lock.release()
 
 
 def submit_endpoint(run_dir: Path, service: ServiceConfig) -> str:
@@ -168,9 +167,9 @@ def sweep(root: Path) -> Path | None:
 
 def _remove_if_left(path: Path, *, keeps_requests: bool) -> bool:
     """Remove the folder unless a driver holds it. True if it was kept for its requests."""
-    file = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    lock = LockFile(path / LOCK_FILE, os.O_NOFOLLOW)
     try:
-        if not _lock(file) or not (path / TEMPORARY_FILE).exists():
+        if not lock.take() or not (path / TEMPORARY_FILE).exists():
             return False
         if keeps_requests and _holds_requests(path / JOURNAL_FILE):
             return True
@@ -178,7 +177,7 @@ def _remove_if_left(path: Path, *, keeps_requests: bool) -> bool:
         shutil.rmtree(path, ignore_errors=True)
         return False
     finally:
-        os.close(file)
+        lock.release()
 
 
 def _holds_requests(path: Path) -> bool:
@@ -195,17 +194,10 @@ def has_driver(path: Path) -> bool:
     """
     try:
         with (path / LOCK_FILE).open() as lock:
-            return not _lock(lock.fileno(), fcntl.LOCK_SH)
-    except OSError:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # most likely BlockingIOError
         return True
-
-
-def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return False
 
 
 def _root() -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.waiting import eventually
 from triptych.driver.journal_keeper import JournalKeeper
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import JournalError
+from triptych.protocol.run_dir import RunDir
 
 
 def keep(folder: Path, flush: str = "accept") -> JournalKeeper:
@@ -44,3 +46,21 @@ def test_flushing_thread_ends_at_the_first_error(
     eventually(lambda: not thread.is_alive())
     keeper.close()
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["the journal is no longer flushed"]
+
+
+def test_children_of_a_killed_driver_keep_neither_its_folder_nor_its_journal_locked(tmp_path: Path) -> None:
+    """As those of multiprocessing do, which live on when their parent is killed."""
+    until, end = os.pipe()
+    if (driver := os.fork()) == 0:
+        held = RunDir(tmp_path), keep(tmp_path)
+        if os.fork() == 0:
+            os.close(end)
+            os.read(until, 1)
+            os._exit(len(held))
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(driver, 0)[1] == signal.SIGKILL
+    run_dir, keeper = RunDir(tmp_path), keep(tmp_path)
+    os.close(end)
+    os.close(until)
+    keeper.close()
+    run_dir.unlock()

@@ -18,6 +18,7 @@ from triptych.protocol import run_dir as module
 from triptych.protocol.config import ServiceConfig
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.journal.requests import RequestWriter
+from triptych.protocol.lock import LockFile
 from triptych.protocol.run_dir import (
     RunDir,
     follow_endpoint,
@@ -63,7 +64,7 @@ def test_temporary_folder_that_cannot_be_locked_is_removed(
         raise error
 
     monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(module, "_lock", fail)
+    monkeypatch.setattr(LockFile, "take", fail)
     with pytest.raises((KeyboardInterrupt, ConfigError)):
         RunDir()
     assert list(tmp_path.iterdir()) == []
