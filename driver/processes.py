@@ -18,10 +18,20 @@ def log_of(run_dir: Path, role: str) -> Path:
     return run_dir / f"{role}.log"
 
 
+def open_cwd() -> int | None:
+    """The working directory, open; None if it cannot be entered, as root's by a service with less rights."""
+    try:
+        return os.open(".", os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
 def start_process(
-    run_dir: Path, role: str, *, arguments: list[str], stdin: int, log: Path | None
+    run_dir: Path, role: str, *, arguments: list[str], stdin: int, log: Path | None, cwd: int | None
 ) -> subprocess.Popen[bytes]:
     """Run ``python -m`` on a worker's module, in a new session; it is killed when the calling thread ends.
+
+    ``cwd`` is its working directory, from ``open_cwd``: it may have been deleted. None: the current one.
 
     Raises:
         OSError: no process can be created, or no descriptor is left.
@@ -31,6 +41,7 @@ def start_process(
     with open(log or log_of(run_dir, role), "wb") as stderr:
         return subprocess.Popen(
             [*command, *arguments],
+            cwd=None if cwd is None else f"/proc/self/fd/{cwd}",
             stdin=stdin,
             stdout=stderr,
             stderr=stderr,

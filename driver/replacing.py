@@ -111,7 +111,8 @@ def rehearse(running: Running, config: PipelineConfig, *, timeout_s: float) -> N
     folder.mkdir(mode=MODE)
     try:
         write_private(folder / CONFIG_FILE, config.to_json())
-        process = start_process(folder, _REHEARSAL, arguments=[], stdin=subprocess.DEVNULL, log=None)
+        cwd = running.supervisor.cwd
+        process = start_process(folder, _REHEARSAL, arguments=[], stdin=subprocess.DEVNULL, log=None, cwd=cwd)
         try:
             while process.poll() is None:
                 running.check()

@@ -22,7 +22,7 @@ from ..protocol.config import SupervisorConfig
 from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
 from .deaths import OomWatch, exit_code, is_internal, is_stopped
 from .flag import Flag
-from .processes import last_log_lines, start_process
+from .processes import last_log_lines, open_cwd, start_process
 from .spares import Spares
 from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
 
@@ -55,9 +55,7 @@ class Supervisor:
         it returns how many deaths this one explains, as their cause is now known; ``on_vacancy(role)`` once a worker
         that will not be restarted is gone.
         """
-        self._on_give_up = on_give_up
-        self._on_death = on_death
-        self._on_vacancy = on_vacancy
+        self._on_give_up, self._on_death, self._on_vacancy = on_give_up, on_death, on_vacancy
         self._oom = OomWatch()
         self._run_dir = run_dir
         self._board = board
@@ -67,6 +65,8 @@ class Supervisor:
         self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._bell_out, selectors.EVENT_READ, None)
         self._stop_out, self._stop_in = os.pipe2(os.O_CLOEXEC)  # stdin of all workers; never read, so it wakes them all
+        # Of this moment: paths in the config may be relative, and the host program may go elsewhere.
+        self.cwd = open_cwd()
         self._thread = threading.Thread(target=self._run, name="triptych-supervisor", daemon=True)
         self._has_begun = Flag()
         self._changed = threading.Condition()
@@ -253,7 +253,7 @@ class Supervisor:
         self, role: str, *, arguments: list[str], stdin: int | None = None, log: Path | None = None
     ) -> subprocess.Popen[bytes]:
         stdin = self._stop_out if stdin is None else stdin
-        return start_process(self._run_dir, role, arguments=arguments, stdin=stdin, log=log)
+        return start_process(self._run_dir, role, arguments=arguments, stdin=stdin, log=log, cwd=self.cwd)
 
     def _fill_spares(self) -> None:
         """One per turn, and none while any worker is starting: a recovery gets the processors for itself."""
@@ -385,8 +385,9 @@ class Supervisor:
         self._ended = True
         self._spares.close()
         self._selector.close()
-        for file in (self._bell_out, self._stop_out, self._stop_in):
-            os.close(file)
+        for file in (self._bell_out, self._stop_out, self._stop_in, self.cwd):
+            if file is not None:
+                os.close(file)
 
     def _order(self, order: Callable[[], None]) -> None:
         with self._changed:

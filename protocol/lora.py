@@ -76,4 +76,4 @@ def _parse(text: str) -> LoraModule:
             f"lora_modules is {text!r}, the form is NAME=PATH, with a name of 1 to 128 letters, digits and .:/@+_-",
             param=PARAM,
         )
-    return LoraModule(name, Path(path).expanduser())
+    return LoraModule(name, Path(path).expanduser().absolute())

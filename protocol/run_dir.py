@@ -118,7 +118,7 @@ def _is_ipc(endpoint: str | None) -> TypeGuard[str]:
 
 
 def journal_path(run_dir: Path, service: ServiceConfig) -> Path:
-    return Path(service.journal) if service.journal else run_dir / JOURNAL_FILE
+    return Path(service.journal).absolute() if service.journal else run_dir / JOURNAL_FILE
 
 
 def board_path(run_dir: Path) -> Path:

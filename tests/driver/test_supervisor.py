@@ -20,6 +20,7 @@ from triptych import Driver
 from triptych.driver import driver as driver_module
 from triptych.driver import replacing
 from triptych.driver import worker as worker_module
+from triptych.driver.processes import open_cwd
 from triptych.driver.supervisor import Supervisor
 from triptych.protocol.board import ROLES, STOP, Board
 from triptych.protocol.config import PipelineConfig
@@ -76,6 +77,29 @@ def test_worker_can_be_replaced_while_it_works(driver: Driver, role: str) -> Non
     driver.restart(role)
     soon(lambda: is_replaced(driver, role, old))
     assert stream.result(30).token_ids == expected_tokens([5, 6, 7], 400, VOCAB_SIZE)
+
+
+def test_replacement_works_in_the_folder_in_which_the_driver_was_started(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which the paths of its config may be relative to, wherever the host program is now."""
+    old, started_in = pid_of(driver, "prepare"), Path.cwd()
+    monkeypatch.chdir(tmp_path)
+    driver.restart("prepare")
+    soon(lambda: is_replaced(driver, "prepare", old))
+    assert Path(f"/proc/{pid_of(driver, 'prepare')}/cwd").readlink() == started_in
+
+
+def test_driver_may_be_started_in_a_directory_that_it_may_not_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by sudo -u in the home of root."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        cwd = open_cwd()
+    assert cwd is None
 
 
 def test_replacements_are_counted(driver: Driver) -> None:

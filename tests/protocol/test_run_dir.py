@@ -239,3 +239,9 @@ def test_sockets_and_journal_are_at_the_configured_paths() -> None:
     assert submit_endpoint(folder, service) == "ipc:///a/s"
     assert follow_endpoint(folder, service) == "ipc:///a/f"
     assert journal_path(folder, service) == Path("/disk/journal")
+
+
+def test_path_of_the_journal_holds_wherever_the_program_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other files are made beside it later."""
+    monkeypatch.chdir(tmp_path)
+    assert journal_path(Path("/run/t"), ServiceConfig(journal="here")) == tmp_path / "here"
