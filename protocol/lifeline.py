@@ -16,12 +16,15 @@ PR_SET_PDEATHSIG = 1
 def child_environment(*, computes: bool = False) -> dict[str, str]:
     """The parent's environment, with this package importable from a bare checkout too.
 
-    A process without heavy computation gets numpy without BLAS threads, which halves numpy's import time.
+    From Python 3.11 on, it imports nothing from the working directory, as ``python -m`` would: what lies there may be
+    named like a module. A process without heavy computation gets numpy without BLAS threads, which halves numpy's
+    import time.
     """
     root = str(Path(sys.modules[__package__.partition(".")[0]].__file__ or "").absolute().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = {} if computes else {"OPENBLAS_NUM_THREADS": "1"}
-    return {**threads, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}
+    fixed = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**threads, **os.environ, **fixed}
 
 
 def die_with(parent: int) -> None:
