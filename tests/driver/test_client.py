@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,19 @@ def test_interrupt_aborts_all_requests(driver: Driver) -> None:
             client.generate_all([[5], [6], [7]], max_tokens=4000)
         interrupting.join()
         eventually(lambda: driver.stats()["summarize"]["finished"]["abort"] == before + 3)
+
+
+def test_error_that_comes_with_the_end_of_the_client_is_not_replaced_by_another() -> None:
+    """As of a signal handler that stops everything and raises SystemExit."""
+    with tempfile.TemporaryDirectory() as folder, Client(folder) as client:
+
+        def prompts() -> Iterator[list[int]]:
+            yield [5]
+            client.close()
+            sys.exit("stopped")
+
+        with pytest.raises(SystemExit, match="stopped"):
+            client.generate_all(prompts())
 
 
 def test_retries_of_a_full_service_are_paced() -> None:
