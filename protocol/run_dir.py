@@ -49,7 +49,7 @@ class RunDir:
                 self._take()
             except BaseException:
                 if self.is_temporary:  # its marker, which would let later drivers remove it, may be missing
-                    shutil.rmtree(self.path, ignore_errors=True)
+                    _remove(self.path)
                 raise
         except OSError as error:
             # The result of an earlier ``gettempdir``, if any: calling it here might raise again.
@@ -95,7 +95,7 @@ class RunDir:
     def remove(self) -> None:
         """Delete the folder and release the lock; if a signal interrupts this, the next driver removes the rest."""
         try:
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
         finally:
             self.unlock()
 
@@ -167,17 +167,30 @@ def sweep(root: Path) -> Path | None:
 
 def _remove_if_left(path: Path, *, keeps_requests: bool) -> bool:
     """Remove the folder unless a driver holds it. True if it was kept for its requests."""
-    lock = LockFile(path / LOCK_FILE, os.O_NOFOLLOW)
+    lock = LockFile(path / LOCK_FILE, os.O_NOFOLLOW | os.O_CREAT)  # missing if a removal was interrupted
     try:
         if not lock.take() or not (path / TEMPORARY_FILE).exists():
             return False
         if keeps_requests and _holds_requests(path / JOURNAL_FILE):
             return True
         logger.info("removing %s, left by a driver that was killed", path)
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
         return False
     finally:
         lock.release()
+
+
+def _remove(folder: Path) -> None:
+    """Delete a temporary folder, at last its lock and then its marker: if this is interrupted, the next driver deletes
+    the rest.
+    """
+    last = (LOCK_FILE, TEMPORARY_FILE)
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: last.index(entry.name) if entry.name in last else -1):
+            with contextlib.suppress(OSError):
+                remove = shutil.rmtree if entry.is_dir(follow_symlinks=False) else os.unlink
+                remove(entry)
+    shutil.rmtree(folder, ignore_errors=True)  # whatever came meanwhile
 
 
 def _holds_requests(path: Path) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +44,14 @@ def temporary() -> Iterator[RunDir]:
     run_dir.remove()
 
 
+@pytest.fixture
+def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    monkeypatch.setattr(module, "SHARED_MEMORY", folder)
+    return folder
+
+
 def test_temporary_folder_is_private(temporary: RunDir) -> None:
     assert temporary.is_temporary
     assert temporary.path.stat().st_mode & 0o777 == 0o700
@@ -70,19 +78,28 @@ def test_temporary_folder_that_cannot_be_locked_is_removed(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("num_removed", range(6))
 def test_folder_whose_removal_was_interrupted_is_removed_by_the_next_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_removed: int, shared_memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+    """After any number of its files, the lock and the marker included."""
+    left, unlink = [None] * num_removed, os.unlink
 
-    monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path)
+    def interrupt(*arguments: Any, **options: Any) -> None:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        unlink(*arguments, **options)
+
     first = RunDir()
+    (first.path / "execute.rehearse").mkdir()
+    for name in ("a", "execute.rehearse/b", "journal", "z"):
+        (first.path / name).touch()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        patch.setattr(shutil, "rmtree", interrupt)
+        patch.setattr(os, "unlink", interrupt)
         first.remove()
     RunDir().remove()
-    assert list(tmp_path.iterdir()) == []
+    assert list(shared_memory.iterdir()) == []
 
 
 def test_without_shared_memory_another_temporary_directory_is_used(
@@ -93,14 +110,6 @@ def test_without_shared_memory_another_temporary_directory_is_used(
     run_dir = RunDir()
     run_dir.unlock()
     assert run_dir.path.parent == tmp_path
-
-
-@pytest.fixture
-def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "shm"
-    folder.mkdir()
-    monkeypatch.setattr(module, "SHARED_MEMORY", folder)
-    return folder
 
 
 def test_leftovers_of_a_killed_driver_are_removed_by_the_next_one(shared_memory: Path) -> None:
