@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import PipelineClosed
@@ -14,6 +15,7 @@ from .async_client import AsyncClient, AsyncStream
 from .client import Prompt
 from .driver import Driver
 from .health import Health
+from .parts import Stop
 from .stream import Completion
 
 
@@ -35,10 +37,16 @@ class AsyncDriver:
         return await self.start()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.stop(mode="abort" if kind else "drain")
+        try:
+            await self.stop(mode="abort" if kind else "drain")
+        except BaseException:  # the wait for answers was cancelled
+            await asyncio.shield(asyncio.create_task(asyncio.to_thread(self.driver.abandon)))
+            raise
 
     async def start(self) -> AsyncDriver:
         """Start the workers and wait until all are ready; see ``Driver.start``. If cancelled, it stops them again."""
+        if not self._is_started:
+            self._client = None  # of an earlier start: ended by ``driver`` itself, or by a ``stop`` that was cancelled
         is_cancelled = threading.Event()
         starting = asyncio.create_task(asyncio.to_thread(self._start, is_cancelled))
         try:
@@ -50,6 +58,12 @@ class AsyncDriver:
             raise
         self._client = self._client or AsyncClient(client=self.driver.client)
         return self
+
+    @property
+    def _is_started(self) -> bool:
+        with suppress(PipelineClosed):
+            return bool(self.driver.run_dir)
+        return False
 
     def _start(self, is_cancelled: threading.Event) -> None:
         """Runs in a separate thread, which can only end itself."""
@@ -65,8 +79,8 @@ class AsyncDriver:
         # The start may have completed just before it was cancelled.
         await asyncio.to_thread(self.driver.abandon)
 
-    async def stop(self, *, mode: Literal["drain", "abort"] = "drain", timeout: float = 30.0) -> None:
-        """Stop the pipeline; see ``Driver.stop``."""
+    async def stop(self, *, mode: Stop = "drain", timeout: float = 30.0) -> None:
+        """Stop the pipeline; see ``Driver.stop``. Goes on if cancelled."""
         await asyncio.to_thread(self.driver.stop, mode=mode, timeout=timeout)
         self._client = None
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..protocol.board import FAILED, KEEP, ROLES, STOP
 from ..protocol.config import PipelineConfig
@@ -21,7 +21,7 @@ from .control import ControlServer
 from .health import Health, take_health
 from .journal_keeper import JournalKeeper, warn_of_small_arena
 from .origin import Origin
-from .parts import Parts, open_parts
+from .parts import Parts, Stop, open_parts
 from .preparing import writing
 from .replacing import Running, offer, offering, reload_model, replace_worker, wait_until_unused
 from .stream import Completion, Stream
@@ -141,21 +141,22 @@ class Driver:
             if (card := ModelCard.read(self.run_dir)) is not None:
                 warn_of_small_arena(self.config, card)
 
-    def stop(
-        self, *, mode: Literal["drain", "abort", "keep"] = "drain", timeout: float = 30.0
-    ) -> dict[str, int | None]:
+    def stop(self, *, mode: Stop = "drain", timeout: float = 30.0) -> dict[str, int | None]:
         """Stop the pipeline; a second call has no effect. Returns the workers' exit codes by role, 0 if clean.
 
         "drain" gives accepted requests ``timeout`` seconds to finish, while new ones are refused; what is left then,
         and everything with "abort", ends with the finish reason "abort". "keep" stops at once without ending requests:
-        another driver on the same run directory or journal continues them. A run directory created by this driver is
-        removed. No effect in a forked child: the pipeline belongs to its parent.
+        another driver on the same run directory or journal continues them. Both also end a "drain" in another thread.
+        A run directory created by this driver is removed. No effect in a forked child: the pipeline belongs to its
+        parent.
 
         Raises:
             PipelineClosed: called by a signal handler during ``start``, which this error interrupts.
         """
         if not self._origin.is_here:
             return {}
+        if mode != "drain" and (parts := self._started) is not None:
+            parts.hurry = mode  # before the lock, which a drain holds
         with self._lock:
             if self._is_beginning:
                 raise PipelineClosed("the driver was stopped while it started")
@@ -163,6 +164,7 @@ class Driver:
                 return {}
             if mode == "drain" and parts.supervisor.error is None:
                 self.drain(timeout)
+            mode = parts.hurry or mode
             if mode != "keep" and parts.keeper.num_unanswered:
                 parts.supervisor.wait_back("summarize", CLEAN_STOP_S)  # only summarize can end them
             how = KEEP if mode == "keep" else STOP
@@ -196,7 +198,7 @@ class Driver:
         deadline = time.monotonic() + timeout
         time.sleep(DRAIN_CHECK_S)  # prepare may have been about to accept one
         while self.num_unanswered and supervisor.error is None:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or parts.hurry:
                 return False
             time.sleep(DRAIN_CHECK_S)
         return not self.num_unanswered

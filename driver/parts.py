@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from ..protocol.board import RUN, Board
 from ..protocol.config import PipelineConfig
@@ -19,6 +20,8 @@ from .journal_keeper import JournalKeeper
 from .preparing import prepare_keys, prepare_run_dir, writing
 from .stand_in import PUBLIC_ROLES, StandIn
 from .supervisor import Supervisor
+
+Stop: TypeAlias = Literal["drain", "abort", "keep"]
 
 
 class StandIns:
@@ -50,6 +53,7 @@ class Parts:
     supervisor: Supervisor
     stand_ins: StandIns
     control: ControlServer | None = None  # started last
+    hurry: Stop | None = None  # of a stop that does not wait for answers: ends the drain of another thread
 
     def leave(self) -> None:
         """Give up the run directory."""

@@ -368,6 +368,35 @@ def test_async_driver_starts_answers_and_stops() -> None:
     asyncio.run(body())
 
 
+def test_cancelled_exit_of_an_async_driver_does_not_wait_for_answers_and_it_can_be_started_again() -> None:
+    async def use(driver: AsyncDriver) -> None:
+        async with driver:
+            await driver.submit([5, 6, 7], max_tokens=4000).accepted()
+
+    async def body() -> None:
+        driver = AsyncDriver("hash-lm", hash_step_ms=20)
+        using = asyncio.create_task(use(driver))
+        await asyncio.to_thread(eventually, lambda: has_status(driver.driver, "draining"))
+        using.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await using
+        assert driver.driver.stop() == {}, "it is stopped"
+        await driver.start()
+        assert (await driver.generate([5, 6, 7], max_tokens=1)).token_ids == SAID[:1]
+        await driver.stop()
+
+    started = time.monotonic()
+    asyncio.run(body())
+    assert time.monotonic() - started < 20, "four thousand steps would take eighty seconds, a drain thirty"
+
+
+def has_status(driver: Driver, status: str) -> bool:
+    try:
+        return driver.health().status == status
+    except PipelineClosed:
+        return False
+
+
 def test_run_directory_that_cannot_be_written_is_an_error_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
