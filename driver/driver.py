@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ..protocol.board import FAILED, KEEP, ROLES, STOP
 from ..protocol.config import PipelineConfig
@@ -152,7 +152,10 @@ class Driver:
 
         Raises:
             PipelineClosed: called by a signal handler during ``start``, which this error interrupts.
+            ConfigError: the mode is unknown.
         """
+        if mode not in (modes := get_args(Stop)):
+            raise ConfigError(f"mode is {mode!r}, known are: {', '.join(modes)}", param="mode")
         if not self._origin.is_here:
             return {}
         if mode != "drain" and (parts := self._started) is not None:

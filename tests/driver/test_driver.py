@@ -320,6 +320,12 @@ def test_config_and_options_exclude_each_other() -> None:
         Driver(config=config, page_size=4)
 
 
+def test_unknown_mode_of_stop_is_refused() -> None:
+    """Anything but "drain" and "keep" would end all open requests."""
+    with pytest.raises(ConfigError, match="mode is 'Drain', known are: drain, abort, keep"):
+        Driver("hash-lm").stop(mode="Drain")  # type: ignore[arg-type]
+
+
 def test_unknown_option_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="unknown option 'page_sise'"):
         Driver("hash-lm", page_sise=4)
