@@ -54,9 +54,10 @@ class Client:
         if isinstance(keys, (str, Path)):
             keys = ClientKeys.read(keys)
         if run_dir is not None:
-            submit = submit or ipc_endpoint(Path(run_dir).absolute() / "submit")
-            follow = follow or ipc_endpoint(Path(run_dir).absolute() / "follow")
-            keys = keys or own_keys(Path(run_dir))
+            folder = Path(run_dir).expanduser().absolute()
+            submit = submit or ipc_endpoint(folder / "submit")
+            follow = follow or ipc_endpoint(folder / "follow")
+            keys = keys or own_keys(folder)
         if submit is None or follow is None:
             raise ConfigError("a client needs a run directory, or a submit and a follow endpoint")
         if keys is None and any(endpoint.startswith("tcp://") for endpoint in (submit, follow)):

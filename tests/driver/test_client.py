@@ -83,6 +83,17 @@ def test_client_can_be_made_from_a_run_directory(driver: Driver) -> None:
         assert client.generate([5, 6, 7], max_tokens=9).token_ids == tokens_after([5, 6, 7], 9)
 
 
+def test_run_directory_may_be_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Driver accepts this form too. A client of a folder called ~ would wait for ever."""
+    with tempfile.TemporaryDirectory() as home:
+        monkeypatch.setenv("HOME", home)
+        service = FakeService(Path(home))
+        with Client("~") as client:
+            client.submit([5], request_id="mine")
+            assert service.recv(m.Submit).request_id == "mine"
+        service.close()
+
+
 def test_closed_client_refuses_requests(driver: Driver) -> None:
     client = Client(driver.run_dir)
     client.close()
