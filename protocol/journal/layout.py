@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError, JournalError
+from ..lock import LockFile
 
 MAGIC = b"TRIPTYCH"
 LAYOUT_VERSION = 7
@@ -191,32 +192,36 @@ class Journal:
         """A new journal with all of its disk space allocated, so that a full disk fails here and not later.
 
         Raises:
-            ConfigError: there is not enough space.
+            ConfigError: there is not enough space, or another driver is creating it.
             FileExistsError: the file already exists.
         """
         arena_bytes = -(-arena_bytes // 64) * 64
         size = HEADER_BYTES + num_records * RECORD.itemsize + arena_bytes
         unfinished = path.with_name(path.name + ".new")  # linked under its real name only once complete
-        unfinished.unlink(missing_ok=True)
-        file = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        lock = LockFile(unfinished, os.O_CREAT | os.O_NOFOLLOW)
         try:
-            os.posix_fallocate(file, 0, size)
-            header = np.zeros(1, HEADER)
-            header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, 0, 0)
-            os.pwrite(file, header.tobytes(), 0)
-            os.link(unfinished, path)
-        except BaseException as error:
-            os.close(file)
-            if not isinstance(error, OSError) or isinstance(error, FileExistsError):
-                raise
+            if not lock.take():
+                raise ConfigError(f"another driver is creating the journal {path}", param="journal")
+            try:
+                os.ftruncate(lock.fileno(), 0)  # left by a driver that was killed
+                os.posix_fallocate(lock.fileno(), 0, size)
+                header = np.zeros(1, HEADER)
+                header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, 0, 0)
+                os.pwrite(lock.fileno(), header.tobytes(), 0)
+                os.link(unfinished, path)
+            finally:
+                unfinished.unlink(missing_ok=True)
+            return cls(path, os.dup(lock.fileno()))
+        except FileExistsError:
+            raise
+        except OSError as error:
             raise ConfigError(
                 f"the journal {path} needs {size} bytes: {error.strerror}; use a smaller --arena-bytes, or a"
                 " --run-dir (or --journal) with enough free space",
                 param="arena_bytes",
             ) from error
         finally:
-            unfinished.unlink()
-        return cls(path, file)
+            lock.release()
 
     @classmethod
     def open(cls, path: Path) -> Journal:

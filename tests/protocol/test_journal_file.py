@@ -75,6 +75,28 @@ def test_full_disk_is_reported_at_creation_and_leaves_no_file(tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_only_one_of_two_drivers_creates_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, allocate = tmp_path / "journal", os.posix_fallocate
+
+    def come_between(file: int, offset: int, size: int) -> None:
+        allocate(file, offset, size)
+        monkeypatch.setattr(os, "posix_fallocate", allocate)
+        with pytest.raises(ConfigError, match="another driver is creating the journal"):
+            Journal.create(path, num_records=2, arena_bytes=1 << 12)
+
+    monkeypatch.setattr(os, "posix_fallocate", come_between)
+    Journal.create(path, num_records=2, arena_bytes=1 << 12).close()
+    Journal.open(path).close()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_unfinished_file_of_a_killed_driver_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "journal.new").write_bytes(b"x" * 100_000)
+    journal = Journal.create(tmp_path / "journal", num_records=2, arena_bytes=1 << 12)
+    assert not journal.records.tobytes().strip(b"\0")
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]
+
+
 def test_disk_space_is_allocated_at_creation(tmp_path: Path) -> None:
     make_journal(tmp_path)
     facts = (tmp_path / "journal").stat()
