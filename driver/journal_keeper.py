@@ -152,9 +152,9 @@ def _unanswered(journal: Journal) -> Slots:
 
 
 def _create(path: Path, *, num_records: int, arena_bytes: int) -> None:
-    if path.exists():
-        return
     try:
+        if path.exists():
+            return
         Journal.create(path, num_records=num_records, arena_bytes=arena_bytes).close()
     except FileExistsError:  # another driver was faster; the lock decides
         return

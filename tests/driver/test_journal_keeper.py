@@ -12,12 +12,12 @@ from tests.protocol.factories import fail_to_sync
 from tests.waiting import eventually
 from triptych.driver.journal_keeper import JournalKeeper
 from triptych.protocol.config import PipelineConfig
-from triptych.protocol.errors import JournalError
+from triptych.protocol.errors import ConfigError, JournalError
 from triptych.protocol.run_dir import RunDir
 
 
-def keep(folder: Path, flush: str = "accept") -> JournalKeeper:
-    service = {"journal": str(folder / "journal"), "journal_flush": flush, "journal_flush_ms": 1.0}
+def keep(folder: Path, flush: str = "accept", name: str = "journal") -> JournalKeeper:
+    service = {"journal": str(folder / name), "journal_flush": flush, "journal_flush_ms": 1.0}
     config = PipelineConfig.from_options(model="hash-lm", max_records=64, arena_bytes=1 << 20, **service)
     return JournalKeeper(folder, config)
 
@@ -34,6 +34,13 @@ def test_next_driver_writes_again_what_a_flush_failed_to_write(tmp_path: Path, m
     keeper = keep(tmp_path)
     keeper.journal.flush()
     keeper.close()
+
+
+def test_path_that_cannot_be_looked_up_is_an_error_about_the_journal(tmp_path: Path) -> None:
+    """Not about the run directory."""
+    with pytest.raises(ConfigError, match=r"the journal .* cannot be created: File name too long") as caught:
+        keep(tmp_path, name="x" * 300)
+    assert caught.value.param == "journal"
 
 
 def test_flushing_thread_ends_at_the_first_error(
