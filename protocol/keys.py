@@ -209,8 +209,11 @@ def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T:
     try:
         with open(path, encoding="utf-8") as file:
             facts = os.fstat(file.fileno())
-            if stat.S_ISREG(facts.st_mode) and (facts.st_mode & 0o077 or facts.st_uid != os.getuid()):
+            is_file = stat.S_ISREG(facts.st_mode)
+            if is_file and facts.st_mode & 0o077:
                 raise ConfigError(f"{path} must be readable by its owner only, its mode is {facts.st_mode & 0o777:o}")
+            if is_file and facts.st_uid != os.getuid():
+                raise ConfigError(f"{path} belongs to user {facts.st_uid}, not to {os.getuid()}")
             return make(load_map(file.read(MAX_FILE_CHARS), str(path)))
     except OSError as error:
         raise ConfigError(f"no key file {path}: {error.strerror}") from error

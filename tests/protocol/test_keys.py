@@ -72,6 +72,17 @@ def test_file_readable_by_others_is_refused(folder: KeyFolder, tmp_path: Path, m
         ClientKeys.read(tmp_path / "file")
 
 
+def test_file_of_another_user_is_refused_as_such(
+    folder: KeyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a container's root is given a user's folder."""
+    folder.add("alice").write(tmp_path / "file")
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(ConfigError, match=f"file belongs to user {owner}, not to {owner + 1}"):
+        ClientKeys.read(tmp_path / "file")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"public": 1}', '{"a": 2}', "\x00", "{" * 5000])
 def test_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file"
