@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import zmq
+
+logger = logging.getLogger(__name__)
 
 Socket = zmq.Socket[bytes]
 DOMAIN = b"triptych"
@@ -71,4 +74,8 @@ class _AllowList:
         self._allows = allows
 
     def callback(self, domain: str, key: bytes) -> bool:
-        return self._allows(key.decode())  # Z85 already
+        try:
+            return self._allows(key.decode())  # Z85 already
+        except Exception as error:  # it would end the gatekeeper's thread, after which nobody is admitted
+            logger.error("a client is refused, as its key could not be looked up: %r", error)
+            return False
