@@ -28,10 +28,12 @@ def wind_clock(journal: Journal, *, boot_id: str | None = None) -> int:
     header = journal.header
     offset = time.time_ns() - time.monotonic_ns()
     before = int(header["clock_shift_ns"])
-    if header["boot_id"] and bytes(header["boot_id"]) != boot:
-        since_last_boot = before - int(header["wall_offset_ns"]) + offset
-        header["clock_shift_ns"] = max(since_last_boot, _latest_ns(journal) - time.monotonic_ns())
+    since_last_boot = before - int(header["wall_offset_ns"]) + offset
+    # NOTE: before the shift. If the driver is killed in between, the next one misses the time the machine was off; the
+    # other way round, it would add the whole time between the two boots twice.
     header["wall_offset_ns"] = offset
+    if header["boot_id"] and bytes(header["boot_id"]) != boot:
+        header["clock_shift_ns"] = max(since_last_boot, _latest_ns(journal) - time.monotonic_ns())
     header["boot_id"] = boot
     return int(header["clock_shift_ns"]) - before
 

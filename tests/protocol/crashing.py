@@ -8,7 +8,7 @@ import numpy as np
 
 from triptych.protocol.journal.layout import ALL, Journal, SomeOrAll
 
-VIEWS = ("records", "arena", "words", "prepare_words", "tokens_words", "finish_words", "release_words")
+VIEWS = ("header", "records", "arena", "words", "prepare_words", "tokens_words", "finish_words", "release_words")
 
 
 class Died(BaseException):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.protocol.crashing import Died, MortalJournal, StoreCounter
 from tests.protocol.factories import TIMES, make_journal, make_record
 from triptych.protocol.journal.clock import wind_clock
 from triptych.protocol.journal.layout import ACCEPTED, Journal, word
@@ -117,6 +118,20 @@ def test_wall_clock_that_was_set_back_does_not_reverse_time(tmp_path: Path) -> N
     wind_clock(journal, boot_id="second")
     journal.close()
     assert Journal.open(tmp_path / "journal").now_ns() >= future
+
+
+@pytest.mark.parametrize("num_stores", range(4))
+def test_driver_killed_while_it_winds_the_clock_does_not_wind_it_twice(tmp_path: Path, num_stores: int) -> None:
+    """Deadlines would pass that have not: after a long uptime, by months."""
+    journal = make_journal(tmp_path)
+    wind_clock(journal, boot_id="first")
+    journal.header["wall_offset_ns"] -= 3600 * 10**9
+    mortal = MortalJournal(journal, StoreCounter(end=num_stores))
+    if num_stores < 3:
+        with pytest.raises(Died):
+            wind_clock(mortal, boot_id="second")
+    wind_clock(journal, boot_id="second")
+    assert int(journal.header["clock_shift_ns"]) < 3601 * 10**9
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2])
