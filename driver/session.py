@@ -124,7 +124,10 @@ class Session:
             time.sleep(LISTENING_S)
 
     def close(self) -> None:
-        """End the thread, but not in a forked child. Unanswered requests go on until their leases end."""
+        """End the thread, but not in a forked child. Unanswered requests go on until their leases end.
+
+        Called by a listener, in that thread, it returns before the end.
+        """
         if not self._origin.is_here:
             return
         with self._lock:
@@ -133,7 +136,8 @@ class Session:
                 self._connection.wake()
         # NOTE: if a signal handler calls this, the code it interrupted may hold a lock that the thread needs (this one
         # or a stream's): the thread then ends only after the handler has returned.
-        self._thread.join(CLOSING_S)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSING_S)
 
     def _order(self, order: Callable[[], object]) -> None:
         self._origin.check()  # before the lock, which another thread may have held at the time of a fork

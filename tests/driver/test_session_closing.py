@@ -45,6 +45,19 @@ def test_idle_client_sends_nothing(service: FakeService, session: Session) -> No
     assert service.recv_any(5 * REPEAT_S) is None
 
 
+def test_client_can_be_closed_by_a_callback_of_its_own(
+    service: FakeService, session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = submit(session)
+    stream.on_done(session.close)
+    service.accept("a")
+    service.send("follow", finished("a", text="x"))
+    session._thread.join(10)
+    assert not session._thread.is_alive()
+    assert stream.result(0).text == "x"
+    assert caplog.messages == []
+
+
 def test_closing_ends_open_requests(service: FakeService, session: Session) -> None:
     streams = [submit(session, name) for name in "ab"]
     question = session.ask(m.GetInfo())
