@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import logging
 import threading
@@ -37,7 +38,8 @@ class Driver:
     """Three worker processes and a client connected to them.
 
     It installs no signal handlers, opens no ports, and can be used from any thread; a process may have several. Its
-    requests go through the same two sockets as those of any other client.
+    requests go through the same two sockets as those of any other client. One that was not stopped is abandoned when
+    the program ends.
 
     >>> with Driver(model="demo") as driver:                                    # doctest: +SKIP
     ...     for delta in driver.submit(messages=[{"role": "user", "content": "What is len?"}]):
@@ -122,6 +124,7 @@ class Driver:
                         "unload_adapter": lambda name: {"seconds": self.unload_adapter(name)},
                     },
                 )
+            atexit.register(self.abandon)
             undo.pop_all()
 
     def _wait_ready(self, progress: Callable[[Driver], None] | None) -> None:
@@ -227,6 +230,7 @@ class Driver:
 
     def _forget(self) -> None:
         self._started = None
+        atexit.unregister(self.abandon)
 
     def _parts(self) -> Parts:
         """Its parts, even after it gave up."""

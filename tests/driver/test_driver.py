@@ -31,6 +31,12 @@ from triptych.protocol.run_dir import RunDir
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
+FORGET = """
+from triptych import Driver
+driver = Driver("hash-lm", hash_step_ms=5).start()
+driver.submit([5, 6, 7], max_tokens=4000).accepted(20)
+print(driver.run_dir)
+"""
 ROOT = Path(__file__).resolve().parents[2]
 SAID = expected_tokens([5, 6, 7], 9, VOCAB_SIZE)
 HOLD = """
@@ -171,6 +177,13 @@ def test_workers_do_not_outlive_a_killed_driver(tmp_path: Path) -> None:
         assert (len(pids), all(map(is_alive, pids))) == (3, True)
         process.kill()
         eventually(lambda: not any(map(is_alive, pids)), timeout=2)
+
+
+def test_program_that_ends_without_stopping_its_driver_leaves_nothing() -> None:
+    """It still has its requests ended: clients in other processes would wait for their answers."""
+    done = subprocess.run([sys.executable, "-c", FORGET], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (Path(done.stdout.strip()).is_absolute(), done.stderr) == (True, "")
+    assert not Path(done.stdout.strip()).exists()
 
 
 def test_next_driver_continues_the_requests_of_a_killed_one(tmp_path: Path) -> None:
