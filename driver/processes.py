@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from ..protocol.lifeline import child_environment
@@ -38,7 +39,7 @@ def start_process(
     """
     package = f"{__package__.rpartition('.')[0]}.workers.{role}"
     command = [sys.executable, "-m", package, "--run-dir", str(run_dir), "--parent", str(os.getpid())]
-    with open(log or log_of(run_dir, role), "wb") as stderr:
+    with open(log or log_of(run_dir, role), "wb", opener=partial(os.open, mode=0o600)) as stderr:
         return subprocess.Popen(
             [*command, *arguments],
             cwd=None if cwd is None else f"/proc/self/fd/{cwd}",

@@ -69,6 +69,13 @@ def test_health_reports_a_journal_that_could_not_be_flushed(driver: Driver) -> N
         journal.header["has_failed"] = 0
 
 
+def test_files_of_the_run_directory_are_readable_by_their_owner_only(driver: Driver) -> None:
+    """The folder's mode keeps others out as well."""
+    files = [path for path in driver.run_dir.iterdir() if path.is_file()]
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {path.name: "0o600" for path in files}
+    assert {f"{role}.log" for role in ROLES} <= {path.name for path in files}
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_worker_can_be_replaced_while_it_works(driver: Driver, role: str) -> None:
     stream = driver.submit([5, 6, 7], max_tokens=400)
