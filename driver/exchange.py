@@ -92,6 +92,14 @@ class Exchange:
         self._send_submit(request)
         self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)
 
+    def resume_all(self, request: OpenRequest) -> None:
+        """Follow the choices of a request, now or once it is accepted."""
+        earlier = self.requests.get(request.assembly.request_id)
+        if earlier is not None and earlier.listener is NO_LISTENER:
+            self.begin(request)
+        else:
+            self._follow_choices(request)
+
     def _check_service(self) -> None:
         if self._failure is not None:
             raise copy(self._failure)
@@ -203,13 +211,13 @@ class Exchange:
             self._changed[message.request_id] = request
             if request.choices and request.listener is not NO_LISTENER:
                 del self.requests[message.request_id]
-                self.follow_choices(request)
+                self._follow_choices(request)
             if request.aborting:
                 self.abort(message.request_id)
             if request.listener is NO_LISTENER:
                 self._drop(message.request_id)
 
-    def follow_choices(self, request: OpenRequest) -> None:
+    def _follow_choices(self, request: OpenRequest) -> None:
         request_id, listeners = request.assembly.request_id, request.choices
         wire_ids = self.choices[request_id] = choice_ids(request_id, len(listeners))
         for index, (wire_id, listener) in enumerate(zip(wire_ids, listeners, strict=True)):

@@ -100,7 +100,7 @@ class Session:
         check_name(request_id)
         whole = Whole(request_id, listener, choices)
         request = OpenRequest(None, Assembly(request_id), whole, accepted=True, choices=whole.choices, keep=keep)
-        self._order(lambda: self._exchange.follow_choices(request))
+        self._order(lambda: self._exchange.resume_all(request))
 
     def abort(self, request_id: str, *, reader: Listener | None = None) -> None:
         """End a request, or the choice with this id; ``reader`` as for ``detach``."""

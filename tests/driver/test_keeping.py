@@ -69,6 +69,26 @@ def test_reader_of_all_choices_or_of_one_can_detach(service: FakeService, sessio
     assert [entry[0] for entry in follow.entries] == [left]
 
 
+@pytest.mark.usefixtures("fast_repeats")
+def test_choices_of_a_request_that_is_not_accepted_yet_are_followed_once_it_is(
+    service: FakeService, session: Session
+) -> None:
+    """Before that, the service knows neither them nor the request. Its reader left and came back meanwhile."""
+    early, late = (GroupStream("a", 2, session.abort) for _ in range(2))
+    session.submit("a", {"prompt": "hi", "n": 2}, early, early.choices)
+    service.recv(m.Submit)
+    session.detach("a")
+    session.resume_all("a", late, late.choices)
+    for _ in range(2):
+        service.recv(m.Submit)
+    assert not any(isinstance(message, m.Follow) for message in service.received)
+    service.send("submit", m.Accepted("a", 1, 0, 16))
+    assert len(service.recv(m.Follow).entries) == 2
+    for choice in choice_ids("a", 2):
+        service.send("follow", finished(choice, 0, 1, text=choice))
+    assert [choice.text for choice in late.result(10).choices] == choice_ids("a", 2)
+
+
 def test_reader_that_only_knows_the_token_count_learns_the_character_count() -> None:
     assembly = Assembly("a", num_tokens=2, num_chars=None)
     _, offset, text_offset, ids, text, *_ = row("a", 2, 7, 8, text="cd", text_offset=5)
