@@ -144,9 +144,17 @@ class KeyFolder:
 
 
 def own_keys(run_dir: Path) -> ClientKeys | None:
-    """The keys for the pipeline of this run directory; None if it needs none."""
-    path = run_dir / OWN_KEYS_FILE
-    return ClientKeys.read(path) if path.exists() else None
+    """The keys for the pipeline of this run directory; None if it needs none.
+
+    Raises:
+        ConfigError: they cannot be read, as those in another user's folder.
+    """
+    try:
+        return ClientKeys.read(run_dir / OWN_KEYS_FILE)
+    except ConfigError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
 
 
 def make_own_keys(run_dir: Path, folder: KeyFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -142,6 +143,23 @@ def test_keys_of_the_run_directory_stay_valid_under_the_next_driver(folder: KeyF
     first = own_keys(tmp_path)
     make_own_keys(tmp_path, folder)
     assert own_keys(tmp_path) == first
+
+
+@pytest.mark.parametrize("folder_is", ["a file", "closed"])
+def test_run_directory_whose_keys_cannot_be_looked_up_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_is: str
+) -> None:
+    """As that of another user. It is not one without keys, in which a client waits for a driver."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    (tmp_path / "run").touch()
+    if folder_is == "closed":
+        monkeypatch.setattr(os, "stat", refuse)
+        monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(ConfigError, match=r"no key file .*/run/client.json: (Not a directory|Permission denied)"):
+        own_keys(tmp_path / "run")
 
 
 @pytest.mark.parametrize("damage", ["text", "server", "mode"])
