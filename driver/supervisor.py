@@ -87,7 +87,7 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int | None]:
-        return {role: w.process.pid if w.process else None for role, w in self._workers.items()}
+        return {role: w.pid for role, w in self._workers.items()}
 
     @property
     def num_restarts(self) -> dict[str, int]:
@@ -133,7 +133,7 @@ class Supervisor:
             phase=phase,
             ok=phase == "ready" and worker.alive and silent_s <= patience_s,
             since_progress_s=silent_s,
-            pid=worker.process.pid if worker.process else None,
+            pid=worker.pid,
             epoch=epoch,
             restarts=worker.num_restarts,
             recent_deaths=len(worker.deaths),

@@ -36,9 +36,15 @@ class Worker:
     def alive(self) -> bool:
         return self.process is not None
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process, which the supervisor's thread may drop at any time; None if there is none."""
+        process = self.process
+        return None if process is None else process.pid
+
     def stopped_s(self, now: float) -> float:
         """For how long it has been seen suspended, as by SIGSTOP or a debugger; 0 if it is not."""
-        if self.process is None or not is_stopped(self.process.pid):
+        if (pid := self.pid) is None or not is_stopped(pid):
             self.seen_running_at = now
         return now - max(self.seen_running_at, self.started_at)
 

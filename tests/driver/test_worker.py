@@ -28,6 +28,29 @@ def test_deaths_blamed_on_a_request_do_not_count(explained: tuple[int, ...], num
     assert (len(worker.deaths), len(worker.all_deaths)) == (num_left, len(explained))
 
 
+def test_worker_may_end_while_another_thread_asks_for_its_health() -> None:
+    worker = Ending("prepare")
+    with subprocess.Popen(["true"]) as process:
+        worker.left = [process]
+        assert worker.pid == process.pid
+        worker.left = [process]
+        worker.stopped_s(1.0)
+        assert worker.pid is None
+
+
+class Ending(Worker):
+    """Its process is there when it is looked at first, and then no more."""
+
+    left: list[subprocess.Popen[bytes]]
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        return self.left.pop() if self.left else None
+
+    @process.setter
+    def process(self, _: subprocess.Popen[bytes] | None) -> None: ...
+
+
 def test_old_deaths_are_forgotten() -> None:
     worker = make_worker(0, 0, 2, 0)
     worker.forget_deaths(before=2.0)
