@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from .codec import Frame, decode, encode
-from .curve import CurveKeys, CurveServer, Socket, arm_client, arm_server, start_gatekeeper
+from .curve import Admission, CurveKeys, CurveServer, Socket, arm_server, start_gatekeeper
 from .errors import BadFrame, ConfigError
 from .unsent import MIN_LARGE_BYTES, Unsent
 
@@ -317,6 +317,7 @@ class Connection:
 
     def __init__(self, submit: str, follow: str, *, keys: CurveKeys | None = None, transport: Transport = ZMQ) -> None:
         self._keys = keys
+        self._admissions: list[Admission] = []
         self._context = transport.context()
         self._sockets = {"submit": self._dealer(submit), "follow": self._dealer(follow)}
         self._queues: dict[str, dict[Any, Any]] = {name: {} for name in self._sockets}
@@ -332,9 +333,10 @@ class Connection:
         socket.setsockopt(zmq.RECONNECT_IVL, 5)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
         socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
-        if self._keys is not None:
-            arm_client(socket, self._keys)
-        socket.connect(endpoint)
+        if self._keys is None:
+            socket.connect(endpoint)
+        else:
+            self._admissions.append(Admission(socket, endpoint, self._keys))
         return socket
 
     def queue(self, name: str, key: Any, message: Any) -> None:
@@ -349,6 +351,8 @@ class Connection:
 
         Frames that are not messages of this protocol version are dropped.
         """
+        for admission in self._admissions:
+            admission.retry()
         self._flush()
         for name, socket in self._sockets.items():
             self._poller.register(socket, _READ_AND_WRITE if self._queues[name] else _READ)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 Socket = zmq.Socket[bytes]
 DOMAIN = b"triptych"
+REFUSED_S = 1.0  # until a client whose key was refused tries again
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,31 @@ def arm_client(socket: Socket, keys: CurveKeys) -> None:
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+
+
+class Admission:
+    """Connects a client's socket with its keys, and again if they are refused.
+
+    ZeroMQ reconnects after everything but a refusal. Yet a key may be added later, or its file be unreadable for a
+    moment.
+    """
+
+    def __init__(self, socket: Socket, endpoint: str, keys: CurveKeys) -> None:
+        arm_client(socket, keys)
+        self._socket, self._endpoint = socket, endpoint
+        self._refusals = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        self._connect_at = math.inf
+        socket.connect(endpoint)
+
+    def retry(self) -> None:
+        """Connect again, if it was refused a while ago. Called often while the client has something to say."""
+        while self._refusals.poll(0):
+            self._refusals.recv_multipart()
+            self._connect_at = time.monotonic() + REFUSED_S
+        if time.monotonic() >= self._connect_at:
+            self._connect_at = math.inf
+            self._socket.disconnect(self._endpoint)
+            self._socket.connect(self._endpoint)
 
 
 def start_gatekeeper(context: zmq.Context[Socket], server: CurveServer) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 import zmq
 
 from tests.waiting import eventually
+from triptych.protocol import curve
 from triptych.protocol import messages as m
 from triptych.protocol.channels import Connection, Router, ipc_endpoint
 from triptych.protocol.curve import CurveServer, start_gatekeeper
@@ -14,36 +17,63 @@ from triptych.protocol.errors import ConfigError
 from triptych.protocol.keys import ClientKeys, KeyPair
 
 
-def test_after_a_key_that_could_not_be_looked_up_others_are_admitted(
-    context: zmq.Context[zmq.Socket[bytes]], folder: Path
-) -> None:
-    asked: list[str] = []
+@pytest.fixture
+def service(context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> Iterator[Service]:
+    service = Service(context, ipc_endpoint(folder / "submit"))
+    yield service
+    service.gatekeeper.stop()
 
-    def allows(key: str) -> bool:
-        asked.append(key)
-        if key == asked[0]:
-            raise ConfigError("no key file client.json: Too many open files")
-        return True
 
-    pair, endpoint = KeyPair.new(), ipc_endpoint(folder / "submit")
-    server = CurveServer(None, pair.secret, allows)
-    gatekeeper = start_gatekeeper(context, server)
-    router = Router(context, endpoint, epoch=1, max_frame_bytes=1 << 20, public=server)
-    first = connect(endpoint, pair.public)
-    eventually(lambda: asked)
-    second = connect(endpoint, pair.public)
-    second.queue("submit", "a", m.GetInfo())
+class Service:
+    """A socket for holders of keys. A test changes ``verdict``, which is called with a key."""
 
-    def turn() -> object:
-        second.wait(0.01)
-        return router.recv()
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.endpoint, self.keys = endpoint, KeyPair.new()
+        self.asked: list[str] = []
+        self.verdict: Callable[[str], bool] = lambda _: False
+        server = CurveServer(None, self.keys.secret, self._allows)
+        self.gatekeeper = start_gatekeeper(context, server)
+        self.router = Router(context, endpoint, epoch=1, max_frame_bytes=1 << 20, public=server)
 
-    eventually(turn, interval=0)
-    for connection in (first, second):
+    def _allows(self, key: str) -> bool:
+        self.asked.append(key)
+        return self.verdict(key)
+
+    def connect(self) -> Connection:
+        """A client that has something to say."""
+        pair = KeyPair.new()
+        keys = ClientKeys("any", self.keys.public, pair.public, pair.secret)
+        connection = Connection(self.endpoint, self.endpoint, keys=keys)
+        connection.queue("submit", "a", m.GetInfo())
+        return connection
+
+    def hears(self, connection: Connection) -> None:
+        def turn() -> object:
+            connection.wait(0.01)
+            return self.router.recv()
+
+        eventually(turn, interval=0)
         connection.close()
-    gatekeeper.stop()
 
 
-def connect(endpoint: str, server: str) -> Connection:
-    pair = KeyPair.new()
-    return Connection(endpoint, endpoint, keys=ClientKeys("any", server, pair.public, pair.secret))
+def test_after_a_key_that_could_not_be_looked_up_others_are_admitted(service: Service) -> None:
+    def fail(_: str) -> bool:
+        raise ConfigError("no key file client.json: Too many open files")
+
+    service.verdict = fail
+    first = service.connect()
+    eventually(lambda: service.asked)
+    service.verdict = lambda key: key != service.asked[0]
+    service.hears(service.connect())
+    first.close()
+
+
+def test_client_whose_key_was_refused_is_heard_once_it_is_admitted(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeroMQ alone would never try again: the client would be silent until it is started anew."""
+    monkeypatch.setattr(curve, "REFUSED_S", 0.01)
+    client = service.connect()
+    eventually(lambda: len(service.asked) == 2)  # for each of its sockets
+    service.verdict = lambda _: True
+    service.hears(client)
