@@ -51,17 +51,20 @@ def _num_kills(text: str) -> int | None:
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), None)
 
 
-def exit_code(process: subprocess.Popen[bytes], pidfd: int, *, phase: str) -> int:
+def exit_code(process: subprocess.Popen[bytes], pidfd: int, *, phase: str, was_killed: bool) -> int:
     """The exit code of an ended process, negative for a signal; ``phase`` is the last one it showed.
 
     If the host program ignores SIGCHLD or reaps every child, the code is lost and ``Popen`` reports 0. Then only a
-    worker that showed "stopped" counts as clean: otherwise one that fails at every start would be restarted forever.
+    worker that showed "stopped" or ``was_killed`` by this driver counts as clean: otherwise one that fails at every
+    start would be restarted forever.
     """
     try:
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
     except ChildProcessError:
         process.wait()
-        return 0 if phase == "stopped" else 1
+        if phase == "stopped":
+            return 0
+        return -signal.SIGKILL if was_killed else 1
     return process.wait()
 
 

@@ -147,7 +147,7 @@ class Supervisor:
 
     def restart(self, role: str) -> None:
         """Kill a worker; the usual handling of a death starts the next one."""
-        self._order(lambda: self._kill(self._workers[role]))
+        self._order(self._workers[role].kill)
 
     def stop(self, timeout_s: float, *, mode: int) -> dict[str, int | None]:
         """Tell the workers to exit, by STOP or KEEP on the board, wait for them, then kill those still running.
@@ -277,7 +277,8 @@ class Supervisor:
 
     def _on_exit(self, worker: Worker) -> None:
         assert worker.process is not None
-        code = exit_code(worker.process, worker.pidfd, phase=self._board.phase(worker.role))
+        phase = self._board.phase(worker.role)
+        code = exit_code(worker.process, worker.pidfd, phase=phase, was_killed=worker.killed)
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
         worker.process, worker.pidfd = None, -1
@@ -305,7 +306,7 @@ class Supervisor:
                 self._give_up(worker, error)
                 return
             delay_s = 0.0 if num_explained else worker.back_off_s
-        worker.start_at, worker.hung = now + delay_s, False
+        worker.start_at, worker.hung, worker.killed = now + delay_s, False, False
         reason = error.message.partition(";")[0]
         logger.warning("%s; restarting it in %.2f s", reason, delay_s)
 
@@ -323,7 +324,7 @@ class Supervisor:
             if worker.alive and silent_s - worker.starved_s(silent_s, patience_s) > patience_s:
                 logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent_s)
                 worker.hung = worker.process is not None and not is_stopped(worker.process.pid)
-                self._kill(worker)
+                worker.kill()
 
     def _silence(self, worker: Worker) -> tuple[float, float]:
         """Seconds since the worker's last sign of progress, and how many it is allowed."""
@@ -338,13 +339,9 @@ class Supervisor:
         # During imports, loading and warm-up there is no bound on the time between two signs, only on the total.
         return now - worker.started_at, self._config.start_timeout_s
 
-    def _kill(self, worker: Worker) -> None:
-        if worker.process is not None:
-            worker.process.kill()
-
     def _kill_all(self) -> None:
         for worker in self._workers.values():
-            self._kill(worker)
+            worker.kill()
 
     def _give_up(self, worker: Worker | None, error: TriptychError) -> None:
         """Stop restarting this worker (None: any worker). Workers that can still inform clients go on.
@@ -375,7 +372,7 @@ class Supervisor:
         for worker in self._workers.values():
             # It serves nobody yet, and an import or a model may keep it from noticing the stop.
             if self._board.phase(worker.role) in STARTING:
-                self._kill(worker)
+                worker.kill()
         with self._changed:
             self._changed.notify_all()
 

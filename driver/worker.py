@@ -30,6 +30,7 @@ class Worker:
     all_deaths: deque[float] = field(default_factory=deque)  # internal, explained or not, within the restart window
     num_restarts: int = 0
     hung: bool = False  # this process was killed because it made no progress
+    killed: bool = False  # by the supervisor, for this or another reason
     abandoned: bool = False  # died too often, and is not restarted
 
     @property
@@ -41,6 +42,12 @@ class Worker:
         """Of its process, which the supervisor's thread may drop at any time; None if there is none."""
         process = self.process
         return None if process is None else process.pid
+
+    def kill(self) -> None:
+        """In the supervisor's thread."""
+        if self.process is not None:
+            self.process.kill()
+            self.killed = True
 
     def stopped_s(self, now: float) -> float:
         """For how long it has been seen suspended, as by SIGSTOP or a debugger; 0 if it is not."""

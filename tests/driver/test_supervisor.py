@@ -311,10 +311,12 @@ def test_failed_start_is_detected_even_if_the_kernel_keeps_no_exit_codes(tmp_pat
 
 
 @pytest.mark.usefixtures("_sigchld_ignored")
-def test_without_exit_codes_a_death_counts_as_the_worker_s_own_fault() -> None:
+def test_without_exit_codes_a_death_counts_as_the_worker_s_own_fault_unless_it_is_replaced() -> None:
     with Driver("hash-lm", max_restarts=1000) as driver:
         os.kill(old := pid_of(driver, "execute"), signal.SIGABRT)
         soon(lambda: is_replaced(driver, "execute", old))
+        assert driver.health().workers["execute"].recent_deaths == 1
+        driver.replace("execute")
         assert driver.health().workers["execute"].recent_deaths == 1
         assert driver.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
         assert driver.stop() == {"prepare": 0, "execute": 0, "summarize": 0}
