@@ -102,7 +102,8 @@ class AsyncStream:
 
     def abort(self) -> None:
         """End the request, unless another stream follows it now: a refused duplicate must not end the original."""
-        self._session.abort(self.request_id, reader=self)
+        with suppress(PipelineClosed):  # which ended every request
+            self._session.abort(self.request_id, reader=self)
 
     def detach(self) -> None:
         """Stop following: the request goes on until it is resumed or its lease ends."""
@@ -218,8 +219,7 @@ class AsyncClient:
         try:
             return await stream.result()
         except asyncio.CancelledError:
-            with suppress(PipelineClosed):  # which ended every request
-                stream.abort()
+            stream.abort()
             raise
 
     async def generate_all(
@@ -248,8 +248,7 @@ class AsyncClient:
                 await take_first()
         finally:
             for _, stream in waiting:
-                with suppress(PipelineClosed):  # which ended every request
-                    stream.abort()
+                stream.abort()
         return results
 
     async def _first(self, waiting: deque[tuple[dict[str, Any], AsyncStream]]) -> Completion:

@@ -8,13 +8,12 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..protocol import messages as m
 from ..protocol.channels import Connection, ipc_endpoint
-from ..protocol.errors import ConfigError, Overloaded, PipelineClosed, RequestTimeout, TriptychError
+from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychError
 from ..protocol.keys import ClientKeys, own_keys
 from ..protocol.sampling import SamplingParams
 from .choices import GroupStream, num_choices
@@ -154,8 +153,7 @@ class Client:
                 results.append(self._first(waiting, progress))
         finally:
             for _, stream in waiting:
-                with suppress(PipelineClosed):  # which ended every request
-                    stream.abort()
+                stream.abort()
         return results
 
     def _first(

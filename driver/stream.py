@@ -7,10 +7,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..protocol.errors import InvalidRequest, RequestTimeout, TriptychError
+from ..protocol.errors import InvalidRequest, PipelineClosed, RequestTimeout, TriptychError
 from ..protocol.messages import Accepted, Failed, Finished
 from .prompt_logprobs import PromptLogprob, read_prompt_logprobs
 
@@ -268,7 +269,8 @@ class Stream:
 
     def abort(self) -> None:
         """Request the end. The answer is what was produced so far, with the finish reason "abort"."""
-        self._abort(self.request_id, reader=self)  # not another live request with the same id
+        with suppress(PipelineClosed):  # which ended every request
+            self._abort(self.request_id, reader=self)  # not another live request with the same id
 
     def on_accepted(self, accepted: Accepted) -> None:
         with self._changed:

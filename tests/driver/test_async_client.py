@@ -163,6 +163,19 @@ def test_task_cancelled_while_the_client_closes_is_cancelled() -> None:
         asyncio.run(body(Client(folder)))
 
 
+def test_stream_can_be_aborted_after_its_client_was_closed() -> None:
+    """As in the finally of a handler that is cancelled at the end of its program: it has to stay cancelled."""
+
+    async def body() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with AsyncClient(folder) as client:
+                stream, sync = client.submit([5]), client._client.submit([6])
+            stream.abort()
+            sync.abort()
+
+    asyncio.run(body())
+
+
 def test_after_a_cancelled_wait_the_result_can_be_awaited_again(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         stream = client.submit([5], max_tokens=20)
