@@ -16,6 +16,7 @@ from .layout import FREE, Journal
 from .requests import RequestView, read_request
 from .tokens import read_times, read_tokens
 
+_MAX_NS = 1 << 62  # 146 years
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -46,12 +47,13 @@ def _read_boot_id() -> str:
 
 
 def _latest_ns(journal: Journal) -> int:
-    """The latest time found in any record."""
+    """The latest time found in any record. A damaged one, which no checksum covers, must not set the clock."""
     in_use = journal.states() != FREE
-    columns = (journal.records[name][in_use].max(initial=0) for name in ("dispatched_ns", "scheduled_ns", "told_ns"))
-    latest = max(int(time_ns) for time_ns in (journal.records["accepted_ns"].max(initial=0), *columns))
+    columns = [journal.records[name][in_use] for name in ("dispatched_ns", "scheduled_ns", "told_ns")]
+    times = [time_ns for column in (journal.records["accepted_ns"], *columns) for time_ns in column.tolist()]
     views = (read_request(journal, slot) for slot in np.flatnonzero(in_use).tolist())
-    return max(latest, *(_last_token_ns(journal, view) for view in views if view is not None), 0)
+    times += [_last_token_ns(journal, view) for view in views if view is not None]
+    return max((time_ns for time_ns in times if 0 <= time_ns < _MAX_NS), default=0)
 
 
 def _last_token_ns(journal: Journal, view: RequestView) -> int:

@@ -43,7 +43,9 @@ def read_release(journal: Journal, slot: int, generation: int) -> tuple[int, str
 
 def read_end_code(journal: Journal, slot: int, generation: int) -> str:
     """The error with which summarize itself ended this request; empty if it did not, or if the request goes on."""
-    return bytes(journal.records["end_code"][slot]).decode() if is_released(journal, slot, generation) else ""
+    if not is_released(journal, slot, generation):
+        return ""
+    return bytes(journal.records["end_code"][slot]).decode(errors="replace")  # it may be damaged
 
 
 def is_acknowledged(journal: Journal, slot: int, generation: int) -> bool:

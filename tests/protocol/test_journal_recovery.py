@@ -13,7 +13,7 @@ from tests.protocol.crashing import Died, MortalJournal, StoreCounter
 from tests.protocol.factories import TIMES, make_journal, make_record
 from triptych.protocol.journal.clock import wind_clock
 from triptych.protocol.journal.layout import ACCEPTED, Journal, word
-from triptych.protocol.journal.releases import ReleaseWriter, is_released
+from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_end_code
 from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
 from triptych.protocol.journal.salvage import salvage
 from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_tokens
@@ -108,6 +108,26 @@ def test_clock_continues_over_a_reboot(tmp_path: Path) -> None:
     assert 3599 * 10**9 < moved < 3601 * 10**9
     journal.close()
     assert Journal.open(tmp_path / "journal").now_ns() - before >= moved
+
+
+@pytest.mark.parametrize("field", ["dispatched_ns", "told_ns", "scheduled_ns"])
+def test_time_that_cannot_be_does_not_set_the_clock(tmp_path: Path, field: str) -> None:
+    """A damaged one: no checksum covers these."""
+    journal = filled(tmp_path)
+    wind_clock(journal, boot_id="first")
+    journal.records[field][1] = 2**64 - 1
+    assert salvage(journal) == []
+    wind_clock(journal, boot_id="second")
+    assert abs(int(journal.header["clock_shift_ns"])) < 10**9
+
+
+def test_damaged_code_of_an_end_can_be_read(tmp_path: Path) -> None:
+    """Or no summarize could start on this journal."""
+    journal = filled(tmp_path)
+    ReleaseWriter(journal).release(1, 1, num_tokens=0, reason="error", code="overloaded")
+    journal.records["end_code"][1] = b"over\xffoaded"
+    assert salvage(journal) == []
+    assert read_end_code(journal, 1, 1) == "over\ufffdoaded"
 
 
 def test_wall_clock_that_was_set_back_does_not_reverse_time(tmp_path: Path) -> None:
