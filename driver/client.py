@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.channels import Connection, ipc_endpoint
+from ..protocol.channels import Connection
+from ..protocol.config import PipelineConfig, ServiceConfig
 from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychError
 from ..protocol.keys import ClientKeys, own_keys
+from ..protocol.run_dir import CONFIG_FILE, follow_endpoint, submit_endpoint
 from ..protocol.sampling import SamplingParams
 from .choices import GroupStream, num_choices
 from .questions import Question
@@ -54,8 +56,9 @@ class Client:
             keys = ClientKeys.read(keys)
         if run_dir is not None:
             folder = Path(run_dir).expanduser().absolute()
-            submit = submit or ipc_endpoint(folder / "submit")
-            follow = follow or ipc_endpoint(folder / "follow")
+            service = _service_in(folder)
+            submit = submit or submit_endpoint(folder, service)
+            follow = follow or follow_endpoint(folder, service)
             keys = keys or own_keys(folder)
         if submit is None or follow is None:
             raise ConfigError("a client needs a run directory, or a submit and a follow endpoint")
@@ -206,6 +209,14 @@ class Client:
             return self.session.ask(question).result(timeout)
         except FutureTimeout as error:
             raise RequestTimeout(f"{type(question).__name__}: no answer within {timeout} s") from error
+
+
+def _service_in(run_dir: Path) -> ServiceConfig:
+    """The settings of the pipeline in ``run_dir``; the defaults if there was none yet, or one of another version."""
+    try:
+        return PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8")).service
+    except (OSError, ValueError, ConfigError):
+        return ServiceConfig()
 
 
 def arguments_of(prompt: Prompt | Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.driver.fake_service import FakeService, packed
 from tests.waiting import eventually
-from triptych import Client, Driver
+from triptych import Client, Driver, PipelineConfig
 from triptych.driver.client import request_map
 from triptych.driver.stream import Completion
 from triptych.protocol import messages as m
@@ -28,6 +28,7 @@ from triptych.protocol.errors import (
     RequestTimeout,
     UnknownRequest,
 )
+from triptych.protocol.run_dir import CONFIG_FILE
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
@@ -89,6 +90,17 @@ def test_run_directory_may_be_in_the_home_folder(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("HOME", home)
         service = FakeService(Path(home))
         with Client("~") as client:
+            client.submit([5], request_id="mine")
+            assert service.recv(m.Submit).request_id == "mine"
+        service.close()
+
+
+def test_client_of_a_run_directory_connects_to_the_endpoints_configured_there(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as elsewhere:
+        service = FakeService(Path(elsewhere))
+        endpoints = {name: f"ipc://{elsewhere}/{name}" for name in ("submit", "follow")}
+        (tmp_path / CONFIG_FILE).write_text(PipelineConfig.from_options(**endpoints).to_json())
+        with Client(tmp_path) as client:
             client.submit([5], request_id="mine")
             assert service.recv(m.Submit).request_id == "mine"
         service.close()
