@@ -205,9 +205,11 @@ class Client:
         return list_of(self._answer(m.GetRequests(limit), timeout))
 
     def _answer(self, question: Question, timeout: float) -> Any:
+        future = self.session.ask(question)
         try:
-            return self.session.ask(question).result(timeout)
+            return future.result(timeout)
         except FutureTimeout as error:
+            future.cancel()  # it is not repeated any more
             raise RequestTimeout(f"{type(question).__name__}: no answer within {timeout} s") from error
 
 

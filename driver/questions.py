@@ -35,9 +35,14 @@ class Questions:
         self._send(question)
 
     def repeat(self) -> None:
-        """Resend all of them: a question or its answer may be lost with a process."""
-        for asked in self._asked.values():
-            self._send(asked.question)
+        """Resend all of them that are still awaited: a question or its answer may be lost with a process."""
+        for key, asked in list(self._asked.items()):
+            waiting = [future for future in asked.futures if not future.cancelled()]
+            if waiting:
+                self._asked[key] = _Asked(asked.question, deque(waiting))
+                self._send(asked.question)
+            else:
+                del self._asked[key]
 
     def answer(self, reply: Reply) -> None:
         asked = self._asked.pop(_key(reply), None)

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from tests.driver.fake_service import FakeService
+from tests.driver.fake_service import REPEAT_S, FakeService
+from tests.waiting import eventually
 from triptych.driver.session import Session
 from triptych.protocol import messages as m
 from triptych.protocol.errors import Draining
@@ -54,6 +55,17 @@ def test_late_answer_to_a_timed_out_question_is_ignored(service: FakeService, se
     service.recv(m.GetInfo)
     service.send("submit", m.Info({"second": 2}))
     assert again.result(10).info in ({}, {"second": 2})
+
+
+def test_question_is_not_repeated_once_nobody_waits_for_its_answer(service: FakeService, session: Session) -> None:
+    """While the service is silent, a program may ask every second for a day."""
+    futures = [session.ask(m.GetStatus(name)) for name in "aab"]
+    service.recv(m.GetStatus, where=lambda asked: asked.request_id == "b")
+    for future in futures[1:]:
+        future.cancel()
+    eventually(lambda: [service.recv(m.GetStatus).request_id for _ in range(4)] == ["a"] * 4)
+    futures[0].cancel()
+    eventually(lambda: service.recv_any(3 * REPEAT_S) is None)
 
 
 def test_question_that_timed_out_before_it_was_sent_does_not_end_the_session(session: Session) -> None:
