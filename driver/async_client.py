@@ -36,9 +36,10 @@ class Mailbox:
     def put(self, function: Callable[..., None], *arguments: Any) -> None:
         """Thread-safe."""
         self._calls.append((function, arguments))
-        if not self._is_awake and not self._loop.is_closed():  # nothing can listen on a closed loop
+        if not self._is_awake:
             self._is_awake = True
-            self._loop.call_soon_threadsafe(self._drain)
+            with suppress(RuntimeError):  # the loop is closed, so that nothing can listen
+                self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         self._is_awake = False  # before draining: a later put must wake the loop again

@@ -112,6 +112,19 @@ def test_reader_that_claims_too_many_tokens_gets_an_error() -> None:
         assembly.add(3, 3, b"", "", None)
 
 
+def test_event_loop_may_be_closed_at_any_moment() -> None:
+    """By its thread, even while a callback is put: that is no error of the listener, to be logged."""
+    loop = asyncio.new_event_loop()
+    wake = loop.call_soon_threadsafe
+
+    def close_and_wake(*arguments: object) -> object:
+        loop.close()
+        return wake(*arguments)  # type: ignore[arg-type]
+
+    loop.call_soon_threadsafe = close_and_wake  # type: ignore[assignment,method-assign]
+    Mailbox(loop).put(print)
+
+
 def test_many_callbacks_wake_the_event_loop_once() -> None:
     async def scenario() -> tuple[list[int], int]:
         loop, seen, wakes = asyncio.get_running_loop(), list[int](), 0
