@@ -32,9 +32,11 @@ class OutputStream:
         params: SamplingParams,
         *,
         stop_token_ids: frozenset[int] = frozenset(),
+        final_ids: frozenset[int] = frozenset(),
         context: Sequence[int] = (),
     ) -> None:
-        """``stop_token_ids``: every id that ends the answer, including the model's own unless they are ignored.
+        """``stop_token_ids``: every id that ends the answer, including the model's own unless they are ignored; those
+        of ``final_ids`` do so before ``min_tokens`` too.
 
         ``context``: the prompt's last tokens, if the text continues theirs (see ``make_detokenizer``).
         """
@@ -44,6 +46,7 @@ class OutputStream:
         self.matched: str | int | None = None  # the stop string or stop token id that ended it
         self._texts: list[str] = []  # [num_tokens]
         self._stop_token_ids = stop_token_ids
+        self._final_ids = final_ids
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str
         self._stops = params.stop
@@ -71,7 +74,7 @@ class OutputStream:
             if self.finish_reason is not None:
                 return
             self.token_ids.append(token_id)
-            if token_id in self._stop_token_ids and self._may_end:
+            if token_id in self._final_ids or (token_id in self._stop_token_ids and self._may_end):
                 self._stop_at(token_id)
             else:
                 text = self._detokenizer.push(token_id)

@@ -27,13 +27,13 @@ class Texts:
 
     def open(self, view: RequestView) -> OutputStream:
         """The stream of a request, still empty."""
-        params = view.record.params
-        eos = frozenset() if params.ignore_eos else frozenset(self._card.eos_token_ids)
+        params, eos = view.record.params, frozenset(self._card.eos_token_ids)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
+        if not view.record.grammar:
+            return OutputStream(self._vocabulary, params, stop_token_ids=stop_ids)
         # Under a grammar the text must be exactly what it matched, including a leading space that decoders would drop.
-        context = self._vocabulary.amid_text if view.record.grammar else ()
-        return OutputStream(
-            self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids), context=context
-        )
+        context = self._vocabulary.amid_text
+        return OutputStream(self._vocabulary, params, stop_token_ids=stop_ids, final_ids=eos, context=context)
 
     def push(self, answer: Answer, token_ids: Sequence[int], now_ns: int) -> bool:
         """Take the next tokens of an answer; False if that failed, which ends it."""

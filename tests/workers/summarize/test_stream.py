@@ -25,9 +25,11 @@ KINDS = {
 }
 
 
-def make_stream(vocabulary: Vocabulary = BYTES, *, eos: int | None = EOS, **params: Any) -> OutputStream:
+def make_stream(
+    vocabulary: Vocabulary = BYTES, *, eos: int | None = EOS, final: tuple[int, ...] = (), **params: Any
+) -> OutputStream:
     stop_ids = frozenset(params.get("stop_token_ids", ())) | ({eos} if eos is not None else set())
-    return OutputStream(vocabulary, SamplingParams(**params), stop_token_ids=stop_ids)
+    return OutputStream(vocabulary, SamplingParams(**params), stop_token_ids=stop_ids, final_ids=frozenset(final))
 
 
 def ids_of(text: str, vocabulary: Vocabulary = BYTES) -> list[int]:
@@ -72,6 +74,13 @@ def test_min_tokens_ignores_earlier_stop_strings_and_stop_tokens() -> None:
     stream.push(ids)
     assert (stream.text, stream.num_tokens) == ("ox", len(ids))
     assert stream.matched == "ox"
+
+
+def test_end_of_a_form_ends_the_answer_before_min_tokens() -> None:
+    """As in execute, where a form that allows nothing else ends earlier."""
+    stream = make_stream(final=(EOS,), min_tokens=99, skip_special_tokens=False)
+    stream.push([*ids_of("A fox"), EOS])
+    assert (stream.text, stream.finish_reason, stream.matched) == ("A fox", "stop", EOS)
 
 
 def test_tail_is_the_text_that_became_final_at_the_end() -> None:
