@@ -86,8 +86,9 @@ def _choice(value: Any) -> Structured:
     for choice in value:
         if not isinstance(choice, str) or not 1 <= len(choice) <= MAX_CHOICE_CHARS:
             raise refusal(f".choice must hold strings of 1 to {MAX_CHOICE_CHARS} characters, got {choice!r:.80}")
-    # Lark writes strings like JSON.
-    return Structured("lark", f"start: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in value)}")
+    # Lark writes strings like JSON, but takes no control character as it is, and JSON leaves one of them.
+    written = [json.dumps(choice, ensure_ascii=False).replace("\x7f", r"\u007f") for choice in value]
+    return Structured("lark", f"start: {' | '.join(written)}")
 
 
 def _text(name: str, value: Any) -> str:

@@ -27,6 +27,7 @@ def parse(value: Any, **fields: Any) -> Structured | None:
         ({"regex": r"a\\"}, Structured("regex", r"a\\")),
         ({"grammar": 'start: "a"'}, Structured("lark", 'start: "a"')),
         ({"choice": ["yes", 'a "quote"']}, Structured("lark", 'start: "yes" | "a \\"quote\\""')),
+        ({"choice": ["a\x7f", "\n"]}, Structured("lark", r'start: "a\u007f" | "\n"')),  # raw, neither would compile
     ],
     ids=lambda value: str(value)[:30],
 )
