@@ -19,8 +19,8 @@ from ...protocol.lifeline import die_with
 from ...protocol.model_card import ModelCard
 from ...protocol.tokenizer_files import TOKENIZER_FILE
 
-# A space, or line breaks and indentation: without a bound a small model produces white space until max_tokens. A
-# schema's own "x-guidance" takes precedence.
+# A space, or line breaks and indentation: without a bound a small model produces white space until max_tokens. What a
+# schema's own "x-guidance" says of white space takes precedence.
 _JSON_DEFAULTS: Any = {"whitespace_pattern": r"\x20|\x0A{1,2}[\x20\x09]{0,20}"}
 
 
@@ -71,12 +71,18 @@ class _Compiler:
 
     def _grammar(self, kind: str, source: str) -> str:
         if kind == "json_schema":
-            is_guided = "x-guidance" in json.loads(source)
-            return str(self._matcher.grammar_from_json_schema(source, None if is_guided else _JSON_DEFAULTS))
+            return str(self._matcher.grammar_from_json_schema(source, _defaults_for(json.loads(source))))
         if kind == "regex":
             # Its default conversion lets \\d match the digits of every script, which is hardly ever intended.
             source = f"start: /{self._to_lark(source, use_ascii='d')}/"
         return str(self._matcher.grammar_from_lark(source))
+
+
+def _defaults_for(schema: dict[str, Any]) -> Any:
+    """Options that are added to those of the schema; they would replace its own."""
+    own = schema.get("x-guidance", {})
+    decides = not isinstance(own, dict) or any(name.startswith("whitespace") for name in own)
+    return None if decides else _JSON_DEFAULTS
 
 
 def _limit_memory(num_bytes: int) -> None:

@@ -145,6 +145,24 @@ def test_order_of_properties_is_that_of_the_schema(checker: GrammarChecker) -> N
     assert list(schema["properties"]) == ["b", "a"]
 
 
+@pytest.mark.parametrize(
+    ("options", "is_limited"),
+    [
+        ({}, True),
+        ({"lenient": True}, True),
+        ({"whitespace_flexible": False}, False),
+        ({"whitespace_pattern": " "}, False),
+    ],
+)
+def test_white_space_is_limited_unless_the_schema_says_otherwise(
+    checker: GrammarChecker, options: dict[str, Any], is_limited: bool
+) -> None:
+    grammar = compile_form(checker, {"json_schema": {"type": "object", "x-guidance": options}})
+    compiled = json.loads(grammar)["grammars"][0]["json_schema"]["x-guidance"]
+    assert (compiled != options) == is_limited
+    assert compiled.items() >= options.items()
+
+
 def not_understood(*_: object) -> tuple[str, str]:
     raise ValueError("not JSON")
 
