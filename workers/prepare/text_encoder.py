@@ -35,6 +35,8 @@ class TextEncoder:
             for mark in (START, END, TURN, CHANNEL, FINAL, MESSAGE)
             if len(ids := self._ids(mark, add_special_tokens=False)) == 1
         }
+        added = tokenizer.get_added_tokens_decoder()  # not all that templates use are marked as special
+        self._template_ids = frozenset(token_id for token_id, token in added.items() if token.content.strip())
         self._template = (
             ChatTemplate(facts.chat_template, facts.special_tokens) if facts.chat_template is not None else None
         )
@@ -115,14 +117,17 @@ class TextEncoder:
         )
 
     def _tags_after(self, prompt: Int32, budget: int | None) -> Tags | None:
-        """Templates write an empty reasoning into the prompt for an answer without any."""
+        """Templates write an empty reasoning into the prompt for an answer without any.
+
+        A start tag that a mark of the template follows is part of an earlier turn, whose author may write anything.
+        """
         start, end = self._marks[START], self._marks[END]
         places = np.flatnonzero((prompt == start) | (prompt == end))
         last = int(places[-1]) if len(places) else -1
-        rest = self._tokenizer.decode(prompt[last + 1 :].tolist(), skip_special_tokens=False)
-        if last >= 0 and prompt[last] == end and not rest.strip():
+        tag, rest = (int(prompt[last]) if len(places) else None), prompt[last + 1 :].tolist()
+        if tag == end and not self._tokenizer.decode(rest, skip_special_tokens=False).strip():
             return None
-        return Tags(start, end, is_open=last >= 0 and bool(prompt[last] == start), budget=budget)
+        return Tags(start, end, is_open=tag == start and self._template_ids.isdisjoint(rest), budget=budget)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> Int32:
         # Not encode(): it holds the GIL (half a second for a megabyte), while the batch form releases it. The fast

@@ -205,11 +205,13 @@ def with_tokens(tokenizer: Tokenizer, *tokens: str) -> Tokenizer:
         ("<think>a</think>b Hello<think>So,", "inside"),
         ("Hello<think>\n\n</think>\n\n", "with the form"),
         ("<think>a</think>b Hello", "as it likes"),
+        ("What is <think>?<turn>", "as it likes"),  # a turn before this one says it
+        ("What is <think>?<turn><think>", "inside"),
     ],
 )
 @pytest.mark.parametrize("name", ["byte_level", "llama2"])
 def test_prompt_tells_whether_its_answer_may_begin_with_reasoning(name: str, prompt: str, begins: str) -> None:
-    tokenizer = with_tokens(getattr(tokenizer_zoo, name)(), START, END)
+    tokenizer = with_tokens(getattr(tokenizer_zoo, name)(), START, END, "<turn>")
     encoder = make_encoder(tokenizer)
     found = encoder.reasoning_after(encoder.encode(prompt))
     start, end = (tokenizer_zoo.id_of(tokenizer, tag) for tag in (START, END))
