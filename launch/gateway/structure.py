@@ -57,18 +57,40 @@ def _arguments(tool: Tool) -> dict[str, Any]:
 
 
 def calls_form(tools: Sequence[Tool], *, single: bool) -> dict[str, Any]:
-    """The form of an answer that is a list of at least one call."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool.function.name},
-                "arguments": _arguments(tool),
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
+    """The form of an answer that is a list of at least one call.
+
+    Raises:
+        ApiError: the arguments of a tool are nested too deeply.
+    """
+    try:
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool.function.name},
+                    "arguments": _moved(_arguments(tool), f"/items/anyOf/{index}/properties/arguments"),
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for index, tool in enumerate(tools)
+        ]
+    except RecursionError as error:
+        raise ApiError("tools is nested too deep", param="tools") from error
     limits = {"minItems": 1, **({"maxItems": 1} if single else {})}
     return {"json_schema": {"type": "array", "items": {"anyOf": calls}, **limits}}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema as a part of another one, at ``place``: references to its own parts begin at the root of the whole, or
+    at a part with an ``$id``.
+    """
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict) or isinstance(schema.get("$id"), str):
+        return schema
+    moved = {name: _moved(value, place) for name, value in schema.items()}
+    target = schema.get("$ref")
+    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+        moved["$ref"] = f"#{place}{target[1:]}"
+    return moved

@@ -6,10 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from openai.types.chat import ChatCompletion
 
 from tests.launch.gateway.conftest import Site
 from tests.launch.gateway.sse import stream
+from triptych.launch.gateway.schemas.chat import Tool
+from triptych.launch.gateway.structure import calls_form
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "What does len do?"}]
@@ -47,3 +50,21 @@ def test_forced_call_has_the_arguments_of_its_tool(demo: Site, choice: Any) -> N
     ChatCompletion.model_validate_json(json.dumps(reply), strict=True)
     streamed = [c["delta"].get("tool_calls") for e in stream(demo.http, CHAT, **wanted)[:-1] for c in e.data["choices"]]
     assert [calls[0]["function"]["name"] for calls in streamed if calls] == ["f"]
+
+
+NODE = {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}
+IN_PARTS: dict[str, dict[str, Any]] = {
+    "parts": {"type": "object", "properties": {"kids": {"$ref": "#/$defs/kids"}}, "$defs": {"kids": {"type": "array"}}},
+    "a part of its own": {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
+    "itself": {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}}},
+    "an id": {"$id": "http://a/", **NODE, "$defs": {"node": NODE}},
+}
+
+
+@pytest.mark.parametrize("parameters", IN_PARTS.values(), ids=IN_PARTS)
+def test_forced_call_of_any_tool_follows_the_references_in_its_parameters(parameters: dict[str, Any]) -> None:
+    """pydantic writes one for each class."""
+    tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": parameters}})
+    form = Draft202012Validator(calls_form([tool, tool], single=True)["json_schema"])
+    for kids, fits in (([], True), ([{}], True), (1, False)):
+        assert form.is_valid([{"name": "f", "arguments": {"kids": kids}}]) == fits
