@@ -11,7 +11,6 @@ from .errors import ApiError, unsupported
 from .schemas.chat import Tool
 from .schemas.structure import ResponseFormat, StructuredOutputs
 
-_ANY_OBJECT: dict[str, Any] = {"type": "object"}
 # Keywords that allow names beyond those in "properties", or refer to them.
 _EXTENDING = frozenset((
     "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "allOf", "anyOf", "oneOf",
@@ -48,12 +47,11 @@ def _arguments(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments, allowing only declared ones unless it says otherwise.
 
     By default a schema allows any additional name, which no function accepts: schemas that pydantic and others derive
-    from a function's signature do not exclude them. Nested schemas are left as they are.
+    from a function's signature do not exclude them. A function that declares none takes none. Nested schemas are left
+    as they are.
     """
-    schema = tool.function.parameters or _ANY_OBJECT
-    if not schema.get("properties") or _EXTENDING.intersection(schema):
-        return schema
-    return {**schema, "additionalProperties": False}
+    schema = tool.function.parameters or {"type": "object"}
+    return schema if _EXTENDING.intersection(schema) else {**schema, "additionalProperties": False}
 
 
 def calls_form(tools: Sequence[Tool], *, single: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion
 from tests.launch.gateway.conftest import Site
 from tests.launch.gateway.sse import stream
 from triptych.launch.gateway.schemas.chat import Tool
-from triptych.launch.gateway.structure import calls_form
+from triptych.launch.gateway.structure import arguments_form, calls_form
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "What does len do?"}]
@@ -68,3 +68,21 @@ def test_forced_call_of_any_tool_follows_the_references_in_its_parameters(parame
     form = Draft202012Validator(calls_form([tool, tool], single=True)["json_schema"])
     for kids, fits in (([], True), ([{}], True), (1, False)):
         assert form.is_valid([{"name": "f", "arguments": {"kids": kids}}]) == fits
+
+
+@pytest.mark.parametrize(
+    ("parameters", "takes_any"),
+    [
+        (None, False),
+        ({"type": "object"}, False),
+        ({"type": "object", "properties": {}}, False),
+        ({"type": "object", "additionalProperties": True}, True),
+    ],
+)
+def test_forced_call_of_a_tool_without_parameters_has_no_arguments(
+    parameters: dict[str, Any] | None, takes_any: bool
+) -> None:
+    tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": parameters}})
+    form = Draft202012Validator(arguments_form(tool)["json_schema"])
+    assert form.is_valid({})
+    assert form.is_valid({"a": 1}) == takes_any
