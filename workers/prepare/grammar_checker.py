@@ -112,7 +112,7 @@ class _Process:
         self._selector.register(self._stdout, selectors.EVENT_READ)
         try:
             _, unusable = self.answer(START_TIMEOUT_S)
-        except (TimeoutError, EOFError) as error:
+        except (TimeoutError, EOFError, ValueError) as error:  # the last one: a library printed something
             self.kill()
             raise _Unusable("cannot be compiled: the compiler does not start") from error
         if unusable:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,3 +179,22 @@ def test_garbled_output_of_the_compiler_is_not_taken_as_the_next_answer(
         with pytest.raises(ValueError, match="not JSON"):
             compile_form(checker, {"choice": ["lost"]})
     assert "other" in compile_form(checker, {"choice": ["other"]})
+
+
+def test_compiler_that_begins_with_something_else_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library printed while it was imported: each form left one more process behind."""
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(_: list[str], **pipes: Any) -> subprocess.Popen[bytes]:
+        started.append(popen([sys.executable, "-S", "-c", "print('hello', flush=True); input()"], **pipes))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    checker = GrammarChecker(tmp_path, timeout_s=TIMEOUT_S, memory_bytes=64 << 20)
+    try:
+        assert "the compiler does not start" in refused(checker, {"regex": "a"})
+        assert [process.poll() is None for process in started] == [False]
+    finally:
+        for process in started:
+            process.kill()
