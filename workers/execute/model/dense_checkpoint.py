@@ -36,7 +36,7 @@ def open_checkpoint(folder: Path) -> DenseCheckpoint:
     config = text_config(read_config(folder))
     check_weights(folder)
     tensors = open_tensors(folder)
-    if config.tie_word_embeddings and _has_head(tensors):
+    if getattr(config, "tie_word_embeddings", False) and _has_head(tensors):
         config.tie_word_embeddings = False
     return DenseCheckpoint(config, tensors, describe_decoder(config, tensors.shapes()))
 
@@ -49,7 +49,7 @@ def _has_head(tensors: Checkpoint) -> bool:
     """
     if tensors.has_four_bits(_HEAD):
         return True
-    if _HEAD not in tensors:
+    if _HEAD not in tensors or DecoderSpec.embedding not in tensors:
         return False
     head, embedding = tensors[_HEAD], tensors[DecoderSpec.embedding]
     return head.dtype != embedding.dtype or not torch.equal(head, embedding)

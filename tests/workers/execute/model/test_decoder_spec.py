@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from safetensors.torch import save_file
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from tests.tiny import FAMILIES
 from tests.workers.execute.model.native import make_checkpoint
 from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
+from triptych.workers.execute.model.dense_checkpoint import open_checkpoint
 from triptych.workers.execute.model.native_weights import Checkpoint
 from triptych.workers.execute.model.ropes import find_ropes
 
@@ -143,6 +146,29 @@ def test_additional_tensor_is_refused() -> None:
     config = make_config("llama")
     with pytest.raises(Unsupported, match=r"mlp\.router"):
         describe_decoder(config, shapes_of(config) | {"model.layers.0.mlp.router.weight": (4, 64)})
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "why"),
+    [
+        ({"model_type": "gpt2"}, ("transformer.wte.weight", "lm_head.weight"), "gpt2 is none of"),
+        pytest.param(
+            {"model_type": "inkling_text"},
+            ("lm_head.weight",),
+            "inkling_text is none of",
+            marks=pytest.mark.skipif("inkling_text" not in CONFIG_MAPPING, reason="this transformers is older"),
+        ),
+        ({"model_type": "qwen2", "tie_word_embeddings": True}, ("lm_head.weight",), "of its tensors differ"),
+    ],
+    ids=["embedding of another name", "no setting says whether it is tied", "no embedding"],
+)
+def test_head_of_a_checkpoint_that_is_not_supported_is_no_obstacle(
+    config: dict[str, Any], tensors: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({name: torch.ones(8, 4) for name in tensors}, tmp_path / "model.safetensors")
+    with pytest.raises(Unsupported, match=why):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(("merged", "other"), [("phi3", "llama"), ("llama", "phi3")])
