@@ -228,7 +228,7 @@ def check_types(folder: Path, types: Mapping[str, str]) -> None:
         Unsupported: one does.
     """
     for name, type_ in types.items():
-        if type_.startswith(("F8", "F6", "F4")):
+        if type_.startswith(("F8", "F6", "F4")) and type_ != "F64":
             raise Unsupported(f"{name} in {folder} is of type {type_}, and its config does not describe that format")
 
 

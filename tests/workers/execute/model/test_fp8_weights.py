@@ -308,6 +308,15 @@ def test_fp8_without_a_description_in_the_config_is_refused(backend: str, tmp_pa
         greedy_tokens(stored, backend=backend)
 
 
+@pytest.mark.parametrize("backend", ["native", "transformers"])
+def test_double_precision_is_not_a_quantisation(backend: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path / "plain", num_hidden_layers=1)
+    tokens = expected(checkpoint)
+    with changed_tensors(checkpoint) as tensors:
+        tensors.update({name: tensor.double() for name, tensor in tensors.items()})
+    assert greedy_tokens(checkpoint, backend=backend)[0] == tokens
+
+
 def test_scales_that_transformers_does_not_use_are_refused(tmp_path: Path) -> None:
     plain = make_checkpoint("llama", tmp_path / "plain", num_hidden_layers=1)
     with changed_tensors(plain) as tensors:
