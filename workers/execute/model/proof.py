@@ -39,6 +39,7 @@ _FILE = "proof.json"
 _LIBRARIES = ("torch", "transformers", "tokenizers")  # whose versions affect the outcome
 _OWN_FOLDERS = (Path(__file__).parent, Path(__file__).parent.parent / "kernels")
 _WEIGHTS = ".safetensors"
+_MOST_BYTES = 64 << 20  # a larger file is no config or tokenizer, but for example the state of an optimizer
 _KEY_SIZE = 32
 _NUM_KEPT = 64  # proofs kept in the cache
 
@@ -104,7 +105,9 @@ class ProofStore:
 
 
 def _key(checkpoint: Path, config: ModelConfig, kv_dtype: str) -> str:
-    """A hash of everything that the outcome depends on. Of weight files, it covers size and time but not content."""
+    """A hash of everything that the outcome depends on. Of weights and other large files, it covers size and time but
+    not content.
+    """
     digest = hashlib.sha256(f"{config.dtype} {config.quantization} {kv_dtype} {_kernels()}\n".encode())
     modules = parse_modules(config.lora_modules)
     digest.update(" ".join(version(library) for library in _LIBRARIES).encode())
@@ -113,9 +116,9 @@ def _key(checkpoint: Path, config: ModelConfig, kv_dtype: str) -> str:
     files = sorted(file for file in checkpoint.iterdir() if file.is_file())
     for file in (*files, *(file for module in modules for file in module.files)):
         stat = file.stat()
-        is_weights = file.suffix == _WEIGHTS
-        digest.update(f"\n{file.name} {stat.st_size} {stat.st_mtime_ns if is_weights else ''}\n".encode())
-        if not is_weights:
+        is_large = file.suffix == _WEIGHTS or stat.st_size > _MOST_BYTES
+        digest.update(f"\n{file.name} {stat.st_size} {stat.st_mtime_ns if is_large else ''}\n".encode())
+        if not is_large:
             digest.update(file.read_bytes())
     return digest.hexdigest()[:_KEY_SIZE]
 

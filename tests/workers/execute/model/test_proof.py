@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -133,6 +135,29 @@ def test_changed_checkpoint_or_setting_is_proven_again(
             file.write_bytes(file.read_bytes())
         start("second")
     assert len(proofs) == 2
+
+
+def test_large_files_beside_the_weights_are_not_read(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as an optimizer's state in the directory of a training run, which is larger than the weights."""
+    shutil.copytree(checkpoint, tmp_path / "run")
+    large = tmp_path / "run" / "optimizer.pt"
+    read: list[str] = []
+    folders: list[Path] = []
+
+    def read_bytes(file: Path) -> bytes:
+        read.append(file.name)
+        return file.open("rb").read()
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    for size in (1, 1 << 20):
+        large.touch()
+        os.truncate(large, (64 << 20) + size)
+        folders.append(ProofStore(tmp_path / "run", ModelConfig()).folder)
+    assert "config.json" in read
+    assert large.name not in read
+    assert folders[0] != folders[1]
 
 
 def test_adapter_is_proven_with_its_model_until_it_changes(
