@@ -46,7 +46,8 @@ def rope_parameters(config: PretrainedConfig) -> dict[str | None, Mapping[str, A
     parameters = config.rope_parameters or {}
     if not LAYER_TYPES & parameters.keys():
         return {None: parameters}
-    return {layer_type: of_layers for layer_type, of_layers in sorted(parameters.items()) if of_layers}
+    # Settings stated for no type of layer may lie beside these; transformers does not use them.
+    return {key: value for key, value in sorted(parameters.items()) if isinstance(value, Mapping) and value}
 
 
 def head_dim(config: PretrainedConfig) -> int:

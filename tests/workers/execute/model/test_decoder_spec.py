@@ -65,9 +65,11 @@ def test_config_selects_layers_with_rotary_positions(layers: list[int] | None, r
     assert describe_decoder(config, shapes_of(config)).ropes == ropes
 
 
-def test_layers_of_two_types_have_their_own_rope() -> None:
+@pytest.mark.parametrize("flat", [None, {"rope_type": "linear", "rope_theta": 5e5, "factor": 8.0}])
+def test_layers_of_two_types_have_their_own_rope(flat: dict[str, Any] | None) -> None:
+    """If the config states settings for all layers instead, transformers adds those of the types and uses these."""
     types = ["sliding_attention", "full_attention", "sliding_attention"]
-    config = make_config("gemma3_text", layer_types=types, sliding_window=8)
+    config = make_config("gemma3_text", layer_types=types, sliding_window=8, rope_parameters=flat)
     spec = describe_decoder(config, shapes_of(config))
     assert (spec.ropes, spec.windows) == ((1, 0, 1), (8, None, 8))
     assert [float(rope.frequencies[1]) for rope in find_ropes(config)] == pytest.approx([1e6**-0.125, 1e4**-0.125])
