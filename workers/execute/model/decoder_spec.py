@@ -33,6 +33,7 @@ _WHOLE_QUERIES = {"olmo2", "olmo3", "olmoe"}  # norm queries and keys across all
 _GROWING = {"ministral3"}  # scale queries up with their position
 _WITH_SINKS = {"gpt_oss"}  # have an attention sink in each head
 _WITH_LIMITS = {"gpt_oss"}  # clamp gates and ups
+_MAY_NORM_WEIGHTS = {"olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next"}  # have a setting for it; the others always do
 _GATED = delta_spec.FAMILIES  # gate each output of attention
 _TURN_IN_PART = delta_spec.FAMILIES  # rotate only the first channels of each head
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the sequence length
@@ -305,7 +306,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         experts_per_token=config.num_experts_per_tok if any(has_experts) else 0,
         expert_size=_expert_size(config) if any(has_experts) else 0,
         shared_size=config.shared_expert_intermediate_size if config.model_type in SHARED and any(has_experts) else 0,
-        norms_expert_weights=bool(getattr(config, "norm_topk_prob", True)),  # Mixtral's always are
+        norms_expert_weights=config.model_type not in _MAY_NORM_WEIGHTS or bool(config.norm_topk_prob),
         is_merged=config.model_type in _MERGED,
         has_qk_norm=f"{layer}self_attn.q_norm.weight" in shapes,
         norms_whole_queries=config.model_type in _WHOLE_QUERIES,

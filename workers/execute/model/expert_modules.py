@@ -88,10 +88,9 @@ def _router_of(layer: Any) -> Any:
 class FollowedChoices:
     """The experts that the tokens of a run chose, and how far transformers' routers disagree with the choices."""
 
-    def __init__(self, choices: torch.Tensor, *, norms_weights: bool) -> None:
+    def __init__(self, choices: torch.Tensor) -> None:
         """``choices`` [tokens, layers, experts per token] of all tokens, in the order in which the model sees them."""
         self.choices = choices.long()
-        self.norms_weights = norms_weights
         # Greatest difference between the routers' top logits and their logits of the chosen experts, relative to the
         # greatest absolute logit.
         self.difference = 0.0
@@ -119,9 +118,16 @@ class FollowedChoices:
             greatest = logits.float().topk(chosen.shape[1]).values
             taken = logits.float().gather(1, chosen).sort(descending=True).values
             self.difference = max(self.difference, float((greatest - taken).abs().max() / logits.abs().max()))
-            probabilities = logits.float().softmax(dim=-1).gather(1, chosen)
-            if self.norms_weights:
-                probabilities /= probabilities.sum(dim=-1, keepdim=True)
-            return logits, probabilities.to(weights.dtype), chosen
+            probabilities = logits.float().softmax(dim=-1)
+            of_own, of_chosen = probabilities.gather(1, experts), probabilities.gather(1, chosen)
+            if _are_normed(weights, of_own):
+                of_chosen /= of_chosen.sum(dim=-1, keepdim=True)
+            return logits, of_chosen.to(weights.dtype), chosen
 
         return follow
+
+
+def _are_normed(weights: torch.Tensor, probabilities: torch.Tensor) -> bool:
+    """Whether a router's weights [tokens, ...] add up to 1 rather than to the probabilities of its experts."""
+    sums = weights.float().sum(dim=-1)
+    return bool((sums - 1).abs().sum() <= (sums - probabilities.sum(dim=-1)).abs().sum())

@@ -105,7 +105,7 @@ class _Modules:
         self, found: DecoderOutputs, sequences: list[Int32], adapter: Adapter | None
     ) -> tuple[torch.Tensor, float]:
         """Reference logits [tokens, V], and the greater relative difference of ``found``: in logits or in choices."""
-        followed = FollowedChoices(found.choices, norms_weights=self._spec.norms_expert_weights)
+        followed = FollowedChoices(found.choices)
         with ExitStack() as stack:
             stack.enter_context(exchanged(self._model, self._weights))
             stack.enter_context(followed.by(self._model, self._spec))

@@ -17,6 +17,7 @@ from triptych.workers.execute.model.decoder_spec import Unsupported, describe_de
 from triptych.workers.execute.model.dense_checkpoint import open_checkpoint
 from triptych.workers.execute.model.native_weights import Checkpoint
 from triptych.workers.execute.model.ropes import find_ropes
+from triptych.workers.execute.model.stored_weights import open_tensors
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
@@ -99,6 +100,16 @@ def test_config_selects_layers_with_experts(
     spec = describe_decoder(AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint).shapes())
     assert tuple(layer for layer, has_experts in enumerate(spec.has_experts) if has_experts) == layers
     assert spec.num_experts == (6 if layers else 0)
+
+
+@pytest.mark.parametrize(("family", "is_normed"), [("mixtral", True), ("gpt_oss", True), ("olmoe", False)])
+def test_only_some_families_have_a_setting_for_the_weights_of_experts(
+    family: str, is_normed: bool, tmp_path: Path
+) -> None:
+    """The config classes of the others keep the setting too if a config has it, but transformers does not use it."""
+    checkpoint = make_checkpoint(family, tmp_path, norm_topk_prob=False)
+    spec = describe_decoder(AutoConfig.from_pretrained(checkpoint), open_tensors(checkpoint).shapes())
+    assert spec.norms_expert_weights == is_normed
 
 
 def test_experts_in_one_tensor_are_refused() -> None:

@@ -93,7 +93,7 @@ def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> Non
         for format_ in PLAIN_FORMATS:
             decoder = make_decoder(checkpoint, level, format_)
             logits, choices = run_chunks(decoder, token_ids, [100, 1, 40, 9], spec)
-            followed = FollowedChoices(torch.from_numpy(choices), norms_weights=spec.norms_expert_weights)
+            followed = FollowedChoices(torch.from_numpy(choices))
             with torch.inference_mode(), followed.by(model, spec):
                 exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
             difference = np.abs(logits - exact).max() / np.abs(exact).max()
@@ -167,7 +167,7 @@ def test_choices_that_are_not_the_likeliest_are_detected(tmp_path: Path) -> None
     _, right = run_chunks(decoder, token_ids, [40], spec)
     twice, others = right[..., :1].repeat(2, axis=-1), (right + 1) % spec.num_experts
     for choices, is_right in ((right, True), (right[..., ::-1].copy(), True), (twice, False), (others, False)):
-        followed = FollowedChoices(torch.from_numpy(choices), norms_weights=True)
+        followed = FollowedChoices(torch.from_numpy(choices))
         with torch.inference_mode(), followed.by(model, spec):
             model(torch.from_numpy(token_ids)[None].long(), use_cache=False)
         assert (followed.difference < 1e-5) == is_right, followed.difference

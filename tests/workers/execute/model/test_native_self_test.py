@@ -67,6 +67,14 @@ def test_other_models_are_compared_once(format_: Format, tmp_path: Path, monkeyp
     assert check(folder, format_) < 0.1
 
 
+def test_decoder_that_weights_experts_otherwise_is_refused(tmp_path: Path) -> None:
+    """transformers follows the decoder's choices of experts, but not the weights that it gives them."""
+    folder = make_checkpoint("qwen3_moe", tmp_path, norm_topk_prob=False)
+    assert check(folder, Format.FLOAT32) < 1e-4
+    with pytest.raises(Unsupported, match="its logits differ from transformers' by"):
+        check(folder, Format.FLOAT32, norm_topk_prob=True)
+
+
 @pytest.mark.parametrize("lost", ["all", "before one token"])
 def test_decoder_that_loses_states_is_refused(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison with transformers would not detect it for one token, because some tokens may differ."""

@@ -92,7 +92,7 @@ def test_logits_equal_transformers_in_float64(level: str, pair: tuple[Path, Path
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float64, **PLAINLY)
     token_ids, spec = random_tokens(), read_spec(published)
     logits, choices = run_chunks(decoder_of(published, level), token_ids, [100, 1, 40, 9], spec)
-    followed = FollowedChoices(torch.from_numpy(choices), norms_weights=True)
+    followed = FollowedChoices(torch.from_numpy(choices))
     with torch.inference_mode(), followed.by(model, spec):
         exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
     assert max(np.abs(logits - exact).max() / np.abs(exact).max(), followed.difference) < TOLERANCES[Format.INT8]
