@@ -33,9 +33,12 @@ _WHOLE_QUERIES = {"olmo2", "olmo3", "olmoe"}  # norm queries and keys across all
 _GROWING = {"ministral3"}  # scale queries up with their position
 _WITH_SINKS = {"gpt_oss"}  # have an attention sink in each head
 _WITH_LIMITS = {"gpt_oss"}  # clamp gates and ups
-_MAY_NORM_WEIGHTS = {"olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next"}  # have a setting for it; the others always do
 _GATED = delta_spec.FAMILIES  # gate each output of attention
 _TURN_IN_PART = delta_spec.FAMILIES  # rotate only the first channels of each head
+# Families with a setting for these. In others transformers keeps it if a config has it, but does not use it.
+_CAPPED_SCORES = {"gemma2"}
+_CAPPED_LOGITS = {"gemma2", "gemma3_text"}
+_MAY_NORM_WEIGHTS = {"olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next"}  # the others always do
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the sequence length
 _NEVER_ZERO = (
     "attention_multiplier",
@@ -291,8 +294,8 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         norm_eps=config.rms_norm_eps,
         norm_offset=float(config.model_type in _OFFSET_NORMS),
         attention_multiplier=float(getattr(config, "attention_multiplier", scores)),
-        score_cap=getattr(config, "attn_logit_softcapping", None),
-        logit_cap=getattr(config, "final_logit_softcapping", None),
+        score_cap=config.attn_logit_softcapping if config.model_type in _CAPPED_SCORES else None,
+        logit_cap=config.final_logit_softcapping if config.model_type in _CAPPED_LOGITS else None,
         query_growth=query_growth,
         query_growth_span=query_growth_span,
         embedding_multiplier=float(getattr(config, "embedding_multiplier", config.hidden_size**0.5 if is_gemma else 1)),

@@ -112,6 +112,16 @@ def test_only_some_families_have_a_setting_for_the_weights_of_experts(
     assert spec.norms_expert_weights == is_normed
 
 
+@pytest.mark.parametrize(
+    ("family", "caps"), [("gemma2", (50.0, 30.0)), ("gemma3_text", (None, 30.0)), ("llama", (None, None))]
+)
+def test_caps_are_those_that_transformers_applies(family: str, caps: tuple[float | None, float | None]) -> None:
+    """In 16 bits, a cap of this size is within the tolerance of the self-test."""
+    config = make_config(family, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    spec = describe_decoder(config, shapes_of(config))
+    assert (spec.score_cap, spec.logit_cap) == caps
+
+
 def test_experts_in_one_tensor_are_refused() -> None:
     config = make_config("mixtral", num_local_experts=4)
     with pytest.raises(Unsupported, match="of its tensors differ from its config"):
