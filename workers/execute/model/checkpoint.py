@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -115,22 +115,32 @@ def weight_files(folder: Path) -> list[Path]:
 def context_limit(config: PretrainedConfig) -> int | None:
     """Return the maximum number of tokens in a sequence, or None if the config does not say.
 
-    With longrope the frequencies depend on the longest sequence of the whole batch: past the original length one
-    request would change another's result. So the limit is the original length (Ding et al. 2024, "LongRoPE").
+    With yarn it is the extended length: some model cards tell users to add only the rotary settings to the config
+    (Peng et al. 2023, "YaRN"). With longrope the frequencies depend on the longest sequence of the whole batch: past
+    the original length one request would change another's result. So the limit is the original length (Ding et al.
+    2024, "LongRoPE").
     """
     text = config.get_text_config()
-    limits = [limit for limit in (getattr(text, "max_position_embeddings", None), *_original_lengths(text)) if limit]
+    stated, ropes = getattr(text, "max_position_embeddings", None), _ropes(text)
+    extended = [int(rope["original_max_position_embeddings"] * rope["factor"]) for rope in ropes if _is_extended(rope)]
+    limits = [max([stated, *extended])] if stated else []
+    limits += [length for rope in ropes if (length := _original_length(text, rope))]
     return min(limits) if limits else None
 
 
-def _original_lengths(text: PretrainedConfig) -> list[int | None]:
+def _ropes(text: PretrainedConfig) -> list[dict[str, Any]]:
     parameters = getattr(text, "rope_parameters", None) or {}
-    per_layer_type = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
-    return [
-        rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-        for rope in per_layer_type
-        if rope.get("rope_type") == "longrope"
-    ]
+    return [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+
+
+def _is_extended(rope: dict[str, Any]) -> bool:
+    return bool(rope.get("rope_type") == "yarn" and rope.get("factor") and rope.get("original_max_position_embeddings"))
+
+
+def _original_length(text: PretrainedConfig, rope: dict[str, Any]) -> int | None:
+    if rope.get("rope_type") != "longrope":
+        return None
+    return rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
 
 
 def check_layer_types(config: PretrainedConfig) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from tests.tiny import build_tiny_model, make_tiny_model
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -171,6 +172,14 @@ def test_configured_device_becomes_the_current_one(name: str, current: int, monk
     monkeypatch.setattr("torch.cuda.set_device", lambda device: devices.append(device.index))
     assert take_device(name) == torch.device(name)
     assert devices[-1] == current
+
+
+@pytest.mark.parametrize(("stated", "limit"), [(64, 256), (300, 300)])
+def test_yarn_extends_the_context_even_if_the_config_states_the_original_length(stated: int, limit: int) -> None:
+    """As it does after users followed the model card of Qwen2.5, which tells them to add these settings only."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    config = AutoConfig.for_model("qwen2", max_position_embeddings=stated, rope_parameters=rope)
+    assert context_limit(config) == limit
 
 
 def test_longrope_limits_the_context_to_the_original_length() -> None:
