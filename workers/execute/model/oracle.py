@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from ....protocol.errors import ConfigError
 from ..step import Int32
 from .decoder_spec import DecoderSpec, Unsupported
 from .exchange import exchanged
@@ -60,7 +61,7 @@ class Oracle(NamedTuple):
         ``outliers`` is the share of tokens that may differ by more.
 
         Raises:
-            Unsupported: the difference exceeds ``limit``; the message says by how much.
+            Unsupported: the difference exceeds ``limit``, and the message says by how much; or transformers fails.
         """
         modules, greatest = _Modules(self, dtype, outliers), 0.0
         for number, adapter in enumerate((None, *adapters)):
@@ -88,7 +89,8 @@ class _Modules:
     def __init__(self, oracle: Oracle, dtype: torch.dtype, outliers: float) -> None:
         self._spec = oracle.spec
         self._outliers = outliers
-        self._model = mapped_model(oracle, dtype)
+        with _refusing():
+            self._model = mapped_model(oracle, dtype)
 
         def read(name: str) -> torch.Tensor:
             return (oracle.made[name]() if name in oracle.made else oracle.tensors[name]).to(dtype)
@@ -111,8 +113,20 @@ class _Modules:
             stack.enter_context(followed.by(self._model, self._spec))
             if adapter is not None:
                 stack.enter_context(merged(self._model, adapter))
+            stack.enter_context(_refusing())
             plain = _plain_logits(self._model, sequences).to(found.logits.device)
         return plain, max(relative_difference(found.logits, plain, self._outliers), followed.difference)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn what transformers raises for a config with contradictions, which it only finds now, into a refusal."""
+    try:
+        yield
+    except (Unsupported, ConfigError, torch.AcceleratorError):
+        raise
+    except Exception as error:
+        raise Unsupported(f"transformers cannot compute it: {type(error).__name__}: {error}") from error
 
 
 def relative_difference(logits: torch.Tensor, expected: torch.Tensor, outliers: float = 0.0) -> float:

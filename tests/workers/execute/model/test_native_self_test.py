@@ -67,6 +67,17 @@ def test_other_models_are_compared_once(format_: Format, tmp_path: Path, monkeyp
     assert check(folder, format_) < 0.1
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"head_dim": None}, {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3}],
+    ids=["modules cannot be made", "modules cannot run"],
+)
+def test_config_that_transformers_cannot_use_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    folder = make_checkpoint("qwen2", tmp_path)
+    with pytest.raises(Unsupported, match="transformers cannot compute it"):
+        check(folder, Format.FLOAT32, **wrong)
+
+
 def test_decoder_that_weights_experts_otherwise_is_refused(tmp_path: Path) -> None:
     """transformers follows the decoder's choices of experts, but not the weights that it gives them."""
     folder = make_checkpoint("qwen3_moe", tmp_path, norm_topk_prob=False)
