@@ -20,6 +20,7 @@ from ..grammar.matcher import Bits, has_others
 from ..scheduling.sequence import Sequence
 
 _ALL_FREE: Mapping[int, Bits] = MappingProxyType({})
+_PART = 1 << 23  # logits that are masked at once on a GPU, at eight bytes of temporary memory each
 
 Array = npt.NDArray[Any]
 Send = Callable[[list[Array]], Rows[torch.Tensor]]  # copies arrays of int64, float32 and uint8 to the logits' device
@@ -46,7 +47,8 @@ def adjust_logits(
     """Apply, in this order and in place on float32 [R, V]: grammars, penalties, logit bias, the mask of ``min_tokens``.
 
     ``lengths`` [R] are the sequences' token counts; sequences with a penalty are never advanced ahead of their tokens.
-    ``allowed`` has the tokens that each row with a grammar may choose from. ``send`` is called at most once.
+    ``allowed`` has the tokens that each row with a grammar may choose from, in masks of one size. ``send`` is called at
+    most once.
     """
     listed: list[tuple[Iterable[_Entries], Change]] = [
         (_repeated(sequences), lambda old, penalty: torch.where(old < 0, old * penalty, old / penalty)),
@@ -56,12 +58,15 @@ def adjust_logits(
     ]
     known = [(_columns(list(entries), vocab_size=logits.shape[1]), change) for entries, change in listed]
     changes = [(columns, change) for columns, change in known if columns]
-    bits = list(allowed.values())
-    arrays = [array for columns, _ in changes for array in columns] + bits
+    arrays = [array for columns, _ in changes for array in columns]
+    if allowed:
+        arrays += [np.array(list(allowed), np.int64), np.stack(list(allowed.values()))]
     if not arrays:
         return
     sent = (send or _sender_to(logits.device))(arrays)
-    _mask(logits, zip(allowed, sent[len(arrays) - len(bits) :], strict=True))
+    if allowed:
+        rows, bits = sent[-2:]
+        _mask(logits, rows, bits.view(len(rows), -1))
     for index, (_, change) in enumerate(changes):
         rows, ids, amounts = sent[3 * index : 3 * index + 3]
         logits[rows, ids] = change(logits[rows, ids], amounts)
@@ -107,21 +112,28 @@ def _too_early(
                 yield _Entries(row, ids, -np.inf)
 
 
-def _mask(logits: torch.Tensor, allowed: Iterable[tuple[int, torch.Tensor]]) -> None:
-    """Set the logits of tokens that are not allowed to -inf, given rows and their ``Bits`` on the logits' device.
+def _mask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    """Set the logits of tokens that are not allowed to -inf, given rows [N] and their ``Bits`` [N, B], on the logits'
+    device. A GPU gets as few launches for many rows as for one.
 
     A minimum takes the same time for any number of tokens: for a row of 128,000, the table and the minimum take
     0.03 ms, ``masked_fill_`` 0.1 to 0.5 ms.
     """
-    on_cpu = logits.device.type == "cpu"
-    for row, bits in allowed:
-        if on_cpu:  # where numpy's gather is faster
-            ceilings = torch.from_numpy(_ceilings().take(bits.numpy(), axis=0)).view(-1)
-        else:
-            ceilings = _ceilings_on(logits.device).index_select(0, bits.int()).view(-1)
-        known = logits[row, : len(ceilings)]
-        torch.minimum(known, ceilings[: len(known)], out=known)
-        logits[row, len(ceilings) :] = -torch.inf
+    if logits.device.type == "cpu":  # where numpy's gather is faster, and a row at a time stays in the cache
+        for row, own in zip(rows.tolist(), bits.numpy(), strict=True):
+            ceilings = torch.from_numpy(_ceilings().take(own, axis=0)).view(-1)
+            known = logits[row, : len(ceilings)]
+            torch.minimum(known, ceilings[: len(known)], out=known)
+            logits[row, len(ceilings) :] = -torch.inf
+        return
+    size = max(1, _PART // logits.shape[1])
+    for some, own in zip(torch.split(rows, size), torch.split(bits, size), strict=True):
+        ceilings = _ceilings_on(logits.device).index_select(0, own.flatten().int()).view(len(some), -1)
+        known = logits[some]
+        width = min(known.shape[1], ceilings.shape[1])
+        torch.minimum(known[:, :width], ceilings[:, :width], out=known[:, :width])
+        known[:, width:] = -torch.inf
+        logits[some] = known
 
 
 @cache

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.workers.execute.grammar.only import Only
 from tests.workers.execute.sampling.rows import make_row
+from tests.workers.execute.sampling.test_device import Operators
 from triptych.workers.execute.grammar.masks import MaskMaker
 from triptych.workers.execute.grammar.matcher import GrammarMatcher
+from triptych.workers.execute.sampling.adjust import adjust_logits
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepResult
@@ -101,3 +104,17 @@ def test_row_without_a_finite_logit_left_fails_alone() -> None:
     logits[0, 4] = -torch.inf
     result = sample(logits, row(Only(4)), row(None))
     assert set(result.failed) == {0}
+
+
+def test_many_rows_are_masked_in_as_few_launches_as_one() -> None:
+    """A launch takes the host longer than a GPU needs to mask a row."""
+    counts = []
+    for num_rows in (1, 1, 50):  # the first also makes a table
+        bits = {row: Only(7, 9).allowed_after(np.empty(0, np.int32)) for row in range(num_rows)}
+        rows = [make_row([5, 6])] * num_rows
+        with Operators() as operators:
+            adjust_logits(torch.empty(60, V, device="meta"), rows, [2] * num_rows, (), bits)
+        del operators.counts["view"]  # launches nothing
+        counts.append(operators.counts)
+    assert counts[1] == counts[2]
+    assert counts[1]["minimum"] == 1
