@@ -308,6 +308,7 @@ def _functions(device: FakeCuda) -> dict[str, Any]:
         "CUDAGraph": Graph,
         "graph": device.capture,
         "graph_pool_handle": object,
+        "Stream": object,
         "current_stream": lambda: None,
         "mem_get_info": lambda _device=None: (MEMORY_BYTES // 2, MEMORY_BYTES),
         "memory_reserved": lambda _device=None: 0,

@@ -46,7 +46,12 @@ class GraphCapture(Protocol):
 
 
 class CudaGraphCapture:
-    """CUDA graphs that share one memory pool for their temporaries, which is safe since one graph runs at a time."""
+    """CUDA graphs that share one memory pool for their temporaries, which is safe since one graph runs at a time.
+
+    They are captured on a stream of their own. From torch 2.12 on, a graph that is freed takes along the workspaces of
+    cuBLAS for the stream of its capture (pytorch/pytorch#193402). By default that is the same for all graphs of a
+    process, so those of a runner in use would read memory that is gone.
+    """
 
     # Failed graphs are kept for the lifetime of the process. The allocator of pinned memory lives as long and keeps
     # asking them whether they are capturing, even after the runner that measured memory is gone.
@@ -54,13 +59,15 @@ class CudaGraphCapture:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._stream: Any = None
 
     def __call__(self, run: Replay) -> Replay:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
+        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 run()
         except RuntimeError as error:
             self._failed.append(graph)

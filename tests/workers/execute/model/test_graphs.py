@@ -137,10 +137,14 @@ class Cuda:
         self.recording: set[int] = set()
         self.recording_pinned: set[int] = set()
         self.num_pools = 0
+        self.streams: list[object] = []  # of the captures
         self.default_generators = [Random()]
 
     class CUDAGraph:
         def replay(self) -> None: ...
+
+    class Stream:
+        pass
 
     def graph_pool_handle(self) -> int:
         self.num_pools += 1
@@ -159,7 +163,8 @@ class Cuda:
         self.stream = stream
 
     @contextmanager
-    def graph(self, _graph: object, pool: int) -> Iterator[None]:
+    def graph(self, _graph: object, pool: int, stream: object) -> Iterator[None]:
+        self.streams.append(stream)
         before, self.stream = self.stream, "of the capture"
         for recording in (self.recording, self.recording_pinned):
             assert pool not in recording, "already recording to this pool"
@@ -206,6 +211,15 @@ def test_captures_after_a_failed_one_share_a_new_pool(cuda: Cuda) -> None:
     for _ in range(2):
         capture(lambda: None)
     assert cuda.num_pools == 2
+
+
+def test_captures_of_one_owner_share_a_stream_that_no_other_uses(cuda: Cuda) -> None:
+    """A graph that is freed takes along what cuBLAS keeps for the stream of its capture."""
+    for capture in (CudaGraphCapture(), CudaGraphCapture()):
+        for _ in range(2):
+            capture(lambda: None)
+    assert cuda.streams[0] is cuda.streams[1] is not cuda.streams[2]
+    assert cuda.streams[2] is cuda.streams[3]
 
 
 def test_graph_of_a_failed_capture_outlives_its_owner(cuda: Cuda) -> None:
