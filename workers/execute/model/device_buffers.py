@@ -45,16 +45,29 @@ class HostStage:
         return target[:count].copy_(stage, non_blocking=True)
 
     def send(self, arrays: Rows[npt.NDArray[Any]]) -> list[torch.Tensor]:
-        """Copy arrays of int64, float32 and uint8 to the device, of a stage for int32: no number may need more bits."""
-        flat = self.copy([array.view(np.int32) if array.dtype == np.float32 else array for array in arrays])
-        parts = torch.split(flat, [array.size for array in arrays])
-        return [
-            part.view(torch.float32) if array.dtype == np.float32 else part.long()
-            for part, array in zip(parts, arrays, strict=True)
-        ]
+        """Copy arrays of int64, float32 and uint8 to the device, flat, of a stage for int32: no number may need more
+        bits. Bytes go four at a time: masks of a large vocabulary are long.
+        """
+        words = [_words(array.ravel()) for array in arrays]
+        parts = torch.split(self.copy(words), [array.size for array in words])
+        return [_sent(part, array) for part, array in zip(parts, arrays, strict=True)]
 
     def _allocate(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=self._dtype, pin_memory=self._device.type == "cuda")
+
+
+def _words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array [n], with float32 and uint8 as the int32 that have the same bytes; the last ones may be zeros."""
+    if array.dtype == np.uint8:
+        array = np.pad(array, (0, -len(array) % 4)) if len(array) % 4 else array
+    return array if array.dtype == np.int64 else array.view(np.int32)
+
+
+def _sent(words: torch.Tensor, array: npt.NDArray[Any]) -> torch.Tensor:
+    """The array on the device, given its ``_words`` there: int64, float32 or uint8."""
+    if array.dtype == np.int64:
+        return words.long()
+    return words.view(torch.float32) if array.dtype == np.float32 else words.view(torch.uint8)[: array.size]
 
 
 def upload_ragged(inputs: StepInputs, stage: HostStage) -> DeviceStep:
