@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 _SAMPLED_FIRST = (  # in warm-up, besides greedy rows
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=1.0, top_p=0.5),
-    SamplingParams(logprobs=MAX_LOGPROBS, repetition_penalty=1.1),
+    # The most memory: a second copy of the logits is kept while they are sorted.
+    SamplingParams(temperature=1.0, top_p=0.5, logprobs=MAX_LOGPROBS, repetition_penalty=1.1),
 )
 _NONE_FAILED: Mapping[int, str] = MappingProxyType({})
 _SMALLER = 4  # factor between the prefill sizes of warm-up: no kernel chooses a tile for a narrower range of sizes
