@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.conftest import HAS_GPU
 from tests.workers.execute.sampling.rows import make_row
 from triptych.workers.execute.model.graphs import CudaGraphCapture
+from triptych.workers.execute.sampling.adjust import adjust_logits
 from triptych.workers.execute.sampling.device import columns, sample
 from triptych.workers.execute.sampling.draw import in_order
 from triptych.workers.execute.sampling.kinds import SamplingKind, kind_of
@@ -93,6 +94,22 @@ def test_full_vocabulary_of_a_model_gives_the_same_tokens_in_a_graph_too(kind: s
         found.zero_()
         CudaGraphCapture()(run)()
         assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("mask_size", [VOCAB_SIZE - 40, VOCAB_SIZE + 24])
+def test_masks_leave_only_the_allowed_logits(mask_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the model knows more ids than the mask, or fewer; and in parts of three rows."""
+    monkeypatch.setattr("triptych.workers.execute.sampling.adjust._PART", 3 * VOCAB_SIZE)
+    rng, logits = np.random.default_rng(0), torch.randn(9, VOCAB_SIZE)
+    is_allowed = np.zeros((9, VOCAB_SIZE + 24), bool)
+    is_allowed[:, :mask_size] = rng.random((9, mask_size)) < 0.1
+    rows = [0, 2, 3, 5, 7, 8]
+    masks = {row: np.packbits(is_allowed[row, :mask_size], bitorder="little") for row in rows}
+    masked = logits.to(DEVICE)
+    adjust_logits(masked, [make_row([1])] * 9, [1] * 9, (), masks)
+    expected = logits.clone()
+    expected[rows] = logits[rows].where(torch.from_numpy(is_allowed[rows, :VOCAB_SIZE]), -torch.inf)
+    assert torch.equal(masked.cpu(), expected)
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
