@@ -92,8 +92,10 @@ def _parts(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
 
 def failures(greatest: torch.Tensor) -> dict[int, str]:
     """Rows that cannot be sampled, by their greatest logit [R]: a NaN anywhere in a row is its greatest."""
-    rows = (~greatest.isfinite()).nonzero()[:, 0].tolist()
-    return {row: _reason(float(greatest[row])) for row in rows}
+    values = greatest.cpu().numpy()  # for so few numbers, torch's operators take three times as long
+    if np.isfinite(values).all():
+        return {}
+    return {int(row): _reason(float(values[row])) for row in np.flatnonzero(~np.isfinite(values))}
 
 
 def _reason(greatest: float) -> str:
