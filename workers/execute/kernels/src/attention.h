@@ -171,22 +171,19 @@ class Attention {
   Floats* key_scales(int group) const { return scratch_.scales + (1 + group) * kTiles; }
 
   // Starts at `tile` and channel group `group`: kTileVectors tiles of keys, each of which gives one column of scores.
-  Weights keys_of(const Tiles& tiles, int tile, int group = 0) const {
-    Weights keys;
+  Separate keys_of(const Tiles& tiles, int tile, int group = 0) const {
+    Separate keys;
     keys.segment_steps = pages_.head_dim / Cache::kGroup;
-    keys.stride = kLanes;
     for (int i = 0; i < kTileVectors; ++i)
-      keys.start[0][i] = tiles.keys[tile + i] + group * EightBits<Cache>::kChannels / Cache::kGroup * kLanes;
+      keys.start[i] = tiles.keys[tile + i] + group * EightBits<Cache>::kChannels / Cache::kGroup * kLanes;
     return keys;
   }
   // Channels of all values, from `vector` on, 16 to a vector.
-  template <int kVectors>
-  Weights values_of(const Tiles& tiles, int vector) const {
-    Weights values;
+  Adjacent<> values_of(const Tiles& tiles, int vector) const {
+    Adjacent<> values;
     values.segment_steps = kLanes / Cache::kGroup;
     values.stride = pages_.head_dim;
-    for (int i = 0; i < kTiles; ++i)
-      for (int v = 0; v < kVectors; ++v) values.start[i][v] = tiles.values[i] + (vector + v) * kLanes;
+    for (int i = 0; i < kTiles; ++i) values.start[i] = tiles.values[i] + vector * kLanes;
     return values;
   }
 
@@ -196,11 +193,12 @@ class Attention {
   void add(int count, Floats* sums, int width, const uint32_t* const* rows, int steps, const Where& where,
            const Adding& adding) {
     if (!has_next_) return add_numbers<kVectors>(count, sums, width, rows, where(tiles_), steps, adding);
-    const Weights next = where(next_);
-    add_rows<Cache, kVectors>(count, sums, width, rows, where(tiles_), steps, PrefetchTile<kVectors>{next}, adding);
+    const auto next = where(next_);
+    add_rows<Cache, kVectors>(count, sums, width, rows, where(tiles_), steps,
+                              PrefetchTile<kVectors, std::decay_t<decltype(next)>>{next}, adding);
   }
   // The same if there is no next block, or if it is stored in eight bits.
-  template <int kVectors, class Adding>
+  template <int kVectors, class Weights, class Adding>
   void add_numbers(int count, Floats* sums, int width, const uint32_t* const* rows, const Weights& weights, int steps,
                    const Adding& adding) {
     if (ahead_.is_over())
@@ -351,7 +349,7 @@ class Attention {
     const uint32_t* rows[kTileRows];
     for (int r = 0; r < count; ++r) rows[r] = weights_of(begin + r);
     add<kVectors>(count, output(begin) + vector, num_vectors_, rows, steps,
-                  [&](const Tiles& tiles) { return values_of<kVectors>(tiles, vector); }, Plainly{});
+                  [&](const Tiles& tiles) { return values_of(tiles, vector); }, Plainly{});
   }
 
   const uint32_t* weights_of(int row) const {

@@ -18,12 +18,12 @@ struct Float32 {
   struct Activation {
     Floats value;
   };
-  static Activation activation(uint32_t group) {
+  INLINED static Activation activation(uint32_t group) {
     float value;
     std::memcpy(&value, &group, sizeof value);
     return {broadcast(value)};
   }
-  static Floats dot(Floats sums, Activation a, Ints weights) {
+  INLINED static Floats dot(Floats sums, Activation a, Ints weights) {
     return fma(a.value, each<Floats>([&](int i) { return (NativeFloats)weights.part[i]; }), sums);
   }
 };
@@ -36,8 +36,8 @@ struct BFloat16 {
 
 #if defined(__AVX512BF16__)
   using Activation = Ints;
-  static Activation activation(uint32_t group) { return broadcast(int32_t(group)); }
-  static Floats dot(Floats sums, Activation a, Ints weights) {
+  INLINED static Activation activation(uint32_t group) { return broadcast(int32_t(group)); }
+  INLINED static Floats dot(Floats sums, Activation a, Ints weights) {
     return {{(NativeFloats)_mm512_dpbf16_ps((__m512)sums.part[0], (__m512bh)a.part[0], (__m512bh)weights.part[0])}};
   }
 #else
@@ -45,10 +45,10 @@ struct BFloat16 {
   struct Activation {
     Floats even, odd;
   };
-  static Activation activation(uint32_t group) {
+  INLINED static Activation activation(uint32_t group) {
     return {broadcast(from_bf16(uint16_t(group))), broadcast(from_bf16(uint16_t(group >> 16)))};
   }
-  static Floats dot(Floats sums, Activation a, Ints weights) {
+  INLINED static Floats dot(Floats sums, Activation a, Ints weights) {
     const Floats even = each<Floats>([&](int i) { return (NativeFloats)(weights.part[i] << 16); });
     const Floats odd = each<Floats>([&](int i) { return (NativeFloats)(weights.part[i] & int32_t(0xffff0000)); });
     return fma(a.odd, odd, fma(a.even, even, sums));
@@ -65,8 +65,8 @@ struct Int8 {
 
 #if defined(__AVX512VNNI__)
   using Activation = Ints;
-  static Activation activation(uint32_t group) { return broadcast(int32_t(group)); }
-  static Ints dot(Ints sums, Activation a, Ints weights) {
+  INLINED static Activation activation(uint32_t group) { return broadcast(int32_t(group)); }
+  INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
     return {{(NativeInts)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)a.part[0], (__m512i)weights.part[0])}};
   }
 #elif defined(__AVX2__)
@@ -74,10 +74,10 @@ struct Int8 {
   struct Activation {
     __m256i even, odd;
   };
-  static Activation activation(uint32_t group) {
+  INLINED static Activation activation(uint32_t group) {
     return {_mm256_set1_epi32(int32_t(group & 0x00ff00ff)), _mm256_set1_epi32(int32_t(group >> 8 & 0x00ff00ff))};
   }
-  static Ints dot(Ints sums, Activation a, Ints weights) {
+  INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
     return each<Ints>([&](int i) {
       const __m256i w = (__m256i)weights.part[i];
       const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8);
@@ -90,8 +90,8 @@ struct Int8 {
   struct Activation {
     uint32_t group;
   };
-  static Activation activation(uint32_t group) { return {group}; }
-  static Ints dot(Ints sums, Activation a, Ints weights) {
+  INLINED static Activation activation(uint32_t group) { return {group}; }
+  INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
     for (int byte = 0; byte < 4; ++byte) {
       const int32_t value = a.group >> 8 * byte & 0xff;
       const Ints column = each<Ints>([&](int i) { return weights.part[i] << (24 - 8 * byte) >> 24; });

@@ -18,10 +18,10 @@ struct Int4 {
   static constexpr int kPieces = 1;  // of a group, each with a scale of its own
   using Accumulators = Floats;
 
-  static Ints low(Ints weights) {
+  INLINED static Ints low(Ints weights) {
     return each<Ints>([&](int i) { return weights.part[i] & 0x0f0f0f0f; });
   }
-  static Ints high(Ints weights) {
+  INLINED static Ints high(Ints weights) {
     return each<Ints>([&](int i) { return weights.part[i] >> 4 & 0x0f0f0f0f; });
   }
 
@@ -34,17 +34,17 @@ struct Int4 {
       return fma(to_floats(products), scale, fma(broadcast(*total), least, sum));
     }
   };
-  static Floats lower_half(Ints pairs) {
+  INLINED static Floats lower_half(Ints pairs) {
     return each<Floats>([&](int i) { return (NativeFloats)(pairs.part[i] << 16); });
   }
-  static Floats upper_half(Ints pairs) {
+  INLINED static Floats upper_half(Ints pairs) {
     return each<Floats>([&](int i) { return (NativeFloats)(pairs.part[i] & int32_t(0xffff0000)); });
   }
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
   using Activation = __m256i;
-  static Activation activation(uint32_t group) { return _mm256_set1_epi32(int32_t(group)); }
-  static Ints dot(Ints sums, Activation a, Ints weights) {
+  INLINED static Activation activation(uint32_t group) { return _mm256_set1_epi32(int32_t(group)); }
+  INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
     return each<Ints>([&](int i) {
       const __m256i pairs = _mm256_maddubs_epi16(a, (__m256i)weights.part[i]);  // at most 2 * 255 * 15
       return sums.part[i] + (NativeInts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
@@ -52,8 +52,8 @@ struct Int4 {
   }
 #else
   using Activation = Int8::Activation;
-  static Activation activation(uint32_t group) { return Int8::activation(group); }
-  static Ints dot(Ints sums, Activation a, Ints weights) { return Int8::dot(sums, a, weights); }
+  INLINED static Activation activation(uint32_t group) { return Int8::activation(group); }
+  INLINED static Ints dot(Ints sums, Activation a, Ints weights) { return Int8::dot(sums, a, weights); }
 #endif
 };
 
@@ -63,46 +63,43 @@ constexpr int kWeightSteps = kGroupInputs / Int4::kGroup, kGroupSteps = kWeightS
 inline int num_groups_of(int num_inputs) { return (num_inputs + kGroupInputs - 1) / kGroupInputs; }
 
 // sums[r * kVectors + v] += rows times weights. `totals` are the sums of each 64 activations of a row.
-template <class Format, int kRows, int kVectors, class Asking>
+template <class Format, int kRows, int kVectors, class Weights, class Asking>
 __attribute__((noinline)) void add_groups(Floats* sums, const uint32_t* const* rows, const float* const* totals,
                                           const Weights& weights, int num_groups, Asking asking) {
   constexpr int kSteps = kWeightSteps / Format::kPieces;
-  const uint32_t *a[kRows], *w[kVectors];
-  for (int r = 0; r < kRows; ++r) a[r] = rows[r];
-  for (int v = 0; v < kVectors; ++v) w[v] = weights.start[0][v];
-  const size_t stride = weights.stride;
+  const uint32_t* a[kRows];
+  unrolled<kRows>([&](auto r) { a[r] = rows[r]; });
+  auto walk = weights.walk(0);
   for (int group = 0; group < num_groups; ++group) {
     for (int piece = 0; piece < Format::kPieces; ++piece) {
       Ints products[kRows][kVectors] = {};
       const auto add = [&](const Ints* columns, int at) {
-        for (int r = 0; r < kRows; ++r) {
+        unrolled<kRows>([&](auto r) {
           const auto activation = Format::activation(a[r][at]);
-          for (int v = 0; v < kVectors; ++v) products[r][v] = Format::dot(products[r][v], activation, columns[v]);
-        }
+          unrolled<kVectors>([&](auto v) { products[r][v] = Format::dot(products[r][v], activation, columns[v]); });
+        });
       };
       for (int step = 0; step < kSteps; ++step) {
-        Ints columns[kVectors];
+        Ints low[kVectors], high[kVectors];
         asking.step();
-        for (int v = 0; v < kVectors; ++v) columns[v] = Format::low(load<Ints>(w[v]));
-        add(columns, 2 * step);
-        for (int v = 0; v < kVectors; ++v) {
-          columns[v] = Format::high(load<Ints>(w[v]));
-          w[v] += stride;
-        }
-        add(columns, 2 * step + 1);
+        unrolled<kVectors>([&](auto v) { low[v] = held(Format::low(load<Ints>(walk.vector(v)))); });
+        add(low, 2 * step);
+        unrolled<kVectors>([&](auto v) { high[v] = held(Format::high(load<Ints>(walk.vector(v)))); });
+        walk.next();
+        add(high, 2 * step + 1);
       }
-      for (int v = 0; v < kVectors; ++v) {
+      unrolled<kVectors>([&](auto v) {
         const size_t rest = kWeightSteps - (piece + 1) * kSteps;
-        const typename Format::Worth worth(load<Ints>(w[v] + rest * stride), piece);
-        for (int r = 0; r < kRows; ++r) {
+        const typename Format::Worth worth(load<Ints>(walk.vector(v) + rest * weights.stride), piece);
+        unrolled<kRows>([&](auto r) {
           Floats& sum = sums[r * kVectors + v];
           sum = worth.add(sum, products[r][v], totals[r] + group);
-        }
-      }
-      for (int r = 0; r < kRows; ++r) a[r] += 2 * kSteps;
+        });
+      });
+      unrolled<kRows>([&](auto r) { a[r] += 2 * kSteps; });
     }
     asking.step();
-    for (int v = 0; v < kVectors; ++v) w[v] += stride;
+    walk.next();
   }
 }
 

@@ -113,11 +113,11 @@ struct Addition {
     const int steps = num_steps<Format>(update.down);
     const uint32_t* pointers[kTileRows];
     for (int r = 0; r < count; ++r) pointers[r] = inputs.row(first + r);
-    Weights weights;
+    Adjacent<> weights;
     weights.segment_steps = steps;
     weights.stride = kLanes;
     for (int column = 0; column < update.rank; column += kLanes) {
-      weights.start[0][0] = update.down.blocks + size_t(column) * steps;
+      weights.start[0] = update.down.blocks + size_t(column) * steps;
       typename Format::Accumulators sums[kTileRows] = {};
       add_rows<Format, 1>(count, sums, 1, pointers, weights, steps, PrefetchLines<0>{});
       for (int r = 0; r < count; ++r)
@@ -144,6 +144,7 @@ template <class Format, class Write>
 struct AddFirst {
   const Addition<Format>& addition;
   const Write& write;
+  void expect(int row, int block) const { write.expect(row, block); }
   void operator()(int row, int block, int vector, Floats low, Floats high) const {
     if (addition.rows->adapters[row] >= 0) {
       low = addition.added(low, row, block, vector);

@@ -13,11 +13,11 @@ namespace triptych {
 struct Mxfp4 : Int4 {
   static constexpr int kPieces = 2;
 
-  static Ints low(Ints weights) { return doubled(Int4::low(weights)); }
-  static Ints high(Ints weights) { return doubled(Int4::high(weights)); }
+  INLINED static Ints low(Ints weights) { return doubled(Int4::low(weights)); }
+  INLINED static Ints high(Ints weights) { return doubled(Int4::high(weights)); }
 
   // Twice the number that each byte, 0..15, encodes: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives.
-  static Ints doubled(Ints numbers) {
+  INLINED static Ints doubled(Ints numbers) {
 #if defined(__AVX512BW__)
     return {{(NativeInts)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table()), (__m512i)numbers.part[0])}};
 #elif defined(__AVX2__)

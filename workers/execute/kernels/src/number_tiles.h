@@ -26,22 +26,26 @@ struct NumberTiles<BFloat16> {
                                                  TimesScales adding) {
     const Numbers<uint16_t>::Tables tables;
     Floats registers[kRows][kTiles];
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kTiles; ++v) registers[r][v] = adding.begin(sums[r * width + v]);
+    unrolled<kRows>([&](auto r) {
+      unrolled<kTiles>([&](auto v) { registers[r][v] = adding.begin(sums[r * width + v]); });
+    });
     for (int k = 0; k < steps; k += 2) {
       Ints pairs[2][kTiles];
-      for (int v = 0; v < kTiles; ++v)
+      unrolled<kTiles>([&](auto v) {
         tables.read(keys[v] + size_t(k) * 2 * kLanes, [&](int half, Ints columns) { pairs[half][v] = columns; });
+      });
       asking.step();
       asking.step();
-      for (int half = 0; half < 2; ++half)
-        for (int r = 0; r < kRows; ++r) {
+      unrolled<2>([&](auto half) {
+        unrolled<kRows>([&](auto r) {
           const auto activation = BFloat16::activation(rows[r][k + half]);
-          for (int v = 0; v < kTiles; ++v) registers[r][v] = BFloat16::dot(registers[r][v], activation, pairs[half][v]);
-        }
+          unrolled<kTiles>([&](auto v) { registers[r][v] = BFloat16::dot(registers[r][v], activation, pairs[half][v]); });
+        });
+      });
     }
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kTiles; ++v) sums[r * width + v] = adding.end(sums[r * width + v], registers[r][v], v);
+    unrolled<kRows>([&](auto r) {
+      unrolled<kTiles>([&](auto v) { sums[r * width + v] = adding.end(sums[r * width + v], registers[r][v], v); });
+    });
   }
 
   // sums[row][v] += rows * the values, for one channel group and `steps` pairs of tokens, in tiles of 16 tokens.
@@ -50,22 +54,24 @@ struct NumberTiles<BFloat16> {
                                                    const uint8_t* const* values, int head_dim, int steps, Asking asking) {
     const Numbers<uint16_t>::Tables tables;
     Floats registers[kRows][kVectors];
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kVectors; ++v) registers[r][v] = sums[r * width + v];
+    unrolled<kRows>([&](auto r) {
+      unrolled<kVectors>([&](auto v) { registers[r][v] = sums[r * width + v]; });
+    });
     for (int k = 0, tile = 0; k < steps; ++tile) {
       const uint8_t* from = values[tile];
       for (const int end = std::min(steps, k + kLanes / 2); k < end; ++k, from += 2 * head_dim) {
         Ints channels[kVectors];
         tables.read(from, [&](int half, Ints columns) { channels[half] = columns; });
         asking.step();
-        for (int r = 0; r < kRows; ++r) {
+        unrolled<kRows>([&](auto r) {
           const auto activation = BFloat16::activation(rows[r][k]);
-          for (int v = 0; v < kVectors; ++v) registers[r][v] = BFloat16::dot(registers[r][v], activation, channels[v]);
-        }
+          unrolled<kVectors>([&](auto v) { registers[r][v] = BFloat16::dot(registers[r][v], activation, channels[v]); });
+        });
       }
     }
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kVectors; ++v) sums[r * width + v] = registers[r][v];
+    unrolled<kRows>([&](auto r) {
+      unrolled<kVectors>([&](auto v) { sums[r * width + v] = registers[r][v]; });
+    });
   }
 };
 #endif

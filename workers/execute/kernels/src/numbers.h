@@ -51,7 +51,7 @@ struct Numbers<uint16_t> {
    public:
     // Calls use(half, 32 bfloat16) for each half of 64 numbers.
     template <class Use>
-    void read(const uint8_t* numbers, const Use& use) const {
+    INLINED void read(const uint8_t* numbers, const Use& use) const {
       const __m512i bytes = _mm512_loadu_si512(numbers);
       const __m512i lower = _mm512_permutex2var_epi8(low_, bytes, low_64_);
       const __m512i magnitude = _mm512_permutex2var_epi8(high_, bytes, high_64_);

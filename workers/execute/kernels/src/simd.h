@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <type_traits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,29 +37,55 @@ struct Ints {
   NativeInts part[kParts];
 };
 
+// What a tile computes has to become part of it, however large it grows: a call would move all sums through memory.
+#define INLINED inline __attribute__((always_inline))
+
+// Calls visit(0), ... visit(kCount - 1) with constants. Unlike those of a loop, which compilers unroll late, the elements
+// of an array that are indexed with them stay in registers from one loop around it to the next.
+template <class Visit, int... kIndices>
+INLINED void unrolled(const Visit& visit, std::integer_sequence<int, kIndices...>) {
+  (visit(std::integral_constant<int, kIndices>{}), ...);
+}
+template <int kCount, class Visit>
+INLINED void unrolled(const Visit& visit) {
+  unrolled(visit, std::make_integer_sequence<int, kCount>{});
+}
+
 // Lanes whose part i is function(i).
 template <class Lanes, class Function>
-inline Lanes each(Function function) {
+INLINED Lanes each(const Function& function) {
   Lanes lanes;
-#pragma GCC unroll 4
-  for (int i = 0; i < kParts; ++i) lanes.part[i] = function(i);
+  unrolled<kParts>([&](auto i) { lanes.part[i] = function(i); });
   return lanes;
 }
 
-template <class Lanes>
-inline Lanes load(const void* from) {
-  Lanes lanes;
-  std::memcpy(&lanes, from, sizeof lanes);
+// Where there are registers for it, keeps lanes that were loaded once from being loaded again for each use.
+INLINED Ints held(Ints lanes) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(lanes.part[0]));
+#endif
   return lanes;
 }
+
+// Part by part: compilers copy larger structures through memory.
 template <class Lanes>
-inline void store(void* to, Lanes lanes) {
-  std::memcpy(to, &lanes, sizeof lanes);
+INLINED Lanes load(const void* from) {
+  return each<Lanes>([&](int i) {
+    decltype(Lanes::part[0] + 0) part;
+    std::memcpy(&part, static_cast<const char*>(from) + i * sizeof part, sizeof part);
+    return part;
+  });
+}
+template <class Lanes>
+INLINED void store(void* to, Lanes lanes) {
+  unrolled<kParts>([&](int i) {
+    std::memcpy(static_cast<char*>(to) + i * sizeof lanes.part[i], &lanes.part[i], sizeof lanes.part[i]);
+  });
 }
 
 // A non-temporal store: bypasses the caches, which then need not read what is overwritten. `to` is aligned. Other
 // threads may not see it before end_streams.
-inline void stream(float* to, Floats lanes) {
+INLINED void stream(float* to, Floats lanes) {
 #if defined(__AVX512F__)
   _mm512_stream_ps(to, (__m512)lanes.part[0]);
 #elif defined(__AVX2__)
@@ -68,52 +96,52 @@ inline void stream(float* to, Floats lanes) {
   store(to, lanes);
 #endif
 }
-inline void end_streams() {
+INLINED void end_streams() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
 }
 
-inline Floats broadcast(float value) {
+INLINED Floats broadcast(float value) {
   return each<Floats>([=](int) { return value - NativeFloats{}; });
 }
-inline Ints broadcast(int32_t value) {
+INLINED Ints broadcast(int32_t value) {
   return each<Ints>([=](int) { return value - NativeInts{}; });
 }
-inline Floats operator+(Floats a, Floats b) {
+INLINED Floats operator+(Floats a, Floats b) {
   return each<Floats>([&](int i) { return a.part[i] + b.part[i]; });
 }
-inline Floats operator-(Floats a, Floats b) {
+INLINED Floats operator-(Floats a, Floats b) {
   return each<Floats>([&](int i) { return a.part[i] - b.part[i]; });
 }
-inline Floats operator*(Floats a, Floats b) {
+INLINED Floats operator*(Floats a, Floats b) {
   return each<Floats>([&](int i) { return a.part[i] * b.part[i]; });
 }
-inline Floats operator/(Floats a, Floats b) {
+INLINED Floats operator/(Floats a, Floats b) {
   return each<Floats>([&](int i) { return a.part[i] / b.part[i]; });
 }
-inline Ints operator+(Ints a, Ints b) {
+INLINED Ints operator+(Ints a, Ints b) {
   return each<Ints>([&](int i) { return a.part[i] + b.part[i]; });
 }
-inline Ints operator-(Ints a, Ints b) {
+INLINED Ints operator-(Ints a, Ints b) {
   return each<Ints>([&](int i) { return a.part[i] - b.part[i]; });
 }
-inline Ints operator*(Ints a, Ints b) {
+INLINED Ints operator*(Ints a, Ints b) {
   return each<Ints>([&](int i) { return a.part[i] * b.part[i]; });
 }
-inline Floats to_floats(Ints a) {
+INLINED Floats to_floats(Ints a) {
   return each<Floats>([&](int i) { return __builtin_convertvector(a.part[i], NativeFloats); });
 }
-inline Floats max(Floats a, Floats b) {
+INLINED Floats max(Floats a, Floats b) {
   return each<Floats>([&](int i) { return a.part[i] > b.part[i] ? a.part[i] : b.part[i]; });
 }
-inline Floats min(Floats a, Floats b) {
+INLINED Floats min(Floats a, Floats b) {
   return each<Floats>([&](int i) { return a.part[i] < b.part[i] ? a.part[i] : b.part[i]; });
 }
-inline Floats abs(Floats a) {
+INLINED Floats abs(Floats a) {
   return each<Floats>([&](int i) { return (NativeFloats)((NativeInts)a.part[i] & 0x7fffffff); });
 }
-inline Floats load_bytes(const int8_t* from) {
+INLINED Floats load_bytes(const int8_t* from) {
 #if defined(__AVX512F__)
   return to_floats({{(NativeInts)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))}});
 #elif defined(__AVX2__)
@@ -127,20 +155,20 @@ inline Floats load_bytes(const int8_t* from) {
 #endif
 }
 // Lanes of a where low <= position <= high, otherwise of b.
-inline Floats where_between(Ints position, int32_t low, int32_t high, Floats a, Floats b) {
+INLINED Floats where_between(Ints position, int32_t low, int32_t high, Floats a, Floats b) {
   return each<Floats>([&](int i) {
     return ((position.part[i] >= low) & (position.part[i] <= high)) ? a.part[i] : b.part[i];
   });
 }
 
 // The nearest integers, ties to even, clamped to +-`limit`, which is at most 2^22.
-inline Ints rounded(Floats a, float limit) {
+INLINED Ints rounded(Floats a, float limit) {
   const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23, see exp
   const Floats shifted = min(max(a, broadcast(-limit)), broadcast(limit)) + magic;
   return each<Ints>([&](int i) { return (NativeInts)shifted.part[i] - (NativeInts)magic.part[i]; });
 }
 
-inline Floats fma(Floats a, Floats b, Floats c) {
+INLINED Floats fma(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
   return Floats{{(NativeFloats)_mm512_fmadd_ps((__m512)a.part[0], (__m512)b.part[0], (__m512)c.part[0])}};
 #elif defined(__FMA__)
@@ -153,14 +181,14 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 }
 
 // Both reduce by folding the upper half onto the lower one, four times.
-inline float sum(Floats a) {
+INLINED float sum(Floats a) {
   float lanes[kLanes];
   store(lanes, a);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
 }
-inline float greatest(Floats a) {
+INLINED float greatest(Floats a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)a.part[0]);
 #else
@@ -173,7 +201,7 @@ inline float greatest(Floats a) {
 }
 
 // e^x with a relative error of 2e-7; exactly 0 below -87, and the value at 88 above that.
-inline Floats exp(Floats x) {
+INLINED Floats exp(Floats x) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the lowest bits
   const Floats top = broadcast(88.0f);
   x = each<Floats>([&](int i) { return x.part[i] < top.part[i] ? x.part[i] : top.part[i]; });
@@ -192,7 +220,7 @@ inline Floats exp(Floats x) {
 }
 
 // 2^x for x <= 0 with a relative error of 1e-7; exactly 0 below -126, NaN for NaN.
-inline Floats exp2(Floats x) {
+INLINED Floats exp2(Floats x) {
   // Taylor series of 2^r for |r| <= 1/2, with coefficients ln(2)^n / n!.
   const auto series = [](Floats r) {
     Floats p = broadcast(1.540353039e-4f);
@@ -217,41 +245,41 @@ inline Floats exp2(Floats x) {
 #endif
 }
 
-inline Floats silu(Floats x) { return x / (broadcast(1.0f) + exp(broadcast(0.0f) - x)); }
+INLINED Floats silu(Floats x) { return x / (broadcast(1.0f) + exp(broadcast(0.0f) - x)); }
 // x / 2 * (1 + tanh(u)), which is x / (1 + e^-2u), for u = sqrt(2 / pi) * (x + 0.044715 x^3).
-inline Floats gelu_tanh(Floats x) {
+INLINED Floats gelu_tanh(Floats x) {
   const Floats cubic = fma(x * x, broadcast(-2 * 0.7978845608f * 0.044715f), broadcast(-2 * 0.7978845608f));
   return x / (broadcast(1.0f) + exp(x * cubic));
 }
 // gate * sigmoid(slope * gate) * (up + 1), with the gate clamped to at most the limit and up to +-limit, as in gpt-oss
 // (OpenAI 2025); NaN if either is NaN.
-inline Floats clamped_swiglu(Floats gate, Floats up, float slope, float limit) {
+INLINED Floats clamped_swiglu(Floats gate, Floats up, float slope, float limit) {
   const Floats cut = min(broadcast(limit), gate) * broadcast(slope);  // the order of arguments matters: a NaN stays NaN
   const Floats within = max(broadcast(-limit), min(broadcast(limit), up));
   return silu(cut) * broadcast(1.0f / slope) * (within + broadcast(1.0f));
 }
 // cap * tanh(x / cap), within 1e-7 of the cap; NaN for NaN.
-inline Floats capped(Floats x, float cap) {
+INLINED Floats capped(Floats x, float cap) {
   const Floats ones = broadcast(1.0f), power = exp(x * broadcast(2.0f / cap));
   const Floats result = broadcast(cap) * ((power - ones) / (power + ones));
   return each<Floats>([&](int i) { return x.part[i] == x.part[i] ? result.part[i] : x.part[i]; });
 }
 
-inline float from_bf16(uint16_t value) {
+INLINED float from_bf16(uint16_t value) {
   const uint32_t bits = uint32_t{value} << 16;
   float result;
   std::memcpy(&result, &bits, sizeof result);
   return result;
 }
 // Rounds to nearest, ties to even; NaN stays NaN.
-inline uint16_t to_bf16(float value) {
+INLINED uint16_t to_bf16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-inline void store_as(float* to, Floats values) { store(to, values); }
-inline void store_as(uint16_t* to, Floats values) {
+INLINED void store_as(float* to, Floats values) { store(to, values); }
+INLINED void store_as(uint16_t* to, Floats values) {
 #if defined(__AVX512BF16__)
   const __m256bh narrow = _mm512_cvtneps_pbh((__m512)values.part[0]);
   std::memcpy(to, &narrow, sizeof narrow);
@@ -262,11 +290,11 @@ inline void store_as(uint16_t* to, Floats values) {
 #endif
 }
 // Two adjacent vectors of numbers that the type represents exactly.
-inline void store_exact(float* to, Floats low, Floats high) {
+INLINED void store_exact(float* to, Floats low, Floats high) {
   store(to, low);
   store(to + kLanes, high);
 }
-inline void store_exact(uint16_t* to, Floats low, Floats high) {
+INLINED void store_exact(uint16_t* to, Floats low, Floats high) {
 #if defined(__AVX512BF16__)
   const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high.part[0], (__m512)low.part[0]);
   std::memcpy(to, &both, sizeof both);
@@ -278,7 +306,7 @@ inline void store_exact(uint16_t* to, Floats low, Floats high) {
 #endif
 }
 // Loads sixteen bfloat16 as floats.
-inline Floats widened(const uint16_t* from) {
+INLINED Floats widened(const uint16_t* from) {
 #if defined(__AVX512F__)
   const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return {{(NativeFloats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16)}};
@@ -289,17 +317,17 @@ inline Floats widened(const uint16_t* from) {
 #endif
 }
 template <class Element>
-inline void store_all(Element* to, const float* from, int count) {
+INLINED void store_all(Element* to, const float* from, int count) {
   for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
 }
-inline float narrow(float value, float) { return value; }
-inline uint16_t narrow(float value, uint16_t) { return to_bf16(value); }
-inline float widen(float value) { return value; }
-inline float widen(uint16_t value) { return from_bf16(value); }
+INLINED float narrow(float value, float) { return value; }
+INLINED uint16_t narrow(float value, uint16_t) { return to_bf16(value); }
+INLINED float widen(float value) { return value; }
+INLINED float widen(uint16_t value) { return from_bf16(value); }
 
 // Converts numbers from one type to another.
 template <class Element, class Source>
-inline void convert(const Source* from, int count, Element* to) {
+INLINED void convert(const Source* from, int count, Element* to) {
   if constexpr (std::is_same<Element, Source>::value) {
     std::memcpy(to, from, count * sizeof(Element));
   } else {
@@ -307,6 +335,6 @@ inline void convert(const Source* from, int count, Element* to) {
   }
 }
 
-inline int padded(int count, int multiple = 64) { return (count + multiple - 1) / multiple * multiple; }
+INLINED int padded(int count, int multiple = 64) { return (count + multiple - 1) / multiple * multiple; }
 
 }  // namespace triptych

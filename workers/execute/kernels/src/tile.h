@@ -20,13 +20,36 @@ constexpr int kTileRows = 3, kTileVectors = 2;
 constexpr int kTileRows = 1, kTileVectors = 2;
 #endif
 
-// The addresses of a tile's weights. They come in segments, so that cached values from several pages can form one tile:
-// vector v of step k of a segment begins at start[segment][v] + k * stride.
-struct Weights {
+// Where a tile's weights are. They come in segments of equally many steps, so that cached values from several pages can
+// form one tile. A walk through a segment has the address of each vector, step by step. Vectors are either `kApart`
+// groups apart, so that a single register holds their addresses,
+template <int kApart = kLanes>
+struct Adjacent {
   static constexpr int kMaxSegments = 4;
-  const uint32_t* start[kMaxSegments][kTileVectors];
+  const uint32_t* start[kMaxSegments];
   int segment_steps;
-  size_t stride;
+  size_t stride;  // from step to step
+
+  struct Walk {
+    const uint32_t* at;
+    size_t stride;
+    const uint32_t* vector(int v) const { return at + v * kApart; }
+    void next() { at += stride; }
+  };
+  Walk walk(int segment) const { return {start[segment], stride}; }
+};
+// or each in a place of its own, for all steps.
+struct Separate {
+  const uint32_t* start[kTileVectors];
+  int segment_steps;
+
+  struct Walk {
+    const uint32_t* const* start;
+    size_t at;
+    const uint32_t* vector(int v) const { return start[v] + at; }
+    void next() { at += kLanes; }
+  };
+  Walk walk(int) const { return {start, 0}; }
 };
 
 // What a tile prefetches at each of its steps, into the L2 cache: prefetches into L1 would hold up the tile's own
@@ -41,16 +64,14 @@ struct PrefetchLines {
   }
 };
 // or what another tile of the same shape will read at that step.
-template <int kVectors>
+template <int kVectors, class Weights>
 struct PrefetchTile {
   const Weights& tile;
-  const uint32_t* next[kVectors] = {};
-  void begin_segment(int segment) { std::copy_n(tile.start[segment], kVectors, next); }
+  typename Weights::Walk next{};
+  void begin_segment(int segment) { next = tile.walk(segment); }
   void step() {
-    for (int v = 0; v < kVectors; ++v) {
-      __builtin_prefetch(next[v], 0, 2);
-      next[v] += tile.stride;
-    }
+    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(next.vector(v), 0, 2);
+    next.next();
   }
 };
 
@@ -76,37 +97,34 @@ struct TimesScales {
 };
 
 // sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups; a row of sums has `width` vectors.
-template <class Format, int kRows, int kVectors, class Asking, class Adding>
+template <class Format, int kRows, int kVectors, class Weights, class Asking, class Adding>
 __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width,
                                         const uint32_t* const* rows, const Weights& weights, int steps,
                                         Asking asking, Adding adding) {
   typename Format::Accumulators registers[kRows][kVectors];
   const uint32_t* a[kRows];
-  for (int r = 0; r < kRows; ++r) {
+  unrolled<kRows>([&](auto r) {
     a[r] = rows[r];
-    for (int v = 0; v < kVectors; ++v) registers[r][v] = adding.begin(sums[r * width + v]);
-  }
-  const size_t stride = weights.stride;
+    unrolled<kVectors>([&](auto v) { registers[r][v] = adding.begin(sums[r * width + v]); });
+  });
   for (int segment = 0, k = 0; k < steps; ++segment) {
-    const uint32_t* w[kVectors];
-    for (int v = 0; v < kVectors; ++v) w[v] = weights.start[segment][v];
+    auto walk = weights.walk(segment);
     asking.begin_segment(segment);
     const int end = std::min(steps, k + weights.segment_steps);
     for (; k < end; ++k) {
       Ints columns[kVectors];
-      for (int v = 0; v < kVectors; ++v) {
-        columns[v] = load<Ints>(w[v]);
-        w[v] += stride;
-      }
+      unrolled<kVectors>([&](auto v) { columns[v] = held(load<Ints>(walk.vector(v))); });
+      walk.next();
       asking.step();
-      for (int r = 0; r < kRows; ++r) {
+      unrolled<kRows>([&](auto r) {
         const auto activation = Format::activation(a[r][k]);
-        for (int v = 0; v < kVectors; ++v) registers[r][v] = Format::dot(registers[r][v], activation, columns[v]);
-      }
+        unrolled<kVectors>([&](auto v) { registers[r][v] = Format::dot(registers[r][v], activation, columns[v]); });
+      });
     }
   }
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v) sums[r * width + v] = adding.end(sums[r * width + v], registers[r][v], v);
+  unrolled<kRows>([&](auto r) {
+    unrolled<kVectors>([&](auto v) { sums[r * width + v] = adding.end(sums[r * width + v], registers[r][v], v); });
+  });
 }
 
 // Calls function(std::integral_constant) for a number of rows known only at run time, 1..kTileRows.
@@ -126,7 +144,7 @@ inline void with_rows(int num_rows, const Function& function) {
   }
 }
 
-template <class Format, int kVectors, class Asking, class Adding = Plainly>
+template <class Format, int kVectors, class Weights, class Asking, class Adding = Plainly>
 inline void add_rows(int num_rows, typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
                      const Weights& weights, int steps, const Asking& asking, const Adding& adding = {}) {
   with_rows(num_rows, [&](auto count) {
