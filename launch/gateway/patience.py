@@ -1,16 +1,18 @@
 """Limits for connections that send nothing, or too much. uvicorn limits the time between two requests, but neither the
 time nor the size of a request's headers: clients that connect and stay silent could use up all connections, and clients
-that send endless headers all memory.
+that send endless headers all memory. It also loses the body of a request that offers another protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 MAX_HEAD_BYTES = 1 << 16  # for headers that arrive in several pieces; h11 has such a limit, httptools does not
+_UPGRADE = re.compile(rb"^upgrade(?=[ \t]*:)", re.IGNORECASE | re.MULTILINE)
 
 
 class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # whichever of its two is installed
@@ -24,12 +26,13 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
         super().connection_made(transport)
         self._until_headers: asyncio.TimerHandle | None = None
         self._is_in_head, self._num_head_bytes = False, 0
+        self._is_before_body = True
         self._answered: Any = None  # the request being answered, if httptools is installed
         self._look()
 
     def data_received(self, data: bytes) -> None:
         was_in_head = self._is_in_head
-        super().data_received(data)
+        super().data_received(without_upgrade(data) if self._is_before_body else data)
         if was_in_head and self._is_in_head:
             self._num_head_bytes += len(data)
         if self._num_head_bytes > MAX_HEAD_BYTES:
@@ -49,7 +52,7 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
+        self._is_in_head = self._is_before_body = False
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
@@ -60,7 +63,7 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._is_in_head = False
+        self._is_in_head, self._is_before_body = False, True
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -83,6 +86,16 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
         if self._until_headers is not None:
             self._until_headers.cancel()
             self._until_headers = None
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """The head of a request without its offer of another protocol, and what follows the head unchanged.
+
+    A server may ignore such an offer, which Java's client makes with every first request (HTTP/2, h2c), but httptools
+    takes the request to have no body then, and its body to be in the other protocol.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"x-upgrade", head) + end + rest if _UPGRADE.search(head) else data
 
 
 def impatient(limit_s: float) -> type[asyncio.Protocol]:

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,6 +266,22 @@ def test_client_that_leaves_before_the_end_of_a_stream_counts_as_disconnected() 
         assert api.gateway.counters.num_disconnects == 0
         next(events_of(api, **LONG))
         eventually(lambda: api.gateway.counters.num_disconnects == 1)
+
+
+@pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
+@pytest.mark.parametrize("cut", [0, 60, -20], ids=["whole", "in the head", "in the body"])
+def test_offer_of_another_protocol_is_ignored(api: Site, upgrade: str, cut: int) -> None:
+    """Java's client offers HTTP/2 with the first request of every connection; the request's body was lost."""
+    body = json.dumps({"prompt": "Upgrade: no", "max_tokens": 0, "echo": True}, indent=0).encode()
+    head = head_of(len(body)).replace(b"\r\n\r\n", f"\r\nConnection: Upgrade\r\nUpgrade: {upgrade}\r\n\r\n".encode())
+    request = head + body
+    with raw(api) as connection:
+        for _ in range(2):  # the connection goes on
+            reply = HTTPResponse(connection)
+            for piece in (request[:cut], request[cut:]):
+                connection.sendall(piece)
+            reply.begin()
+            assert (reply.status, json.load(reply)["choices"][0]["text"]) == (200, "Upgrade: no")
 
 
 def events_of(api: Site, **body: object) -> Iterator[object]:
