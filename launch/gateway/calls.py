@@ -86,6 +86,8 @@ class CallReader:
         self._name = parser
         self._single = single
         self._num_calls = 0
+        # White space at the beginning and after a call, which belongs to a text that follows; None: inside a text.
+        self._space: str | None = None if parser == "none" else ""
 
     @property
     def is_plain(self) -> bool:
@@ -94,13 +96,14 @@ class CallReader:
     @property
     def is_holding(self) -> bool:
         """Whether it holds back text that has not been returned yet."""
-        return self._parser.is_holding
+        return self._parser.is_holding or bool(self._space)
 
     def push(self, text: str) -> Found:
         return self._kept(self._parser.push(text))
 
     def flush(self) -> Found:
-        return self._kept(self._parser.flush())
+        found = self._kept(self._parser.flush())
+        return [self._space] if self._space and not self._num_calls else found
 
     def finish_reason(self, reason: str) -> str:
         return "tool_calls" if self._num_calls and reason == "stop" else reason
@@ -129,5 +132,11 @@ class CallReader:
                 if self._single and self._num_calls:
                     continue
                 self._num_calls += 1
+                self._space = ""
+            elif self._space is not None:
+                part = self._space + part
+                self._space = part if part.isspace() else None
+                if part.isspace():
+                    continue
             kept.append(part)
         return kept

@@ -168,6 +168,28 @@ def test_each_call_is_streamed_as_a_whole(scripted: Site) -> None:
         ChatCompletionChunk.model_validate_json(json.dumps(event.data), strict=True)
 
 
+CALL = '<tool_call>{"name": "time"}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        (("\n", CALL, "\n", "\n", CALL, "\n"), ""),
+        ((CALL, "\n", " so"), "\n so"),
+        (("\n", "plain"), "\nplain"),
+        (("\n", " "), "\n "),
+    ],
+    ids=["around calls", "text behind a call", "text", "nothing else"],
+)
+def test_white_space_around_streamed_calls_is_no_text(scripted: Site, pieces: tuple[str, ...], text: str) -> None:
+    """Agents take the first text for the answer, and would not make the calls that follow it."""
+    script(scripted, *pieces)
+    found = stream(scripted.http, CHAT, messages=MESSAGES, tools=TOOLS)
+    contents = [event.data["choices"][0]["delta"].get("content") for event in found[1:-1]]
+    assert "".join(filter(None, contents)) == text
+    assert not text or contents.count(text) == 1
+
+
 def test_without_parallel_calls_only_the_first_is_returned(scripted: Site) -> None:
     script(scripted, *PIECES)
     reply = scripted.ask(CHAT, messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False)
