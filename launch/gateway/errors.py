@@ -24,6 +24,8 @@ _MESSAGE_TYPES = {
     401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
     503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
+# On these details, agents that ask the server to keep the conversation go on by sending all of it each time.
+_MESSAGE_DETAILS = {("unsupported_value", "thread"): {"error_code": "thread_unsupported_request"}}
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -69,7 +71,10 @@ def message_error_map(error: TriptychError) -> dict[str, Any]:
     status = error.http_status
     kind = _MESSAGE_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     message = _BEFORE_IN_MESSAGES.get(error.code, "") + error.message
-    return {"type": "error", "error": {**error_map(error)["error"], "type": kind, "message": message}}
+    told = {**error_map(error)["error"], "type": kind, "message": message}
+    if (details := _MESSAGE_DETAILS.get((error.code, error.param or ""))) is not None:
+        told["details"] = details
+    return {"type": "error", "error": told}
 
 
 def error_response(error: TriptychError, *, path: str = "") -> Response:

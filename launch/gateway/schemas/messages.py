@@ -87,6 +87,7 @@ class CountRequest(ApiModel):
         ),
         "speed": ("standard",),
         "mcp_servers": ([],),
+        "thread": (),
     }
     model: str | None = Field(None, description="as listed by /v1/models; by default the served model")
     messages: List[AnthropicMessage] = Field(min_length=1, max_length=MAX_MESSAGES)

@@ -187,6 +187,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}}, "output_config.format"),
     ({"container": "a"}, "container"),
+    ({"thread": {"type": "create"}}, "thread"),
 ]
 
 
@@ -196,6 +197,14 @@ def test_unsupported_field_is_a_400_that_names_it(api: Site, wrong: dict[str, An
     body = reply.json()
     assert (reply.status_code, body["type"]) == (400, "error")
     assert (body["error"]["type"], body["error"]["param"]) == ("invalid_request_error", param)
+
+
+def test_kept_conversation_is_refused_in_the_way_that_tool_runners_understand(api: Site) -> None:
+    """Anthropic's tool runner asks for one, and sends the whole conversation after this error only."""
+    _, error = api.refusal(PATH, **BASE, thread={"type": "create"})
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    _, error = api.refusal(PATH, **BASE, container="a")
+    assert "details" not in error
 
 
 def test_errors_have_anthropic_s_type_names(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
