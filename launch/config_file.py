@@ -15,7 +15,7 @@ from .aliases import ALIASES
 from .not_utf8 import why_not_utf8
 
 if TYPE_CHECKING:
-    from typer._click.core import Context
+    from typer._click.core import Context, Parameter
 
 NOT_IN_A_FILE = frozenset({"config_file", "help", "version", "install_completion", "show_completion"})
 
@@ -36,20 +36,20 @@ def take_defaults(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def _flags_of_verbs(context: Context) -> dict[str, dict[str, str]]:
+def _flags_of_verbs(context: Context) -> dict[str, dict[str, Parameter]]:
     """By verb: every name that a key may have, and its parameter."""
     parent = context.parent.command if context.parent else None
     commands = getattr(parent, "commands", {context.command.name or "": context.command})
     return {name: dict(_keys(command)) for name, command in commands.items()}
 
 
-def _keys(command: Any) -> Iterator[tuple[str, str]]:
+def _keys(command: Any) -> Iterator[tuple[str, Parameter]]:
     for parameter in command.params:
         if parameter.param_type_name == "option" and parameter.name not in NOT_IN_A_FILE:
-            yield parameter.name, parameter.name
+            yield parameter.name, parameter
             flags = {flag.removeprefix("--") for flag in parameter.opts if flag.startswith("--")}
             aliases = {alias for alias, flag in ALIASES.items() if flag in flags}
-            yield from ((_name(flag), parameter.name) for flag in flags | aliases)
+            yield from ((_name(flag), parameter) for flag in flags | aliases)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -74,7 +74,9 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}", param="config") from error
 
 
-def _defaults(table: Mapping[str, Any], verbs: Mapping[str, Mapping[str, str]], own: str, path: Path) -> dict[str, Any]:
+def _defaults(
+    table: Mapping[str, Any], verbs: Mapping[str, Mapping[str, Parameter]], own: str, path: Path
+) -> dict[str, Any]:
     known = {key for flags in verbs.values() for key in flags}
     defaults: dict[str, Any] = {}
     own_table: Mapping[str, Any] = {}
@@ -98,13 +100,18 @@ def _check_keys(keys: Any, known: Any, path: Path, *, where: str = "") -> None:
             raise ConfigError(f"{path}: {key!r}{where} is not a flag{hint}", param=key)
 
 
-def _translate(table: Mapping[str, Any], flags: Mapping[str, str], path: Path) -> dict[str, Any]:
+def _translate(table: Mapping[str, Any], flags: Mapping[str, Parameter], path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
         if (parameter := flags.get(_name(key))) is not None:
-            if parameter in found:
-                raise ConfigError(f"{path}: {parameter} is given twice", param=parameter)
-            found[parameter] = _as_typed(value)
+            name = parameter.name or ""
+            if name in found:
+                raise ConfigError(f"{path}: {name} is given twice", param=name)
+            takes_several = bool(getattr(parameter, "multiple", False))
+            if isinstance(value, (list, Mapping)) != takes_several:
+                form = "a list" if takes_several else "a single value"
+                raise ConfigError(f"{path}: {name} is {value!r:.80}, it must be {form}", param=name)
+            found[name] = _as_typed(value)
     return found
 
 
