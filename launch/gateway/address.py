@@ -15,6 +15,7 @@ DEFAULT_HOST = "127.0.0.1"
 MAX_PORT = 65535
 BACKLOG = 2048  # connections that wait while a gateway process is restarted
 URL_FILE = "http_url"  # in the run directory: the gateway's URL
+_UNIX = "unix:"
 
 
 def listen(address: str) -> socket.socket:
@@ -24,7 +25,7 @@ def listen(address: str) -> socket.socket:
         ConfigError: the address is malformed or not available.
     """
     try:
-        return _listen_unix(address[5:]) if address.startswith("unix:") else _listen_tcp(*split_address(address))
+        return _listen_unix(address[len(_UNIX) :]) if _is_path(address) else _listen_tcp(*split_address(address))
     except OSError as error:
         raise ConfigError(f"cannot listen at {address}: {error.strerror or error}", param="http") from error
 
@@ -48,7 +49,7 @@ def check_address(address: str) -> None:
     Raises:
         ConfigError: the address is malformed.
     """
-    if not address.startswith("unix:"):
+    if not _is_path(address):
         split_address(address)
 
 
@@ -64,6 +65,11 @@ def split_address(address: str) -> tuple[str, int]:
     if len(port.lstrip("0")) > len(str(MAX_PORT)) or int(port) > MAX_PORT:
         raise ConfigError(f"http is {address!r:.80}: port {port:.20}, the limits are 0 and {MAX_PORT}", param="http")
     return host.strip("[]") or DEFAULT_HOST, int(port)
+
+
+def _is_path(address: str) -> bool:
+    """Without a path, Linux would choose an address that no client knows."""
+    return address.startswith(_UNIX) and address != _UNIX
 
 
 def url_of(listener: socket.socket) -> str:

@@ -23,7 +23,7 @@ from tests.launch.gateway.sse import events, text_of
 from tests.launch.test_processes import process
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.launch.gateway.address import URL_FILE, listen, split_address, url_of
+from triptych.launch.gateway.address import URL_FILE, check_address, listen, split_address, url_of
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.processes import gateways
 from triptych.launch.gateway.settings import Settings
@@ -234,10 +234,11 @@ def test_addresses(address: str, expected: tuple[str, int]) -> None:
     assert split_address(address) == expected
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:port", ":70000", "host:-1"])
+@pytest.mark.parametrize("address", ["", "host", "host:port", ":70000", "host:-1", "unix:"])
 def test_malformed_address_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="http"):
-        listen(address)
+    for refuse in (check_address, listen):
+        with pytest.raises(ConfigError, match="http is"):
+            refuse(address)
 
 
 def test_occupied_address_is_refused_with_its_name() -> None:
