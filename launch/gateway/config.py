@@ -68,6 +68,8 @@ class GatewayConfig:
         _between("keep_alive_s", self.keep_alive_s, 0, 1e6)
         _between("stream_interval", self.stream_interval, 1, 1 << 20)
         _between("resume_s", self.resume_s, MIN_LEASE_S, MAX_LEASE_S)
+        if "" in self.served_model_name:
+            raise ConfigError("served_model_name is empty", param="served_model_name")
         for origin in self.allowed_origin:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 text = f"allowed_origin is {origin!r}, must be scheme://host[:port] or *"

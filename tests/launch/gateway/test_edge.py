@@ -135,6 +135,12 @@ def test_malformed_origin_is_refused(origin: str) -> None:
         GatewayConfig(allowed_origin=(origin,))
 
 
+def test_empty_model_name_is_refused() -> None:
+    """An unset variable in a unit file: every request that names the model would be a 404."""
+    with pytest.raises(ConfigError, match="served_model_name is empty"):
+        GatewayConfig(served_model_name=("mine", ""))
+
+
 def test_oversized_body_is_refused(pipeline: Driver) -> None:
     with site(pipeline.run_dir, max_body_bytes=2000) as api:
         reply = api.post(PATH, prompt="x" * 3000)
