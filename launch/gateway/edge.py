@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 PROBES = ("/health", "/ready")  # need no key
 OPEN_ROUTES = (*PROBES, "/")  # nor does the page itself; the data it shows needs one
 QUIET_ROUTES = (*PROBES, "/metrics")  # requested every few seconds: logged at DEBUG
+HEAD_ROUTES = (*OPEN_ROUTES, "/metrics", "/version", "/v1/models")  # monitors ask them for nothing but the status
 ENDLESS_ROUTE = "/ui/events"  # always ended by its client
 CLIENT_CLOSED = 499  # for log and metrics; the client is gone
 MAX_ID_CHARS = 128
@@ -47,6 +48,8 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD" and scope["path"] in HEAD_ROUTES:
+            scope = {**scope, "method": "GET"}  # the server still knows, and leaves the body out
         visit = _Visit(scope, receive, send, self._gateway)
         counters = self._gateway.counters
         counters.num_open += 1

@@ -59,6 +59,14 @@ def test_every_route_except_the_probes_requires_a_key(pipeline: Driver, tmp_path
         assert "third" not in info.text
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models", "/"])
+def test_monitor_may_ask_for_the_status_alone(api: Site, path: str) -> None:
+    """As ``wget --spider`` and ``curl --head`` do; the reply is that of GET without its body."""
+    reply = api.http.head(path)
+    assert (reply.status_code, reply.content) == (200, b"")
+    assert reply.headers["content-type"] == api.http.get(path).headers["content-type"]
+
+
 def test_keys_are_compared_as_a_whole() -> None:
     assert is_known_key(b"key", ("other", "key"))
     assert not any(is_known_key(given, ("key",)) for given in (b"", b"ke", b"key2", b"KEY"))
