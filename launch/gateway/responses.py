@@ -17,7 +17,7 @@ from .answer import AnswerReader, Parts
 from .calls import ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
 from .content import ContentTokens
-from .errors import ApiError, error_map
+from .errors import ApiError, error_map, unsupported
 from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs
@@ -94,6 +94,9 @@ def _message(index: int, item: InputItem) -> ChatMessage:
         return ChatMessage(role="assistant", content="", tool_calls=[call])
     if item.type == "function_call_output":
         return ChatMessage(role="tool", content=text_of(item.output), tool_call_id=item.call_id)
+    if item.type == "item_reference":
+        told = "nothing is stored here: send the item itself, as clients do for store: false"
+        raise unsupported(name, f"{name} refers to an item, and {told}")
     if item.role is None:
         raise ApiError(f"{name} is a message and needs a role", param=name)
     return ChatMessage(role=item.role, content=text_of(item.content))

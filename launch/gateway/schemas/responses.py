@@ -13,7 +13,9 @@ from .sampling import COMMON_NEUTRAL, SamplingFields
 
 
 class InputItem(ApiModel):
-    """A message, the model's reasoning, a tool call, or its result. Output items can be sent back unchanged."""
+    """A message, the model's reasoning, a tool call, or its result. Output items can be sent back unchanged, but not by
+    their ids, as nothing is stored.
+    """
 
     NEUTRAL: ClassVar[Neutral] = {
         "status": ANYTHING,
@@ -24,7 +26,7 @@ class InputItem(ApiModel):
         "summary": ANYTHING,
         "encrypted_content": (),
     }
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] | None = None
     id: str | None = None
     role: str | None = Field(None, min_length=1, max_length=64)
     content: str | Parts | None = None

@@ -99,6 +99,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}],
             "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
     (RESPONSES, {"input": [{"type": "message", "content": "hi"}]}, "input[0]"),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
     (RESPONSES, {"max_output_tokens": -5}, "max_output_tokens"),
 ]  # fmt: skip
 
@@ -109,6 +110,12 @@ def test_wrong_field_is_named(api: Site, path: str, field: dict[str, Any], param
     assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
     assert error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_refusal_of_a_stored_item_says_what_to_do(api: Site) -> None:
+    """Vercel's AI SDK refers to the items of earlier steps, unless it is told that they are not stored."""
+    _, error = api.refusal(RESPONSES, input=[{"type": "item_reference", "id": "msg_1"}])
+    assert "nothing is stored here: send the item itself, as clients do for store: false" in error["message"]
 
 
 NEUTRAL: dict[str, dict[str, Any]] = {
