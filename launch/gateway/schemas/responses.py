@@ -88,6 +88,7 @@ class ResponseRequest(SamplingFields):
         "conversation": (),
         "prompt": (),
         "max_tool_calls": (),
+        "client_metadata": ANYTHING,
         "n": (1,),
         "prompt_logprobs": (0,),
         "return_token_ids": (False,),

@@ -135,6 +135,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     RESPONSES: {
         "store": True, "truncation": "disabled", "include": None, "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},  # as a reply spells it
+        "client_metadata": {"thread_id": "a"},  # from Codex
         "background": False, "metadata": {"a": "b"}, "tool_choice": "auto", "text": {"format": {"type": "text"}},
     },
 }  # fmt: skip
