@@ -74,6 +74,7 @@ class OutputFormat(ApiModel):
 
 
 class OutputConfig(ApiModel):
+    NEUTRAL: ClassVar[Neutral] = {"task_budget": ()}
     format: OutputFormat | None = None
     effort: Effort | None = Field(None, description="ignored if the chat template has no such variable")
 
@@ -87,7 +88,8 @@ class CountRequest(ApiModel):
         ),
         "speed": ("standard",),
         "mcp_servers": ([],),
-        "thread": (),
+        **dict.fromkeys(("thread", "billing_policy", "compaction", "fallback_credit_token"), ()),
+        "fallbacks": ([],),
     }
     model: str | None = Field(None, description="as listed by /v1/models; by default the served model")
     messages: List[AnthropicMessage] = Field(min_length=1, max_length=MAX_MESSAGES)

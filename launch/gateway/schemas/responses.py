@@ -37,11 +37,19 @@ class InputItem(ApiModel):
 
 
 class ReasoningOptions(ApiModel):
-    NEUTRAL: ClassVar[Neutral] = {"summary": ("auto",), "generate_summary": ("auto",)}
+    NEUTRAL: ClassVar[Neutral] = {
+        **dict.fromkeys(("summary", "generate_summary", "context"), ("auto",)),
+        "mode": ("standard",),
+    }
     effort: Effort | None = None
 
 
 class FunctionTool(ApiModel):
+    NEUTRAL: ClassVar[Neutral] = {
+        "allowed_callers": (["direct"],),
+        **dict.fromkeys(("async", "defer_loading"), (False,)),
+        "output_schema": (),
+    }
     type: Literal["function"]
     name: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")
     description: str | None = None
@@ -87,7 +95,8 @@ class ResponseRequest(SamplingFields):
         "previous_response_id": (),
         "conversation": (),
         "prompt": (),
-        "max_tool_calls": (),
+        **dict.fromkeys(("max_tool_calls", "access_programs", "background_options", "image"), ()),
+        "context_management": ([],),
         "client_metadata": ANYTHING,
         "n": (1,),
         "prompt_logprobs": (0,),

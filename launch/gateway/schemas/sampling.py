@@ -19,6 +19,8 @@ COMMON_NEUTRAL: Neutral = {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "prompt_cache_retention": ("in_memory", "in-memory"),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
+    "moderation": (),
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
     "early_stopping": (False,),

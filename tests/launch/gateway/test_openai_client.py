@@ -9,11 +9,19 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types import Completion, Decision
+from openai.types import completion_create_params as of_completions
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response
+from openai.types.chat import completion_create_params as of_chats
+from openai.types.responses import FunctionToolParam, Response
+from openai.types.responses import response_create_params as of_responses
+from openai.types.shared_params import Reasoning
 
 from tests.launch.gateway.conftest import Site, site
 from triptych import Driver
+from triptych.launch.gateway.schemas.base import ApiModel
+from triptych.launch.gateway.schemas.chat import ChatRequest
+from triptych.launch.gateway.schemas.completions import CompletionRequest
+from triptych.launch.gateway.schemas.responses import FunctionTool, ReasoningOptions, ResponseRequest
 
 LEN: list[Any] = [{"role": "user", "content": "What does len do?"}]
 ANSWER = "Return the number of items in a container."
@@ -170,6 +178,21 @@ def test_errors_have_the_client_s_classes(client: OpenAI, wrong: Any, error: typ
         client.chat.completions.create(**{"model": "demo", "messages": LEN, **wrong})
     assert caught.value.type == "invalid_request_error"
     assert caught.value.param in ("temperature", "model", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "required"),
+    [
+        (of_chats.CompletionCreateParamsStreaming, ChatRequest, {"messages": [{"role": "user", "content": "hi"}]}),
+        (of_completions.CompletionCreateParamsStreaming, CompletionRequest, {"prompt": "hi"}),
+        (of_responses.ResponseCreateParamsStreaming, ResponseRequest, {"input": "hi"}),
+        (FunctionToolParam, FunctionTool, {"type": "function", "name": "f"}),
+        (Reasoning, ReasoningOptions, {}),
+    ],
+)
+def test_every_field_of_the_client_may_be_null(fields: Any, model: type[ApiModel], required: dict[str, Any]) -> None:
+    nulls = dict.fromkeys(fields.__required_keys__ | fields.__optional_keys__)
+    model.model_validate({**nulls, **required})
 
 
 def test_wrong_key_is_an_authentication_error(pipeline: Driver) -> None:
