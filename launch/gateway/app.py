@@ -20,7 +20,7 @@ from ...protocol.errors import TriptychError
 from .adapter_routes import adapter_routes
 from .api_routes import api_routes
 from .edge import CLIENT_CLOSED, BodyRefused, Edge
-from .errors import ApiError, ClientGone, error_response, undecodable_body, validation_error
+from .errors import ApiError, ClientGone, error_response, unreadable_body, validation_error
 from .openapi import describe
 from .page.routes import page_routes
 from .server_routes import server_routes
@@ -76,8 +76,8 @@ async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it"
     if isinstance(error, BodyRefused):
         return error_response(error.error, path=request.url.path)
-    if isinstance(error.__cause__, UnicodeDecodeError):
-        return error_response(undecodable_body(error.__cause__), path=request.url.path)
+    if isinstance(error.__cause__, (ValueError, RecursionError)):
+        return error_response(unreadable_body(error.__cause__), path=request.url.path)
     codes = {404: "unknown_route", 405: "method_not_allowed"}
     what = f"{request.method} {request.url.path}" if error.status_code in codes else str(error.detail)
     reply = error_response(

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from ...protocol.codec import MAX_DEPTH
 from ...protocol.errors import TriptychError, encodable
 
 RETRY_AFTER_S = 1
@@ -91,7 +92,13 @@ def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | 
     return Response(body, status, headers, media_type="application/json")
 
 
-def undecodable_body(error: UnicodeDecodeError) -> ApiError:
+def unreadable_body(error: ValueError | RecursionError) -> ApiError:
+    """Why a body, which may be correct JSON, could not be parsed."""
+    if isinstance(error, RecursionError):
+        return ApiError(f"the body is nested too deep, the limit is {MAX_DEPTH}", code="bad_frame")
+    if not isinstance(error, UnicodeDecodeError):
+        reason = str(error).partition(";")[0]  # too long an integer; the rest is advice for us
+        return ApiError(f"the body cannot be read: {reason}", code="bad_request")
     byte = error.object[error.start]
     told = f"the body cannot be read as {error.encoding}: byte 0x{byte:02x} at offset {error.start}"
     return ApiError(told, code="bad_request")

@@ -199,11 +199,13 @@ def test_body_that_is_not_a_map_is_a_400(api: Site, body: bytes) -> None:
 BROKEN = [
     (b'{"prompt": "hi",,', "invalid_json", "at character 16"),
     (b'{"prompt": "\xff"}', "bad_request", "cannot be read as utf-8: byte 0xff at offset 12"),
+    (b'{"prompt": ' + b"[" * 100_000, "bad_frame", "nested too deep, the limit is 64"),
+    (b'{"seed": ' + b"1" * 5000 + b"}", "bad_request", "the limit (4300 digits)"),
 ]
 
 
-@pytest.mark.parametrize(("body", "code", "reason"), BROKEN, ids=["a comma", "latin-1"])
-def test_invalid_body_is_refused_with_the_position_of_the_error(api: Site, body: bytes, code: str, reason: str) -> None:
+@pytest.mark.parametrize(("body", "code", "reason"), BROKEN, ids=["a comma", "latin-1", "lists", "digits"])
+def test_unreadable_body_is_refused_with_the_reason(api: Site, body: bytes, code: str, reason: str) -> None:
     reply = api.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
     assert reason in reply.json()["error"]["message"]
