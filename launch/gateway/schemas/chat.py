@@ -21,6 +21,8 @@ class ContentPart(ApiModel):
     text: str
     NEUTRAL: ClassVar[Neutral] = {
         **dict.fromkeys(("annotations", "logprobs", "prompt_cache_breakpoint", "cache_control"), ANYTHING),
+        # The fields of the reply that the part is from: OpenAI's agents for JavaScript keep them here.
+        **dict.fromkeys(("role", "refusal", "reasoning_content", "reasoning", "tool_calls", "token_ids"), ANYTHING),
         **dict.fromkeys(("image_url", "input_audio", "audio_url", "video_url", "file"), ()),  # known, but not supported
     }
 

@@ -226,6 +226,13 @@ def test_non_text_parts_are_known_but_not_supported(api: Site, kind: str) -> Non
     assert (status, error["code"], error["param"]) == (400, "unsupported_value", f"messages[0].content[0].{kind}")
 
 
+def test_text_part_may_repeat_the_fields_of_its_reply(api: Site) -> None:
+    """As OpenAI's agents for JavaScript send the turns of the assistant in chats."""
+    reply = api.ask(CHAT, messages=MESSAGES, max_tokens=1)["choices"][0]["message"]
+    part = {"type": "text", "text": reply.pop("content"), **reply, "tool_calls": [], "reasoning": "a"}
+    api.ask(CHAT, messages=[*MESSAGES, {"role": "assistant", "content": [part]}, *MESSAGES], max_tokens=1)
+
+
 HALF = "\ud800"  # of a surrogate pair, as JSON can spell it
 HALVES: list[tuple[str, dict[str, Any], str | None]] = [
     (RESPONSES, {"metadata": {"a": HALF}}, "metadata"),
