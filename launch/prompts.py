@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocol.errors import ConfigError, InvalidRequest
+from ..protocol.errors import ConfigError, InvalidRequest, encodable
 from .not_utf8 import why_not_utf8
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
@@ -71,7 +71,17 @@ def _job(index: int, text: str, origin: str, parse: Callable[[str], dict[str, An
         reason = InvalidRequest(f"{origin}: {error.message}", param=error.param)
     except UnicodeEncodeError:
         reason = InvalidRequest(f"{origin}: {why_not_utf8(text.encode(errors='surrogateescape'))}", param="prompt")
-    return Job(index, {"prompt": text}, reason)
+    return Job(index, {"prompt": text}, reason, id=_id_of(text))
+
+
+def _id_of(text: str) -> str | int | None:
+    """The id in a line that was refused for something else."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    found = row.get("id") if isinstance(row, dict) else None
+    return found if type(found) in (str, int) and encodable(str(found)) == str(found) else None
 
 
 def _plain(text: str) -> dict[str, Any]:

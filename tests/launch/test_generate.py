@@ -13,6 +13,7 @@ import pytest
 from tests.launch.conftest import Triptych
 from tests.waiting import eventually
 from triptych import Client, Driver
+from triptych.launch.prompts import jobs_from_lines
 
 
 @pytest.fixture
@@ -143,6 +144,18 @@ def test_bad_prompt_gives_an_error_row_and_does_not_stop_others(
     assert first["text"] == last["text"]
     assert (bad["index"], bad["error"]["code"], bad["error"]["param"]) == (1, "invalid_request", param)
     assert "2 of 3 prompts answered, 1 failed" in outcome.err
+
+
+@pytest.mark.parametrize("rest", [b'"prompt": 5', b'"messages": "a"', b'"keep": true', b'"prompt": "\\ud800"'])
+def test_refused_line_keeps_its_id(rest: bytes) -> None:
+    [job] = jobs_from_lines([b'{"id": "mine", ' + rest + b"}"])
+    assert (job.error is not None, job.id) == (True, "mine")
+
+
+@pytest.mark.parametrize("line", [b'{"id": true, "prompt": 5}', b'{"id": "\\ud800", "prompt": 5}', b'{"id": "cut'])
+def test_refused_line_without_a_usable_id_has_none(line: bytes) -> None:
+    [job] = jobs_from_lines([line])
+    assert (job.error is not None, job.id) == (True, None)
 
 
 def test_failed_prompt_leaves_its_line_of_text_empty(generate: Triptych) -> None:
