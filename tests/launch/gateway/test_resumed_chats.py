@@ -51,12 +51,23 @@ def together(first: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
         (TEXT, {"tools": TOOLS}),
         (TEXT, {"tools": TOOLS, "parallel_tool_calls": False}),
         (TEXT, {"separate_reasoning": False}),
+        (f" {CALL}\n{CALL}\n so {CALL} ", {"tools": TOOLS}),
         ("I look. <tool_call>", {"max_tokens": 13, "tools": TOOLS}),
         ("I look. é", {"max_tokens": 9, "tools": TOOLS}),
         ("I look <b> a.", {"tools": TOOLS, "stop": ["<stop>", "."]}),
         ("<think>Let me.\nSee.</think>I look.", {"stop": ["\n\n\n"]}),
     ],
-    ids=["", "tools", "one call", "plain", "half a tag", "half a character", "half a stop", "stop in thoughts"],
+    ids=[
+        "",
+        "tools",
+        "one call",
+        "plain",
+        "white space",
+        "half a tag",
+        "half a character",
+        "half a stop",
+        "stop in thoughts",
+    ],
 )
 def test_stream_resumed_at_any_event_has_the_rest_once(
     api: Site, monkeypatch: pytest.MonkeyPatch, text: str, asked: dict[str, Any], n: int
