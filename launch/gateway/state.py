@@ -139,12 +139,12 @@ class Gateway:
             ApiError: 503, the model is not loaded yet or the pipeline is stopping. A restarting worker is no reason:
                 requests wait until it is back.
         """
+        if self.board.mode not in (RUN, FAILED):  # first: a stop removes what shows that the model was loaded
+            raise ApiError("the pipeline is stopping and takes no new requests", status=503, code="draining")
         if not self.is_loaded:
             raise ApiError("the model is being loaded, try again later", status=503, code="loading")
         if self.board.mode == FAILED:
             raise ApiError("the pipeline gave up restarting a worker, see /health", status=503, code="failed")
-        if self.board.mode != RUN:
-            raise ApiError("the pipeline is stopping and takes no new requests", status=503, code="draining")
 
     def check_model(self, name: str | None) -> str:
         """The name to use in the reply.

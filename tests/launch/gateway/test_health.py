@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.cards import CARD
 from tests.launch.gateway.conftest import Site, site
 from tests.waiting import eventually
@@ -17,6 +19,7 @@ from triptych import Driver
 from triptych.driver.first_epochs import first_epochs, note_first_epochs
 from triptych.driver.standing import RequestList
 from triptych.launch.gateway.health import is_loaded
+from triptych.launch.gateway.state import Gateway
 from triptych.launch.watch.watched import Sample, Watched
 from triptych.protocol.board import DRAIN, ROLES, RUN, Board
 from triptych.protocol.journal.layout import Journal
@@ -114,11 +117,15 @@ def test_replaced_weights_are_reported(pipeline: Driver, api: Site) -> None:
         card.publish(pipeline.run_dir)
 
 
-def test_draining_pipeline_is_not_ready_but_healthy(pipeline: Driver, api: Site) -> None:
+def test_draining_pipeline_is_not_ready_but_healthy(
+    pipeline: Driver, api: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     board = Board(board_path(pipeline.run_dir))
     board.set_mode(DRAIN)
     try:
         assert [api.http.get(path).status_code for path in ("/health", "/ready")] == [200, 503]
+        assert api.refusal("/v1/completions", prompt="hi")[1]["code"] == "draining"
+        monkeypatch.setattr(Gateway, "is_loaded", False)  # as at the end of a stop
         assert api.refusal("/v1/completions", prompt="hi")[1]["code"] == "draining"
     finally:
         board.set_mode(RUN)
