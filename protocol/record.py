@@ -35,6 +35,7 @@ class RequestRecord:
     index: int = 0  # among the sequences of the request, each of which has a record
     grammar: str = ""  # that the answer must match, in llguidance's format; known to compile
     reasoning: list[Any] | None = None  # that may come before what the grammar describes, see reasoning.to_wire
+    continues_prompt: bool = False  # the answer's text goes on where the prompt's ends, as that of a completion
     owner: int = 0  # see owners
     lora: str = ""  # the name of its adapter; empty: the base model answers
     lora_digest: str = ""  # of that adapter when the request was accepted

@@ -29,7 +29,7 @@ from ..errors import ConfigError, JournalError
 from ..lock import LockFile
 
 MAGIC = b"TRIPTYCH"
-LAYOUT_VERSION = 7
+LAYOUT_VERSION = 8
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 BYTES_A_TOKEN = 8  # per output token: its id and its time; a prompt token takes half

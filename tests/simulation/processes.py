@@ -178,6 +178,9 @@ class FragileEncoder:
             self._worker.die_of(request.prompt_token_ids.tolist())
         return encoder().encode_request(request)
 
+    def is_continued(self, request: GenerationRequest, prompt: Any) -> bool:
+        return encoder().is_continued(request, prompt)
+
 
 def _execute(context: WorkerContext, card: ModelCard) -> Execute:
     device = Device(_fields(context), card, num_host_pages=context.config.cache.host_pages)

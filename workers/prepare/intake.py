@@ -35,6 +35,7 @@ class Intake:
     received_ns: int
     grammar: str = ""  # compiled from request.structured
     reasoning: Reasoning | None = None  # what may come before it
+    continues_prompt: bool = False  # see RequestRecord
     tokenize_start_ns: int = 0
     tokenize_end_ns: int = 0
 

@@ -35,6 +35,7 @@ def make_records(intake: Intake, admission: Admission, *, lease_s: float, lora_d
         sampling=params.to_wire(),
         grammar=intake.grammar,
         reasoning=to_wire(intake.reasoning) if intake.reasoning else None,
+        continues_prompt=intake.continues_prompt,
     )
     return [_member(first, intake.request_id, index) for index in range(params.group_size)]
 

@@ -37,6 +37,7 @@ class TextEncoder:
         }
         added = tokenizer.get_added_tokens_decoder()  # not all that templates use are marked as special
         self._template_ids = frozenset(token_id for token_id, token in added.items() if token.content.strip())
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._template = (
             ChatTemplate(facts.chat_template, facts.special_tokens) if facts.chat_template is not None else None
         )
@@ -92,6 +93,11 @@ class TextEncoder:
         with _blaming("messages", "the tokenizer"):
             ids = self._ids(text, add_special_tokens=False)
         return self._at_least_one(ids, param="messages")
+
+    def is_continued(self, request: GenerationRequest, prompt: Int32) -> bool:
+        """Whether the answer's text goes on where the prompt's ends. A turn of a chat is a text of its own."""
+        is_turn = request.messages is not None and not request.continue_final_message
+        return not is_turn and int(prompt[-1]) not in self._special_ids
 
     def reasoning_after(self, prompt: Int32, *, budget: int | None = None) -> Reasoning | None:
         """How the answer to a prompt may begin with reasoning; None if it may not, as the prompt ends behind it.

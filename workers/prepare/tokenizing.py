@@ -159,6 +159,7 @@ class Tokenizing:
                 card=self._card,
                 max_prompt_tokens=request.max_prompt_tokens,
             )
+            intake.continues_prompt = self._encoder.is_continued(request, admission.token_ids)
             if request.tells_reasoning:
                 intake.reasoning = self._encoder.reasoning_after(
                     admission.token_ids, budget=request.thinking_token_budget

@@ -29,11 +29,11 @@ class Texts:
         """The stream of a request, still empty."""
         params, eos = view.record.params, frozenset(self._card.eos_token_ids)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
-        if not view.record.grammar:
-            return OutputStream(self._vocabulary, params, stop_token_ids=stop_ids)
-        # Under a grammar the text must be exactly what it matched, including a leading space that decoders would drop.
-        context = self._vocabulary.amid_text
-        return OutputStream(self._vocabulary, params, stop_token_ids=stop_ids, final_ids=eos, context=context)
+        has_grammar = bool(view.record.grammar)
+        # Decoders drop a leading space, unless it is amid a text; what matches a grammar must stay as it is, too.
+        context = self._vocabulary.amid_text if has_grammar or view.record.continues_prompt else ()
+        final_ids = eos if has_grammar else frozenset()
+        return OutputStream(self._vocabulary, params, stop_token_ids=stop_ids, final_ids=final_ids, context=context)
 
     def push(self, answer: Answer, token_ids: Sequence[int], now_ns: int) -> bool:
         """Take the next tokens of an answer; False if that failed, which ends it."""

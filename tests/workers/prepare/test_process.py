@@ -19,7 +19,7 @@ from triptych.protocol.errors import InvalidRequest
 from triptych.protocol.journal.deaths import POISONED
 from triptych.protocol.journal.layout import ACCEPTED, DISPATCHED
 from triptych.protocol.journal.releases import ReleaseWriter
-from triptych.protocol.journal.requests import RequestWriter
+from triptych.protocol.journal.requests import RequestWriter, read_request
 from triptych.protocol.owners import HOUSE
 from triptych.workers.prepare import process
 from triptych.workers.prepare.admission import Admission
@@ -167,6 +167,15 @@ def test_error_after_tokenizing_fails_one_request(world: World, monkeypatch: pyt
     assert refused.message == "the request could not be accepted: UnicodeEncodeError"
     prepare._on_frame_alone(b"peer", FRAME)
     assert len(results) == 2  # it is accepted again if its client repeats it
+
+
+def test_record_of_a_completion_says_that_its_answer_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = make_prepare(world)
+    monkeypatch.setattr(prepare._router, "send", lambda *_: None)
+    prepare._on_frame_alone(b"peer", FRAME)
+    view = read_request(world.journal, 0)
+    assert view is not None
+    assert view.record.continues_prompt
 
 
 # -- limits

@@ -190,6 +190,26 @@ def test_giant_prompt_does_not_block_other_threads() -> None:
     assert num_turns > 20  # encode() would allow one or two
 
 
+HELLO = {"role": "user", "content": "Hello"}
+
+
+@pytest.mark.parametrize(
+    ("wire", "is_continued"),
+    [
+        ({"prompt": "The quick"}, True),
+        ({"prompt": "The quick<|user|>"}, False),  # such as a chat that the client rendered
+        ({"prompt": ""}, False),
+        ({"messages": [HELLO]}, False),
+        ({"messages": [HELLO, {"role": "assistant", "content": "The"}], "continue_final_message": True}, True),
+    ],
+    ids=["completion", "special token", "nothing", "chat", "turn begun"],
+)
+def test_answer_continues_a_text_but_not_a_chat(wire: dict[str, Any], is_continued: bool) -> None:
+    encoder = make_encoder(tokenizer_zoo.llama2(), CHATML)
+    request = GenerationRequest.from_wire(wire)
+    assert encoder.is_continued(request, encoder.encode_request(request)) is is_continued
+
+
 def with_tokens(tokenizer: Tokenizer, *tokens: str) -> Tokenizer:
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.add_tokens([AddedToken(token, normalized=False) for token in tokens])
