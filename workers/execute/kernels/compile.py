@@ -32,17 +32,18 @@ _FLAGS = [
     "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
     "-Wno-psabi", "-Wno-ignored-attributes",
 ]  # fmt: skip
-_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni")
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma")
 
 # Fastest first: the processor features that each level needs, as named in /proc/cpuinfo.
 LEVELS: dict[str, tuple[str, ...]] = {
-    "avx512": (*_AVX512, "fma"),
+    "avx512": (*_AVX512, "avx512_bf16"),
+    "avx512_vnni": _AVX512,  # Cascade Lake, Ice Lake
     "avx2": ("avx2", "fma"),
     "portable": (),
 }
 
-# Features that a level uses if the processor has them.
-_WELCOME = {"avx512": ("avx512vbmi",)}
+# Features that a level uses if the processor has them and the compiler knows them.
+_WELCOME = {"avx512": ("avx512vbmi",), "avx512_vnni": ("avx512vbmi",), "avx2": ("avx_vnni",)}
 
 _NUM_KEPT = 16  # libraries in the cache: of several versions and levels
 _SCRATCH = "building-"
@@ -133,9 +134,23 @@ def _version(compiler: str) -> str:
 
 
 def compile_options(level: str) -> list[str]:
-    """The options for the compiler."""
-    welcome = [flag for flag in _WELCOME.get(level, ()) if flag in _processor_flags()]
-    return [*_FLAGS, *(f"-m{flag.replace('avx512_', 'avx512')}" for flag in (*LEVELS[level], *welcome))]
+    """The options for the compiler.
+
+    Raises:
+        NoCompiler: there is no C++ compiler.
+    """
+    welcome = [_option(flag) for flag in _WELCOME.get(level, ()) if flag in _processor_flags()]
+    return [*_FLAGS, *map(_option, LEVELS[level]), *(option for option in welcome if _knows(_compiler(), option))]
+
+
+def _option(feature: str) -> str:
+    return "-m" + feature.replace("avx512_", "avx512").replace("avx_", "avx")
+
+
+@cache
+def _knows(compiler: str, option: str) -> bool:
+    command = [compiler, option, "-E", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _processor_flags() -> set[str]:

@@ -76,6 +76,15 @@ def test_name_depends_on_the_machine_and_not_on_the_compiler_s_path(
     assert library_name("portable") != before
 
 
+@pytest.mark.usefixtures("short_source")
+def test_feature_that_the_compiler_does_not_know_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a processor newer than the system's compiler."""
+    monkeypatch.setattr(compiling, "_processor_flags", lambda: {"avx_future"})
+    monkeypatch.setattr(compiling, "_WELCOME", {"portable": ("avx_future",)})
+    assert "-mavxfuture" not in compiling.compile_options("portable")
+    build_library("portable")
+
+
 def test_slower_kernels_are_used_if_the_compiler_cannot_build_the_fastest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -69,6 +69,14 @@ struct Int8 {
   INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
     return {{(NativeInts)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)a.part[0], (__m512i)weights.part[0])}};
   }
+#elif defined(__AVXVNNI__)
+  using Activation = __m256i;
+  INLINED static Activation activation(uint32_t group) { return _mm256_set1_epi32(int32_t(group)); }
+  INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
+    return each<Ints>([&](int i) {
+      return (NativeInts)_mm256_dpbusd_avx_epi32((__m256i)sums.part[i], a, (__m256i)weights.part[i]);
+    });
+  }
 #elif defined(__AVX2__)
   // Even and odd bytes are widened to 16 bits, so that a sum of two products cannot saturate.
   struct Activation {

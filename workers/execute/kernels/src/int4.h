@@ -41,7 +41,7 @@ struct Int4 {
     return each<Floats>([&](int i) { return (NativeFloats)(pairs.part[i] & int32_t(0xffff0000)); });
   }
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
   using Activation = __m256i;
   INLINED static Activation activation(uint32_t group) { return _mm256_set1_epi32(int32_t(group)); }
   INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
