@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from ..protocol.config import PipelineConfig
@@ -40,8 +40,9 @@ def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper)
             another adapter; or an adapter cannot be read.
     """
     # A request records its own adapter. Without requests, the number of pages is determined anew, with the adapters.
-    if not _same_model(folder, config, with_adapters=not keeper.num_unanswered):
-        _forget_model(folder, keeper)
+    changes = _changes(folder, config, with_adapters=not keeper.num_unanswered)
+    if changes is None or changes:
+        _forget_model(folder, keeper, changes)
     adapters = {module.name: module.digest() for module in config.model.adapters}
     keeper.claim_for(config.model.model, adapters)
     if adapters:
@@ -62,20 +63,30 @@ def prepare_keys(folder: Path, config: PipelineConfig) -> None:
         make_own_keys(folder, KeyFolder(config.service.curve_keys))
 
 
-def _same_model(folder: Path, config: PipelineConfig, *, with_adapters: bool) -> bool:
-    """Whether the pipeline that ran here before was the same one, as far as its requests can tell."""
+def _changes(folder: Path, config: PipelineConfig, *, with_adapters: bool) -> list[str] | None:
+    """The settings that requests depend on, as far as they differ from those of the pipeline that ran here before; None
+    if these are unknown.
+    """
     try:
         before = PipelineConfig.from_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, ConfigError):
-        return False
+        return None
     model = before.model if with_adapters else replace(before.model, lora_modules=config.model.lora_modules)
-    return (model, before.cache, before.scheduler) == (config.model, config.cache, config.scheduler)
+    sections = ((model, config.model), (before.cache, config.cache), (before.scheduler, config.scheduler))
+    return [
+        f"{field.name} was {was!r:.80} and is {value!r:.80}"
+        for old, new in sections
+        for field in fields(old)
+        if (was := getattr(old, field.name)) != (value := getattr(new, field.name))
+    ]
 
 
-def _forget_model(folder: Path, keeper: JournalKeeper) -> None:
+def _forget_model(folder: Path, keeper: JournalKeeper, changes: list[str] | None) -> None:
     count = keeper.num_unanswered
     if count and (folder / CARD_FILE).exists():
-        raise ConfigError(f"{keeper.path} holds {count} unanswered requests of another configuration", param="run_dir")
+        told = f": {', '.join(changes)}; start with the former settings to have them answered" if changes else ""
+        text = f"{keeper.path} holds {count} unanswered requests of another configuration{told}"
+        raise ConfigError(text, param="run_dir")
     for name in (CARD_FILE, FACTS_FILE, TOKENIZER_FILE):
         (folder / name).unlink(missing_ok=True)
 

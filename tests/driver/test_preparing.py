@@ -1,0 +1,27 @@
+"""What a driver says of a run directory in which a pipeline with other settings ran."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from triptych.driver.journal_keeper import JournalKeeper
+from triptych.driver.preparing import prepare_run_dir
+from triptych.protocol.config import PipelineConfig
+from triptych.protocol.errors import ConfigError
+from triptych.protocol.model_card import CARD_FILE
+from triptych.protocol.run_dir import CONFIG_FILE
+
+
+def test_settings_that_keep_a_pipeline_from_continuing_are_named(tmp_path: Path) -> None:
+    config = PipelineConfig()
+    (tmp_path / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
+    (tmp_path / CARD_FILE).touch()
+    keeper = cast(JournalKeeper, SimpleNamespace(num_unanswered=2, path=tmp_path / "journal"))
+    changed = replace(config, cache=replace(config.cache, page_size=64))
+    with pytest.raises(ConfigError, match=r"2 unanswered .*: page_size was 16 and is 64; start with the former"):
+        prepare_run_dir(tmp_path, changed, keeper)
