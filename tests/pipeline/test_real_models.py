@@ -153,6 +153,8 @@ def test_speculation_changes_no_token_even_after_a_kill(tiny: Driver, folder: Pa
 
 def test_draft_model_changes_no_token_even_after_a_kill(tmp_path: Path) -> None:
     checkpoint, draft = make_pair(tmp_path)
+    for each in (checkpoint, draft):
+        prove(each)
     params: list[dict[str, Any]] = [{}, {"temperature": 0.7, "seed": 1}, {"temperature": 0.7, "top_p": 0.8, "seed": 2}]
     options: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True}
     with Driver(str(checkpoint), num_pages=64) as driver:

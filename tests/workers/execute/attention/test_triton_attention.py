@@ -157,6 +157,7 @@ def test_padded_row_is_zero_whatever_its_page_holds(num_splits: int) -> None:
     torch.testing.assert_close(output[0], decode(scene, num_splits)[0], rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter computes with numpy
 def test_sequence_of_nans_only_spoils_its_own_output() -> None:
     scene = make_scene(STEPS["decodes of far lengths"], dtype=torch.float32)
     form = AttentionForm(scale=0.3)
