@@ -94,6 +94,8 @@ def _parse(text: str) -> dict[str, Any]:
         row: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"not JSON: {error}") from error
+    # max_tokens has null as a value: until the context is full.
+    row = {name: value for name, value in row.items() if value is not None or name == "max_tokens"}
     for name in row.keys() & _NOT_OF_A_REQUEST:
         raise InvalidRequest(f"unknown field {name!r}", param=name)
     if "prompt" in row and not isinstance(row["prompt"], (str, list)):

@@ -152,6 +152,13 @@ def test_refused_line_keeps_its_id(rest: bytes) -> None:
     assert (job.error is not None, job.id) == (True, "mine")
 
 
+def test_null_in_a_line_is_a_field_that_is_not_given() -> None:
+    """Tables written by pandas have every column in every line."""
+    line = b'{"id": null, "prompt": "a", "messages": null, "temperature": null, "max_tokens": null}'
+    [job] = jobs_from_lines([line])
+    assert (job.error, job.id, job.request) == (None, None, {"prompt": "a", "max_tokens": None})
+
+
 @pytest.mark.parametrize("line", [b'{"id": true, "prompt": 5}', b'{"id": "\\ud800", "prompt": 5}', b'{"id": "cut'])
 def test_refused_line_without_a_usable_id_has_none(line: bytes) -> None:
     [job] = jobs_from_lines([line])
