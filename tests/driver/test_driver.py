@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import eventually
-from triptych import AsyncDriver, Client, Driver, PipelineConfig
+from triptych import Client, Driver, PipelineConfig
 from triptych.driver import preparing
 from triptych.driver.journal_keeper import num_unanswered
 from triptych.driver.parts import Parts
@@ -360,60 +359,6 @@ def test_foreign_journal_is_refused_and_kept(tmp_path: Path) -> None:
 
 def test_new_journal_has_no_unanswered_requests(tmp_path: Path) -> None:
     assert num_unanswered(Journal.create(tmp_path / "journal", num_records=2, arena_bytes=1 << 12)) == 0
-
-
-def test_async_driver_starts_answers_and_stops() -> None:
-    async def body() -> None:
-        driver = AsyncDriver("hash-lm")
-        with pytest.raises(PipelineClosed):
-            driver.submit([5])
-        async with driver:
-            assert (await driver.generate([5, 6, 7], max_tokens=9)).token_ids == SAID
-            stream = driver.submit([5, 6, 7], max_tokens=9)
-            assert [token async for delta in stream for token in delta.token_ids] == SAID
-            assert (await driver.info())["model"]["model_type"] == "hash-lm"
-            assert (await driver.stats())["restarts"] == dict.fromkeys(ROLES, 0)
-            assert [a.token_ids for a in await driver.generate_all([[5, 6, 7]] * 2, max_tokens=9)] == [SAID] * 2
-            assert (driver.health().status, driver.run_dir) == ("ok", driver.driver.run_dir)
-            assert await driver.replace("prepare") > 0
-            with pytest.raises(ConfigError, match="'nobody' is not loaded"):
-                await driver.unload_adapter("nobody")
-            with pytest.raises(ConfigError, match="nowhere"):
-                await driver.load_adapter("somebody", "/nowhere")
-            assert await driver.drain()
-        with pytest.raises(PipelineClosed):
-            await driver.generate([5])
-
-    asyncio.run(body())
-
-
-def test_cancelled_exit_of_an_async_driver_does_not_wait_for_answers_and_it_can_be_started_again() -> None:
-    async def use(driver: AsyncDriver) -> None:
-        async with driver:
-            await driver.submit([5, 6, 7], max_tokens=4000).accepted()
-
-    async def body() -> None:
-        driver = AsyncDriver("hash-lm", hash_step_ms=20)
-        using = asyncio.create_task(use(driver))
-        await asyncio.to_thread(eventually, lambda: has_status(driver.driver, "draining"))
-        using.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await using
-        assert driver.driver.stop() == {}, "it is stopped"
-        await driver.start()
-        assert (await driver.generate([5, 6, 7], max_tokens=1)).token_ids == SAID[:1]
-        await driver.stop()
-
-    started = time.monotonic()
-    asyncio.run(body())
-    assert time.monotonic() - started < 20, "four thousand steps would take eighty seconds, a drain thirty"
-
-
-def has_status(driver: Driver, status: str) -> bool:
-    try:
-        return driver.health().status == status
-    except PipelineClosed:
-        return False
 
 
 def test_run_directory_that_cannot_be_written_is_an_error_with_its_name(

@@ -68,7 +68,8 @@ def library_name(level: str) -> str:
     compiler = _compiler()
     # The identity uses the resolved path, as the same compiler may be found by another one. It is run by the path
     # found, because its behaviour depends on the name it is called by.
-    identity = [os.path.realpath(compiler), *compile_options(level), _version(compiler), platform.machine()]
+    options = [*_FLAGS, *map(_option, _features(level))]
+    identity = [os.path.realpath(compiler), *options, _version(compiler), platform.machine()]
     digest = hashlib.sha256("\0".join(identity).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
@@ -139,8 +140,15 @@ def compile_options(level: str) -> list[str]:
     Raises:
         NoCompiler: there is no C++ compiler.
     """
-    welcome = [_option(flag) for flag in _WELCOME.get(level, ()) if flag in _processor_flags()]
-    return [*_FLAGS, *map(_option, LEVELS[level]), *(option for option in welcome if _knows(_compiler(), option))]
+    known = [
+        feature for feature in _features(level) if feature in LEVELS[level] or _knows(_compiler(), _option(feature))
+    ]
+    return [*_FLAGS, *map(_option, known)]
+
+
+def _features(level: str) -> list[str]:
+    """Those that its library uses, unless the compiler does not know them, which is only asked before it is built."""
+    return [*LEVELS[level], *(feature for feature in _WELCOME.get(level, ()) if feature in _processor_flags())]
 
 
 def _option(feature: str) -> str:

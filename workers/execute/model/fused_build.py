@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from ....protocol.errors import ConfigError
 from ..attention.device_step import upload
 from ..attention.triton import TritonAttention
 from ..step import Int32, StepInputs
@@ -23,7 +21,7 @@ from .fused_decoder import FusedDecoder
 from .fused_lora import FusedAdapters
 from .fused_weights import Format, FusedLoader, FusedWeights
 from .lora import Adapter
-from .oracle import DecoderOutputs, Oracle
+from .oracle import DecoderOutputs, Oracle, refusing
 from .pool import LayerShape, allocate_pool
 from .probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, paged_rows, random_sequences
 from .ropes import find_ropes
@@ -135,7 +133,8 @@ def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, ada
         Unsupported: the logits differ, and the text says by how much; or the kernels cannot be compiled or run here.
     """
     format_, sequences = weights.format, random_sequences(weights.spec.vocab_size)
-    with _refusing():
+    # Such as on a device that lacks resources for a kernel.
+    with refusing("they failed at the first run"):
         oracle.check(
             lambda number: _outputs_of(decoder, weights.spec, sequences, number),
             sequences,
@@ -144,19 +143,6 @@ def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, ada
             limit=_FP8_TOLERANCE if format_.is_fp8 else _TOLERANCES[format_.dtype],
             may_round=format_.dtype.itemsize == 2 and not format_.is_fp8,
         )
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Turn whatever a first run raises into a refusal of this model, such as a device that lacks resources for a
-    kernel. Errors of the device itself pass through: after one, transformers' modules cannot run either.
-    """
-    try:
-        yield
-    except (Unsupported, ConfigError, torch.AcceleratorError):
-        raise
-    except Exception as error:
-        raise Unsupported(f"they failed at the first run: {type(error).__name__}: {error}") from error
 
 
 @torch.inference_mode()

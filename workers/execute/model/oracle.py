@@ -21,6 +21,8 @@ from .torch_lora import merged
 
 _MOST_ROUNDING = 0.5  # accepted relative difference of transformers in 16 bits from float32; wrong decoders exceed 1
 
+_NOT_COMPUTED = "transformers cannot compute it"
+
 
 class DecoderOutputs(NamedTuple):
     """The outputs of a decoder for the tokens of some sequences."""
@@ -89,7 +91,7 @@ class _Modules:
     def __init__(self, oracle: Oracle, dtype: torch.dtype, outliers: float) -> None:
         self._spec = oracle.spec
         self._outliers = outliers
-        with _refusing():
+        with refusing(_NOT_COMPUTED):
             self._model = mapped_model(oracle, dtype)
 
         def read(name: str) -> torch.Tensor:
@@ -113,20 +115,26 @@ class _Modules:
             stack.enter_context(followed.by(self._model, self._spec))
             if adapter is not None:
                 stack.enter_context(merged(self._model, adapter))
-            stack.enter_context(_refusing())
+            stack.enter_context(refusing(_NOT_COMPUTED))
             plain = _plain_logits(self._model, sequences).to(found.logits.device)
         return plain, max(relative_difference(found.logits, plain, self._outliers), followed.difference)
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
-    """Turn what transformers raises for a config with contradictions, which it only finds now, into a refusal."""
+def refusing(reason: str) -> Iterator[None]:
+    """Turn whatever is raised within into a refusal of the model, such as what transformers raises for a config with
+    contradictions, which it only finds when it computes. Errors of the device itself pass through: after one, nothing
+    else can run there either.
+
+    Raises:
+        Unsupported: the message begins with ``reason``.
+    """
     try:
         yield
     except (Unsupported, ConfigError, torch.AcceleratorError):
         raise
     except Exception as error:
-        raise Unsupported(f"transformers cannot compute it: {type(error).__name__}: {error}") from error
+        raise Unsupported(f"{reason}: {type(error).__name__}: {error}") from error
 
 
 def relative_difference(logits: torch.Tensor, expected: torch.Tensor, outliers: float = 0.0) -> float:
