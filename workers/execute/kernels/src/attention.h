@@ -76,13 +76,17 @@ class Attention {
           ahead_ = {&next_, {pages_.key_bytes(), pages_.value_bytes()}, has_next_ ? 0 : Ahead::kAll};
           has_next_ = false;
         }
+        bool is_to_read = pages_.has_eight_bits;
         for (int tile = 0; tile < num_tiles; ++tile) {
           const int row = rows_per_group * tile / num_tiles, end = rows_per_group * (tile + 1) / num_tiles;
-          const bool is_to_read = pages_.has_eight_bits && tile == 0;
+          // Of the keys of the block, the tile's last row sees the most.
+          const int num_visible = std::min(num_keys, position + queries.token(end - 1) + 1 - key);
+          if (num_visible <= 0) continue;
           if (is_to_read) read_keys(num_keys);
           weigh(group, row, end - row, key);
           if (is_to_read) read_values(num_keys, num_tiles);
-          gather(group * rows_per_group + row, end - row, num_keys);
+          gather(group * rows_per_group + row, end - row, num_visible);
+          is_to_read = false;
           has_next_ = false;  // already prefetched by the first tile of rows
           ahead_.tile = Ahead::kAll;  // likewise, as far as it matters
         }

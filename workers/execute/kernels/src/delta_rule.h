@@ -41,7 +41,7 @@ struct DeltaChunk {
 class DeltaRule {
  public:
   static constexpr int kMostTaps = 8;  // of the convolution
-  static constexpr int kVectors = std::max(1, kTileVectors / 2);  // in a tile
+  static constexpr int kVectors = kParts == 1 ? 2 : 1;  // in a tile
 
   DeltaRule(const DeltaShape& shape, const DeltaLayer& layer, float eps) : shape_(shape), layer_(layer), eps_(eps) {}
 

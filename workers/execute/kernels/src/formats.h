@@ -2,7 +2,8 @@
 //
 // A row of activations is a row of groups, and a vector of weights is the same group of 16 columns. The dot product of
 // a broadcast activation group and such a vector updates 16 accumulators with one instruction: an fma, vdpbf16ps or
-// vpdpbusd.
+// vpdpbusd. Without those instructions the numbers of a group are widened first, and a tile takes `kPasses` over each
+// group: what is widened for one pass leaves the registers before the next one.
 #pragma once
 
 #include "simd.h"
@@ -15,17 +16,13 @@ struct Float32 {
   using Cache = Float32;  // the format of keys and values
   static constexpr int kGroup = 1;
 
-  struct Activation {
-    Floats value;
-  };
-  INLINED static Activation activation(uint32_t group) {
-    float value;
-    std::memcpy(&value, &group, sizeof value);
-    return {broadcast(value)};
-  }
-  INLINED static Floats dot(Floats sums, Activation a, Ints weights) {
-    return fma(a.value, each<Floats>([&](int i) { return (NativeFloats)weights.part[i]; }), sums);
-  }
+  static constexpr int kPasses = 1;
+  using Columns = Floats;
+  template <int>
+  INLINED static NativeFloats activation(uint32_t group) { return (NativeFloats)broadcast_part(group); }
+  template <int>
+  INLINED static Columns columns(Ints weights) { return as_floats(weights); }
+  INLINED static Floats dot(Floats sums, NativeFloats a, Columns columns) { return fma(a, columns, sums); }
 };
 
 struct BFloat16 {
@@ -35,24 +32,30 @@ struct BFloat16 {
   static constexpr int kGroup = 2;
 
 #if defined(__AVX512BF16__)
-  using Activation = Ints;
-  INLINED static Activation activation(uint32_t group) { return broadcast(int32_t(group)); }
-  INLINED static Floats dot(Floats sums, Activation a, Ints weights) {
-    return {{(NativeFloats)_mm512_dpbf16_ps((__m512)sums.part[0], (__m512bh)a.part[0], (__m512bh)weights.part[0])}};
+  static constexpr int kPasses = 1;
+  using Columns = Ints;
+  template <int>
+  INLINED static NativeInts activation(uint32_t group) { return broadcast_part(group); }
+  template <int>
+  INLINED static Columns columns(Ints weights) { return weights; }
+  INLINED static Floats dot(Floats sums, NativeInts a, Columns columns) {
+    return {{(NativeFloats)_mm512_dpbf16_ps((__m512)sums.part[0], (__m512bh)a, (__m512bh)columns.part[0])}};
   }
 #else
-  // A bfloat16 is the upper half of a float: a shift widens one of a group, and a mask the other.
-  struct Activation {
-    Floats even, odd;
-  };
-  INLINED static Activation activation(uint32_t group) {
-    return {broadcast(from_bf16(uint16_t(group))), broadcast(from_bf16(uint16_t(group >> 16)))};
+  // The first of each pair, then the second. A bfloat16 is the upper half of a float.
+  static constexpr int kPasses = 2;
+  using Columns = Floats;
+  template <int kPass>
+  INLINED static NativeFloats widened(NativeInts pairs) {
+    return (NativeFloats)(kPass == 0 ? pairs << 16 : pairs & int32_t(0xffff0000));
   }
-  INLINED static Floats dot(Floats sums, Activation a, Ints weights) {
-    const Floats even = each<Floats>([&](int i) { return (NativeFloats)(weights.part[i] << 16); });
-    const Floats odd = each<Floats>([&](int i) { return (NativeFloats)(weights.part[i] & int32_t(0xffff0000)); });
-    return fma(a.odd, odd, fma(a.even, even, sums));
+  template <int kPass>
+  INLINED static NativeFloats activation(uint32_t group) { return widened<kPass>(held(broadcast_part(group))); }
+  template <int kPass>
+  INLINED static Columns columns(Ints pairs) {
+    return each<Floats>([&](int i) { return widened<kPass>(pairs.part[i]); });
   }
+  INLINED static Floats dot(Floats sums, NativeFloats a, Columns columns) { return fma(a, columns, sums); }
 #endif
 };
 
@@ -63,51 +66,73 @@ struct Int8 {
   using Cache = BFloat16;
   static constexpr int kGroup = 4;
 
-#if defined(__AVX512VNNI__)
-  using Activation = Ints;
-  INLINED static Activation activation(uint32_t group) { return broadcast(int32_t(group)); }
-  INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
-    return {{(NativeInts)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)a.part[0], (__m512i)weights.part[0])}};
-  }
-#elif defined(__AVXVNNI__)
-  using Activation = __m256i;
-  INLINED static Activation activation(uint32_t group) { return _mm256_set1_epi32(int32_t(group)); }
-  INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  static constexpr int kPasses = 1;
+  using Columns = Ints;
+  template <int>
+  INLINED static NativeInts activation(uint32_t group) { return broadcast_part(group); }
+  template <int>
+  INLINED static Columns columns(Ints weights) { return weights; }
+  INLINED static Ints dot(Ints sums, NativeInts a, Columns columns) {
     return each<Ints>([&](int i) {
-      return (NativeInts)_mm256_dpbusd_avx_epi32((__m256i)sums.part[i], a, (__m256i)weights.part[i]);
+#if defined(__AVX512VNNI__)
+      return (NativeInts)_mm512_dpbusd_epi32((__m512i)sums.part[i], (__m512i)a, (__m512i)columns.part[i]);
+#else
+      return (NativeInts)_mm256_dpbusd_avx_epi32((__m256i)sums.part[i], (__m256i)a, (__m256i)columns.part[i]);
+#endif
     });
   }
 #elif defined(__AVX2__)
   // Even and odd bytes are widened to 16 bits, so that a sum of two products cannot saturate.
-  struct Activation {
+  static constexpr int kPasses = 1;
+  struct Widened {
     __m256i even, odd;
   };
-  INLINED static Activation activation(uint32_t group) {
-    return {_mm256_set1_epi32(int32_t(group & 0x00ff00ff)), _mm256_set1_epi32(int32_t(group >> 8 & 0x00ff00ff))};
+  struct Columns {
+    Widened part[kParts];
+  };
+  template <int>
+  INLINED static Widened activation(uint32_t group) {
+    const __m256i bytes = (__m256i)held(broadcast_part(group));
+    return {_mm256_and_si256(bytes, _mm256_set1_epi32(0x00ff00ff)), _mm256_srli_epi16(bytes, 8)};
   }
-  INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
+  template <int>
+  INLINED static Columns columns(Ints weights) {
+    return each<Columns>([&](int i) {
+      const __m256i bytes = (__m256i)weights.part[i];
+      return Widened{_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
+    });
+  }
+  INLINED static Ints dot(Ints sums, Widened a, Columns columns) {
     return each<Ints>([&](int i) {
-      const __m256i w = (__m256i)weights.part[i];
-      const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8);
-      const __m256i odd = _mm256_srai_epi16(w, 8);
-      const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(a.even, even), _mm256_madd_epi16(a.odd, odd));
-      return sums.part[i] + (NativeInts)products;
+      const Widened weights = columns.part[i];
+      const __m256i even = _mm256_madd_epi16(a.even, weights.even), odd = _mm256_madd_epi16(a.odd, weights.odd);
+      return sums.part[i] + (NativeInts)_mm256_add_epi32(even, odd);
     });
   }
 #else
-  struct Activation {
-    uint32_t group;
-  };
-  INLINED static Activation activation(uint32_t group) { return {group}; }
-  INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
-    for (int byte = 0; byte < 4; ++byte) {
-      const int32_t value = a.group >> 8 * byte & 0xff;
-      const Ints column = each<Ints>([&](int i) { return weights.part[i] << (24 - 8 * byte) >> 24; });
-      sums = sums + column * broadcast(value);
-    }
-    return sums;
+  // Byte by byte.
+  static constexpr int kPasses = 4;
+  using Columns = Ints;
+  template <int kPass>
+  INLINED static NativeInts activation(uint32_t group) { return broadcast_part(group >> 8 * kPass & 0xff); }
+  template <int kPass>
+  INLINED static Columns columns(Ints weights) {
+    return each<Ints>([&](int i) { return weights.part[i] << (24 - 8 * kPass) >> 24; });
+  }
+  INLINED static Ints dot(Ints sums, NativeInts a, Columns columns) {
+    return each<Ints>([&](int i) { return sums.part[i] + columns.part[i] * a; });
   }
 #endif
 };
+
+// The sums with the products of one group added.
+template <class Format>
+INLINED typename Format::Accumulators with_group(typename Format::Accumulators sums, uint32_t group, Ints weights) {
+  unrolled<Format::kPasses>([&](auto pass) {
+    sums = Format::dot(sums, Format::template activation<pass>(group), Format::template columns<pass>(weights));
+  });
+  return sums;
+}
 
 }  // namespace triptych

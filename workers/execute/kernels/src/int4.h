@@ -42,18 +42,24 @@ struct Int4 {
   }
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-  using Activation = __m256i;
-  INLINED static Activation activation(uint32_t group) { return _mm256_set1_epi32(int32_t(group)); }
-  INLINED static Ints dot(Ints sums, Activation a, Ints weights) {
+  static constexpr int kPasses = 1;
+  template <int>
+  INLINED static NativeInts activation(uint32_t group) { return broadcast_part(group); }
+  template <int>
+  INLINED static Ints columns(Ints weights) { return weights; }
+  INLINED static Ints dot(Ints sums, NativeInts a, Ints columns) {
     return each<Ints>([&](int i) {
-      const __m256i pairs = _mm256_maddubs_epi16(a, (__m256i)weights.part[i]);  // at most 2 * 255 * 15
+      const __m256i pairs = _mm256_maddubs_epi16((__m256i)a, (__m256i)columns.part[i]);  // at most 2 * 255 * 15
       return sums.part[i] + (NativeInts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
     });
   }
 #else
-  using Activation = Int8::Activation;
-  INLINED static Activation activation(uint32_t group) { return Int8::activation(group); }
-  INLINED static Ints dot(Ints sums, Activation a, Ints weights) { return Int8::dot(sums, a, weights); }
+  static constexpr int kPasses = Int8::kPasses;
+  template <int kPass>
+  INLINED static NativeInts activation(uint32_t group) { return Int8::activation<kPass>(group); }
+  template <int kPass>
+  INLINED static Ints columns(Ints weights) { return Int8::columns<kPass>(weights); }
+  INLINED static Ints dot(Ints sums, NativeInts a, Ints columns) { return Int8::dot(sums, a, columns); }
 #endif
 };
 
@@ -62,21 +68,27 @@ constexpr int kWeightSteps = kGroupInputs / Int4::kGroup, kGroupSteps = kWeightS
 
 inline int num_groups_of(int num_inputs) { return (num_inputs + kGroupInputs - 1) / kGroupInputs; }
 
-// sums[r * kVectors + v] += rows times weights. `totals` are the sums of each 64 activations of a row.
+// sums[row][v] += rows times weights, for kVectors vectors from `first` on; a row of sums has `width` vectors. `totals`
+// are the sums of each 64 activations of a row.
 template <class Format, int kRows, int kVectors, class Weights, class Asking>
-__attribute__((noinline)) void add_groups(Floats* sums, const uint32_t* const* rows, const float* const* totals,
-                                          const Weights& weights, int num_groups, Asking asking) {
+__attribute__((noinline)) void add_groups(Floats* sums, int width, const uint32_t* const* rows,
+                                          const float* const* totals, const Weights& weights, int first,
+                                          int num_groups, Asking asking) {
   constexpr int kSteps = kWeightSteps / Format::kPieces;
   const uint32_t* a[kRows];
   unrolled<kRows>([&](auto r) { a[r] = rows[r]; });
-  auto walk = weights.walk(0);
+  auto walk = weights.walk(0, first);
   for (int group = 0; group < num_groups; ++group) {
     for (int piece = 0; piece < Format::kPieces; ++piece) {
       Ints products[kRows][kVectors] = {};
       const auto add = [&](const Ints* columns, int at) {
-        unrolled<kRows>([&](auto r) {
-          const auto activation = Format::activation(a[r][at]);
-          unrolled<kVectors>([&](auto v) { products[r][v] = Format::dot(products[r][v], activation, columns[v]); });
+        unrolled<Format::kPasses>([&](auto pass) {
+          unrolled<kRows>([&](auto r) {
+            const NativeInts activation = Format::template activation<pass>(a[r][at]);
+            unrolled<kVectors>([&](auto v) {
+              products[r][v] = Format::dot(products[r][v], activation, Format::template columns<pass>(columns[v]));
+            });
+          });
         });
       };
       for (int step = 0; step < kSteps; ++step) {
@@ -92,7 +104,7 @@ __attribute__((noinline)) void add_groups(Floats* sums, const uint32_t* const* r
         const size_t rest = kWeightSteps - (piece + 1) * kSteps;
         const typename Format::Worth worth(load<Ints>(walk.vector(v) + rest * weights.stride), piece);
         unrolled<kRows>([&](auto r) {
-          Floats& sum = sums[r * kVectors + v];
+          Floats& sum = sums[r * width + first + v];
           sum = worth.add(sum, products[r][v], totals[r] + group);
         });
       });

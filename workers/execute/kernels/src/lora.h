@@ -134,7 +134,7 @@ struct Addition {
     const uint32_t* weights = update.up + size_t(place.vector) * steps * kLanes;
     const auto* groups = reinterpret_cast<const uint32_t*>(inner_of(row, place.part));
     for (int k = 0; k < steps; ++k)
-      values = Inner::dot(values, Inner::activation(groups[k]), load<Ints>(weights + k * kLanes));
+      values = with_group<Inner>(values, groups[k], load<Ints>(weights + k * kLanes));
     return values;
   }
 };

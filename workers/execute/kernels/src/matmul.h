@@ -116,7 +116,12 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
       std::fill_n(sums, count * kVectors, typename Format::Accumulators{});
       for (int r = 0; r < count; ++r) totals[r] = rows.scale(first + r) + 1;
       with_rows(count, [&](auto known) {
-        add_groups<Format, decltype(known)::value, kVectors>(sums, pointers, totals, weights, steps / kGroupSteps, lines);
+        constexpr int kRows = decltype(known)::value, kAtATime = vectors_at_a_time(kRows, kVectors);
+        const auto add = [&](int first, auto asking) {
+          add_groups<Format, kRows, kAtATime>(sums, kVectors, pointers, totals, weights, first, steps / kGroupSteps, asking);
+        };
+        add(0, lines);
+        for (int first = kAtATime; first < kVectors; first += kAtATime) add(first, PrefetchLines<0>{});
       });
     } else {
       add_rows<Format, kVectors>(count, sums, kVectors, pointers, weights, steps, lines, FromZero{});

@@ -38,8 +38,8 @@ struct NumberTiles<BFloat16> {
       asking.step();
       unrolled<2>([&](auto half) {
         unrolled<kRows>([&](auto r) {
-          const auto activation = BFloat16::activation(rows[r][k + half]);
-          unrolled<kTiles>([&](auto v) { registers[r][v] = BFloat16::dot(registers[r][v], activation, pairs[half][v]); });
+          const uint32_t group = rows[r][k + half];
+          unrolled<kTiles>([&](auto v) { registers[r][v] = with_group<BFloat16>(registers[r][v], group, pairs[half][v]); });
         });
       });
     }
@@ -64,8 +64,8 @@ struct NumberTiles<BFloat16> {
         tables.read(from, [&](int half, Ints columns) { channels[half] = columns; });
         asking.step();
         unrolled<kRows>([&](auto r) {
-          const auto activation = BFloat16::activation(rows[r][k]);
-          unrolled<kVectors>([&](auto v) { registers[r][v] = BFloat16::dot(registers[r][v], activation, channels[v]); });
+          const uint32_t group = rows[r][k];
+          unrolled<kVectors>([&](auto v) { registers[r][v] = with_group<BFloat16>(registers[r][v], group, channels[v]); });
         });
       }
     }

@@ -59,12 +59,21 @@ INLINED Lanes each(const Function& function) {
   return lanes;
 }
 
-// Where there are registers for it, keeps lanes that were loaded once from being loaded again for each use.
-INLINED Ints held(Ints lanes) {
-#if defined(__AVX512F__)
-  asm("" : "+v"(lanes.part[0]));
+// Keeps lanes that were loaded once from being loaded again for each use, or computed elsewhere than in a register.
+INLINED NativeInts held(NativeInts part) {
+#if defined(__x86_64__)
+  asm("" : "+v"(part));
 #endif
-  return lanes;
+  return part;
+}
+INLINED Ints held(Ints lanes) {
+  return each<Ints>([&](int i) { return held(lanes.part[i]); });
+}
+// Hides that an address has not changed, so that what was loaded from it is loaded again rather than kept.
+template <class Address>
+INLINED Address renewed(Address address) {
+  asm("" : "+r"(address));
+  return address;
 }
 
 // Part by part: compilers copy larger structures through memory.
@@ -108,6 +117,8 @@ INLINED Floats broadcast(float value) {
 INLINED Ints broadcast(int32_t value) {
   return each<Ints>([=](int) { return value - NativeInts{}; });
 }
+// One part, as all are the same.
+INLINED NativeInts broadcast_part(uint32_t value) { return int32_t(value) - NativeInts{}; }
 INLINED Floats operator+(Floats a, Floats b) {
   return each<Floats>([&](int i) { return a.part[i] + b.part[i]; });
 }
@@ -128,6 +139,9 @@ INLINED Ints operator-(Ints a, Ints b) {
 }
 INLINED Ints operator*(Ints a, Ints b) {
   return each<Ints>([&](int i) { return a.part[i] * b.part[i]; });
+}
+INLINED Floats as_floats(Ints a) {
+  return each<Floats>([&](int i) { return (NativeFloats)a.part[i]; });
 }
 INLINED Floats to_floats(Ints a) {
   return each<Floats>([&](int i) { return __builtin_convertvector(a.part[i], NativeFloats); });
@@ -168,16 +182,20 @@ INLINED Ints rounded(Floats a, float limit) {
   return each<Ints>([&](int i) { return (NativeInts)shifted.part[i] - (NativeInts)magic.part[i]; });
 }
 
-INLINED Floats fma(Floats a, Floats b, Floats c) {
+INLINED NativeFloats fma(NativeFloats a, NativeFloats b, NativeFloats c) {
 #if defined(__AVX512F__)
-  return Floats{{(NativeFloats)_mm512_fmadd_ps((__m512)a.part[0], (__m512)b.part[0], (__m512)c.part[0])}};
+  return (NativeFloats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
-  return each<Floats>([&](int i) {
-    return (NativeFloats)_mm256_fmadd_ps((__m256)a.part[i], (__m256)b.part[i], (__m256)c.part[i]);
-  });
+  return (NativeFloats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;
 #endif
+}
+INLINED Floats fma(Floats a, Floats b, Floats c) {
+  return each<Floats>([&](int i) { return fma(a.part[i], b.part[i], c.part[i]); });
+}
+INLINED Floats fma(NativeFloats a, Floats b, Floats c) {  // a is the same for all parts
+  return each<Floats>([&](int i) { return fma(a, b.part[i], c.part[i]); });
 }
 
 // Both reduce by folding the upper half onto the lower one, four times.

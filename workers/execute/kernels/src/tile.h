@@ -15,10 +15,20 @@ namespace triptych {
 #if defined(__AVX512F__)
 constexpr int kTileRows = 6, kTileVectors = 4;
 #elif defined(__AVX2__)
-constexpr int kTileRows = 3, kTileVectors = 2;
+constexpr int kTileRows = 5, kTileVectors = 4;
 #else
 constexpr int kTileRows = 1, kTileVectors = 2;
 #endif
+
+// How many vectors of a tile's sums are in registers at a time. With AVX2, which has 16 registers of half a vector, it
+// is one, five rows high, and what is left holds weights and an activation.
+constexpr int vectors_at_a_time([[maybe_unused]] int num_rows, int num_vectors) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return std::min(num_vectors, num_rows > 2 ? 1 : 2);
+#else
+  return num_vectors;
+#endif
+}
 
 // Where a tile's weights are. They come in segments of equally many steps, so that cached values from several pages can
 // form one tile. A walk through a segment has the address of each vector, step by step. Vectors are either `kApart`
@@ -35,8 +45,9 @@ struct Adjacent {
     size_t stride;
     const uint32_t* vector(int v) const { return at + v * kApart; }
     void next() { at += stride; }
+    void again() { at = renewed(at); }
   };
-  Walk walk(int segment) const { return {start[segment], stride}; }
+  Walk walk(int segment, int first_vector) const { return {start[segment] + first_vector * kApart, stride}; }
 };
 // or each in a place of its own, for all steps.
 struct Separate {
@@ -48,8 +59,9 @@ struct Separate {
     size_t at;
     const uint32_t* vector(int v) const { return start[v] + at; }
     void next() { at += kLanes; }
+    void again() { at = renewed(at); }
   };
-  Walk walk(int) const { return {start, 0}; }
+  Walk walk(int, int first_vector) const { return {start + first_vector, 0}; }
 };
 
 // What a tile prefetches at each of its steps, into the L2 cache: prefetches into L1 would hold up the tile's own
@@ -68,7 +80,7 @@ template <int kVectors, class Weights>
 struct PrefetchTile {
   const Weights& tile;
   typename Weights::Walk next{};
-  void begin_segment(int segment) { next = tile.walk(segment); }
+  void begin_segment(int segment) { next = tile.walk(segment, 0); }
   void step() {
     for (int v = 0; v < kVectors; ++v) __builtin_prefetch(next.vector(v), 0, 2);
     next.next();
@@ -96,34 +108,47 @@ struct TimesScales {
   Floats end(const Floats& sums, const Floats& found, int v) const { return fma(found, scales[v], sums); }
 };
 
-// sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups; a row of sums has `width` vectors.
+// sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups and kVectors vectors from `first` on; a
+// row of sums has `width` vectors.
 template <class Format, int kRows, int kVectors, class Weights, class Asking, class Adding>
 __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width,
-                                        const uint32_t* const* rows, const Weights& weights, int steps,
+                                        const uint32_t* const* rows, const Weights& weights, int first, int steps,
                                         Asking asking, Adding adding) {
   typename Format::Accumulators registers[kRows][kVectors];
   const uint32_t* a[kRows];
   unrolled<kRows>([&](auto r) {
     a[r] = rows[r];
-    unrolled<kVectors>([&](auto v) { registers[r][v] = adding.begin(sums[r * width + v]); });
+    unrolled<kVectors>([&](auto v) { registers[r][v] = adding.begin(sums[r * width + first + v]); });
   });
   for (int segment = 0, k = 0; k < steps; ++segment) {
-    auto walk = weights.walk(segment);
+    auto walk = weights.walk(segment, first);
     asking.begin_segment(segment);
     const int end = std::min(steps, k + weights.segment_steps);
     for (; k < end; ++k) {
-      Ints columns[kVectors];
-      unrolled<kVectors>([&](auto v) { columns[v] = held(load<Ints>(walk.vector(v))); });
-      walk.next();
       asking.step();
-      unrolled<kRows>([&](auto r) {
-        const auto activation = Format::activation(a[r][k]);
-        unrolled<kVectors>([&](auto v) { registers[r][v] = Format::dot(registers[r][v], activation, columns[v]); });
+      unrolled<Format::kPasses>([&](auto pass) __attribute__((always_inline)) {
+        const auto read = [&](auto v) { return Format::template columns<pass>(held(load<Ints>(walk.vector(v)))); };
+        typename Format::Columns columns[kVectors];
+        unrolled<kVectors>([&](auto v) { if (kRows > 1) columns[v] = read(v); });
+        unrolled<kRows>([&](auto r) {
+          const auto activation = Format::template activation<pass>(a[r][k]);
+          unrolled<kVectors>([&](auto v) {
+            registers[r][v] = Format::dot(registers[r][v], activation, kRows > 1 ? columns[v] : read(v));
+          });
+        });
+        if (pass + 1 < Format::kPasses) {
+          walk.again();
+          unrolled<kRows>([&](auto r) { a[r] = renewed(a[r]); });
+        }
       });
+      walk.next();
     }
   }
   unrolled<kRows>([&](auto r) {
-    unrolled<kVectors>([&](auto v) { sums[r * width + v] = adding.end(sums[r * width + v], registers[r][v], v); });
+    unrolled<kVectors>([&](auto v) {
+      auto& sum = sums[r * width + first + v];
+      sum = adding.end(sum, registers[r][v], first + v);
+    });
   });
 }
 
@@ -135,10 +160,10 @@ inline void with_rows(int num_rows, const Function& function) {
 #if defined(__AVX2__)
     case 2: return function(std::integral_constant<int, 2>{});
     case 3: return function(std::integral_constant<int, 3>{});
-#endif
-#if defined(__AVX512F__)
     case 4: return function(std::integral_constant<int, 4>{});
     case 5: return function(std::integral_constant<int, 5>{});
+#endif
+#if defined(__AVX512F__)
     case 6: return function(std::integral_constant<int, 6>{});
 #endif
   }
@@ -148,7 +173,11 @@ template <class Format, int kVectors, class Weights, class Asking, class Adding 
 inline void add_rows(int num_rows, typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
                      const Weights& weights, int steps, const Asking& asking, const Adding& adding = {}) {
   with_rows(num_rows, [&](auto count) {
-    add_tile<Format, decltype(count)::value, kVectors>(sums, width, rows, weights, steps, asking, adding);
+    constexpr int kRows = decltype(count)::value, kAtATime = vectors_at_a_time(kRows, kVectors);
+    add_tile<Format, kRows, kAtATime>(sums, width, rows, weights, 0, steps, asking, adding);
+    if constexpr (kAtATime < kVectors)  // what was to be prefetched has been
+      for (int first = kAtATime; first < kVectors; first += kAtATime)
+        add_tile<Format, kRows, kAtATime>(sums, width, rows, weights, first, steps, PrefetchLines<0>{}, adding);
   });
 }
 
