@@ -27,7 +27,7 @@ def _limits(default: Any, low: float, high: float, *, optional: bool = False) ->
 class SamplingParams:
     """How one request's tokens are chosen and when they end. Validated on construction.
 
-    Order of the filters, as in transformers' ``generate``: penalties, logit bias, min_tokens, temperature, top-k,
+    Order of the filters, as in transformers' ``generate``: logit bias, penalties, min_tokens, temperature, top-k,
     top-p, min-p.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Changes a row's logits before sampling: penalties, bias, grammar masks, and tokens that are not allowed yet.
+"""Changes a row's logits before sampling: bias, penalties, grammar masks, and tokens that are not allowed yet.
 
 All but the grammar masks are sparse: pairs of (row, token id) are gathered and scattered. Rows that need no change are
 not touched.
@@ -44,16 +44,16 @@ def adjust_logits(
     *,
     send: Send | None = None,
 ) -> None:
-    """Apply, in this order and in place on float32 [R, V]: grammars, penalties, logit bias, the mask of ``min_tokens``.
+    """Apply, in this order and in place on float32 [R, V]: grammars, logit bias, penalties, the mask of ``min_tokens``.
 
     ``lengths`` [R] are the sequences' token counts; sequences with a penalty are never advanced ahead of their tokens.
     ``allowed`` has the tokens that each row with a grammar may choose from, in masks of one size. ``send`` is called at
     most once.
     """
     listed: list[tuple[Iterable[_Entries], Change]] = [
+        (_biased(sequences), lambda old, bias: old + bias),
         (_repeated(sequences), lambda old, penalty: torch.where(old < 0, old * penalty, old / penalty)),
         (_produced(sequences), lambda old, penalty: old - penalty),
-        (_biased(sequences), lambda old, bias: old + bias),
         (_too_early(sequences, lengths, eos_token_ids, allowed), lambda _, minus_infinity: minus_infinity),
     ]
     known = [(_columns(list(entries), vocab_size=logits.shape[1]), change) for entries, change in listed]
@@ -70,6 +70,13 @@ def adjust_logits(
     for index, (_, change) in enumerate(changes):
         rows, ids, amounts = sent[3 * index : 3 * index + 3]
         logits[rows, ids] = change(logits[rows, ids], amounts)
+
+
+def _biased(sequences: Rows[Sequence]) -> Iterable[_Entries]:
+    for row, sequence in enumerate(sequences):
+        bias = sequence.params.logit_bias
+        if bias:
+            yield _Entries(row, np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32))
 
 
 def _repeated(sequences: Rows[Sequence]) -> Iterable[_Entries]:
@@ -89,13 +96,6 @@ def _produced(sequences: Rows[Sequence]) -> Iterable[_Entries]:
             tokens, counts = np.unique(sequence.output_tokens, return_counts=True)
             penalties = params.presence_penalty + params.frequency_penalty * counts.astype(np.float32)
             yield _Entries(row, tokens.astype(np.int64), penalties.astype(np.float32))
-
-
-def _biased(sequences: Rows[Sequence]) -> Iterable[_Entries]:
-    for row, sequence in enumerate(sequences):
-        bias = sequence.params.logit_bias
-        if bias:
-            yield _Entries(row, np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32))
 
 
 def _too_early(

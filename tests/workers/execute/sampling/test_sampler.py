@@ -11,6 +11,7 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -47,6 +48,7 @@ def frequencies(logits: torch.Tensor, count: int = NUM_DRAWS, **params: Any) -> 
 def by_transformers(logits: torch.Tensor, *, min_tokens: int = 0, **params: Any) -> torch.Tensor:
     """The probabilities [V] after transformers' own processors, in the order of its ``generate``."""
     makers: dict[str, Any] = {
+        "logit_bias": lambda bias: SequenceBiasLogitsProcessor([[[key], value] for key, value in bias.items()]),
         "repetition_penalty": RepetitionPenaltyLogitsProcessor,
         "temperature": TemperatureLogitsWarper,
         "top_k": TopKLogitsWarper,
@@ -68,7 +70,7 @@ COMBINATIONS: list[dict[str, Any]] = [
     {"temperature": 1.0, "min_p": 0.1},
     {"temperature": 0.9, "top_k": 40, "top_p": 0.9},
     {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "min_p": 0.05},
-    {"temperature": 1.0, "repetition_penalty": 1.7},
+    {"temperature": 1.0, "repetition_penalty": 1.7, "logit_bias": {6: 4.0, 8: 5.0, 9: 3.0}},
     {"temperature": 0.8, "repetition_penalty": 0.7, "top_p": 0.9, "min_tokens": 5},
 ]
 
