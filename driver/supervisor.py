@@ -315,13 +315,14 @@ class Supervisor:
 
     def _look_for_hangs(self) -> None:
         now = time.monotonic()
-        late_s, self._looked_at = now - self._looked_at - CHECK_S, now
-        if self._stopping or late_s > CHECK_S:
-            return  # if the supervisor itself was late, it cannot tell who else was
+        late_s, self._looked_at = max(0.0, now - self._looked_at - 2 * CHECK_S), now
+        if self._stopping:
+            return
         self._was_ready = self._was_ready or self._all_ready()
         for worker in self._workers.values():
             silent_s, patience_s = self._silence(worker)
-            if worker.alive and silent_s - worker.starved_s(silent_s, patience_s) > patience_s:
+            worker.excuse(now + min(late_s, patience_s))  # if the supervisor itself was late, who else was?
+            if worker.is_hung(now, silent_s, patience_s):
                 logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent_s)
                 worker.hung = worker.process is not None and not is_stopped(worker.process.pid)
                 worker.kill()

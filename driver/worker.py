@@ -25,6 +25,7 @@ class Worker:
     start_at: float = 0.0  # not before this time; back-off keeps a worker that dies at once from using up the machine
     started_at: float = 0.0
     seen_running_at: float = 0.0  # when it was last seen not suspended
+    excused_until: float = 0.0  # see ``excuse``
     delays_before: dict[int, int] | None = None  # of its threads, when it was first seen silent; None: it is not
     deaths: deque[float] = field(default_factory=deque)  # internal, unexplained, within the restart window
     all_deaths: deque[float] = field(default_factory=deque)  # internal, explained or not, within the restart window
@@ -54,6 +55,18 @@ class Worker:
         if (pid := self.pid) is None or not is_stopped(pid):
             self.seen_running_at = now
         return now - max(self.seen_running_at, self.started_at)
+
+    def excuse(self, until: float) -> None:
+        """Its silence counts for nothing until then. After the whole machine stood still, as a paused container does,
+        or was too busy to look, it takes a while until the step in progress ends.
+        """
+        self.excused_until = max(self.excused_until, until)
+
+    def is_hung(self, now: float, silent_s: float, patience_s: float) -> bool:
+        """Whether it has been silent for longer than its patience, through its own fault."""
+        if not self.alive or now < self.excused_until:
+            return False
+        return silent_s - self.starved_s(silent_s, patience_s) > patience_s
 
     def starved_s(self, silent_s: float, patience_s: float) -> float:
         """How much of its silence one of its threads spent waiting for a processor, counted from half the patience on.

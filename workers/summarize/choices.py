@@ -15,6 +15,8 @@ from ...protocol.messages import Failed
 from ...protocol.owners import HOUSE, may_ask
 from .answer import Answer
 
+STOPPED_S = 1.0  # between two looks at the leases: usually they are a quarter of that apart
+
 
 class _Reader(NamedTuple):
     """The last FOLLOW of a choice that is not determined yet."""
@@ -151,6 +153,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Choices] = {}
+        self._looked_at = time.monotonic()
 
     def get(self, wire_id: str, *, asker: int = HOUSE) -> Choices | None:
         """The request with this id, or with a choice of this id, if ``asker`` may access it."""
@@ -170,7 +173,15 @@ class Requests:
             del self._by_id[choices.request_id]
 
     def overdue(self, now: float) -> list[Choices]:
-        """Requests whose lease has expired."""
+        """Requests whose lease has expired. Called several times a second.
+
+        While this process is stopped, as in a paused container, leases do not run: clients there are stopped as well,
+        and have only now begun to send again.
+        """
+        stopped_s, self._looked_at = now - self._looked_at, now
+        if stopped_s > STOPPED_S:
+            for choices in self._by_id.values():
+                choices.lease_until = min(choices.lease_until + stopped_s, now + choices.lease_s)
         return [choices for choices in self._by_id.values() if now > choices.lease_until]
 
 

@@ -53,11 +53,15 @@ def test_written_end_stays_even_if_its_text_cannot_be_made(world: World) -> None
 
 
 LEASE_NS = int(make_record().lease_s * 1e9)
+TURN_NS = 300_000_000  # a tick, and a little more
 
 
 def turn_after(world: World, body: Summarize, nanoseconds: int) -> None:
-    world.clock.advance_to(world.clock.now_ns + nanoseconds)
-    body.turn()
+    """Not at once: a process that has no turn for that long was stopped."""
+    until_ns = world.clock.now_ns + nanoseconds
+    while world.clock.now_ns < until_ns:
+        world.clock.advance_to(min(world.clock.now_ns + TURN_NS, until_ns))
+        body.turn()
 
 
 def test_request_that_is_never_followed_expires_with_its_lease(world: World) -> None:
@@ -67,6 +71,18 @@ def test_request_that_is_never_followed_expires_with_its_lease(world: World) -> 
     assert not is_released(world.journal, *KEY)
     turn_after(world, body, LEASE_NS)
     assert int(world.journal.release_words[KEY[0]]) == word(KEY[1], UNREAD)
+
+
+def test_lease_does_not_expire_while_the_process_is_stopped(world: World) -> None:
+    """As in a paused container: its clients may have been paused too, and can only come after it is resumed."""
+    body = begin(world)
+    turn_after(world, body, LEASE_NS // 2)
+    world.clock.advance_to(world.clock.now_ns + 3 * LEASE_NS)
+    body.turn()
+    turn_after(world, body, LEASE_NS // 4)
+    assert not is_released(world.journal, *KEY)
+    turn_after(world, body, LEASE_NS // 2)
+    assert is_released(world.journal, *KEY)
 
 
 def follow(body: Summarize) -> None:
@@ -245,7 +261,8 @@ def test_search_ends_with_a_beam_ended_before_the_restart(world: World, index: i
     ReleaseWriter(world.journal).release(*keys[index], num_tokens=0, reason="error", code="deadline_exceeded")
     body = begin(world)
     assert [read_end_code(world.journal, *key) for key in keys] == ["deadline_exceeded"] * 2
-    [search] = [choices for choices in body._requests.overdue(float("inf")) if choices.request_id == "b"]
+    search = body._requests.get("b")
+    assert search is not None
     assert search.have_ended
 
 
