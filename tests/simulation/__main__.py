@@ -35,9 +35,12 @@ def main() -> None:
     parser.add_argument(
         "--loading", action=argparse.BooleanOptionalAction, help="whether adapters come and go; likewise"
     )
+    parser.add_argument(
+        "--states", action=argparse.BooleanOptionalAction, help="whether the model has recurrent layers; likewise"
+    )
     parser.add_argument("--output", type=Path, help="a file for the figures, as one JSON line")
     arguments = parser.parse_args()
-    names = ("overlaps", "groups", "proposals", "adapters", "owners", "loading")
+    names = ("overlaps", "groups", "proposals", "adapters", "owners", "loading", "states")
     kinds = {name: getattr(arguments, name) for name in names}
     if arguments.seed is not None:
         show(arguments.seed, kinds)
@@ -59,7 +62,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
     """The exit code: 1 if a seed violated an invariant."""
     gc.freeze()  # exclude existing objects from later garbage collections
     started, failed, num_deaths, num_ends = time.perf_counter(), [], 0, 0
-    num_overlapped = num_grouped = num_guessed = num_adapted = num_owned = num_loading = 0
+    num_overlapped = num_grouped = num_guessed = num_adapted = num_owned = num_loading = num_recurrent = 0
     for seed in seeds:
         world = World(seed, **kinds)
         try:
@@ -75,6 +78,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         num_adapted += world.has_adapters
         num_owned += world.has_owners
         num_loading += world.is_loading
+        num_recurrent += world.has_states
     figures = {
         "what": "deterministic simulation",
         "seeds": [seeds.start, seeds.stop],
@@ -84,6 +88,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         "with_adapters": num_adapted,
         "with_owners": num_owned,
         "with_loading": num_loading,
+        "with_states": num_recurrent,
         "deaths": num_deaths,
         "answered_requests": num_ends,
         "violations": failed,

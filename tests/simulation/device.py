@@ -13,6 +13,7 @@ from tests.simulation.checks import Violation
 from tests.simulation.plan import PlannedDeath
 from tests.simulation.proposals import Guesses
 from tests.simulation.requests import EXECUTE_KILLER, POISON, num_tokens_before_death
+from tests.simulation.states import States
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 from triptych.workers.execute.scheduling.audit import check_plan
@@ -37,6 +38,8 @@ class Device(HashRunner):
 
     Some rows fail at random: the same request might succeed after a restart.
 
+    With recurrent layers, the state of each sequence must have seen what its pages hold.
+
     With overlap, a step is computed at random either when it is launched or when its result is awaited, but always
     after earlier steps; so it can fail or crash at either moment.
     """
@@ -46,6 +49,7 @@ class Device(HashRunner):
         self.what_adapters_add: list[int] | None = None  # to each token; None: the adapter's number
         self.proposer = Guesses()
         self._worker = worker
+        self._states = None if card.num_snapshots is None else States(card.max_live, card.num_snapshots)
         self.is_batch_invariant = worker.world.plan.is_batch_invariant
         self.overlaps = worker.world.plan.overlaps
         self._orders: deque[Moves | _Step] = deque()  # not computed yet
@@ -91,12 +95,20 @@ class Device(HashRunner):
             return RuntimeError("poison")
         if step.killer is not None:
             self._worker.die_of(step.killer)
+        inputs = self._with_adapters(step.inputs)
         try:
-            super().launch(self._with_adapters(step.inputs))
+            super().launch(inputs)
         except Exception as error:
             self._worker.world.require(self._has_failed, f"a step raised {error!r}")
             return error  # after a failed step, whose tokens cannot be carried over
+        if self._states is not None:
+            self._check_states(inputs, self._states.compute(inputs))
         return self._with_failures(super().collect(), step.inputs.sampled)
+
+    def _check_states(self, inputs: StepInputs, states: list[int]) -> None:
+        tables, lengths = inputs.block_tables, inputs.context_lens.tolist()
+        seen = [self._read(table, length) for table, length in zip(tables, lengths, strict=True)]
+        self._worker.world.require(states == seen, f"the states of a step are {states}, its pages hold {seen}")
 
     def _with_adapters(self, inputs: StepInputs) -> StepInputs:
         if self.what_adapters_add is None or inputs.adapters is None:

@@ -16,6 +16,7 @@ from tests.simulation.mutations import MUTATIONS
 from tests.simulation.overlap_mutations import OVERLAP_MUTATIONS
 from tests.simulation.owner_mutations import OWNER_MUTATIONS
 from tests.simulation.proposal_mutations import PROPOSAL_MUTATIONS
+from tests.simulation.state_mutations import STATE_MUTATIONS
 from tests.simulation.world import World
 
 NUM_SEEDS, SEEDS_A_TEST = 1000, 100
@@ -43,6 +44,9 @@ FOUND_BY = {  # any seed will do; the one that found the bug last is tried first
     "every_loaded_adapter_is_offered": 21,
     "accepted_requests_are_not_waited_for": 146,
     "requests_being_accepted_are_not_waited_for": 149,
+    "prefixes_are_shared_without_a_state": 30,
+    "failed_step_overwrites_the_states_it_reads": 4,
+    "snapshots_are_those_of_the_page_before": 2,
 }
 REGRESSIONS = {  # seeds that once failed, and why
     479: "a poisoned request is accepted again when its client repeats it, and crashes two more workers",
@@ -71,7 +75,7 @@ LOADING_REGRESSIONS = {
     55: "a driver that is killed while it loads an adapter leaves a journal on which the next one does not start",
 }
 
-NOTHING = {"groups": False, "proposals": False, "adapters": False, "owners": False, "loading": False}
+NOTHING = {"groups": False, "proposals": False, "adapters": False, "owners": False, "loading": False, "states": False}
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_A_TEST))
@@ -116,6 +120,12 @@ def test_mutation_with_proposals_is_found(name: str, monkeypatch: pytest.MonkeyP
     assert any(violates(seed, proposals=True) for seed in range(SEEDS_TO_FIND_A_MUTATION))
 
 
+@pytest.mark.parametrize("name", STATE_MUTATIONS)
+def test_mutation_with_recurrent_layers_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    STATE_MUTATIONS[name](monkeypatch)
+    assert any(violates(seed, overlaps=False, proposals=False, states=True) for seed in seeds_to_find(name))
+
+
 @pytest.mark.parametrize("name", ADAPTER_MUTATIONS)
 def test_mutation_with_adapters_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ADAPTER_MUTATIONS[name](monkeypatch)
@@ -136,7 +146,7 @@ def test_mutation_with_keys_is_found(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def violates(seed: int, **kinds: bool) -> bool:
     try:
-        World(seed, **{"adapters": False, "owners": False, "loading": False} | kinds).run()
+        World(seed, **{"adapters": False, "owners": False, "loading": False, "states": False} | kinds).run()
     except Violation:
         return True
     return False

@@ -29,6 +29,7 @@ from tests.simulation.plan import Plan, make_plan
 from tests.simulation.processes import RUN_DIR, Died, Process, Worker
 from tests.simulation.proposals import allow_proposals
 from tests.simulation.requests import Request
+from tests.simulation.states import keep_states
 from tests.simulation.users import Client, Reader
 from triptych.driver import blame, exchange
 from triptych.driver.blame import Blame
@@ -45,6 +46,7 @@ ADAPTERS_CHANCE = 0.3  # of requests with adapters
 LOADING_CHANCE = 0.25  # in a run with adapters, of an operator who loads and unloads them
 OWNERS_CHANCE = 0.3  # of clients with keys
 PROPOSALS_CHANCE = 0.2  # of proposed tokens
+STATES_CHANCE = 0.3  # in a run without overlap or proposals, of a model with recurrent layers
 WORKER_ERRORS = logging.getLogger("triptych")
 
 
@@ -69,10 +71,12 @@ class World:
         adapters: bool | None = None,
         owners: bool | None = None,
         loading: bool | None = None,
+        states: bool | None = None,
     ) -> None:
         """``overlaps``: whether steps of execute overlap; ``groups``: whether some requests have several sequences;
         ``proposals``: whether tokens are proposed; ``adapters``: whether some requests select one; ``owners``: whether
-        clients have keys; ``loading``: whether adapters are loaded and unloaded.
+        clients have keys; ``loading``: whether adapters are loaded and unloaded; ``states``: whether the model has
+        recurrent layers, which support neither overlap nor proposals.
 
         By default the seed decides.
         """
@@ -91,6 +95,11 @@ class World:
         self.has_proposals = has_proposals if proposals is None else proposals
         if self.has_proposals:
             allow_proposals(self.plan, dice)
+        dice = random.Random(f"states {seed}")
+        may_have_states = not (overlaps or self.has_proposals)
+        self.has_states = may_have_states and (dice.random() < STATES_CHANCE if states is None else states)
+        if self.has_states:
+            keep_states(self.plan, dice)
         dice = random.Random(f"adapters {seed}")
         has_adapters = dice.random() < ADAPTERS_CHANCE
         self.has_adapters = has_adapters if adapters is None else adapters
@@ -209,6 +218,7 @@ class World:
             "adapters": self.has_adapters,
             "owners": self.has_owners,
             "loading": self.is_loading,
+            "states": self.has_states,
         }
         options = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
         replay = f"python -m tests.simulation --seed {self.seed} {options}"
