@@ -17,6 +17,8 @@ from .histograms import RequestHistograms
 from .listing import Ended
 from .notices import Notices
 
+MAX_COUNTED_ADAPTERS = 256  # the statistics must fit on the board, however many come and go
+
 
 class Ends:
     """Ends answers and releases requests. The only writer of ``release_word``."""
@@ -25,7 +27,7 @@ class Ends:
         self._journal, self._delivery, self._notices, self._stats = journal, delivery, notices, stats
         self._writer = ReleaseWriter(journal)
         self.num_ended: Counter[str] = Counter()  # by finish reason
-        self.num_adapted: Counter[str] = Counter()  # by adapter, for answers that used one
+        self.num_adapted: dict[str, int] = {}  # by adapter, the latest last, for answers that used one
         self.num_unread = 0  # requests whose answers nobody read
         self.histograms = RequestHistograms()
         self.latest = Ended()
@@ -80,7 +82,9 @@ class Ends:
     def _count(self, answer: Answer, reason: str) -> None:
         self.num_ended[reason] += 1
         if (name := answer.view.record.lora) != "":
-            self.num_adapted[name] += 1
+            self.num_adapted[name] = self.num_adapted.pop(name, 0) + 1
+            if len(self.num_adapted) > MAX_COUNTED_ADAPTERS:
+                del self.num_adapted[next(iter(self.num_adapted))]
         self.histograms.observe(*answer.account(self._journal))
 
     def end_search(self, choices: Choices) -> None:

@@ -26,6 +26,7 @@ from triptych.protocol.journal.releases import (
 )
 from triptych.protocol.journal.requests import RequestWriter, read_request
 from triptych.protocol.journal.tokens import TokenWriter
+from triptych.workers.summarize.ends import MAX_COUNTED_ADAPTERS
 from triptych.workers.summarize.process import Summarize
 
 
@@ -286,6 +287,20 @@ def test_acknowledgement_of_one_of_several_choices_survives_a_restart(
         poison(world, keys[0])
     begin(world)._on_frame_safely(b"client", encode(m.Acknowledge(["b 1"])))
     assert [was_read(world.journal, *key) for key in keys] == [True] * size
+
+
+def test_counts_of_adapters_that_come_and_go_do_not_fill_the_board(world: World) -> None:
+    """Each tenant may have its own, loaded only while it is needed."""
+    body, num_adapters = begin(world), 1200
+    [answer] = body._answers.values()
+    for number in range(num_adapters):
+        record = replace(answer.view.record, lora=f"{number:0128}")
+        answer.view = replace(answer.view, record=record)
+        body._ends._count(answer, "length")
+    body._context.page.publish(body._collect())
+    adapted = world.board.stats()["summarize"]["adapted"]
+    assert list(adapted.items())[-1] == (f"{num_adapters - 1:0128}", 1)
+    assert len(adapted) == MAX_COUNTED_ADAPTERS
 
 
 # -- much to do at once
