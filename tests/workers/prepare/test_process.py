@@ -169,13 +169,19 @@ def test_error_after_tokenizing_fails_one_request(world: World, monkeypatch: pyt
     assert len(results) == 2  # it is accepted again if its client repeats it
 
 
-def test_record_of_a_completion_says_that_its_answer_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"n": 2}, {"prompt_token_ids": [1, 2, 3, 0], "truncation": "right", "max_prompt_tokens": 3}],
+    ids=["one answer", "two", "cut before a special token"],
+)
+def test_records_of_a_completion_say_that_its_answers_go_on(
+    options: dict[str, Any], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare = make_prepare(world)
     monkeypatch.setattr(prepare._router, "send", lambda *_: None)
-    prepare._on_frame_alone(b"peer", FRAME)
-    view = read_request(world.journal, 0)
-    assert view is not None
-    assert view.record.continues_prompt
+    prepare._on_frame_alone(b"peer", encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], **options})))
+    views = [read_request(world.journal, slot) for slot in range(options.get("n", 1))]
+    assert [view and view.record.continues_prompt for view in views] == [True] * len(views)
 
 
 # -- limits
