@@ -52,11 +52,13 @@ def start_process(
 
 
 def last_log_lines(run_dir: Path, role: str) -> str:
-    """The last lines of the worker's log."""
+    """The last lines of the worker's log; why it cannot be read, such as for lack of a descriptor, if it cannot."""
     try:
         with open(log_of(run_dir, role), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - KEPT_STDERR_BYTES))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
+    except OSError as error:  # must not end the thread that restarts workers
+        return f"(the log cannot be read: {error.strerror})"
     return "\n".join(text.splitlines()[-KEPT_STDERR_LINES:])

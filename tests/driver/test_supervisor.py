@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -20,7 +21,7 @@ from triptych import Driver
 from triptych.driver import driver as driver_module
 from triptych.driver import replacing
 from triptych.driver import worker as worker_module
-from triptych.driver.processes import open_cwd
+from triptych.driver.processes import last_log_lines, log_of, open_cwd
 from triptych.driver.supervisor import CHECK_S, Supervisor
 from triptych.driver.worker import Worker
 from triptych.protocol.board import ROLES, STOP, Board
@@ -307,6 +308,18 @@ def test_process_that_cannot_be_started_now_is_started_later(tmp_path: Path, mon
         assert not errors
         assert driver.health().workers["prepare"].recent_deaths == 3
         assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
+
+
+def test_log_that_cannot_be_read_does_not_end_the_supervisor(tmp_path: Path) -> None:
+    """A worker may crash while the program, such as a server with many connections, has no descriptor left."""
+    log_of(tmp_path, "prepare").write_text("Segmentation fault")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        lines = last_log_lines(tmp_path, "prepare")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert lines == "(the log cannot be read: Too many open files)"
 
 
 def test_process_without_a_file_descriptor_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
