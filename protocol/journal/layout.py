@@ -328,7 +328,10 @@ def _checked_header(mapped: mmap.mmap, path: Path) -> np.void:
     if header["magic"] != MAGIC:
         raise JournalError(f"{path} is not a journal")
     if header["version"] != LAYOUT_VERSION or header["record_bytes"] != RECORD.itemsize:
-        raise JournalError(f"{path} has layout version {header['version']}, this program reads {LAYOUT_VERSION}")
+        raise JournalError(
+            f"{path} has layout version {header['version']}, this program reads {LAYOUT_VERSION}: only the version of"
+            " Triptych that wrote it can answer the requests in it; to start without them, remove the file"
+        )
     size = HEADER_BYTES + int(header["num_records"]) * RECORD.itemsize + int(header["arena_bytes"])
     if len(mapped) != size:
         raise JournalError(f"{path} has {len(mapped)} bytes, its header says {size}")
