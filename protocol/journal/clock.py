@@ -17,6 +17,7 @@ from .requests import RequestView, read_request
 from .tokens import read_times, read_tokens
 
 _MAX_NS = 1 << 62  # 146 years
+_LEAST_LAG_NS = 10**9  # the clocks drift apart by less, unless someone sets one or the machine sleeps
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -29,14 +30,21 @@ def wind_clock(journal: Journal, *, boot_id: str | None = None) -> int:
     header = journal.header
     offset = time.time_ns() - time.monotonic_ns()
     before = int(header["clock_shift_ns"])
-    since_last_boot = before - int(header["wall_offset_ns"]) + offset
+    lag_ns = offset - int(header["wall_offset_ns"])  # by how much CLOCK_MONOTONIC fell behind the wall clock
     # NOTE: before the shift. If the driver is killed in between, the next one misses the time the machine was off; the
     # other way round, it would add the whole time between the two boots twice.
     header["wall_offset_ns"] = offset
-    if header["boot_id"] and bytes(header["boot_id"]) != boot:
-        header["clock_shift_ns"] = max(since_last_boot, _latest_ns(journal) - time.monotonic_ns())
+    if header["boot_id"] and (bytes(header["boot_id"]) != boot or _was_reset(journal, lag_ns)):
+        header["clock_shift_ns"] = max(before + lag_ns, _latest_ns(journal) - time.monotonic_ns())
     header["boot_id"] = boot
     return int(header["clock_shift_ns"]) - before
+
+
+def _was_reset(journal: Journal, lag_ns: int) -> bool:
+    """Whether CLOCK_MONOTONIC began anew under the same boot id: some systems have none that changes, and a machine may
+    return to a snapshot. A time ahead of the clock alone proves nothing, as it may be damaged.
+    """
+    return lag_ns > _LEAST_LAG_NS and _latest_ns(journal) > journal.now_ns()
 
 
 def _read_boot_id() -> str:

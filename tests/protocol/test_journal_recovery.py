@@ -176,6 +176,17 @@ def test_without_a_reboot_no_time_is_changed(tmp_path: Path) -> None:
     assert [wind_clock(journal, boot_id="same") for _ in range(3)] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("is_ahead", [True, False], ids=["reset", "only the wall clock was set"])
+def test_clock_that_was_reset_under_the_same_boot_id_continues(tmp_path: Path, is_ahead: bool) -> None:
+    """As in a sandbox or on a machine whose boot id never changes, or after a return to a snapshot of a machine."""
+    journal, moved_ns = make_journal(tmp_path), 10**15
+    accepted_ns = time.monotonic_ns() + (moved_ns if is_ahead else 0)
+    RequestWriter(journal).accept(make_record(), replace(TIMES, accepted_ns=accepted_ns))
+    wind_clock(journal, boot_id="same")
+    journal.header["wall_offset_ns"] -= moved_ns + 3600 * 10**9
+    assert wind_clock(journal, boot_id="same") == (pytest.approx(moved_ns + 3600 * 10**9, abs=10**9) if is_ahead else 0)
+
+
 def with_a_group(tmp_path: Path) -> Journal:
     """A group of two between two single requests."""
     journal = make_journal(tmp_path)
