@@ -25,6 +25,7 @@ from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.process import Execute
 from triptych.workers.prepare.intake import KnownIds
 from triptych.workers.prepare.process import Prepare
+from triptych.workers.summarize import choices
 from triptych.workers.summarize.answer import Answer
 from triptych.workers.summarize.choices import Choices
 from triptych.workers.summarize.ends import Ends
@@ -236,6 +237,10 @@ def _rewrite_steps(patch: Patch, rewrite: Callable[[Summarize, int, tuple[int, i
     patch.setattr(Summarize, "_step_done", step_done)
 
 
+def leases_run_while_everything_stands_still(patch: Patch) -> None:
+    patch.setattr(choices, "STOPPED_S", float("inf"))
+
+
 def by_name(*mutations: Callable[[Patch], None]) -> dict[str, Callable[[Patch], None]]:
     return {mutation.__name__: mutation for mutation in mutations}
 
@@ -263,4 +268,5 @@ MUTATIONS = by_name(
     only_a_beam_that_fails_now_ends_its_search,
     abort_of_a_choice_aborts_all,
     accepted_request_is_not_resubmitted,
+    leases_run_while_everything_stands_still,
 )

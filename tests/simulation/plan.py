@@ -231,7 +231,19 @@ def _freezing(role: str, duration_ns: int) -> Action:
     def action(world: World) -> None:
         if role in world.workers:
             world.note(world.workers[role], f"freezes for {duration_ns // MS} ms")
-            world.workers[role].frozen_until_ns = world.clock.now_ns + duration_ns
+            world.workers[role].frozen_until_ns = max(world.clock.now_ns + duration_ns, world.paused_until_ns)
+
+    return action
+
+
+def pausing(duration_ns: int) -> Action:
+    """Everything stands still, as in a container that is paused."""
+
+    def action(world: World) -> None:
+        world.note(None, f"everything is paused for {duration_ns // MS} ms")
+        world.paused_until_ns = world.clock.now_ns + duration_ns
+        for process in (*world.workers.values(), *world.clients):
+            process.frozen_until_ns = max(process.frozen_until_ns, world.paused_until_ns)
 
     return action
 
@@ -248,7 +260,7 @@ def _stalling(who: int, duration_ns: int) -> Action:
     def action(world: World) -> None:
         if (client := _client(world, who)) is not None:
             world.note(client, f"stalls for {duration_ns // MS} ms")
-            client.frozen_until_ns = world.clock.now_ns + duration_ns
+            client.frozen_until_ns = max(world.clock.now_ns + duration_ns, world.paused_until_ns)
             if duration_ns > world.config.service.lease_s * 1e9 / 3:
                 _leave_alone(client)
 

@@ -25,7 +25,7 @@ from tests.simulation.folder import offering
 from tests.simulation.journal import make_journal
 from tests.simulation.network import Network
 from tests.simulation.owners import give_keys, install_keys
-from tests.simulation.plan import Plan, make_plan
+from tests.simulation.plan import FAULTS_END_NS, Plan, make_plan, pausing
 from tests.simulation.processes import RUN_DIR, Died, Process, Worker
 from tests.simulation.proposals import allow_proposals
 from tests.simulation.requests import Request
@@ -46,6 +46,7 @@ ADAPTERS_CHANCE = 0.3  # of requests with adapters
 LOADING_CHANCE = 0.25  # in a run with adapters, of an operator who loads and unloads them
 OWNERS_CHANCE = 0.3  # of clients with keys
 PROPOSALS_CHANCE = 0.2  # of proposed tokens
+PAUSE_CHANCE = 0.1  # of a time in which everything stands still
 STATES_CHANCE = 0.3  # in a run without overlap or proposals, of a model with recurrent layers
 WORKER_ERRORS = logging.getLogger("triptych")
 
@@ -117,6 +118,9 @@ class World:
         self.failures = random.Random(f"failures {seed}")  # independent too: without any a seed is the same run
         if self.failures.random() < 0.15:
             self.plan.failure_chance = 0.08
+        dice = random.Random(f"pause {seed}")
+        if dice.random() < PAUSE_CHANCE:
+            self.plan.actions.append((dice.randrange(FAULTS_END_NS), pausing(dice.randrange(5 * 10**8, 4 * 10**9))))
         self.config, self.card = self.plan.config, self.plan.card
         self.network = Network(self.rng, lambda: self.clock.now_ns)
         service = self.config.service
@@ -139,6 +143,7 @@ class World:
         self.num_deaths = 0
         self.num_chance_deaths = 0  # by a worker's own fault, caused by no request
         self.num_drivers = 1
+        self.paused_until_ns = 0
         self.num_give_ups = 0
         self.folder: Any = offering(RUN_DIR, self.card)  # where no driver has one
         self.drivers = Drivers(self, random.Random(f"drivers {seed}")) if self.is_loading else None
@@ -312,6 +317,9 @@ class World:
 
     def _start_worker(self, role: str) -> None:
         if role in self.workers or self.board.mode == KEEP or (self.has_given_up and role == "execute"):
+            return
+        if self.clock.now_ns < self.paused_until_ns:  # the driver stands still, too
+            self.call(self.paused_until_ns, lambda: self._start_worker(role))
             return
         if role in self._unnoticed:
             self.blame.note_death(role, internal=self._unnoticed.pop(role))

@@ -15,7 +15,7 @@ from ...protocol.messages import Failed
 from ...protocol.owners import HOUSE, may_ask
 from .answer import Answer
 
-STOPPED_S = 1.0  # between two looks at the leases: usually they are a quarter of that apart
+STOPPED_S = 0.5  # between two looks at the leases: usually they are half of that apart
 
 
 class _Reader(NamedTuple):
