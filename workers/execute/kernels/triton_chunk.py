@@ -5,7 +5,8 @@ several tokens of one chunk, so a key is loaded once for all of them.
 
 A row's result depends on its own query and keys only: tiles of keys begin at multiples of their size, in increasing
 order, and a tile that is masked entirely for a row leaves every bit of it unchanged. So a token has the same bits in a
-chunk of any size, and also if it is decoded by this kernel.
+chunk of any size, and also if it is decoded by this kernel. Sums that are rounded once are written as such (``fma``): a
+compiler left to decide could decide differently for the loop with masks and for the one without.
 
 Source: "FlashAttention-2", Dao, 2023.
 """
@@ -47,6 +48,40 @@ def chunk_tile(dim: int, dtype: torch.dtype, *, has_few_rows: bool = False) -> C
     return ChunkTile(num_rows=64, num_warps=4) if has_few_rows else ChunkTile()
 
 
+@triton.jit
+def _take_in(
+    q, most, total, mixed, position, begin, end, keys, values, table, scale, softcap, window,
+    key_slot: tl.constexpr, value_slot: tl.constexpr,
+    P: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_N: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """Adds the tiles of keys from ``begin`` to ``end``. With ``IS_WHOLE`` all rows see all of these keys."""
+    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    unit = _unit(scale, HAS_SOFTCAP)
+    for n in range(begin, end, BLOCK_N):
+        key_position = n + tl.arange(0, BLOCK_N)
+        is_key = tl.full([BLOCK_N], True, tl.int1) if IS_WHOLE else key_position < end
+        slot = _slots(table, n, is_key, P, BLOCK_N, True)
+        k_tile = keys + slot[None, :] * key_slot + d[:, None]
+        k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
+        scores = _bounded(tl.dot(q, k, input_precision="ieee"), scale, softcap, HAS_SOFTCAP)
+        if not IS_WHOLE:
+            is_seen = key_position[None, :] <= position[:, None]
+            if HAS_WINDOW:
+                is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
+            scores = tl.where(is_seen, scores, float("-inf"))
+        new_most = tl.maximum(most, tl.max(scores, 1) * unit)
+        base = tl.where(new_most == float("-inf"), 0.0, new_most)  # while a row has seen no keys
+        share_of_old = tl.exp2(most - base)
+        p = tl.exp2(tl.fma(scores, unit, -base[:, None]))
+        v_tile = values + slot[:, None] * value_slot + e[None, :]
+        v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
+        mixed = mixed * share_of_old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        total = tl.fma(total, share_of_old, tl.sum(p, 1))
+        most = new_most
+    return most, total, mixed
+
+
 # As for ``_decode``: values that change from step to step must not trigger a recompilation.
 @triton.jit(
     do_not_specialize=["table_width"],
@@ -55,7 +90,8 @@ def chunk_tile(dim: int, dtype: torch.dtype, *, has_few_rows: bool = False) -> C
 def _chunk(
     query, keys, values, output, tables, context_lens, query_starts, sinks,
     scale, softcap, window, table_width,
-    query_token, query_head, key_slot, key_head, value_slot, value_head, output_token, output_head,
+    query_token, query_head, output_token, output_head,
+    key_slot: tl.constexpr, key_head: tl.constexpr, value_slot: tl.constexpr, value_head: tl.constexpr,
     P: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
@@ -82,30 +118,23 @@ def _chunk(
         most = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
         total += 1.0
     mixed = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    first_key = tl.maximum(before + first_row // G - window + 1, 0) // BLOCK_N * BLOCK_N if HAS_WINDOW else 0
-    last_token = tl.minimum((first_row + BLOCK_M - 1) // G, num_tokens - 1)
-    end = before + last_token + 1
-    unit = _unit(scale, HAS_SOFTCAP)
-    for n in range(first_key, end, BLOCK_N):
-        key_position = n + tl.arange(0, BLOCK_N)
-        is_key = key_position < end
-        slot = _slots(tables + s * table_width, n, is_key, P, BLOCK_N, True)
-        k_tile = keys + slot[None, :] * key_slot + j * key_head + d[:, None]
-        k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
-        scores = _bounded(tl.dot(q, k, input_precision="ieee"), scale, softcap, HAS_SOFTCAP)
-        is_seen = key_position[None, :] <= position[:, None]
-        if HAS_WINDOW:
-            is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
-        scores = tl.where(is_seen, scores, float("-inf"))
-        new_most = tl.maximum(most, tl.max(scores, 1) * unit)
-        base = tl.where(new_most == float("-inf"), 0.0, new_most)  # while a row has seen no keys
-        share_of_old = tl.exp2(most - base)
-        p = tl.exp2(scores * unit - base[:, None])
-        v_tile = values + slot[:, None] * value_slot + j * value_head + e[None, :]
-        v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
-        mixed = mixed * share_of_old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        total = total * share_of_old + tl.sum(p, 1)
-        most = new_most
+    first_position = before + first_row // G
+    last_position = before + tl.minimum((first_row + BLOCK_M - 1) // G, num_tokens - 1)
+    end = last_position + 1
+    first_key = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N if HAS_WINDOW else 0
+    # Between these, all rows see all keys, so that no masks are needed: of the instructions, they were a quarter.
+    whole_start = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N if HAS_WINDOW else 0
+    whole_start = tl.minimum(whole_start, end)
+    whole_end = tl.maximum((first_position + 1) // BLOCK_N * BLOCK_N, whole_start)
+    own_keys, own_values, table = keys + j * key_head, values + j * value_head, tables + s * table_width
+    for part in tl.static_range(0 if HAS_WINDOW else 1, 3):
+        begin = first_key if part == 0 else whole_start if part == 1 else whole_end
+        stop = whole_start if part == 0 else whole_end if part == 1 else end
+        most, total, mixed = _take_in(
+            q, most, total, mixed, position, begin, stop, own_keys, own_values, table, scale, softcap, window,
+            key_slot, value_slot, P, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
+            IS_WHOLE=part == 1, HAS_WINDOW=HAS_WINDOW, HAS_SOFTCAP=HAS_SOFTCAP,
+        )  # fmt: skip
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
     o_tile = output + (start + token).to(tl.int64)[:, None] * output_token + head[:, None] * output_head + e[None, :]
     tl.store(o_tile, mixed.to(output.dtype.element_ty), mask=is_row[:, None] & (e < E)[None, :])
@@ -143,8 +172,8 @@ def chunk_attention(
     _chunk[triton.cdiv(max_query_len * group, tile.num_rows), num_chunks, num_kv_heads](
         query, keys, values, output, block_tables, context_lens, query_starts, output if sinks is None else sinks,
         scale, softcap or 0.0, window or 0, block_tables.stride(0),
-        query.stride(0), query.stride(1), keys.stride(1), keys.stride(2), values.stride(1), values.stride(2),
-        output.stride(0), output.stride(1),
+        query.stride(0), query.stride(1), output.stride(0), output.stride(1),
+        key_slot=keys.stride(1), key_head=keys.stride(2), value_slot=values.stride(1), value_head=values.stride(2),
         P=page_size, G=group, D=key_dim, E=value_dim,
         BLOCK_M=tile.num_rows, BLOCK_D=max(16, triton.next_power_of_2(key_dim)),
         BLOCK_E=max(16, triton.next_power_of_2(value_dim)), BLOCK_N=tile.num_keys,

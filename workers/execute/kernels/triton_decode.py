@@ -74,7 +74,8 @@ def _slots(table, first, is_key, P: tl.constexpr, BLOCK_N: tl.constexpr, IS_ALIG
 def _decode(
     query, keys, values, output, weights, tables, context_lens, sinks,
     scale, softcap, window, table_width,
-    query_token, query_head, key_slot, key_head, value_slot, value_head,
+    query_token, query_head,
+    key_slot: tl.constexpr, key_head: tl.constexpr, value_slot: tl.constexpr, value_head: tl.constexpr,
     P: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
     IS_SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
@@ -176,7 +177,8 @@ def decode_attention(
     _decode[num_seqs, num_kv_heads, num_splits](
         query, keys, values, parts, weights, block_tables, context_lens, output if sinks is None else sinks,
         scale, softcap or 0.0, window or 0, block_tables.stride(0),
-        query.stride(0), query.stride(1), keys.stride(1), keys.stride(2), values.stride(1), values.stride(2),
+        query.stride(0), query.stride(1),
+        key_slot=keys.stride(1), key_head=keys.stride(2), value_slot=values.stride(1), value_head=values.stride(2),
         P=page_size, G=group, D=key_dim, E=value_dim,
         BLOCK_G=max(16, triton.next_power_of_2(group)),  # a matrix product needs at least 16 rows
         BLOCK_D=max(16, triton.next_power_of_2(key_dim)), BLOCK_E=max(16, triton.next_power_of_2(value_dim)),
