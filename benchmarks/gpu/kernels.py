@@ -13,7 +13,7 @@ from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.attention.interface import AttentionForm, LayerCache
 from triptych.workers.execute.attention.triton import TritonAttention
 from triptych.workers.execute.attention.varlen import VarlenAttention, find_varlen
-from triptych.workers.execute.kernels.triton_chunk import ChunkTile, chunk_attention
+from triptych.workers.execute.kernels.triton_chunk import ChunkTile, KeySplits, chunk_attention
 from triptych.workers.execute.kernels.triton_decode import DecodeTile, decode_attention
 
 Way = Callable[[], object]
@@ -71,6 +71,8 @@ def attention(setting: Setting, note: Notes) -> None:
         for name, before in (("fresh", 0), ("later", setting.size(6144, 20))):
             chunk = Chunk(setting, before)
             measure(f"chunk_{name}", chunk, chunk.ways(setting), "matmul_flop_per_s")
+        short = ShortChunk(setting)
+        measure("chunk_short", short, short.ways(setting), "copy_bytes_per_s")
 
 
 class _Variants:
@@ -132,17 +134,17 @@ class _Scene:
     def varlen(self, setting: Setting, max_query_len: int) -> dict[str, Way]:
         """torch's own paged attention, if available."""
         varlen = None if setting.is_dry else find_varlen()
-        if varlen is None:
-            return {}
-        ints = torch.zeros(len(self.query), dtype=torch.int32, device=setting.device)
+        return {} if varlen is None else {"varlen": self.attend(VarlenAttention(setting.device, varlen), max_query_len)}
+
+    def attend(self, kernel: TritonAttention, max_query_len: int) -> Way:
+        """Attention with the choices that ``kernel`` makes."""
+        ints = torch.zeros(len(self.query), dtype=torch.int32, device=self.query.device)
         step = DeviceStep(
             ints, ints, ints, ints, self.starts, self.contexts, ints, self.tables, num_decodes=0,
             max_query_len=max_query_len,
         )  # fmt: skip
-        kernel = VarlenAttention(setting.device, varlen)
         kernel.use(step)
-        form = AttentionForm(self.scale)
-        return {"varlen": lambda: kernel.attend(self.cache, self.query, form)}
+        return lambda: kernel.attend(self.cache, self.query, AttentionForm(self.scale))
 
 
 class Decodes(_Scene):
@@ -173,8 +175,8 @@ class Decodes(_Scene):
 
 
 class Chunk(_Scene):
-    def __init__(self, setting: Setting, before: int) -> None:
-        self.length = setting.size(2048, 20)
+    def __init__(self, setting: Setting, before: int, length: int | None = None) -> None:
+        self.length = length or setting.size(2048, 20)
         context = before + self.length
         super().__init__(setting, num_seqs=1, context=context, num_tokens=self.length, page_size=64)
         num_pairs = self.length * before + self.length * (self.length + 1) // 2
@@ -187,8 +189,23 @@ class Chunk(_Scene):
             return dict(list(ways.items())[:2])
         return ways | self.varlen(setting, self.length)
 
-    def _run(self, tile: ChunkTile | None) -> None:
+    def _run(self, tile: ChunkTile | None, splits: KeySplits | None = None) -> None:
         chunk_attention(
             self.query, *self.cache, torch.empty_like(self.query), block_tables=self.tables,
-            context_lens=self.contexts, query_starts=self.starts, max_query_len=self.length, tile=tile, **self.form(),
+            context_lens=self.contexts, query_starts=self.starts, max_query_len=self.length, tile=tile, splits=splits,
+            **self.form(),
         )  # fmt: skip
+
+
+class ShortChunk(Chunk):
+    """A few tokens after a long prefix, whose keys and values have to be read."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting, setting.size(30_000, 100), setting.size(16, 3))
+        self.amount = 2 * int(self.contexts[0]) * self.cache.keys[0, 0].numel() * self.cache.keys.itemsize
+
+    def ways(self, setting: Setting) -> dict[str, Way]:
+        splits = [KeySplits(num_keys, is_parallel=True) for num_keys in (512, 1024, 2048, 4096)]
+        ways = {"default": self.attend(TritonAttention(setting.device), self.length)}
+        ways |= {f"splits of {each.num_keys}": partial(self._run, None, each) for each in splits}
+        return ways | self.varlen(setting, self.length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels.triton_chunk import chunk_attention
+from ..kernels.triton_chunk import KeySplits, chunk_attention, chunk_tile
 from ..kernels.triton_decode import MAX_SPLITS, decode_attention
 from ..kernels.triton_write import write_slots
 from ..step import StepInputs
@@ -13,6 +13,8 @@ from .interface import AttentionForm, LayerCache
 
 _PROGRAMS_PER_PROCESSOR = 4  # for decodes: enough loads in flight to keep the memory busy
 _MIN_SPLIT_KEYS = 256  # below this, a split costs more than it gains
+_FIXED_SPLIT_KEYS = 2048  # with ``is_invariant``: to add up its sums costs a large chunk less than a twentieth
+_MAX_PARTS_BYTES = 64 << 20  # of what splits yield before it is added up
 
 
 class TritonAttention:
@@ -49,6 +51,20 @@ class TritonAttention:
             return decoded
         output = query.new_empty(*query.shape[:2], cache.values.shape[3])
         output[:num_decodes] = decoded
+        self._attend_chunks(cache, query[num_decodes:], output[num_decodes:], form)
+        return output
+
+    def _attend_chunks(self, cache: LayerCache, query: torch.Tensor, output: torch.Tensor, form: AttentionForm) -> None:
+        """Write the outputs of the last tokens of the step, queries [n, H, D]."""
+        step, (page_size, num_kv_heads, value_dim) = self._step, cache.values.shape[1:]
+        num_decodes = len(step.token_ids) - len(query)
+        max_query_len = max(1, step.max_query_len)
+        # Few rows only for steps of decodes alone, which every start tries: for chunks that happen to have few tokens,
+        # another kernel would have to be compiled while they wait.
+        has_few_rows = self._is_invariant and step.max_query_len <= 1
+        tile = chunk_tile(max(query.shape[2], value_dim), query.dtype, has_few_rows=has_few_rows)
+        num_tiles = -(-max_query_len * (query.shape[1] // num_kv_heads) // tile.num_rows)
+        num_keys, window = step.block_tables.shape[1] * page_size, form.sliding_window
         chunk_attention(
             query,
             *cache,
@@ -56,16 +72,31 @@ class TritonAttention:
             block_tables=step.block_tables[num_decodes:],
             context_lens=step.context_lens[num_decodes:],
             query_starts=step.query_starts[num_decodes:],
-            max_query_len=max(1, step.max_query_len),
+            max_query_len=max_query_len,
             scale=form.scale,
-            window=form.sliding_window,
+            window=window,
             softcap=form.softcap,
             sinks=form.sinks,
-            # Only for steps of decodes alone, which every start tries: for chunks that happen to have few tokens,
-            # another kernel would have to be compiled while they wait.
-            has_few_rows=self._is_invariant and step.max_query_len <= 1,
+            tile=tile,
+            splits=self._key_splits(
+                num_tiles * (len(step.context_lens) - num_decodes) * num_kv_heads,
+                num_keys if window is None or self._is_invariant else min(num_keys, window + max_query_len),
+                split_bytes=4 * query.shape[0] * query.shape[1] * value_dim,
+            ),
         )
-        return output
+
+    def _key_splits(self, num_programs: int, num_keys: int, *, split_bytes: int) -> KeySplits | None:
+        """How to split the keys of chunks, of which no sequence has more than ``num_keys``.
+
+        Where bits must not depend on the batch, only who computes the splits does.
+        """
+        if self._is_invariant:
+            num_splits = -(-num_keys // _FIXED_SPLIT_KEYS)
+            is_parallel = num_programs < 2 * self._num_processors and num_splits * split_bytes <= _MAX_PARTS_BYTES
+            return KeySplits(_FIXED_SPLIT_KEYS, is_parallel) if num_splits > 1 else None
+        num_splits = min(self._num_processors // num_programs, num_keys // _MIN_SPLIT_KEYS)
+        # A power of two, and so a multiple of all tiles' keys.
+        return KeySplits(1 << (-(-num_keys // num_splits) - 1).bit_length(), True) if num_splits > 1 else None
 
     def _decode(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
         step, num_decodes = self._step, len(query)

@@ -8,6 +8,10 @@ order, and a tile that is masked entirely for a row leaves every bit of it uncha
 chunk of any size, and also if it is decoded by this kernel. Sums that are rounded once are written as such (``fma``): a
 compiler left to decide could decide differently for the loop with masks and for the one without.
 
+Few queries after many keys would occupy few processors. So keys can be split as in ``triton_decode``, at multiples of a
+number, and what the splits yield is added up one after the other. A row has the same bits whether programs of their own
+compute its splits or one program does, and whether the splits were made for it or for another sequence of the step.
+
 Source: "FlashAttention-2", Dao, 2023.
 """
 
@@ -48,6 +52,21 @@ def chunk_tile(dim: int, dtype: torch.dtype, *, has_few_rows: bool = False) -> C
     return ChunkTile(num_rows=64, num_warps=4) if has_few_rows else ChunkTile()
 
 
+class KeySplits(NamedTuple):
+    """How keys are split."""
+
+    num_keys: int  # in a split, a multiple of any tile's
+    is_parallel: bool  # whether each split is computed by a program of its own
+
+
+@triton.jit
+def _shares(most, weight):
+    """The greater of two base-2 exponents, and the factors of what had the one and of what had the other."""
+    new_most = tl.maximum(most, weight)
+    base = tl.where(new_most == float("-inf"), 0.0, new_most)  # neither has seen keys
+    return new_most, tl.exp2(most - base), tl.exp2(weight - base)
+
+
 @triton.jit
 def _take_in(
     q, most, total, mixed, position, begin, end, keys, values, table, scale, softcap, window,
@@ -82,22 +101,56 @@ def _take_in(
     return most, total, mixed
 
 
+@triton.jit
+def _split(
+    q, position, whole_start, whole_end, first_key, end, keys, values, table, scale, softcap, window,
+    key_slot: tl.constexpr, value_slot: tl.constexpr,
+    P: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """The mixed values for the keys from ``first_key`` to ``end``, and their weights as base-2 exponents.
+
+    All rows see all keys from ``whole_start`` to ``whole_end``, so that these need no masks.
+    """
+    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    whole_start = tl.minimum(tl.maximum(whole_start, first_key), end)
+    whole_end = tl.minimum(tl.maximum(whole_end, whole_start), end)
+    for part in tl.static_range(0 if HAS_WINDOW else 1, 3):
+        begin = first_key if part == 0 else whole_start if part == 1 else whole_end
+        stop = whole_start if part == 0 else whole_end if part == 1 else end
+        most, total, mixed = _take_in(
+            q, most, total, mixed, position, begin, stop, keys, values, table, scale, softcap, window,
+            key_slot, value_slot, P, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
+            IS_WHOLE=part == 1, HAS_WINDOW=HAS_WINDOW, HAS_SOFTCAP=HAS_SOFTCAP,
+        )  # fmt: skip
+    is_empty = total == 0.0
+    total = tl.where(is_empty, 1.0, total)
+    return mixed / total[:, None], tl.where(is_empty, float("-inf"), most + tl.log2(total))
+
+
 # As for ``_decode``: values that change from step to step must not trigger a recompilation.
 @triton.jit(
-    do_not_specialize=["table_width"],
+    do_not_specialize=["table_width", "split_keys", "num_splits"],
     do_not_specialize_on_alignment=["tables", "context_lens", "query_starts"],
 )
 def _chunk(
-    query, keys, values, output, tables, context_lens, query_starts, sinks,
-    scale, softcap, window, table_width,
+    query, keys, values, output, parts, weights, tables, context_lens, query_starts, sinks,
+    scale, softcap, window, table_width, split_keys, num_splits,
     query_token, query_head, output_token, output_head,
     key_slot: tl.constexpr, key_head: tl.constexpr, value_slot: tl.constexpr, value_head: tl.constexpr,
-    P: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    P: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
+    IS_SPLIT: tl.constexpr, IS_SUMMED: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """One program computes BLOCK_M queries of one chunk and one key head."""
-    s, j = tl.program_id(1), tl.program_id(2)
+    """One program computes BLOCK_M queries of one chunk and one key head: all splits of the keys, whose sum it keeps in
+    ``parts`` if ``IS_SUMMED``; or with ``IS_SPLIT`` one of them, for ``_sum_splits``.
+    """
+    s, j, split = tl.program_id(1), tl.program_id(2), 0
+    if IS_SPLIT:
+        split, j = j % num_splits, j // num_splits
     start = tl.load(query_starts + s)
     num_tokens = tl.load(query_starts + s + 1) - start
     # The longest chunk determines the grid, and the tiles that see the most keys start first.
@@ -107,37 +160,90 @@ def _chunk(
     row = first_row + tl.arange(0, BLOCK_M)
     token, head = row // G, j * G + row % G
     is_row = token < num_tokens
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    place = (start - tl.load(query_starts) + token).to(tl.int64)
+    part = place * H + head
     before = tl.load(context_lens + s) - num_tokens  # keys from before this step
     position = before + token  # of each row's token: the last key it sees
-    q_tile = query + (start + token).to(tl.int64)[:, None] * query_token + head[:, None] * query_head + d[None, :]
-    q = tl.load(q_tile, mask=is_row[:, None] & (d < D)[None, :], other=0.0)
-    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_SINKS:
-        most = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
-        total += 1.0
-    mixed = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     first_position = before + first_row // G
-    last_position = before + tl.minimum((first_row + BLOCK_M - 1) // G, num_tokens - 1)
-    end = last_position + 1
+    end = before + tl.minimum((first_row + BLOCK_M - 1) // G, num_tokens - 1) + 1
     first_key = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N if HAS_WINDOW else 0
-    # Between these, all rows see all keys, so that no masks are needed: of the instructions, they were a quarter.
     whole_start = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N if HAS_WINDOW else 0
-    whole_start = tl.minimum(whole_start, end)
-    whole_end = tl.maximum((first_position + 1) // BLOCK_N * BLOCK_N, whole_start)
+    whole_end = (first_position + 1) // BLOCK_N * BLOCK_N
+    first_split = first_key // split_keys * split_keys
+    if IS_SPLIT:
+        first_key = tl.maximum(first_key, first_split + split * split_keys)
+        end = tl.minimum(end, first_split + (split + 1) * split_keys)
+        if first_key >= end:
+            tl.store(weights + part * num_splits + split, float("-inf"), mask=is_row)
+            return
+    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    q_tile = query + place[:, None] * query_token + head[:, None] * query_head + d[None, :]
+    q = tl.load(q_tile, mask=is_row[:, None] & (d < D)[None, :], other=0.0)
     own_keys, own_values, table = keys + j * key_head, values + j * value_head, tables + s * table_width
-    for part in tl.static_range(0 if HAS_WINDOW else 1, 3):
-        begin = first_key if part == 0 else whole_start if part == 1 else whole_end
-        stop = whole_start if part == 0 else whole_end if part == 1 else end
-        most, total, mixed = _take_in(
-            q, most, total, mixed, position, begin, stop, own_keys, own_values, table, scale, softcap, window,
-            key_slot, value_slot, P, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
-            IS_WHOLE=part == 1, HAS_WINDOW=HAS_WINDOW, HAS_SOFTCAP=HAS_SOFTCAP,
+    is_output = is_row[:, None] & (e < E)[None, :]
+    if IS_SUMMED:
+        most, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
+        sums = parts + part[:, None] * E + e[None, :]
+        for low in range(first_split, end, split_keys):
+            mixed, weight = _split(
+                q, position, whole_start, whole_end, tl.maximum(first_key, low), tl.minimum(end, low + split_keys),
+                own_keys, own_values, table, scale, softcap, window, key_slot, value_slot,
+                P, D, E, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP,
+            )  # fmt: skip
+            most, of_sum, of_split = _shares(most, weight)
+            total = tl.fma(total, of_sum, of_split)
+            old = tl.load(sums, mask=is_output & (first_split < low), other=0.0)
+            tl.debug_barrier()  # other threads may store what these load, now and in the next iteration
+            tl.store(sums, tl.fma(mixed, of_split[:, None], old * of_sum[:, None]), mask=is_output)
+            tl.debug_barrier()
+        mixed = tl.load(sums, mask=is_output, other=0.0)
+    else:
+        mixed, most = _split(
+            q, position, whole_start, whole_end, first_key, end, own_keys, own_values, table, scale, softcap, window,
+            key_slot, value_slot, P, D, E, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
-    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-    o_tile = output + (start + token).to(tl.int64)[:, None] * output_token + head[:, None] * output_head + e[None, :]
-    tl.store(o_tile, mixed.to(output.dtype.element_ty), mask=is_row[:, None] & (e < E)[None, :])
+        total = tl.where(most == float("-inf"), 0.0, 1.0)
+    if IS_SPLIT:
+        part = part * num_splits + split
+        tl.store(weights + part, most, mask=is_row)
+        tl.store(parts + part[:, None] * E + e[None, :], mixed, mask=is_output)
+        return
+    if HAS_SINKS:  # a weight without a value
+        sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
+        most, of_sum, of_sink = _shares(most, sink)
+        total = tl.fma(total, of_sum, of_sink)
+        mixed = mixed * of_sum[:, None]
+    if HAS_SINKS or IS_SUMMED:
+        mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    o_tile = output + place[:, None] * output_token + head[:, None] * output_head + e[None, :]
+    tl.store(o_tile, mixed.to(output.dtype.element_ty), mask=is_output)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _sum_splits(
+    parts, weights, output, sinks, num_splits, output_token, output_head,
+    H: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """One program adds up the splits of one head of one token, with the arithmetic of ``IS_SUMMED`` in ``_chunk``."""
+    row = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BLOCK_E)
+    mixed, most, total = tl.zeros([BLOCK_E], tl.float32), float("-inf"), 0.0
+    for split in range(num_splits):
+        part = row * num_splits + split
+        weight = tl.load(weights + part)
+        num_values = tl.where(weight == float("-inf"), 0, E)  # nothing was written for a split without keys
+        value = tl.load(parts + part * E + e, mask=e < num_values, other=0.0)
+        most, of_sum, of_split = _shares(most, weight)
+        total = tl.fma(total, of_sum, of_split)
+        mixed = tl.fma(value, of_split, mixed * of_sum)
+    if HAS_SINKS:
+        sink = tl.load(sinks + row % H).to(tl.float32) * 1.4426950408889634
+        most, of_sum, of_sink = _shares(most, sink)
+        total = tl.fma(total, of_sum, of_sink)
+        mixed = mixed * of_sum
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)
+    place = output + row // H * output_token + row % H * output_head
+    tl.store(place + e, mixed.to(output.dtype.element_ty), mask=e < E)
 
 
 def chunk_attention(
@@ -154,29 +260,53 @@ def chunk_attention(
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
-    has_few_rows: bool = False,
     tile: ChunkTile | None = None,
+    splits: KeySplits | None = None,
 ) -> None:
-    """Writes ``output`` [T, H, E] for the tokens given by ``query_starts`` int32 [C + 1], from queries [T, H, D].
+    """Writes ``output`` [T, H, E] for the queries [T, H, D] of chunks. ``query_starts`` int32 [C + 1] may begin at any
+    number, for example if the chunks come after decodes: only its differences matter.
 
     ``max_query_len`` is the length of the longest chunk; ``context_lens`` [C] and ``block_tables`` [C, W] are per
-    chunk.
+    chunk. Without ``splits`` no keys are split.
     """
     num_chunks = len(context_lens)
     if not num_chunks:
         return
-    num_heads, key_dim = query.shape[1:]
+    num_tokens, num_heads, key_dim = query.shape
     _, page_size, num_kv_heads, value_dim = values.shape
-    tile = tile or chunk_tile(max(key_dim, value_dim), query.dtype, has_few_rows=has_few_rows)
+    tile = tile or chunk_tile(max(key_dim, value_dim), query.dtype)
     group = num_heads // num_kv_heads
-    _chunk[triton.cdiv(max_query_len * group, tile.num_rows), num_chunks, num_kv_heads](
-        query, keys, values, output, block_tables, context_lens, query_starts, output if sinks is None else sinks,
-        scale, softcap or 0.0, window or 0, block_tables.stride(0),
+    split_keys, is_parallel = splits or (1, False)
+    num_splits, parts, weights, sinks_or_any = 1, output, output, output if sinks is None else sinks
+    if splits is not None:
+        if is_parallel:
+            num_splits = _most_splits(block_tables.shape[1] * page_size, split_keys, tile, group, window)
+        parts = query.new_empty(num_tokens, num_heads, num_splits, value_dim, dtype=torch.float32)
+        weights = query.new_empty(num_tokens, num_heads, num_splits, dtype=torch.float32)
+    _chunk[triton.cdiv(max_query_len * group, tile.num_rows), num_chunks, num_kv_heads * num_splits](
+        query, keys, values, output, parts, weights, block_tables, context_lens, query_starts, sinks_or_any,
+        scale, softcap or 0.0, window or 0, block_tables.stride(0), split_keys, num_splits,
         query.stride(0), query.stride(1), output.stride(0), output.stride(1),
         key_slot=keys.stride(1), key_head=keys.stride(2), value_slot=values.stride(1), value_head=values.stride(2),
-        P=page_size, G=group, D=key_dim, E=value_dim,
+        P=page_size, G=group, H=num_heads, D=key_dim, E=value_dim,
         BLOCK_M=tile.num_rows, BLOCK_D=max(16, triton.next_power_of_2(key_dim)),
         BLOCK_E=max(16, triton.next_power_of_2(value_dim)), BLOCK_N=tile.num_keys,
+        IS_SPLIT=is_parallel, IS_SUMMED=splits is not None and not is_parallel,
         HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
+    if is_parallel:
+        _sum_splits[(num_tokens * num_heads,)](
+            parts, weights, output, sinks_or_any, num_splits, output.stride(0), output.stride(1),
+            H=num_heads, E=value_dim, BLOCK_E=triton.next_power_of_2(value_dim), HAS_SINKS=sinks is not None,
+            num_warps=1,
+        )  # fmt: skip
+
+
+def _most_splits(num_keys: int, split_keys: int, tile: ChunkTile, group: int, window: int | None) -> int:
+    """Splits among which the keys of a tile of queries can lie, if the longest sequence has ``num_keys``."""
+    num_splits = -(-num_keys // split_keys)
+    if window is None:
+        return num_splits
+    num_seen = window - (-tile.num_rows // group)  # by any of its tokens
+    return min(num_splits, 1 - (-num_seen // split_keys))

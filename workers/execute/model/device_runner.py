@@ -32,7 +32,14 @@ from ..step import Int32, StepInputs, StepResult
 from .device_buffers import DecodeBuffers, HostStage, upload_ragged
 from .device_forward import DeviceForward
 from .graphs import CaptureFailed, GraphCapture, GraphKey, GraphShelf, Replay, Router
-from .step_runner import StepRunner, trash_decodes, trash_prefill, trash_scores, with_adapter
+from .step_runner import (
+    StepRunner,
+    trash_decodes,
+    trash_prefill,
+    trash_scores,
+    with_adapter,
+    with_longest_tables,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +89,7 @@ class DeviceRunner(StepRunner):
         self._device = device
         self._forward = forward
         self._sampler = sampler
+        self._max_pages = max_pages
         self._adapted = (False, True) if is_adapted else (False,)  # whether a step uses adapters: the possible values
         self._stage = HostStage(device, torch.int32)
         self._sampling_stage = HostStage(device, torch.float64)
@@ -106,8 +114,8 @@ class DeviceRunner(StepRunner):
     def warm_up(self) -> float:
         """Do what ``StepRunner.warm_up`` does, and also allocate the most that sampling and scoring need.
 
-        Also run what steps outside of graphs need, since each kernel is compiled or loaded at its first use: decodes of
-        short contexts have a kernel of their own, and smaller prefills use other tiles of a product.
+        Also run what steps outside of graphs need, since each kernel is compiled or loaded at its first use: short and
+        long contexts have kernels of their own, and smaller prefills use other tiles of a product.
         """
         seconds = super().warm_up()
         decodes = trash_decodes(self._decode_rows)
@@ -117,6 +125,8 @@ class DeviceRunner(StepRunner):
         num_tokens = self._prefill_tokens
         while (num_tokens := num_tokens // _SMALLER) > 1:
             self._step(trash_prefill(num_tokens, max_len=self._max_model_len))
+        for inputs in (decodes, trash_decodes(1), trash_prefill(2)):  # whose keys are split, since they may be many
+            self._step(with_longest_tables(inputs, self._max_pages))
         self._step(dataclasses.replace(decodes, sample_rows=decodes.sample_rows[:0], sampled=[]))
         for params in _SAMPLED_FIRST:
             nobody = dataclasses.replace(decodes.sampled[0], params=params)

@@ -121,6 +121,11 @@ def with_adapter(inputs: StepInputs) -> StepInputs:
     return replace(inputs, adapters=np.ones(len(inputs.context_lens), np.int32))
 
 
+def with_longest_tables(inputs: StepInputs, max_pages: int) -> StepInputs:
+    """The same step, as if beside a sequence of ``max_pages`` pages: a kernel may be chosen by the longest table."""
+    return replace(inputs, block_tables=np.zeros((len(inputs.context_lens), max_pages), np.int32))
+
+
 def _trash_step(*, num_sequences: int, tokens_each: int) -> StepInputs:
     """Sequences that write to slot 0 and to state row 0, and read from the whole trash page. The last token of each is
     sampled.

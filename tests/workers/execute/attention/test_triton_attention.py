@@ -27,7 +27,7 @@ from triptych.workers.execute.attention.reference import ReferenceAttention
 pytest.importorskip("triton")
 
 from triptych.workers.execute.attention.triton import TritonAttention
-from triptych.workers.execute.kernels.triton_chunk import ChunkTile, chunk_attention, chunk_tile
+from triptych.workers.execute.kernels.triton_chunk import ChunkTile, KeySplits, chunk_attention, chunk_tile
 from triptych.workers.execute.kernels.triton_decode import decode_attention
 
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -169,14 +169,17 @@ def test_sequence_of_nans_only_spoils_its_own_output() -> None:
 
 
 @pytest.mark.usefixtures("rows_by_themselves")
-@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize(("window", "split_keys"), [(None, 2048), (None, 64), (37, 64)])
 @pytest.mark.parametrize(
     ("dtype", "dim"), [(torch.float32, 8), pytest.param(torch.bfloat16, 128, marks=pytest.mark.gpu)], ids=str
 )
 def test_row_of_the_chunk_kernel_does_not_depend_on_batch_or_chunking(
-    window: int | None, dtype: torch.dtype, dim: int
+    window: int | None, split_keys: int, dtype: torch.dtype, dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The basis of ``--deterministic``: the last tokens of a prompt, as one chunk, as two, and one by one."""
+    """The basis of ``--deterministic``: the last tokens of a prompt, as one chunk, as two, and one by one; and with
+    split keys, computed by one program each and by one for all.
+    """
+    monkeypatch.setattr("triptych.workers.execute.attention.triton._FIXED_SPLIT_KEYS", split_keys)
     whole = make_scene([(0, 150), (3, 20)], heads=(4, 2), dims=(dim, dim), dtype=dtype)
     form = AttentionForm(scale=0.3, sliding_window=window)
     together = run(whole, form, is_invariant=True)[:150]
@@ -186,18 +189,44 @@ def test_row_of_the_chunk_kernel_does_not_depend_on_batch_or_chunking(
         assert torch.equal(run(alone, form, is_invariant=True), together[cached:])
 
 
+Call = tuple[ChunkTile, KeySplits | None]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """The tiles and splits of chunks."""
+    found: list[Call] = []
+
+    def noted(*arguments: Any, **options: Any) -> None:
+        found.append((options["tile"], options["splits"]))
+        chunk_attention(*arguments, **options)
+
+    monkeypatch.setattr("triptych.workers.execute.attention.triton.chunk_attention", noted)
+    return found
+
+
 @pytest.mark.parametrize(("is_invariant", "expected"), [(True, [True, False]), (False, [False])])
 def test_decodes_of_the_chunk_kernel_take_a_tile_of_few_rows(
-    is_invariant: bool, expected: list[bool], monkeypatch: pytest.MonkeyPatch
+    is_invariant: bool, expected: list[bool], calls: list[Call]
 ) -> None:
-    found: list[bool] = []
-    monkeypatch.setattr(
-        "triptych.workers.execute.attention.triton.chunk_attention",
-        lambda *_, has_few_rows, **__: found.append(has_few_rows),
-    )
+    tiles = {has_few: chunk_tile(16, torch.float16, has_few_rows=has_few) for has_few in (True, False)}
     for step in ("decodes of one length", "mixed"):
-        run(make_scene(STEPS[step], dtype=torch.float32), AttentionForm(scale=0.3), is_invariant=is_invariant)
-    assert found == expected
+        run(make_scene(STEPS[step], dtype=torch.float16), AttentionForm(scale=0.3), is_invariant=is_invariant)
+    assert [tile for tile, _ in calls] == [tiles[has_few] for has_few in expected]
+
+
+@pytest.mark.parametrize("form", [FORMS["plain"], {**FORMS["all"], "sliding_window": 200}], ids=["plain", "all"])
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_keys_before_short_chunks_are_split(
+    form: dict[str, Any], is_invariant: bool, calls: list[Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes stay with the other kernel, and a sequence may be shorter than a split."""
+    monkeypatch.setattr("triptych.workers.execute.attention.triton._MIN_SPLIT_KEYS", 64)
+    monkeypatch.setattr("triptych.workers.execute.attention.triton._FIXED_SPLIT_KEYS", 128)
+    monkeypatch.setattr("triptych.workers.execute.attention.triton.num_processors", lambda _device: 16)
+    scene = make_scene([(200, 1), (20, 3), (290, 5)], page_size=16, dtype=torch.float32)
+    check(scene, AttentionForm(scale=0.3, **form), is_invariant=is_invariant)
+    assert [splits for _, splits in calls] == [KeySplits(128, is_parallel=True)]
 
 
 def test_small_tile_has_the_same_number_of_rows_per_warp() -> None:

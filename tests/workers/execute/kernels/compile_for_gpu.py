@@ -93,6 +93,7 @@ def launch_every() -> None:
 
 def launches() -> list[Callable[[], object]]:
     """A launch of every kernel in the shapes of Qwen3-8B, and of attention in those of other families."""
+    from triptych.workers.execute.kernels.triton_chunk import KeySplits
     from triptych.workers.execute.kernels.triton_experts import choose_experts, sort_pairs, sum_pairs
     from triptych.workers.execute.kernels.triton_fp8 import quantize_rows
     from triptych.workers.execute.kernels.triton_matmul import invariant_linear
@@ -140,12 +141,13 @@ def launches() -> list[Callable[[], object]]:
     ]
     forms: list[dict[str, Any]] = [  # every feature once, combined where possible: each takes seconds
         {},
-        {"dim": 256, "softcap": 50.0, "window": 4096},
+        {"dim": 256, "softcap": 50.0, "window": 4096, "splits": KeySplits(2048, is_parallel=True)},
         {"dim": 512},
-        {"group": 8, "dim": 96, "page_size": 64, "sinks": torch.empty(16, dtype=half), "window": 128},
+        {"group": 8, "dim": 96, "page_size": 64, "sinks": torch.empty(16, dtype=half), "window": 128,
+         "splits": KeySplits(2048, is_parallel=False)},
         {"dtype": torch.float32, "page_size": 256},
         {"dtype": torch.float32, "dim": 512},  # whose tile needs fewer
-    ]
+    ]  # fmt: skip
     # Without splits, the decode is the same code without the combining parts: one form of it is enough.
     kernels = [(form, kernel) for form in forms for kernel in (1, 2)]
     kernels += [({"page_size": 64}, 0), ({"has_few": True}, 2)]
@@ -155,9 +157,10 @@ def launches() -> list[Callable[[], object]]:
 def attend(
     kernel: int, *, dim: int = 128, group: int = 4, page_size: int = 16, dtype: torch.dtype = torch.bfloat16,
     window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None, has_few: bool = False,
+    splits: Any = None,
 ) -> None:  # fmt: skip
     """Kernel 0 is the decode without splits, 1 with 8 of them, 2 that of chunks."""
-    from triptych.workers.execute.kernels.triton_chunk import chunk_attention
+    from triptych.workers.execute.kernels.triton_chunk import chunk_attention, chunk_tile
     from triptych.workers.execute.kernels.triton_decode import decode_attention
 
     query = torch.empty(8, 2 * group, dim, dtype=dtype)
@@ -168,12 +171,12 @@ def attend(
     if kernel == 2:
         chunk_attention(
             query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints[:8],
-            query_starts=ints[:9], max_query_len=512, has_few_rows=has_few, **form,
+            query_starts=ints[:9], max_query_len=512, tile=chunk_tile(dim, dtype, has_few_rows=has_few), splits=splits,
+            **form,
         )  # fmt: skip
     else:
-        splits = (1, 8)[kernel]
         decode_attention(
-            query, pages, pages, block_tables=tables, context_lens=ints[:8], num_splits=splits, **form,
+            query, pages, pages, block_tables=tables, context_lens=ints[:8], num_splits=(1, 8)[kernel], **form,
         )  # fmt: skip
 
 
@@ -205,7 +208,7 @@ def launch_expert_products() -> None:
 
 def launch_many_steps() -> None:
     """The same kernels in steps of many sizes, whose arrays begin anywhere in shared memory."""
-    from triptych.workers.execute.kernels.triton_chunk import chunk_attention
+    from triptych.workers.execute.kernels.triton_chunk import KeySplits, chunk_attention
     from triptych.workers.execute.kernels.triton_decode import decode_attention
     from triptych.workers.execute.kernels.triton_matmul import invariant_linear
     from triptych.workers.execute.kernels.triton_write import write_slots
@@ -221,7 +224,7 @@ def launch_many_steps() -> None:
             decode_attention(query, pages, pages, block_tables=tables, context_lens=ints, num_splits=num_splits, **form)
         chunk_attention(
             query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints,
-            query_starts=shared[size : 2 * size + 1], max_query_len=size, **form,
+            query_starts=shared[size : 2 * size + 1], max_query_len=size, splits=KeySplits(64 * size, True), **form,
         )  # fmt: skip
         invariant_linear(torch.empty(size, 64, dtype=torch.bfloat16), torch.empty(96, 64, dtype=torch.bfloat16))
 

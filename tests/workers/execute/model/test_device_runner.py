@@ -293,17 +293,18 @@ def test_decodes_without_a_graph_are_warmed_up(capture: GraphCapture | None) -> 
     assert (4, 1) in noted
 
 
-def test_smaller_prefills_are_warmed_up() -> None:
-    """Otherwise a kernel with their tile size would be compiled while a request waits."""
+def test_smaller_prefills_and_long_tables_are_warmed_up() -> None:
+    """Otherwise a kernel with their tile size, or one that splits keys, would be compiled while a request waits."""
 
     class Notes(NextToken):
         def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
-            noted.add(len(token_ids))
+            noted.add((len(token_ids), step.block_tables.shape[1]))
             return super().__call__(step, token_ids)
 
-    noted: set[int] = set()
+    noted: set[tuple[int, int]] = set()
     make_runner(Notes(), prefill_tokens=544).warm_up()
-    assert {544, 136, 34, 8, 2} <= noted
+    assert {(n, n) for n in (544, 136, 34, 8, 2)} <= noted
+    assert {(2, 16), (1, 16), (4, 16)} <= noted
 
 
 def test_rows_that_are_cut_and_want_logprobs_are_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
