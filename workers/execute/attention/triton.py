@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels.triton_chunk import KeySplits, chunk_attention, chunk_tile
+from ..kernels.triton_chunk import SHARED_BYTES, KeySplits, chunk_attention, chunk_tile
 from ..kernels.triton_decode import MAX_SPLITS, decode_attention
 from ..kernels.triton_write import write_slots
 from ..step import StepInputs
@@ -29,6 +29,7 @@ class TritonAttention:
         self._device = device
         self._is_invariant = is_invariant
         self._num_processors = num_processors(device)
+        self._shared_bytes = shared_bytes(device)
 
     def begin_step(self, inputs: StepInputs) -> None:
         self.use(upload(inputs, self._device))
@@ -62,7 +63,9 @@ class TritonAttention:
         # Few rows only for steps of decodes alone, which every start tries: for chunks that happen to have few tokens,
         # another kernel would have to be compiled while they wait.
         has_few_rows = self._is_invariant and step.max_query_len <= 1
-        tile = chunk_tile(max(query.shape[2], value_dim), query.dtype, has_few_rows=has_few_rows)
+        tile = chunk_tile(
+            max(query.shape[2], value_dim), query.dtype, has_few_rows=has_few_rows, shared_bytes=self._shared_bytes
+        )
         num_tiles = -(-max_query_len * (query.shape[1] // num_kv_heads) // tile.num_rows)
         num_keys, window = step.block_tables.shape[1] * page_size, form.sliding_window
         chunk_attention(
@@ -125,3 +128,9 @@ class TritonAttention:
 def num_processors(device: torch.device) -> int:
     """The multiprocessors of a GPU; a few for the interpreter on a CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program can have on a GPU."""
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return getattr(properties, "shared_memory_per_block_optin", SHARED_BYTES)  # AMD's devices do not say

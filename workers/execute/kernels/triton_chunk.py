@@ -25,6 +25,8 @@ import triton.language as tl
 
 from .triton_decode import _bounded, _slots, _unit
 
+SHARED_BYTES = 227 << 10  # that a program can have on Hopper; on GPUs for workstations it is 99 KiB
+
 
 class ChunkTile(NamedTuple):
     """The tile sizes and launch parameters of the kernel."""
@@ -37,7 +39,9 @@ class ChunkTile(NamedTuple):
     num_stages: int = 5
 
 
-def chunk_tile(dim: int, dtype: torch.dtype, *, has_few_rows: bool = False) -> ChunkTile:
+def chunk_tile(
+    dim: int, dtype: torch.dtype, *, has_few_rows: bool = False, shared_bytes: int = SHARED_BYTES
+) -> ChunkTile:
     """A tile that fits in the registers of a program: the default for half precision and head sizes up to 128.
 
     With few rows the tile has half the height, and two programs fit on an SM. Either way a warp has 16 rows and
@@ -47,8 +51,8 @@ def chunk_tile(dim: int, dtype: torch.dtype, *, has_few_rows: bool = False) -> C
         return ChunkTile(num_rows=16, num_keys=32, num_warps=4 if dim <= 128 else 8, num_stages=1)
     if dim > 256:
         return ChunkTile(num_rows=32, num_keys=32, num_stages=3)
-    if dim > 128:
-        return ChunkTile(num_rows=64, num_keys=32)
+    if dim > 128:  # five stages take 101 KiB
+        return ChunkTile(num_rows=64, num_keys=32, num_stages=5 if shared_bytes > 101 << 10 else 4)
     return ChunkTile(num_rows=64, num_warps=4) if has_few_rows else ChunkTile()
 
 

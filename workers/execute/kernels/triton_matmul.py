@@ -39,7 +39,8 @@ def matmul_tile(num_rows: int, num_outputs: int, dtype: torch.dtype) -> MatmulTi
         return MatmulTile(rows, 64, num_warps, 2)
     width = 128 if num_outputs >= _WIDE_FROM else 64
     if rows == 64:
-        return MatmulTile(rows, width, num_warps, 6)
+        # As many stages as fit into the 99 KiB of shared memory that a program has on GPUs for workstations.
+        return MatmulTile(rows, width, num_warps, 5 if width == 128 else 6)
     return MatmulTile(rows, width, num_warps, 3 if width == 128 else 4)
 
 

@@ -20,21 +20,24 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-HOPPER = GPUTarget("cuda", 90, 32)
-MAX_SHARED_BYTES = 227 << 10  # per block on Hopper
+CAPABILITY, MAX_SHARED_BYTES = 90, 227 << 10  # of Hopper; shared memory per block
+WORKSTATION, WORKSTATION_BYTES = 89, 99 << 10  # of Ada, whose blocks have as much of it as those of Ampere or Blackwell
 
 
 class NoDevice:
     """The part of a Triton driver that compilation needs."""
 
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
     def get_current_device(self) -> int:
-        return 0
+        return self._capability  # compiled kernels are kept by device
 
     def get_current_stream(self, _device: int) -> int:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return HOPPER
+        return GPUTarget("cuda", self._capability, 32)
 
     def get_device_interface(self) -> Any:
         return torch.cpu
@@ -44,13 +47,13 @@ class NoDevice:
 
 
 def main() -> None:
-    driver.set_active(NoDevice())
     run = JITFunction.run
     parts = {
         "every": launch_every, "products": launch_products, "experts": launch_expert_products,
-        "steps": launch_many_steps,
+        "steps": launch_many_steps, "workstation": launch_largest,
     }  # fmt: skip
     for part, launch in parts.items():
+        driver.set_active(NoDevice(WORKSTATION if part == "workstation" else CAPABILITY))
         JITFunction.run = compiling(run, part)
         launch()
 
@@ -136,7 +139,6 @@ def launches() -> list[Callable[[], object]]:
         lambda: quantize_rows(
             torch.empty(32, 12288, dtype=half), torch.float8_e4m3fn, greatest=448.0, least_scale=1e-12
         ),
-        lambda: invariant_linear(hidden, torch.empty(6144, 4096, dtype=half)),
         lambda: invariant_linear(hidden, torch.empty(24576, 4096, dtype=half), torch.empty(24576, dtype=half)),
     ]
     forms: list[dict[str, Any]] = [  # every feature once, combined where possible: each takes seconds
@@ -146,10 +148,10 @@ def launches() -> list[Callable[[], object]]:
         {"group": 8, "dim": 96, "page_size": 64, "sinks": torch.empty(16, dtype=half), "window": 128,
          "splits": KeySplits(2048, is_parallel=False)},
         {"dtype": torch.float32, "page_size": 256},
-        {"dtype": torch.float32, "dim": 512},  # whose tile needs fewer
     ]  # fmt: skip
     # Without splits, the decode is the same code without the combining parts: one form of it is enough.
     kernels = [(form, kernel) for form in forms for kernel in (1, 2)]
+    kernels += [({"dtype": torch.float32, "dim": dim}, kernel) for dim, kernel in ((512, 1), (256, 2))]
     kernels += [({"page_size": 64}, 0), ({"has_few": True}, 2)]
     return found + [lambda form=form, kernel=kernel: attend(kernel, **form) for form, kernel in kernels]
 
@@ -157,7 +159,7 @@ def launches() -> list[Callable[[], object]]:
 def attend(
     kernel: int, *, dim: int = 128, group: int = 4, page_size: int = 16, dtype: torch.dtype = torch.bfloat16,
     window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None, has_few: bool = False,
-    splits: Any = None,
+    splits: Any = None, shared_bytes: int = MAX_SHARED_BYTES,
 ) -> None:  # fmt: skip
     """Kernel 0 is the decode without splits, 1 with 8 of them, 2 that of chunks."""
     from triptych.workers.execute.kernels.triton_chunk import chunk_attention, chunk_tile
@@ -171,8 +173,8 @@ def attend(
     if kernel == 2:
         chunk_attention(
             query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints[:8],
-            query_starts=ints[:9], max_query_len=512, tile=chunk_tile(dim, dtype, has_few_rows=has_few), splits=splits,
-            **form,
+            query_starts=ints[:9], max_query_len=512, splits=splits,
+            tile=chunk_tile(dim, dtype, has_few_rows=has_few, shared_bytes=shared_bytes), **form,
         )  # fmt: skip
     else:
         decode_attention(
@@ -204,6 +206,14 @@ def launch_expert_products() -> None:
         gated = expert_product(x, torch.empty(128, 1536, 2048, dtype=dtype, device="meta"), pairs, tile)
         down = torch.empty(128, 2048, 768, dtype=dtype, device="meta")
         expert_product(gated[:, :768].contiguous(), down, pairs, tile, scales=scales)
+
+
+def launch_largest() -> None:
+    """Those that need the most shared memory, with as little as GPUs for workstations have."""
+    from triptych.workers.execute.kernels.triton_matmul import invariant_linear
+
+    attend(2, dim=256, shared_bytes=WORKSTATION_BYTES)
+    invariant_linear(torch.empty(1, 4096, dtype=torch.bfloat16), torch.empty(8192, 4096, dtype=torch.bfloat16))
 
 
 def launch_many_steps() -> None:

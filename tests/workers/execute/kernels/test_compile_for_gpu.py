@@ -60,7 +60,7 @@ def test_every_kernel_compiles_and_fits_into_a_multiprocessor(kernels: Kernels) 
     # Pages of 16 tokens compared with pages of 64, where no tile of keys spans two.
     decodes = [kernel["lookups"] for kernel in every if kernel["kernel"] == "_decode"]
     assert decodes[-1] <= decodes[0] / 2
-    assert summed["lookups"] <= plain["lookups"] / 2
+    assert summed["lookups"] / 3 <= plain["lookups"] / 2 / 2  # in three loops, with a window, and in two
     # The same instructions for few and many rows, and for split keys, or a row's bits would depend on the rest.
     products = [f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16" for n in (128, 64)]
     assert few["products"] == summed["products"] == plain["products"] == products
@@ -82,6 +82,12 @@ def test_products_of_experts_fit_into_a_multiprocessor(kernels: Kernels) -> None
     assert few == ["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"]
     assert some == ["wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"]
     assert many == exact_few == ["wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"]
+
+
+def test_kernels_fit_into_the_shared_memory_of_workstations(kernels: Kernels) -> None:
+    """Or Gemma, and with ``--deterministic`` every model, would be refused there."""
+    assert [kernel["kernel"] for kernel in kernels["workstation"]] == ["_chunk", "_matmul"]
+    assert max(kernel["shared_bytes"] for kernel in kernels["workstation"]) <= 99 << 10
 
 
 def test_steps_of_all_sizes_share_their_kernels(kernels: Kernels) -> None:
