@@ -142,8 +142,17 @@ class DeviceRunner(StepRunner):
         A model that cannot be recorded runs without graphs.
         """
         if self._graphs is not None:
-            smaller = self._keys(self._router.buckets[:-1], [SamplingKind.GREEDY])
-            self._capture([*self._largest_keys(), *smaller], progress)
+            self._capture(self._first_keys(), progress)
+
+    @torch.inference_mode()
+    def prepare(self, seconds: float) -> bool:
+        """After a restart only the largest graphs are there: record the others of ``capture_graphs``, one in a call."""
+        if super().prepare(seconds):
+            return True
+        if self._graphs is None:
+            return False
+        self._buffers.clear()  # else the pages of the last step would be written again
+        return self._graphs.capture_next(self._first_keys())
 
     @torch.inference_mode()
     def capture_largest(self) -> int:
@@ -152,6 +161,9 @@ class DeviceRunner(StepRunner):
         keys = self._largest_keys()
         self._capture(keys, lambda _done, _total: None)
         return 0 if self._graphs is None else len(keys) * (len(self._router.buckets) - 1)
+
+    def _first_keys(self) -> list[GraphKey]:
+        return [*self._largest_keys(), *self._keys(self._router.buckets[:-1], [SamplingKind.GREEDY])]
 
     def _largest_keys(self) -> list[GraphKey]:
         kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)

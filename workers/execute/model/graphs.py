@@ -154,6 +154,16 @@ class GraphShelf:
             self._replays[key] = self._capture(run)
             progress(done, len(ordered))
 
+    def capture_next(self, keys: Iterable[GraphKey]) -> bool:
+        """Record the missing graph with the most rows; returns whether another one is missing."""
+        missing = sorted((key for key in keys if key not in self._replays), reverse=True)
+        if not missing or not self._may_capture:
+            return False
+        run = self._make_run(missing[0])
+        run()
+        self._capture_late(missing[0], run)
+        return len(missing) > 1 and self._may_capture
+
     def run(self, key: GraphKey) -> None:
         """Compute the step that is in the static buffers."""
         replay = self._replays.get(key)
@@ -175,5 +185,5 @@ class GraphShelf:
         except CaptureFailed as error:
             self._may_capture = False
             logger.warning("no more graphs are captured, since %s could not be: %s", key, error)
-        del self._missed[key]
+        self._missed.pop(key, None)
         self._num_waited = 0

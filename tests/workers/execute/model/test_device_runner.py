@@ -265,6 +265,26 @@ def test_largest_graph_of_each_kind_is_captured_before_all_others() -> None:
     assert [key.num_rows for key in captured] == [4, 4, 4, 2, 1]
 
 
+def test_idle_runner_records_the_graphs_that_a_restart_left_out() -> None:
+    """On the trash page: the pages of the last step may belong to someone else by then."""
+    runner = make_runner(NextToken(), capture=lambda run: run)
+    runner.capture_largest()
+    assert runner._graphs is not None
+    make_run, found = runner._graphs._make_run, []
+
+    def note(key: GraphKey) -> Replay:
+        assert not runner._buffers._inputs.any()
+        found.append(key.num_rows)
+        return make_run(key)
+
+    runner._graphs._make_run = note
+    runner._buffers._inputs.fill_(7)
+    assert runner.prepare(0.01)
+    assert not runner.prepare(0.01)
+    assert not runner.prepare(0.01)
+    assert found == [2, 1]
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "max_len", "lengths"), [(4096, 2048, [2048] * 2), (10, 4, [4] * 3), (5, 9, [5])]
 )
