@@ -10,9 +10,11 @@ if "triptych.workers.execute" in " ".join(sys.orig_argv):
     import pytest
 
     from tests.fake_cuda import fake_cuda
+    from tests.quick_interpreter import speed_up
     from tests.workers.execute.model.native import shorten_self_test
 
     patch = pytest.MonkeyPatch()
     shorten_self_test(patch)
+    speed_up(patch)
     device = fake_cuda(patch)
     device.__enter__()  # for the rest of the process

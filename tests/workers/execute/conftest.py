@@ -14,34 +14,13 @@ from tests.conftest import HAS_GPU
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter() -> Iterator[None]:
-    """At a kernel's launch, and at each function call inside, the interpreter patches the language module.
-
-    Once per launch and function is enough; the rest is a third of the time of interpreted kernels.
-    """
     if HAS_GPU or "triton" not in sys.modules:  # imported by the collected tests that use it
         yield
         return
-    from triton.runtime import interpreter
-
-    launch, patch_language = interpreter.GridExecutor.__call__, interpreter._patch_lang
-    patched: set[int] = set()  # namespaces of the modules patched by the current launch
-
-    def launch_patched(self: Any, *args: Any, **kwargs: Any) -> None:
-        patched.clear()
-        launch(self, *args, **kwargs)
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if id(self.fn.__globals__) not in patched:
-            patched.add(id(self.fn.__globals__))
-            patch_language(self.fn)
-        try:
-            return self.rewrite()(*args, **kwargs)
-        except Exception as error:
-            raise interpreter.InterpreterError(repr(error)) from error
+    from tests.quick_interpreter import speed_up
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.GridExecutor, "__call__", launch_patched)
-        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        speed_up(patch)
         yield
 
 
