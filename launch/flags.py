@@ -12,12 +12,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
+from ..protocol.plain import type_hints
 from ..protocol.sampling import SamplingParams
 from .aliases import ALIASES, SHORT
 from .bench.options import BenchOptions
@@ -123,7 +124,7 @@ def _config_file() -> inspect.Parameter:
 
 def _compose(owner: type, values: Mapping[str, Any]) -> Any:
     """A dataclass of dataclasses from flat values."""
-    parts = _type_hints(owner).items()
+    parts = type_hints(owner).items()
     return owner(**{name: part(**{f.name: values[f.name] for f in dataclasses.fields(part)}) for name, part in parts})
 
 
@@ -143,21 +144,17 @@ def _groups(owner: type) -> Iterator[tuple[str, type]]:
     if owner in _PANELS:
         yield _PANELS[owner], owner
     else:
-        yield from ((name.capitalize(), part) for name, part in _type_hints(owner).items())
-
-
-# Cached: several verbs share an owner, and evaluating the annotations each time would take half of ``--help``.
-_type_hints = functools.cache(get_type_hints)
+        yield from ((name.capitalize(), part) for name, part in type_hints(owner).items())
 
 
 def _hints(owner: type) -> dict[str, Any]:
-    return {name: hint for _, part in _groups(owner) for name, hint in _type_hints(part).items()}
+    return {name: hint for _, part in _groups(owner) for name, hint in type_hints(part).items()}
 
 
 @functools.cache
 def _flags(owner: type) -> tuple[inspect.Parameter, ...]:
     return tuple(
-        _flag(item, _type_hints(part)[item.name], panel)
+        _flag(item, type_hints(part)[item.name], panel)
         for panel, part in _groups(owner)
         for item in dataclasses.fields(part)
     )

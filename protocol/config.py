@@ -12,12 +12,12 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from .endpoints import check_endpoint
 from .errors import ConfigError
 from .lora import LoraModule, parse_modules
-from .plain import checked, load_map, make
+from .plain import checked, load_map, make, type_hints
 
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
 PREEMPTIONS = ("auto", "recompute", "swap")
@@ -362,10 +362,10 @@ class PipelineConfig:
             ConfigError: an option is unknown, or a value has the wrong type or is out of range.
         """
         parts: dict[str, dict[str, Any]] = {}
-        hints = get_type_hints(cls)
+        hints = type_hints(cls)
         for name, value in options.items():
             owner = _owner(name)
-            hint = get_type_hints(hints[owner])[name]
+            hint = type_hints(hints[owner])[name]
             if isinstance(value, os.PathLike):
                 value = os.fspath(value)
             # As strict as the workers, which read it from JSON: an error there would come too late for the caller.
@@ -381,7 +381,7 @@ class PipelineConfig:
         Raises:
             ConfigError: the text was not written by ``to_json``, or a value is out of range.
         """
-        parts, hints = load_map(text, "the configuration"), get_type_hints(cls)
+        parts, hints = load_map(text, "the configuration"), type_hints(cls)
         for name in parts:
             if name not in hints:
                 raise ConfigError(f"the configuration has the unknown part {name!r:.100}")
@@ -389,8 +389,8 @@ class PipelineConfig:
 
 
 def _owner(option: str) -> str:
-    for part, hint in get_type_hints(PipelineConfig).items():
+    for part, hint in type_hints(PipelineConfig).items():
         if option in hint.__dataclass_fields__:
             return part
-    known = sorted(f for hint in get_type_hints(PipelineConfig).values() for f in hint.__dataclass_fields__)
+    known = sorted(f for hint in type_hints(PipelineConfig).values() for f in hint.__dataclass_fields__)
     raise ConfigError(f"unknown option {option!r}, known are: {', '.join(known)}", param=option)

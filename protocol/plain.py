@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import types
 from dataclasses import MISSING, fields, is_dataclass
@@ -10,6 +11,13 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from .errors import ConfigError
 
 T = TypeVar("T")
+
+_evaluated = functools.cache(get_type_hints)
+
+
+def type_hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass' fields; evaluated once, because one setting after the other asks for them."""
+    return _evaluated(kind)
 
 
 def load_map(text: str, what: str) -> dict[str, Any]:
@@ -35,7 +43,7 @@ def make(kind: type[T], values: Any, what: str) -> T:
     """
     if type(values) is not dict:
         raise ConfigError(f"{what} must be a map, got {type(values).__name__}")
-    hints = get_type_hints(kind)
+    hints = type_hints(kind)
     for name in values:
         if name not in hints:
             raise ConfigError(f"{what} has the unknown field {name!r:.100}")
