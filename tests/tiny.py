@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +109,35 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
+_NUM_KEPT = 24
+_CHECKPOINTS: dict[str, tuple[dict[str, bytes], torch.Tensor]] = {}  # the files of each, and torch's random state after
+
+
 def make_tiny_model(family: str, folder: Path, **overrides: Any) -> Path:
     """Save a random float32 checkpoint of the family with its tokenizer in ``folder``, and return ``folder``."""
-    make_tiny_tokenizer().save_pretrained(folder)
-    build_tiny_model(family, **overrides).save_pretrained(folder)
+    return saved(folder, partial(build_tiny_model, family, **overrides), f"tiny {family} {overrides}")
+
+
+def saved(folder: Path, build: Callable[[], PreTrainedModel], key: str) -> Path:
+    """Save a model with its tokenizer in ``folder``. What was built for the same key before is copied.
+
+    Building takes ten times as long, and most tests want one of a few checkpoints. Random numbers drawn afterwards do
+    not depend on whether it was built.
+    """
+    if key not in _CHECKPOINTS:
+        if len(_CHECKPOINTS) == _NUM_KEPT:
+            del _CHECKPOINTS[next(iter(_CHECKPOINTS))]
+        model = build()
+        with tempfile.TemporaryDirectory() as new:
+            make_tiny_tokenizer().save_pretrained(new)
+            model.save_pretrained(new)
+            files = {file.name: file.read_bytes() for file in Path(new).iterdir()}
+        _CHECKPOINTS[key] = files, torch.get_rng_state()
+    files, random_state = _CHECKPOINTS[key]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    torch.set_rng_state(random_state)
     return folder
 
 

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -155,17 +155,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
     """A random float32 checkpoint of a dense family; biases are random too, because a new model's are zero."""
+    return tiny.saved(folder, partial(_build, family, **overrides), f"native {family} {overrides}")
+
+
+def _build(family: str, **overrides: Any) -> PreTrainedModel:
     sizes = {**tiny.LLAMA_LIKE, **FAMILIES[family], **overrides}
     config = AutoConfig.for_model(family, **sizes)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    from_config: Any = AutoModelForCausalLM.from_config
+    model: PreTrainedModel = from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1 or name.endswith("bias"):
             spread = torch.rand(parameter.shape) - 0.5
             parameter.data = spread if name.endswith("bias") else 1 + spread
-    tiny.make_tiny_tokenizer().save_pretrained(folder)
-    model.save_pretrained(folder)
-    return folder
+    return model
 
 
 def make_pair(folder: Path) -> tuple[Path, Path]:
