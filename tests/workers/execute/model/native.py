@@ -321,6 +321,18 @@ def greedy(model: Any, prompt: Iterable[int], num_tokens: int) -> list[int]:
     return tokens
 
 
+@torch.inference_mode()
+def greedy_choices(model: Any, prompt: Sequence, output: list[int]) -> list[int]:
+    """What transformers chooses after the prompt, and after each token of ``output`` but the last.
+
+    If these are the tokens of ``output``, they are the ones it would generate, found in one pass instead of one each.
+    """
+    assert len(output) == prompt.params.max_tokens
+    ids = torch.tensor([[*prompt.tokens[: prompt.num_prompt_tokens].tolist(), *output[:-1]]])
+    choices: list[int] = model(ids, use_cache=False).logits[0, prompt.num_prompt_tokens - 1 :].argmax(-1).tolist()
+    return choices
+
+
 def shorten_self_test(patch: pytest.MonkeyPatch) -> None:
     """Use fewer tokens in the fused decoder's self-test where Triton is interpreted: it is most of a start there.
 

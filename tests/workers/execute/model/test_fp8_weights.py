@@ -33,7 +33,7 @@ from tests.workers.execute.model.native import (
     PLAINLY,
     change_config,
     changed_tensors,
-    greedy,
+    greedy_choices,
     make_checkpoint,
     make_request,
     shorten_self_test,
@@ -48,6 +48,7 @@ from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
 from triptych.workers.execute.model.oracle import Oracle, mapped_model
 from triptych.workers.execute.model.stored_weights import open_for_modules, open_tensors
+from triptych.workers.execute.scheduling.sequence import Sequence
 
 MODELS: dict[str, dict[str, Any]] = {
     "llama": ODD,
@@ -66,16 +67,19 @@ def greedy_tokens(folder: Path, **options: Any) -> tuple[list[list[int]], ModelC
         CacheConfig(num_pages=64), SchedulerConfig(max_num_seqs=4, prefill_chunk=32),
         model_dir=folder, run_dir=folder.parent, progress=lambda done, total: None,
     )  # fmt: skip
-    requests = [make_request(index, length, 12) for index, length in enumerate((1, 20, 45))]
+    requests = make_requests()
     outputs = run(Engine(make_scheduler(*requests, num_pages=64, page_size=16, max_model_len=512), runner))
     return [outputs[request.key] for request in requests], card
 
 
-def expected(plain: Path) -> list[list[int]]:
-    """What transformers generates in float32."""
+def expected(plain: Path, tokens: list[list[int]]) -> list[list[int]]:
+    """What transformers chooses in float32, after these tokens."""
     model: Any = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, **PLAINLY)
-    requests = [make_request(index, length, 12) for index, length in enumerate((1, 20, 45))]
-    return [greedy(model, request.tokens[: request.num_prompt_tokens].tolist(), 12) for request in requests]
+    return [greedy_choices(model, *each) for each in zip(make_requests(), tokens, strict=True)]
+
+
+def make_requests() -> list[Sequence]:
+    return [make_request(index, length, 12) for index, length in enumerate((1, 20, 45))]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -83,7 +87,7 @@ def test_tokens_equal_transformers_with_dequantised_weights(form: str, tmp_path:
     stored, plain = make_fp8_pair("llama", form, tmp_path, **ODD)
     tokens, card = greedy_tokens(stored)
     assert card.backend == "native float32"
-    assert tokens == greedy_tokens(stored, backend="transformers")[0] == expected(plain)
+    assert tokens == greedy_tokens(stored, backend="transformers")[0] == expected(plain, tokens)
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -95,7 +99,7 @@ def test_kernels_and_modules_give_the_same_tokens(family: str, form: str, tmp_pa
     assert card.num_parameters == sum(tensor.numel() for tensor in load_file(plain / "model.safetensors").values())
     by_modules, card = greedy_tokens(stored, backend="transformers")
     assert "transformers" in card.backend
-    assert tokens == by_modules == expected(plain)
+    assert tokens == by_modules == expected(plain, tokens)
 
 
 @pytest.mark.parametrize("options", [
@@ -174,7 +178,8 @@ def test_head_in_fp8_runs_too(tmp_path: Path) -> None:
         wanted["lm_head.weight"] = dequantised(numbers, scales, BLOCK, BLOCK).float()
         tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].bfloat16()
         wanted["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].float()
-    assert greedy_tokens(stored)[0] == greedy_tokens(stored, backend="transformers")[0] == expected(plain)
+    tokens, _ = greedy_tokens(stored)
+    assert tokens == greedy_tokens(stored, backend="transformers")[0] == expected(plain, tokens)
 
 
 def test_modelopt_s_separate_file_is_read(tmp_path: Path) -> None:
@@ -184,7 +189,8 @@ def test_modelopt_s_separate_file_is_read(tmp_path: Path) -> None:
     (stored / "config.json").write_text(json.dumps(config))
     settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
     (stored / "hf_quant_config.json").write_text(json.dumps(settings))
-    assert greedy_tokens(stored)[0] == greedy_tokens(stored, backend="transformers")[0] == expected(plain)
+    tokens, _ = greedy_tokens(stored)
+    assert tokens == greedy_tokens(stored, backend="transformers")[0] == expected(plain, tokens)
 
 
 def test_self_test_dequantises_a_weight_only_while_it_is_used(tmp_path: Path) -> None:
@@ -203,7 +209,7 @@ def test_fused_decoder_uses_the_dequantised_weights(tmp_path: Path, monkeypatch:
     stored, plain = make_fp8_pair("llama", "blocks", tmp_path, **ODD, **small)
     device = "cuda" if HAS_GPU else "cpu"
     tokens, card = greedy_tokens(stored, backend="fused", device=device)
-    assert (card.backend, tokens) == ("fused float32", expected(plain))
+    assert (card.backend, tokens) == ("fused float32", expected(plain, tokens))
 
 
 def test_fused_decoder_quantises_again_per_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +317,8 @@ def test_fp8_without_a_description_in_the_config_is_refused(backend: str, tmp_pa
 @pytest.mark.parametrize("backend", ["native", "transformers"])
 def test_double_precision_is_not_a_quantisation(backend: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path / "plain", num_hidden_layers=1)
-    tokens = expected(checkpoint)
+    tokens, _ = greedy_tokens(checkpoint)
+    assert tokens == expected(checkpoint, tokens)
     with changed_tensors(checkpoint) as tensors:
         tensors.update({name: tensor.double() for name, tensor in tensors.items()})
     assert greedy_tokens(checkpoint, backend=backend)[0] == tokens
@@ -331,10 +338,8 @@ def test_text_part_of_a_vision_model_may_be_in_fp8(backend: str, tmp_path: Path)
     make_seeing("ministral3 in mistral3", tmp_path / "plain")
     stored = store_in_fp8(tmp_path / "plain", "tensors", tmp_path / "stored")
     whole: Any = AutoModelForImageTextToText.from_pretrained(tmp_path / "plain")
-    requests = [make_request(index, length, 12) for index, length in enumerate((1, 20, 45))]
-    wanted = [greedy(whole, request.tokens[: request.num_prompt_tokens].tolist(), 12) for request in requests]
     tokens, card = greedy_tokens(stored, backend=backend)
-    assert tokens == wanted
+    assert tokens == [greedy_choices(whole, *each) for each in zip(make_requests(), tokens, strict=True)]
     assert card.backend.startswith(backend)
 
 
