@@ -58,10 +58,6 @@ def _public(frame: bytes) -> None:
         GenerationRequest.from_wire(message.request)
 
 
-def _request_of(data: bytes) -> None:
-    GenerationRequest.from_wire(decode(data).message.request)
-
-
 def _public_frames() -> tuple[bytes, ...]:
     return (
         encode(m.Submit("id", REQUEST)),
