@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .chat_messages import wire_tools
-from .errors import ApiError, unsupported
-from .schemas.chat import NamedTool, Tool
+from .errors import ApiError, required, unsupported
+from .schemas.chat import Tool, ToolChoice
 from .state import Gateway
 from .structure import arguments_form, calls_form
 from .tools.parser import Call, Found, make_parser
@@ -52,7 +52,7 @@ class ToolUse:
 
 
 def tool_use(
-    gateway: Gateway, tools: Sequence[Tool] | None, choice: str | NamedTool | None, *, single: bool
+    gateway: Gateway, tools: Sequence[Tool] | None, choice: str | ToolChoice | None, *, single: bool
 ) -> ToolUse:
     """
     Raises:
@@ -62,20 +62,26 @@ def tool_use(
         raise ApiError("tool_choice needs tools", param="tool_choice")
     if not tools or choice == "none":
         return ToolUse()
-    if isinstance(choice, NamedTool):
-        return _forced(tools, choice.function.name)
-    if choice == "required":
-        return ToolUse(tuple(tools), "required", single, calls_form(tools, single=single))
+    allowed = tools
+    if isinstance(choice, ToolChoice):
+        if choice.type == "function":
+            tool = _named(tools, [required(choice.function, "tool_choice.function").name])[0]
+            return ToolUse(tuple(tools), f"named:{tool.function.name}", True, arguments_form(tool))
+        given = required(choice.allowed_tools, "tool_choice.allowed_tools")
+        allowed, choice = _named(tools, [tool.function.name for tool in given.tools]), given.mode
+    if choice == "required":  # the form excludes the other tools: they may stay in the prompt, which may be cached
+        return ToolUse(tuple(tools), "required", single, calls_form(allowed, single=single))
     if gateway.tool_parser == "none":
         raise unsupported("tools", "the chat template of this model does not support tools (see --tool-parser)")
-    return ToolUse(tuple(tools), gateway.tool_parser, single)
+    return ToolUse(tuple(allowed), gateway.tool_parser, single)
 
 
-def _forced(tools: Sequence[Tool], name: str) -> ToolUse:
-    tool = next((tool for tool in tools if tool.function.name == name), None)
-    if tool is None:
-        raise ApiError(f"tool_choice names {name!r:.100}, which is not in tools", param="tool_choice")
-    return ToolUse(tuple(tools), f"named:{name}", True, arguments_form(tool))
+def _named(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
+    """The tools that ``tool_choice`` names."""
+    known = {tool.function.name for tool in tools}
+    if unknown := [name for name in names if name not in known]:
+        raise ApiError(f"tool_choice names {unknown[0]!r:.100}, which is not in tools", param="tool_choice")
+    return [tool for tool in tools if tool.function.name in names]
 
 
 class CallReader:

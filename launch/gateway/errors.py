@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 
 from ...protocol.codec import MAX_DEPTH
 from ...protocol.errors import TriptychError, encodable
 
+T = TypeVar("T")
 RETRY_AFTER_S = 1
 # Codes that clients check for, where ours differ.
 _OPENAI_CODES = {
@@ -45,6 +46,16 @@ class ClientGone(Exception):
 
 def unsupported(param: str, message: str) -> ApiError:
     return ApiError(message, code="unsupported_value", param=param)
+
+
+def required(value: T | None, param: str) -> T:
+    """
+    Raises:
+        ApiError: the field ``param``, which other fields make necessary, is not given.
+    """
+    if value is None:
+        raise ApiError(f"{param} is required", code="missing_required_parameter", param=param)
+    return value
 
 
 def aborted(what: str = "the request was aborted by the service") -> ApiError:

@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .chat_messages import json_text, text_of
-from .errors import ApiError
+from .errors import ApiError, required
 from .schemas.chat import (
     ChatMessage,
     ChatRequest,
     FunctionCall,
-    NamedFunction,
-    NamedTool,
     Tool,
     ToolCall,
+    ToolChoice,
     function_tools,
 )
 from .schemas.messages import AnthropicMessage, Block, CountRequest, MessageRequest
@@ -72,15 +71,13 @@ def _tools(body: CountRequest) -> list[Tool] | None:
     return function_tools((tool.name, tool.description, tool.input_schema) for tool in body.tools or ())
 
 
-def _choice(body: CountRequest) -> str | NamedTool | None:
+def _choice(body: CountRequest) -> str | ToolChoice | None:
     choice = body.tool_choice
     if choice is None:
         return None
     if choice.type != "tool":
         return "required" if choice.type == "any" else choice.type
-    if choice.name is None:
-        raise _missing("tool_choice.name")
-    return NamedTool(type="function", function=NamedFunction(name=choice.name))
+    return ToolChoice.of(required(choice.name, "tool_choice.name"))
 
 
 def _format(body: CountRequest) -> ResponseFormat | None:
@@ -133,13 +130,7 @@ def _assistant(name: str, blocks: Sequence[Block]) -> ChatMessage:
 
 def _of(block: Block, field: str, at: str) -> str:
     value: str | None = getattr(block, field)
-    if value is None:
-        raise _missing(f"{at}.{field}")
-    return value
-
-
-def _missing(param: str) -> ApiError:
-    return ApiError(f"{param} is required", code="missing_required_parameter", param=param)
+    return required(value, f"{at}.{field}")
 
 
 def _misplaced(block: Block, role: str, at: str) -> ApiError:

@@ -17,14 +17,14 @@ from .answer import AnswerReader, Parts
 from .calls import ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
 from .content import ContentTokens
-from .errors import ApiError, error_map, unsupported
+from .errors import ApiError, error_map, required, unsupported
 from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs
 from .parameters import check_stream, named_as, pipeline_options
 from .reasoning import Reasoning, with_reasoning
 from .response_events import EventWriter
-from .schemas.chat import ChatMessage, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall, function_tools
+from .schemas.chat import ChatMessage, FunctionCall, Tool, ToolCall, ToolChoice, function_tools
 from .schemas.responses import InputItem, ResponseRequest
 from .schemas.structure import JsonSchema, ResponseFormat
 from .state import Gateway
@@ -106,10 +106,14 @@ def _tools(body: ResponseRequest) -> list[Tool] | None:
     return function_tools((tool.name, tool.description, tool.parameters) for tool in body.tools or ())
 
 
-def _choice(body: ResponseRequest) -> str | NamedTool | None:
-    if body.tool_choice is None or isinstance(body.tool_choice, str):
-        return body.tool_choice
-    return NamedTool(type="function", function=NamedFunction(name=body.tool_choice.name))
+def _choice(body: ResponseRequest) -> str | ToolChoice | None:
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        return choice
+    if choice.type == "function":
+        return ToolChoice.of(required(choice.name, "tool_choice.name"))
+    names = [tool.name for tool in required(choice.tools, "tool_choice.tools")]
+    return ToolChoice.among(names, required(choice.mode, "tool_choice.mode"))
 
 
 def _format(body: ResponseRequest) -> ResponseFormat | None:
@@ -193,7 +197,7 @@ class ResponseReply:
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": _format_map(body)},
-            "tool_choice": body.model_dump()["tool_choice"] or "auto",
+            "tool_choice": body.model_dump(exclude_none=True).get("tool_choice", "auto"),
             "tools": [
                 {"strict": None, "parameters": None, **tool.model_dump(exclude_none=True)} for tool in body.tools or []
             ],

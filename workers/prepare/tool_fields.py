@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from ...protocol.codec import MAX_VALUES
 from ...protocol.errors import InvalidRequest
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 MAX_CALLS = 128
 MAX_NAME_CHARS = 256
 MAX_TEMPLATE_KWARGS = 64

@@ -23,6 +23,7 @@ T = TypeVar("T")
 List = Annotated[list[T], Field(fail_fast=True)]
 TokenBudget = Annotated[int, Field(ge=0, le=2**31 - 1)]  # of reasoning, see docs/protocol.md
 MAX_MESSAGES = MAX_PARTS = 1024  # the pipeline's limits, checked before any of a million entries is validated
+MAX_TOOLS = 1024  # the pipeline's limit
 MAX_PARTS_IN_ALL = 8192  # of a conversation or of questions: each blocks the event loop for up to 30 us
 _HALF = re.compile("[\ud800-\udfff]")
 ANYTHING: tuple[Any, ...] = (...,)  # the field has no effect here, whatever its value

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from ..errors import ApiError, unsupported
 from ..template_variables import Effort, effort_variables, template_variables
-from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, TokenBudget, few_parts, limited
+from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ApiModel, List, Neutral, TokenBudget, few_parts, limited
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .structure import ResponseFormat
 
@@ -95,6 +95,28 @@ class NamedTool(ApiModel):
     function: NamedFunction
 
 
+class AllowedTools(ApiModel):
+    mode: Literal["auto", "required"]
+    tools: List[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class ToolChoice(ApiModel):
+    """The tool that must be called (``function``), or the only ones that may be (``allowed_tools``)."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @classmethod
+    def of(cls, name: str) -> ToolChoice:
+        return cls(type="function", function=NamedFunction(name=name))
+
+    @classmethod
+    def among(cls, names: Iterable[str], mode: Literal["auto", "required"]) -> ToolChoice:
+        tools = [NamedTool(type="function", function=NamedFunction(name=name)) for name in names]
+        return cls(type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=tools))
+
+
 class TemplateFields(ApiModel):
     """Controls how a chat becomes a prompt."""
 
@@ -146,8 +168,8 @@ class ChatRequest(SamplingFields, TemplateFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: List[Tool] | None = Field(None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: List[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: only the first call is returned")
     echo: bool | None = Field(None, description="return a continued message from its beginning")
     separate_reasoning: bool | None = Field(None, description="false: reasoning stays in the content, with its tags")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from ..template_variables import Effort
-from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, TokenBudget, few_parts, limited
+from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ApiModel, List, Neutral, TokenBudget, few_parts, limited
 
 
 class Block(ApiModel):
@@ -94,7 +94,7 @@ class CountRequest(ApiModel):
     model: str | None = Field(None, description="as listed by /v1/models; by default the served model")
     messages: List[AnthropicMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | Annotated[List[TextBlock], Field(max_length=MAX_PARTS)] | None = None
-    tools: List[CustomTool] | None = Field(None, max_length=128)
+    tools: List[CustomTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

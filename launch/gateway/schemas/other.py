@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, few, few_parts
+from .base import ANYTHING, MAX_MESSAGES, MAX_TOOLS, ApiModel, List, Neutral, few, few_parts
 from .chat import ChatMessage, TemplateFields, Tool
 
 Messages = Annotated[List[ChatMessage], Field(max_length=MAX_MESSAGES)]
@@ -18,7 +18,7 @@ class TokenizeRequest(TemplateFields):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    tools: List[Tool] | None = Field(None, max_length=128)
+    tools: List[Tool] | None = Field(None, max_length=MAX_TOOLS)
     add_special_tokens: bool | None = Field(None, description="for a text; true by default")
     return_token_strs: bool | None = None
 

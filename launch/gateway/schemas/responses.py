@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from ..template_variables import Effort
-from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, TokenBudget, few_parts, limited, small_map
+from .base import ANYTHING, MAX_MESSAGES, MAX_TOOLS, ApiModel, List, Neutral, TokenBudget, few_parts, limited, small_map
 from .chat import Parts
 from .sampling import COMMON_NEUTRAL, SamplingFields
 
@@ -60,6 +60,15 @@ class FunctionTool(ApiModel):
 class NamedFunctionTool(ApiModel):
     type: Literal["function"]
     name: str
+
+
+class ResponseToolChoice(ApiModel):
+    """The tool that must be called, by ``name``, or the only ``tools`` that may be (``allowed_tools``)."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: List[NamedFunctionTool] | None = Field(None, min_length=1, max_length=MAX_TOOLS)
 
 
 class TextFormat(ApiModel):
@@ -116,8 +125,8 @@ class ResponseRequest(SamplingFields):
     )
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    tools: List[FunctionTool] | None = Field(None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
+    tools: List[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None

@@ -22,6 +22,8 @@ BASE: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "hi", "max_output_tokens": 1},
 }
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+FLAT = [{"type": "function", "name": "f"}]
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"max_toks": 1}, "max_toks"),
     (COMPLETIONS, {"max-tokens": 1}, "max-tokens"),
@@ -96,8 +98,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "text.format"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}],
             "tool_choice": "required"}, "tool_choice"),
-    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}],
-            "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+    (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+    (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    (CHAT, {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+    (CHAT, {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+        "mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}}}, "tool_choice"),
+    (CHAT, {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+     "tool_choice.allowed_tools.tools"),
+    (RESPONSES, {"tools": FLAT, "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
+    (RESPONSES, {"tools": FLAT, "tool_choice": {"type": "function"}}, "tool_choice.name"),
     (RESPONSES, {"input": [{"type": "message", "content": "hi"}]}, "input[0]"),
     (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
     (RESPONSES, {"max_output_tokens": -5}, "max_output_tokens"),

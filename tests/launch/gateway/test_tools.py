@@ -225,6 +225,50 @@ def test_forced_call_becomes_a_schema(scripted: Site, choice: Any, text: str, na
     assert client.asked[0]["structured"]["json_schema"]["type"] == ("object" if choice is NAMED else "array")
 
 
+TIME_TOO: list[dict[str, Any]] = [
+    *TOOLS,
+    {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}},
+]
+FLAT = [{"type": "function", **tool["function"]} for tool in TIME_TOO]
+TIME_ALONE = [{"type": "function", "function": {"name": "time"}}]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+@pytest.mark.parametrize(
+    ("mode", "text", "offered", "forced"),
+    [
+        ("auto", '<tool_call>{"name": "time"}</tool_call>', ["time"], None),
+        ("required", '[{"name": "time", "arguments": {}}]', ["weather", "time"], ["time"]),
+    ],
+)
+def test_only_allowed_tools_can_be_called(
+    scripted: Site, path: str, mode: str, text: str, offered: list[str], forced: list[str] | None
+) -> None:
+    """Those that a form excludes anyway stay in the prompt, so that it begins like that of the other turns."""
+    client = script(scripted, text)
+    choice: dict[str, Any]
+    if path == CHAT:
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": TIME_ALONE}}
+        reply = scripted.ask(path, messages=MESSAGES, tools=TIME_TOO, tool_choice=choice)
+        ChatCompletion.model_validate_json(json.dumps(reply), strict=True)
+    else:
+        choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "time"}]}
+        reply = scripted.ask(path, input="hi", tools=FLAT, tool_choice=choice)
+        Response.model_validate_json(json.dumps(reply), strict=True)
+        assert reply["tool_choice"] == choice
+    asked = client.asked[0]
+    assert [tool["function"]["name"] for tool in json.loads(asked["tools"])] == offered
+    calls = asked["structured"]["json_schema"]["items"]["anyOf"] if forced else None
+    assert calls is None or [call["properties"]["name"]["const"] for call in calls] == forced
+
+
+def test_hundreds_of_tools_are_offered(api: Site) -> None:
+    """As agents do that are connected to several MCP servers."""
+    tools = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(400)]
+    assert api.ask("/tokenize", messages=MESSAGES, tools=tools)["count"]
+    assert api.refusal("/tokenize", messages=MESSAGES, tools=tools * 3)[1]["param"] == "tools"
+
+
 @pytest.mark.parametrize(
     ("asked", "form"),
     [

@@ -52,8 +52,8 @@ def test_template_gets_tools_and_variables() -> None:
     [
         ({"tools": [1]}, "tools", "JSON text"),
         ({"tools": "{"}, "tools", "not JSON"),
-        ({"tools": "[]"}, "tools", "1 to 128"),
-        ({"tools": json.dumps([1] * 129)}, "tools", "1 to 128"),
+        ({"tools": "[]"}, "tools", "1 to 1024"),
+        ({"tools": json.dumps([1] * 1025)}, "tools", "1 to 1024"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
         ({"chat_template_kwargs": {str(i): 1 for i in range(65)}}, "chat_template_kwargs", "64"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "map"),
