@@ -47,7 +47,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
             allow_origins=origins,
             allow_methods=("*",),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "retry-after"),
+            expose_headers=("x-request-id", "request-id", "retry-after"),
         )
     return served
 

@@ -25,6 +25,7 @@ HEAD_ROUTES = (*OPEN_ROUTES, "/metrics", "/version", "/v1/models")  # monitors a
 ENDLESS_ROUTE = "/ui/events"  # always ended by its client
 CLIENT_CLOSED = 499  # for log and metrics; the client is gone
 MAX_ID_CHARS = 128
+_ID_HEADERS = (b"x-request-id", b"request-id")  # of a reply, as OpenAI's and Anthropic's clients read them
 _LINE = "%(method)s %(path)r %(status)s in %(duration_ms)s ms, %(x_request_id)s"
 _LINE_OF_ANSWER = _LINE + ", %(request_id)r"
 
@@ -125,7 +126,7 @@ class _Visit:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id.encode())]
+            message["headers"] = [*message.get("headers", ()), *((name, self._id.encode()) for name in _ID_HEADERS)]
         elif not message.get("more_body", False):
             self._is_answered = True
         await self._send(message)

@@ -119,7 +119,7 @@ def test_pages_of_allowed_origins_may_send_requests_from_a_browser(pipeline: Dri
         body, key = {"prompt": "hi", "max_tokens": 1}, {"authorization": "Bearer secret"}
         reply = api.http.post(PATH, json=body, headers=key | {"origin": ours})
         assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, ours)
-        assert reply.headers["access-control-expose-headers"] == "x-request-id, retry-after"
+        assert reply.headers["access-control-expose-headers"] == "x-request-id, request-id, retry-after"
         refused = api.http.post(PATH, json=body, headers={"origin": ours})  # the page must be able to read an error too
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, ours)
         stranger = api.http.post(PATH, json=body, headers=key | {"origin": theirs})
@@ -234,6 +234,11 @@ def test_request_id_is_the_client_s_or_a_new_one(api: Site) -> None:
     drawn = {api.http.get("/version", headers={"x-request-id": "x" * 500}).headers["x-request-id"] for _ in range(2)}
     assert len(drawn) == 2
     assert api.http.get("/nowhere").headers["x-request-id"]
+
+
+def test_request_id_is_found_by_anthropic_s_clients_too(api: Site) -> None:
+    reply = api.post("/v1/messages")
+    assert (reply.status_code, reply.headers["request-id"]) == (400, reply.headers["x-request-id"])
 
 
 def test_full_queue_is_a_429_with_retry_after() -> None:
