@@ -37,6 +37,11 @@ def _without_nulls(value: Any) -> Any:
     return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
+def _whole(value: Any) -> Any:
+    """256.0 is an integer to JSON schemas, and so to our own document; languages with one type of number send it."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
 def _neutral_schema(neutral: tuple[Any, ...]) -> dict[str, Any]:
     if neutral is ANYTHING:
         return {"description": "accepted and ignored"}
@@ -64,6 +69,7 @@ class ApiModel(BaseModel):
                 return {name: item}  # refused as unknown, regardless of the rest
             if item is None:
                 continue
+            item = _whole(item)
             if name not in cls.NEUTRAL:
                 kept[name] = item
             elif not _is_neutral(_without_nulls(item), cls.NEUTRAL[name]):

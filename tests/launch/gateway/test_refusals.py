@@ -163,6 +163,14 @@ def test_all_neutral_fields_and_nulls_together_are_accepted(api: Site, path: str
     api.ask(path, **{**BASE[path], **NEUTRAL[path], **nulls})
 
 
+@pytest.mark.parametrize("path", BASE)
+def test_integer_may_be_written_as_a_float(api: Site, path: str) -> None:
+    """As Lua does, and Python if a number comes from pandas or a YAML file."""
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    usage = api.ask(path, **{**BASE[path], limit: 3.0}, seed=7.0, top_k=5e1, temperature=1, ignore_eos=True)["usage"]
+    assert 3 in (usage.get("completion_tokens"), usage.get("output_tokens"))
+
+
 def test_unknown_model_is_a_404(api: Site) -> None:
     status, error = api.refusal(CHAT, messages=MESSAGES, model="gpt-9")
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
