@@ -19,7 +19,7 @@ from ... import __version__
 from ...protocol.errors import TriptychError
 from .adapter_routes import adapter_routes
 from .api_routes import api_routes
-from .edge import CLIENT_CLOSED, BodyRefused, Edge
+from .edge import CLIENT_CLOSED, HEAD_ROUTES, BodyRefused, Edge
 from .errors import ApiError, ClientGone, error_response, unreadable_body, validation_error
 from .openapi import describe
 from .page.routes import page_routes
@@ -86,15 +86,18 @@ async def _http(request: Request, error: Exception) -> Response:
         path=request.url.path,
     )  # fmt: skip
     reply.headers.update(error.headers or {})
-    if error.status_code == 405 and (methods := _methods(request)):
-        reply.headers["allow"] = ", ".join(methods)
+    if error.status_code == 405:
+        reply.headers["allow"] = ", ".join(_methods(request, reply.headers.get("allow", "")))
     return reply
 
 
-def _methods(request: Request) -> list[str]:
-    """Methods allowed at this path, which several routes may share; empty if the OpenAPI document lacks it."""
-    paths = describe(request.app)["paths"]
-    return [method.upper() for method in paths.get(getattr(request.scope.get("route"), "path_format", ""), ())]
+def _methods(request: Request, of_route: str) -> list[str]:
+    """Methods allowed at this path, which several routes may share; those ``of_route`` if the OpenAPI document lacks
+    the path.
+    """
+    described = describe(request.app)["paths"].get(getattr(request.scope.get("route"), "path_format", ""))
+    methods = of_route.split(", ") if described is None else [method.upper() for method in described]
+    return [*methods, "HEAD"] if request.url.path in HEAD_ROUTES else methods
 
 
 async def _broken(request: Request, error: Exception) -> Response:

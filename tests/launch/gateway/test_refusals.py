@@ -369,7 +369,9 @@ def test_decision_with_too_many_choices_is_refused_before_they_are_validated(api
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("POST", "/", {"GET"}),
+        ("POST", "/", {"GET", "HEAD"}),
+        ("POST", "/health", {"GET", "HEAD"}),
+        ("POST", "/server_info", {"GET"}),
         ("POST", "/openapi.json", {"GET", "HEAD"}),
         ("DELETE", "/v1/models/hash-lm", {"GET"}),
         ("POST", "/v1/requests/x", {"GET", "DELETE"}),
