@@ -1,6 +1,7 @@
 """Limits for connections that send nothing, or too much. uvicorn limits the time between two requests, but neither the
 time nor the size of a request's headers: clients that connect and stay silent could use up all connections, and clients
-that send endless headers all memory. It also loses the body of a request that offers another protocol.
+that send endless headers all memory. It also loses the body of a request that offers another protocol, and sends chunks
+to clients that do not know them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import re
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from .until_close import until_close
 
 MAX_HEAD_BYTES = 1 << 16  # for headers that arrive in several pieces; h11 has such a limit, httptools does not
 _UPGRADE = re.compile(rb"^upgrade(?=[ \t]*:)", re.IGNORECASE | re.MULTILINE)
@@ -68,7 +71,7 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, until_close(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _look(self) -> None:
         cycle: Any = self.cycle  # of the last request whose headers arrived

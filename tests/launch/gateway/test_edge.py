@@ -303,6 +303,18 @@ def test_offer_of_another_protocol_is_ignored(api: Site, upgrade: str, cut: int)
             assert (reply.status, json.load(reply)["choices"][0]["text"]) == (200, "Upgrade: no")
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_client_of_http_1_0_gets_no_chunks(api: Site, stream: bool) -> None:
+    """As ``ab`` and nginx, by default, are: they took the sizes of the chunks for a part of the reply."""
+    body = json.dumps({"prompt": "hi", "max_tokens": 3, "stream": stream}).encode()
+    with raw(api) as connection:
+        connection.sendall(head_of(len(body)).replace(b"HTTP/1.1", b"HTTP/1.0") + body)
+        reply = b"".join(iter(lambda: connection.recv(4096), b""))
+    head, _, content = reply.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert content.startswith(b"data: {") and content.endswith(b"data: [DONE]\n\n") if stream else json.loads(content)
+
+
 def events_of(api: Site, **body: object) -> Iterator[object]:
     """The events of a stream, whose connection closes when the caller stops iterating."""
     with api.http.stream("POST", PATH, json={"prompt": "hi", "stream": True, **body}) as reply:
