@@ -95,6 +95,28 @@ def check_weights(folder: Path) -> None:
             raise ConfigError(f"{file} is damaged: {first_line(error)}", param="model") from error
 
 
+def check_generation_config(folder: Path) -> None:
+    """Check the file that says which tokens end an answer, if there is one: transformers ignores a damaged one, and
+    answers would not end.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        return
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is damaged: {first_line(error)}", param="model") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{file} is damaged: {settings!r:.80} is not a JSON object", param="model")
+    ends = settings.get("eos_token_id")
+    if not all(type(token_id) is int for token_id in (ends if isinstance(ends, list) else [ends or 0])):
+        text = f"eos_token_id is {ends!r:.80}, it must be a token id, a list of them, or null"
+        raise ConfigError(f"{file} is damaged: {text}", param="model")
+
+
 def weight_files(folder: Path) -> list[Path]:
     """List the safetensors files of a checkpoint directory; those that an index names may not exist."""
     if (folder / _WEIGHTS).is_file():

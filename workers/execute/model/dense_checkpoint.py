@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerFast
 
-from .checkpoint import check_weights, context_limit, read_config
+from .checkpoint import check_generation_config, check_weights, context_limit, read_config
 from .decoder_spec import DecoderSpec, Unsupported, describe_decoder
 from .facts import ModelFacts
 from .native_weights import Checkpoint
@@ -34,6 +34,7 @@ def open_checkpoint(folder: Path) -> DenseCheckpoint:
         ConfigError: the checkpoint is incomplete or damaged.
     """
     config = text_config(read_config(folder))
+    check_generation_config(folder)
     check_weights(folder)
     tensors = open_tensors(folder)
     if getattr(config, "tie_word_embeddings", False) and _has_head(tensors):

@@ -22,7 +22,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from ....protocol.errors import ConfigError
-from .checkpoint import check_layer_types, check_weights, context_limit, read_config
+from .checkpoint import check_generation_config, check_layer_types, check_weights, context_limit, read_config
 from .facts import ModelFacts, Progress
 from .fp8_weights import Fp8Checkpoint, is_of_quantised
 from .group import ALONE, Group
@@ -53,6 +53,7 @@ def load_model(
     """
     whole = config = read_config(folder)
     check_layer_types(whole)
+    check_generation_config(folder)
     check_weights(folder)
     tensors = open_for_modules(folder)
     is_read_plainly = tensors is not None or read_settings(folder) is None  # else only the whole config says how

@@ -13,6 +13,7 @@ from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.checkpoint import context_limit, find_checkpoint
+from triptych.workers.execute.model.dense_checkpoint import open_checkpoint
 from triptych.workers.execute.model.facts import resolve_device, take_device
 from triptych.workers.execute.model.loader import LoadedModel, load_model
 from triptych.workers.execute.model.tokenizer import load_tokenizer
@@ -85,6 +86,23 @@ def test_damaged_config_is_named(checkpoint: Path) -> None:
     (checkpoint / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"cannot use .*config\.json"):
         load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=lambda done, total: None)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", r"\[\] is not a JSON object"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id is '</s>', it must be a token id"),
+        ('{"eos_token_id": [1, [2]]}', r"eos_token_id is \[1, \[2\]\]"),
+    ],
+)
+def test_damaged_generation_config_is_named(checkpoint: Path, content: str, why: str) -> None:
+    """It says which tokens end an answer: without it the model would go on."""
+    (checkpoint / "generation_config.json").write_text(content)
+    for opened in (load, open_checkpoint):
+        with pytest.raises(ConfigError, match=rf"generation_config\.json is damaged: {why}"):
+            opened(checkpoint)
 
 
 def test_unknown_architecture_is_named(checkpoint: Path) -> None:
