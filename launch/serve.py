@@ -54,14 +54,15 @@ def serve(task: Task, *, console: Console) -> int:
     The gateways outlive the workers by a moment, so that waiting HTTP clients still receive the ends of their requests.
 
     Raises:
-        ConfigError: the run directory is in use or unsafe, the HTTP address is not available, or its keys are not
-            readable.
+        ConfigError: the run directory is in use or unsafe, the HTTP address is not available, its keys are not
+            readable, or the folder for adapters does not exist.
         WorkerDied: a worker failed to start.
     """
     handle_unless_ignored(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
     if task.gateway.http is not None:
         check_address(task.gateway.http)
     task.gateway.check_names(task.config.model)
+    task.gateway.check_lora_root()
     task.gateway.api_keys()
     code = 0
     driver = Driver(run_dir=task.run_dir, config=task.config)

@@ -33,6 +33,7 @@ def gateway(
     from ..logs import set_up_stream_logging
 
     check_installed()
+    config.check_lora_root()
     set_up_stream_logging(log_level, config.log_format, process="gateway")
     from .server import logger, make_gateway, serve
 

@@ -94,6 +94,15 @@ class GatewayConfig:
                 text = f"lora_modules has an adapter {module.name!r}, which is the model's name"
                 raise ConfigError(text, param="lora_modules")
 
+    def check_lora_root(self) -> None:
+        """
+        Raises:
+            ConfigError: it is not a folder, so no adapter could ever be loaded.
+        """
+        if self.lora_root is not None and not Path(self.lora_root).is_dir():
+            why = "is not a directory" if Path(self.lora_root).exists() else "does not exist"
+            raise ConfigError(f"lora_root {self.lora_root} {why}", param="lora_root")
+
     def api_keys(self) -> tuple[str, ...]:
         """Every key that is accepted; empty: no key is required.
 

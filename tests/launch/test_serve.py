@@ -47,14 +47,25 @@ def test_interrupted_start_exits_with_0_only_if_no_request_waits(
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:0"])
-def test_unreadable_keys_are_reported_before_anything_starts(tmp_path: Path, address: str | None) -> None:
+@pytest.mark.parametrize(
+    ("setting", "name", "why"),
+    [
+        ("api_key_file", "keys", "cannot be read"),
+        ("lora_root", "adapters", "does not exist"),
+        ("lora_root", "file", "is not a directory"),
+    ],
+)
+def test_unusable_path_is_reported_before_anything_starts(
+    tmp_path: Path, address: str | None, setting: str, name: str, why: str
+) -> None:
+    (tmp_path / "file").touch()
     task = Task(
         config=PipelineConfig.from_options(model="hash-lm"),
-        gateway=GatewayConfig(http=address, api_key_file=str(tmp_path / "keys")),
+        gateway=GatewayConfig(http=address, **{setting: str(tmp_path / name)}),  # type: ignore[arg-type]
         run_dir=tmp_path / "run",
         drain_timeout=0.0,
         log_level="info",
     )
-    with pytest.raises(ConfigError, match=r"api_key_file .* cannot be read"):
+    with pytest.raises(ConfigError, match=f"{setting} .*{name} {why}"):
         serve(task, console=Console(quiet=True))
     assert not (tmp_path / "run").exists()
