@@ -81,9 +81,13 @@ def _choice(body: CountRequest) -> str | ToolChoice | None:
 
 
 def _format(body: CountRequest) -> ResponseFormat | None:
-    if body.output_config is None or body.output_config.format is None:
+    given = body.output_config.format if body.output_config else None
+    if given is not None and body.output_format is not None:
+        text = "output_format is the former name of output_config.format: only one of them can be given"
+        raise ApiError(text, param="output_format")
+    if (wanted := given or body.output_format) is None:
         return None
-    schema = JsonSchema.model_validate({"name": "answer", "schema": body.output_config.format.schema_})
+    schema = JsonSchema.model_validate({"name": "answer", "schema": wanted.schema_})
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 

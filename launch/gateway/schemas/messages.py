@@ -98,6 +98,7 @@ class CountRequest(ApiModel):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="former name of output_config.format")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the chat template")
 
     _few_parts = field_validator("messages", mode="before")(few_parts)

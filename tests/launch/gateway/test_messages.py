@@ -141,9 +141,13 @@ def test_white_space_is_not_a_block(thinking: Site, monkeypatch: pytest.MonkeyPa
     assert thinking.ask(PATH, **BASE)["content"] == built(stream(thinking.http, PATH, **BASE)[1:-2]) == expected
 
 
-def test_answer_follows_the_requested_schema(thinking: Site) -> None:
-    schema = {"enum": ["yes", "no"]}
-    reply = thinking.ask(PATH, **BASE, output_config={"format": {"type": "json_schema", "schema": schema}})
+FORM = {"type": "json_schema", "schema": {"enum": ["yes", "no"]}}
+
+
+@pytest.mark.parametrize("field", [{"output_config": {"format": FORM}}, {"output_format": FORM}], ids=["", "alias"])
+def test_answer_follows_the_requested_schema(thinking: Site, field: dict[str, Any]) -> None:
+    """Clients of Anthropic's first version of this feature send ``output_format``."""
+    reply = thinking.ask(PATH, **BASE, **field)
     assert json.loads(reply["content"][0]["text"]) in ("yes", "no")
 
 
@@ -186,6 +190,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}}, "output_config.format"),
+    ({"output_format": {"type": "json_schema", "schema": {"type": 5}}}, "output_format"),
+    ({"output_format": FORM, "output_config": {"format": FORM}}, "output_format"),
     ({"container": "a"}, "container"),
     ({"thread": {"type": "create"}}, "thread"),
 ]
