@@ -71,7 +71,7 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, until_close(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
+        super()._start_asgi_task(cycle, until_close(app, cycle) if cycle.scope["http_version"] < "1.1" else app)
 
     def _look(self) -> None:
         cycle: Any = self.cycle  # of the last request whose headers arrived

@@ -39,7 +39,8 @@ def _without_nulls(value: Any) -> Any:
 
 def _whole(value: Any) -> Any:
     """256.0 is an integer to JSON schemas, and so to our own document; languages with one type of number send it."""
-    return int(value) if type(value) is float and value.is_integer() else value
+    is_whole = type(value) is float and value.is_integer() and abs(value) < 2**63
+    return int(value) if is_whole else value
 
 
 def _neutral_schema(neutral: tuple[Any, ...]) -> dict[str, Any]:
