@@ -85,6 +85,9 @@ class _Visit:
         keys = self._gateway.api_keys
         if keys and self._scope["path"] not in OPEN_ROUTES and not self._has_one_of(keys):
             return ApiError("no valid API key was given", status=401, code="invalid_api_key")
+        if (encoding := self._headers.get("content-encoding", "identity")).lower() != "identity":
+            text = f"the body is encoded as {encoding!r:.80}, which is not supported: send it without content-encoding"
+            return ApiError(text, status=415, code="unsupported_encoding")
         length = self._headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length) > self._gateway.config.max_body_bytes:
             return self._too_large(int(length))

@@ -37,6 +37,7 @@ _STATUSES = {
     "408": "the body did not arrive in time",
     "409": "another request with this id is live",
     "413": "the body is too large",
+    "415": "the body is compressed",
     "429": "a queue is full: try again after Retry-After seconds",
     "500": "the request failed",
     "503": "the pipeline is loading, stopping, or unhealthy",

@@ -228,6 +228,11 @@ def test_unreadable_body_is_refused_with_the_reason(api: Site, body: bytes, code
     assert reason in reply.json()["error"]["message"]
 
 
+def test_compressed_body_is_refused_as_such(api: Site) -> None:
+    reply = api.http.post(COMPLETIONS, content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_encoding")
+
+
 @pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain"])
 def test_body_without_a_json_content_type_is_refused_with_advice(api: Site, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
