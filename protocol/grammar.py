@@ -7,6 +7,9 @@ from typing import Any
 from .model_card import ModelCard
 
 MAX_SOURCE_BYTES = 256 << 10  # of a schema, a regular expression or a grammar, as UTF-8
+# Of JSON: a space, or line breaks and indentation. Without a bound a small model produces white space until max_tokens.
+# What a schema's own "x-guidance" says of white space takes precedence.
+JSON_WHITESPACE = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
 # For llguidance, on top of its defaults: a state takes one to two kilobytes, and errors must not quote a schema.
 PARSER_LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .chat_messages import wire_tools
 from .errors import ApiError, required, unsupported
 from .schemas.chat import Tool, ToolChoice
 from .state import Gateway
-from .structure import arguments_form, calls_form
+from .structure import arguments_form, calls_form, text_or_calls_form
 from .tools.parser import Call, Found, make_parser
 
 MISTRAL_ID_CHARS = 9  # its template rejects ids of another length
@@ -24,11 +24,28 @@ class ToolUse:
     tools: tuple[Tool, ...] = ()
     parser: str = "none"
     single: bool = False  # only the first call counts
-    form: dict[str, Any] | None = None  # required form of an answer that must be a call
+    form: Mapping[str, Any] | None = None  # required form of an answer that must be, or may be, a call
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.parser.partition(":")[0] in ("named", "required")
+
+    def beside(self, text: Mapping[str, Any]) -> ToolUse:
+        """For an answer whose text must have the form of the options ``text``, if they have one.
+
+        Hermes' calls are an alternative to it. Others would need tokens that no grammar can name, or could not be told
+        from the text, so there are none. In channels, marks tell them apart.
+        """
+        wanted = text.get("structured")
+        if not wanted or not self.tools or self.is_forced or self.parser == "harmony":
+            return self
+        form = text_or_calls_form(wanted, self.tools, single=self.single) if self.parser == "hermes" else None
+        return replace(self, form=form or wanted, parser=self.parser if form else "none")
 
     def options(self) -> dict[str, Any]:
         """Additional options for the pipeline. The template gets the tools. The text keeps its special tokens, some of
-        which mark calls, unless it consists of nothing but a call.
+        which mark calls, unless a form excludes them.
         """
         if not self.tools:
             return {}

@@ -43,9 +43,9 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
     gateway.check_ready()
     model = gateway.check_model(body.model)
     check_stream(body)
-    tools = tool_use(gateway, body.tools, body.tool_choice, single=body.parallel_tool_calls is False)
+    tools = chat_tools(gateway, body)
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    form = "tool_choice" if tools.form else form_name(body)
+    form = "tool_choice" if tools.is_forced else form_name(body)
     with named_as(prompt="messages", max_tokens=asked, logprobs="top_logprobs", structured=form):
         wanted, reasoning = await with_reasoning(gateway, request, chat_request(gateway, body, tools), body)
         n, mark = body.n or 1, reasoning.mark
@@ -57,6 +57,16 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
         if body.stream:
             return generation.stream(reply.events(generation))
         return await generation.reply(reply.whole)
+
+
+def chat_tools(gateway: Gateway, body: ChatRequest) -> ToolUse:
+    """What the answer may do with tools, given the form of its text.
+
+    Raises:
+        ApiError: the model cannot call the tools, or the choice or the form cannot be enforced.
+    """
+    tools = tool_use(gateway, body.tools, body.tool_choice, single=body.parallel_tool_calls is False)
+    return tools.beside(structured_options(body.response_format, body.structured_outputs))
 
 
 def chat_request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[str, Any]:

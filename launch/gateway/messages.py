@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from ...driver.stream import Completion
 from .answer import AnswerReader
 from .calls import ToolUse, tool_use
-from .chat import chat_request
+from .chat import chat_request, chat_tools
 from .errors import json_response, message_error_map
 from .generation import Generation
 from .message_blocks import BlockWriter, blocks_of
@@ -41,8 +41,8 @@ async def create_message(gateway: Gateway, body: MessageRequest, request: Reques
     chat = chat_of(body, gateway.facts.chat_template or "")
     if chat.thinking_token_budget is not None and not await can_limit(gateway):
         chat.thinking_token_budget = None  # a target, not a limit
-    tools = tool_use(gateway, chat.tools, chat.tool_choice, single=chat.parallel_tool_calls is False)
-    form = "tool_choice" if tools.form else "output_format" if body.output_format else "output_config.format"
+    tools = chat_tools(gateway, chat)
+    form = "tool_choice" if tools.is_forced else "output_format" if body.output_format else "output_config.format"
     with named_as(prompt="messages", stop="stop_sequences", structured=form):
         wanted, reasoning = await with_reasoning(gateway, request, chat_request(gateway, chat, tools), chat)
         reply = MessageReply(gateway, f"msg_{uuid.uuid4().hex}", model, tools, reasoning)

@@ -46,13 +46,14 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
     gateway.check_ready()
     model = gateway.check_model(body.model)
     check_stream(body)
-    tools = tool_use(gateway, _tools(body), _choice(body), single=body.parallel_tool_calls is False)
+    structured = structured_options(_format(body), body.structured_outputs)
+    tools = tool_use(gateway, _tools(body), _choice(body), single=body.parallel_tool_calls is False).beside(structured)
     options = pipeline_options(body, gateway.config, max_tokens=body.max_output_tokens, logprobs=body.num_logprobs())
-    options |= structured_options(_format(body), body.structured_outputs) | tools.options()
+    options |= structured | tools.options()
     template = gateway.facts.chat_template or ""
     effort = effort_variables(body.effort, template, param="reasoning.effort")
     options |= template_variables(effort, body.chat_template_kwargs)
-    form = "tool_choice" if tools.form else "structured_outputs" if body.structured_outputs else "text.format"
+    form = "tool_choice" if tools.is_forced else "structured_outputs" if body.structured_outputs else "text.format"
     names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": form}
     with named_as(prompt="input", messages="input", **names):
         options["messages"] = wire_messages(_messages(body), template=template)

@@ -4,9 +4,11 @@ calls. Whether a form can be enforced is decided by the pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...protocol.grammar import JSON_WHITESPACE
+from .chat_messages import json_text
 from .errors import ApiError, unsupported
 from .schemas.chat import Tool
 from .schemas.structure import ResponseFormat, StructuredOutputs
@@ -60,13 +62,46 @@ def calls_form(tools: Sequence[Tool], *, single: bool) -> dict[str, Any]:
     Raises:
         ApiError: the arguments of a tool are nested too deeply.
     """
+    limits = {"minItems": 1, **({"maxItems": 1} if single else {})}
+    return {"json_schema": {"type": "array", "items": _any_call(tools, "/items"), **limits}}
+
+
+def text_or_calls_form(text: Mapping[str, Any], tools: Sequence[Tool], *, single: bool) -> dict[str, Any] | None:
+    """The form of an answer that is either JSON of the form ``text`` or calls in Hermes' format; None if ``text`` is
+    not JSON.
+
+    Raises:
+        ApiError: the arguments of a tool, or the form, are nested too deeply.
+    """
+    if not text.keys() <= {"json_schema", "json_object"}:
+        return None
+    rules = (
+        f"start: text | call{'' if single else ' (SPACE call)*'}",
+        f"text: %json {_written(text.get('json_schema', {'type': 'object'}), 'structured')}",
+        'call: "<tool_call>" SPACE function SPACE "</tool_call>"',
+        f"function: %json {_written(_any_call(tools, ''), 'tools')}",
+        r"SPACE: /[ \n]{0,2}/",
+    )
+    return {"grammar": "\n".join(rules)}
+
+
+def _written(schema: dict[str, Any], param: str) -> str:
+    """The schema within a grammar, where it does not get the defaults of the pipeline."""
+    own = schema.get("x-guidance", {})
+    if isinstance(own, dict):
+        schema = {**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE, **own}}
+    return json_text(schema, param)
+
+
+def _any_call(tools: Sequence[Tool], place: str) -> dict[str, Any]:
+    """The schema of one call, as a part of another one at ``place``."""
     try:
         calls = [
             {
                 "type": "object",
                 "properties": {
                     "name": {"const": tool.function.name},
-                    "arguments": _moved(_arguments(tool), f"/items/anyOf/{index}/properties/arguments"),
+                    "arguments": _moved(_arguments(tool), f"{place}/anyOf/{index}/properties/arguments"),
                 },
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
@@ -75,8 +110,7 @@ def calls_form(tools: Sequence[Tool], *, single: bool) -> dict[str, Any]:
         ]
     except RecursionError as error:
         raise ApiError("tools is nested too deep", param="tools") from error
-    limits = {"minItems": 1, **({"maxItems": 1} if single else {})}
-    return {"json_schema": {"type": "array", "items": {"anyOf": calls}, **limits}}
+    return {"anyOf": calls}
 
 
 def _moved(schema: Any, place: str) -> Any:

@@ -14,14 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ...protocol.grammar import PARSER_LIMITS, tokenizer_options
+from ...protocol.grammar import JSON_WHITESPACE, PARSER_LIMITS, tokenizer_options
 from ...protocol.lifeline import die_with
 from ...protocol.model_card import ModelCard
 from ...protocol.tokenizer_files import TOKENIZER_FILE
 
-# A space, or line breaks and indentation: without a bound a small model produces white space until max_tokens. What a
-# schema's own "x-guidance" says of white space takes precedence.
-_JSON_DEFAULTS: Any = {"whitespace_pattern": r"\x20|\x0A{1,2}[\x20\x09]{0,20}"}
+_JSON_DEFAULTS: Any = {"whitespace_pattern": JSON_WHITESPACE}
 
 
 def main() -> None:

@@ -96,6 +96,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}}},
      "text.format"),
+    (CHAT, {"tools": TOOLS, "response_format": {"type": "json_schema", "json_schema": {
+        "name": "x", "schema": {"type": "nonsense"}}}}, "response_format"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}],
             "tool_choice": "required"}, "tool_choice"),
     (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
