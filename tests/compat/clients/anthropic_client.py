@@ -33,6 +33,7 @@ def message(client: Anthropic, model: str) -> None:
     assert [block.text for block in reply.content] == [ANSWER]
     assert (reply.stop_reason, reply.stop_sequence) == ("end_turn", None)
     assert reply.usage.output_tokens > 1
+    assert reply._request_id
 
 
 def message_streamed(client: Anthropic, model: str) -> None:
