@@ -107,3 +107,10 @@ def _shared_demo(demo_driver: Driver) -> Iterator[Site]:
 def demo(_shared_demo: Site) -> Site:
     """A gateway of the model that ships with the package."""
     return _shared_demo
+
+
+@pytest.fixture
+def scripted(pipeline: Driver) -> Iterator[Site]:
+    """A gateway of its own, whose client a test replaces by ``scripted.script``."""
+    with site(pipeline.run_dir, tool_parser="hermes") as api:
+        yield api

@@ -50,6 +50,13 @@ class ScriptedClient:
         stream.on_end(Completion(stream.request_id, text, ids, self._finish_reason, None, SUMMARY), None)
 
 
+def script(api: Site, *pieces: str, **options: Any) -> ScriptedClient:
+    """Let these pieces be the answer to every request."""
+    client = ScriptedClient(*pieces, **options)
+    api.gateway.__dict__["client"] = client
+    return client
+
+
 class Dictation:
     """Makes the hash model, whose tokens are bytes, produce a given text, and records the requests."""
 
