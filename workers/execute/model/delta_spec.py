@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 LAYER_TYPE = "linear_attention"  # transformers' name
-FAMILIES = {"qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"}
-_BY_HEADS = {"qwen3_next"}  # the subset whose matrices are ordered by key head: all rows of one head, then the next
 
 
 class DeltaTensors(NamedTuple):
@@ -96,6 +94,12 @@ class DeltaSpec:
         yield names.norm, (self.value_dim,)
 
 
+def delta_modules(*, is_by_heads: bool) -> tuple[tuple[str, ...], str]:
+    """The modules of a layer before and after its delta rule."""
+    names = ["in_proj_qkvz"] if is_by_heads else ["in_proj_qkv", "in_proj_z"]
+    return tuple(f"linear_attn.{name}" for name in names), "linear_attn.out_proj"
+
+
 def delta_tensors(module: str, *, is_by_heads: bool) -> DeltaTensors:
     return DeltaTensors(
         gates=tuple(f"{module}.in_proj_{name}.weight" for name in (["ba"] if is_by_heads else ["b", "a"])),
@@ -106,12 +110,12 @@ def delta_tensors(module: str, *, is_by_heads: bool) -> DeltaTensors:
     )
 
 
-def describe_delta(config: PretrainedConfig) -> DeltaSpec:
+def describe_delta(config: PretrainedConfig, *, is_by_heads: bool) -> DeltaSpec:
     return DeltaSpec(
         num_key_heads=config.linear_num_key_heads,
         num_value_heads=config.linear_num_value_heads,
         key_dim=config.linear_key_head_dim,
         value_dim=config.linear_value_head_dim,
         conv_size=config.linear_conv_kernel_dim,
-        is_by_heads=config.model_type in _BY_HEADS,
+        is_by_heads=is_by_heads,
     )

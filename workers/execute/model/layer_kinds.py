@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import delta_spec
+from .delta_spec import LAYER_TYPE
+from .families import FAMILIES
 from .ropes import LAYER_TYPES, rope_parameters
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-SHARED = {"qwen2_moe", "qwen3_5_moe_text", "qwen3_next"}  # families with a shared expert
-EXPERTS = {"gpt_oss", "mixtral", "olmoe", "qwen3_moe", *SHARED}  # families with mixture-of-experts layers
-_SLIDING = {"ministral3", "mistral", "phi3", *EXPERTS}  # families whose layers all slide if the config has a window
-_TURN_WHERE_THEY_SLIDE = {"exaone4"}  # families in which, if some layers slide, only those have positions
 
 
 class Unsupported(Exception):
@@ -21,23 +17,23 @@ class Unsupported(Exception):
 
 
 def layer_types(config: PretrainedConfig) -> list[str]:
-    window = getattr(config, "sliding_window", None)
-    default = "sliding_attention" if config.model_type in _SLIDING and window else "full_attention"
+    family, window = FAMILIES[config.model_type], getattr(config, "sliding_window", None)
+    default = "sliding_attention" if family.slides_everywhere and window else "full_attention"
     types: list[str] = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
-    known = LAYER_TYPES | ({delta_spec.LAYER_TYPE} if config.model_type in delta_spec.FAMILIES else set())
+    known = LAYER_TYPES | ({LAYER_TYPE} if family.has_delta_rules else set())
     if not known.issuperset(types):
         raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - known))}")
     return types
 
 
 def delta_layers(config: PretrainedConfig) -> tuple[bool, ...]:
-    return tuple(kind == delta_spec.LAYER_TYPE for kind in layer_types(config))
+    return tuple(kind == LAYER_TYPE for kind in layer_types(config))
 
 
 def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
     """Whether each layer has experts."""
     layers = range(config.num_hidden_layers)
-    if config.model_type not in EXPERTS:
+    if not FAMILIES[config.model_type].has_experts:
         return (False,) * len(layers)
     step, without = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", None) or ()
     found = tuple(layer not in without and (layer + 1) % step == 0 and config.num_experts > 0 for layer in layers)
@@ -51,14 +47,16 @@ def windows(config: PretrainedConfig) -> tuple[int | None, ...]:
 
 
 def rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
+    family, count = FAMILIES[config.model_type], len(layer_types(config))
+    if family.may_lack_positions and config.position_embedding_type != "rope":
+        return (None,) * count
     numbers = {layer_type: number for number, layer_type in enumerate(rope_parameters(config))}
     if None not in numbers:
         types = layer_types(config)
         if missing := set(types) - numbers.keys():
             raise Unsupported(f"it has no rotary positions for layers of type {', '.join(sorted(missing))}")
         return tuple(numbers[layer_type] for layer_type in types)
-    count = config.num_hidden_layers
-    if config.model_type in _TURN_WHERE_THEY_SLIDE and config.sliding_window:
+    if family.turns_where_it_slides and config.sliding_window:
         return tuple(0 if kind == "sliding_attention" else None for kind in layer_types(config))
     turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # despite the name, 1 means that a layer has rope
     if len(turns) < count:

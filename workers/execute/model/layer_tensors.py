@@ -6,13 +6,6 @@ from typing import NamedTuple
 
 from .delta_spec import DeltaTensors
 
-# Names of an expert's gate, up and down; of the module that contains the experts; and of the router in that module.
-EXPERT_NAMES = {
-    "gpt_oss": (("gate_proj", "up_proj", "down_proj"), "mlp", "router"),  # as stacked_experts.py names them
-    "mixtral": (("w1", "w3", "w2"), "block_sparse_moe", "gate"),
-}
-COMMON_EXPERT_NAMES = (("gate_proj", "up_proj", "down_proj"), "mlp", "gate")
-
 
 class ExpertTensors(NamedTuple):
     """The names of one expert's weights."""

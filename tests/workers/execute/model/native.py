@@ -53,7 +53,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.5,  # twice that of the other families
         "logits_scaling": 7.0,
     },
+    "hyperclovax": {"use_post_norm": True, "logits_scaling": 0.3, "residual_multiplier": 0.7},
+    "granitemoehybrid": {
+        "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+        "layer_types": ["attention"] * 3,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 7.0,
+    },
     "phi3": {},
+    "cwm": {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
     "ministral": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "ministral3": {
         "rope_parameters": {
@@ -84,6 +96,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48},
     "gemma": {},
+    "vaultgemma": {"sliding_window": 8, "attn_logit_softcapping": 2.0},
     "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "qwen3_moe": {
         "num_experts": 6,

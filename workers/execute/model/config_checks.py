@@ -1,0 +1,53 @@
+"""What the fast paths cannot compute, as far as a config says it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .families import FAMILIES
+from .layer_kinds import Unsupported
+from .ropes import rope_parameters
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # transformers' names
+_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the sequence length
+_NEVER_ZERO = (
+    "attention_multiplier",
+    "logits_scaling",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)
+
+
+def activation_of(config: PretrainedConfig) -> str:
+    """transformers' name of the activation of MLPs."""
+    name: str = getattr(config, FAMILIES[config.model_type].activation)
+    return name
+
+
+def check_config(config: PretrainedConfig) -> None:
+    """
+    Raises:
+        Unsupported: the family is unknown here, or its config asks for what ``DecoderSpec`` cannot express.
+    """
+    if (family := FAMILIES.get(config.model_type)) is None:
+        raise Unsupported(f"{config.model_type} is none of {', '.join(sorted(FAMILIES))}")
+    if (activation := activation_of(config)) not in ACTIVATIONS:
+        raise Unsupported(f"its activation is {activation}")
+    if family.has_delta_rules and activation != "silu":
+        raise Unsupported(f"its convolutions' activation is {activation}")
+    if getattr(config, "use_bidirectional_attention", None):
+        raise Unsupported("its attention is not causal")
+    if getattr(config, "clip_qkv", None) is not None:
+        raise Unsupported(f"its queries, keys and values are clipped at {config.clip_qkv}")
+    for name in _NEVER_ZERO:
+        if getattr(config, name, None) == 0:
+            raise Unsupported(f"its {name} is 0")
+    for rope in rope_parameters(config).values():
+        if rope.get("rope_type") not in _ROPE_TYPES:
+            raise Unsupported(f"its rotary positions are of type {rope.get('rope_type')}")
+        if rope.get("partial_rotary_factor", 1.0) != 1.0 and not family.turns_in_part:
+            raise Unsupported("its rotary positions turn only some of its channels")

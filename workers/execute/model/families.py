@@ -1,0 +1,115 @@
+"""What the models of each family have in common, where it differs from Llama.
+
+A family is added by stating its facts here. What its models may choose is in their configs, see ``decoder_spec.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modules:
+    """The names of modules in checkpoints; all but the last are those of a layer."""
+
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # or one with the rows of all
+    output: str = "self_attn.o_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # or one with the rows of both
+    down: str = "mlp.down_proj"
+    attention_norm: str = "input_layernorm"  # "": attention reads x without a norm
+    mlp_norm: str = "post_attention_layernorm"
+    attended_norm: str = ""  # of what attention adds to x, in families that may have one
+    gated_norm: str = ""  # of what the MLP adds
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # inside of each expert
+    shared: str = "mlp.shared_expert"
+    shared_gate: str = "mlp.shared_expert_gate"
+    final_norm: str = "model.norm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family; the defaults describe Llama."""
+
+    modules: Modules = Modules()
+    activation: str = "hidden_act"  # the name of the setting
+    mlp_size: str = "intermediate_size"  # likewise
+    norm_offset: float = 0.0  # what stored norm weights are offsets from
+    scales_embedding: bool = False  # by the square root of the hidden size, rounded to the dtype of the model
+    multiplies_logits: bool = False  # logits_scaling is a factor, not a divisor
+    has_experts: bool = False
+    has_shared_expert: bool = False
+    may_norm_expert_weights: bool = False  # as the config says; otherwise they are always normed
+    slides_everywhere: bool = False  # all layers have a window if the config has one, and names no types of layers
+    may_lack_positions: bool = False  # as the config says
+    turns_where_it_slides: bool = False  # if some layers have a window, only those have positions
+    norms_whole_queries: bool = False  # across all heads together, and likewise keys
+    grows_queries: bool = False  # with their position
+    gates_outputs: bool = False  # of attention
+    turns_in_part: bool = False  # positions may rotate only the first channels of each head
+    has_sinks: bool = False  # in each head
+    has_limits: bool = False  # on gates and ups
+    # Settings that transformers keeps if any config has them, but uses in these families only.
+    caps_scores: bool = False
+    caps_logits: bool = False
+    has_delta_rules: bool = False  # in some layers, see delta_spec.py
+    delta_is_by_heads: bool = False  # their matrices are ordered by key head: all rows of one head, then the next
+
+
+_SANDWICHED = Modules(
+    mlp_norm="pre_feedforward_layernorm",
+    attended_norm="post_attention_layernorm",
+    gated_norm="post_feedforward_layernorm",
+)
+_NORMED_AFTER = replace(_SANDWICHED, attention_norm="", mlp_norm="")
+_GRANITE_4 = Modules(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
+_MERGED = Modules(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+
+_LLAMA = Family()
+_SLIDING = Family(slides_everywhere=True)
+_EXPERTS = Family(has_experts=True, slides_everywhere=True)
+_CHOOSY_EXPERTS = replace(_EXPERTS, may_norm_expert_weights=True)
+_OLMO = Family(modules=_NORMED_AFTER, norms_whole_queries=True)
+_GEMMA = Family(norm_offset=1.0, scales_embedding=True)
+_GEMMA_3 = replace(_GEMMA, modules=_SANDWICHED, activation="hidden_activation", caps_logits=True)
+_DELTA = Family(norm_offset=1.0, gates_outputs=True, turns_in_part=True, has_delta_rules=True)
+_DELTA_EXPERTS = replace(_DELTA, has_experts=True, has_shared_expert=True, slides_everywhere=True)
+
+FAMILIES: dict[str, Family] = {
+    "cwm": _LLAMA,
+    "exaone4": Family(modules=_NORMED_AFTER, turns_where_it_slides=True),
+    "gemma": _GEMMA,
+    "gemma2": replace(_GEMMA_3, caps_scores=True),
+    "gemma3_text": _GEMMA_3,
+    "gpt_oss": replace(_EXPERTS, modules=Modules(router="mlp.router"), has_sinks=True, has_limits=True),
+    "granite": _LLAMA,
+    "granitemoehybrid": Family(modules=_GRANITE_4, mlp_size="shared_intermediate_size", may_lack_positions=True),
+    "hyperclovax": Family(modules=Modules(attended_norm="post_norm1", gated_norm="post_norm2"), multiplies_logits=True),
+    "internlm3": _LLAMA,
+    "iquestcoder": _LLAMA,
+    "llama": _LLAMA,
+    "ministral": _LLAMA,
+    "ministral3": replace(_SLIDING, grows_queries=True),
+    "mistral": _SLIDING,
+    "mixtral": replace(
+        _EXPERTS,
+        modules=Modules(router="block_sparse_moe.gate", experts="block_sparse_moe.experts", expert=("w1", "w3", "w2")),
+    ),
+    "olmo2": _OLMO,
+    "olmo3": _OLMO,
+    "olmoe": replace(_CHOOSY_EXPERTS, norms_whole_queries=True),
+    "phi3": replace(_SLIDING, modules=_MERGED),
+    "qwen2": _LLAMA,
+    "qwen2_moe": replace(_CHOOSY_EXPERTS, has_shared_expert=True),
+    "qwen3": _LLAMA,
+    "qwen3_5_moe_text": _DELTA_EXPERTS,
+    "qwen3_5_text": _DELTA,
+    "qwen3_moe": _CHOOSY_EXPERTS,
+    "qwen3_next": replace(_DELTA_EXPERTS, may_norm_expert_weights=True, delta_is_by_heads=True),
+    "seed_oss": _LLAMA,
+    "smollm3": _LLAMA,
+    "vaultgemma": replace(_GEMMA_3, modules=Modules(mlp_norm="pre_feedforward_layernorm"), caps_scores=True),
+}
