@@ -166,6 +166,8 @@ class Model(ctypes.Structure):
         ("norms_expert_weights", c_int32),
         ("norms_whole_queries", c_int32),
         ("rotary_dim", c_int32),
+        ("turns_neighbours", c_int32),
+        ("norms_turned_heads", c_int32),
         ("gates_outputs", c_int32),
         ("delta", DeltaShape),
     ]

@@ -48,6 +48,7 @@ class DecoderSpec:
     num_kv_heads: int
     head_dim: int
     rotary_dim: int  # the first channels of a head, which are rotated
+    turns_neighbours: bool  # channel 2i is rotated with 2i + 1, not i with i + rotary_dim / 2
     gates_outputs: bool  # of attention
     delta: DeltaSpec | None  # of layers with a delta rule
     has_delta_rule: tuple[bool, ...]  # of each layer: whether it has a delta rule instead of attention
@@ -75,6 +76,7 @@ class DecoderSpec:
     norms_expert_weights: bool  # the weights of a token's experts add up to 1
     has_qk_norm: bool  # queries and keys are normed before they are rotated
     norms_whole_queries: bool  # across all heads together, not per head
+    norms_turned_heads: bool  # they are normed after they are rotated instead
     has_pre_norms: bool  # of the inputs of attention and MLP
     has_post_norms: bool  # of what is added to x
     has_qkv_bias: bool
@@ -263,6 +265,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         num_kv_heads=config.num_key_value_heads,
         head_dim=size,
         rotary_dim=rotary_dim(config),
+        turns_neighbours=family.turns_neighbours,
         gates_outputs=family.gates_outputs,
         delta=describe_delta(config, is_by_heads=family.delta_is_by_heads) if any(has_delta_rule) else None,
         has_delta_rule=has_delta_rule,
@@ -292,6 +295,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         norms_expert_weights=not family.may_norm_expert_weights or bool(config.norm_topk_prob),
         has_qk_norm=has(modules.query_norm, "weight"),
         norms_whole_queries=family.norms_whole_queries,
+        norms_turned_heads=family.norms_turned_heads,
         has_pre_norms=bool(modules.attention_norm),
         has_post_norms=has(modules.attended_norm, "weight"),
         has_qkv_bias=has(modules.qkv[0], "bias"),

@@ -47,9 +47,12 @@ class Family:
     may_lack_positions: bool = False  # as the config says
     turns_where_it_slides: bool = False  # if some layers have a window, only those have positions
     norms_whole_queries: bool = False  # across all heads together, and likewise keys
+    norms_turned_heads: bool = False  # queries and keys are normed after they are rotated, not before
     grows_queries: bool = False  # with their position
     gates_outputs: bool = False  # of attention
     turns_in_part: bool = False  # positions may rotate only the first channels of each head
+    turns_neighbours: bool = False  # positions rotate channel 2i with 2i + 1, not i with i + half of them
+    has_ntk_alpha: bool = False  # "dynamic" positions have a fixed base if the config has an alpha
     has_sinks: bool = False  # in each head
     has_limits: bool = False  # on gates and ups
     # Settings that transformers keeps if any config has them, but uses in these families only.
@@ -75,18 +78,34 @@ _CHOOSY_EXPERTS = replace(_EXPERTS, may_norm_expert_weights=True)
 _OLMO = Family(modules=_NORMED_AFTER, norms_whole_queries=True)
 _GEMMA = Family(norm_offset=1.0, scales_embedding=True)
 _GEMMA_3 = replace(_GEMMA, modules=_SANDWICHED, activation="hidden_activation", caps_logits=True)
+_GLM = Family(
+    modules=Modules(
+        gate_up=("mlp.gate_up_proj",), attended_norm="post_self_attn_layernorm", gated_norm="post_mlp_layernorm"
+    ),
+    turns_in_part=True,
+    turns_neighbours=True,
+)
 _DELTA = Family(norm_offset=1.0, gates_outputs=True, turns_in_part=True, has_delta_rules=True)
 _DELTA_EXPERTS = replace(_DELTA, has_experts=True, has_shared_expert=True, slides_everywhere=True)
 
 FAMILIES: dict[str, Family] = {
     "cwm": _LLAMA,
+    "ernie4_5": Family(turns_neighbours=True),
     "exaone4": Family(modules=_NORMED_AFTER, turns_where_it_slides=True),
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA_3, caps_scores=True),
     "gemma3_text": _GEMMA_3,
     "gpt_oss": replace(_EXPERTS, modules=Modules(router="mlp.router"), has_sinks=True, has_limits=True),
+    "glm": replace(_GLM, modules=Modules(gate_up=("mlp.gate_up_proj",))),
+    "glm4": _GLM,
     "granite": _LLAMA,
     "granitemoehybrid": Family(modules=_GRANITE_4, mlp_size="shared_intermediate_size", may_lack_positions=True),
+    "helium": Family(turns_neighbours=True),
+    "hunyuan_v1_dense": Family(
+        modules=Modules(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
+        norms_turned_heads=True,
+        has_ntk_alpha=True,
+    ),
     "hyperclovax": Family(modules=Modules(attended_norm="post_norm1", gated_norm="post_norm2"), multiplies_logits=True),
     "internlm3": _LLAMA,
     "iquestcoder": _LLAMA,

@@ -105,8 +105,10 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
         raise Unsupported(f"its heads have {spec.head_dim} channels, the limits are an even number and 256")
     if any(spec.has_delta_rule):
         raise Unsupported("it has recurrent layers, which the fused decoder does not support")
-    if spec.rotary_dim != spec.head_dim or spec.gates_outputs:
-        raise Unsupported("it has partial rotary positions or gated heads, which the fused decoder does not support")
+    if spec.rotary_dim != spec.head_dim or spec.turns_neighbours or spec.gates_outputs:
+        raise Unsupported("it has other rotary positions or gated heads, which the fused decoder does not support")
+    if spec.norms_turned_heads:
+        raise Unsupported("it norms heads after their rotation, which the fused decoder does not support")
     if spec.shared_size:
         raise Unsupported("all tokens share an expert, which the fused decoder does not support")
     if spec.has_sinks:

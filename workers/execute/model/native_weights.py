@@ -177,6 +177,8 @@ class PackedWeights:
             norms_expert_weights=spec.norms_expert_weights,
             norms_whole_queries=spec.norms_whole_queries,
             rotary_dim=spec.rotary_dim,
+            turns_neighbours=spec.turns_neighbours,
+            norms_turned_heads=spec.norms_turned_heads,
             gates_outputs=spec.gates_outputs,
             delta=DeltaShape(*(getattr(spec.delta, name) for name in _DELTA_SIZES)) if spec.delta else DeltaShape(),
         )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from .families import FAMILIES
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
@@ -45,9 +47,17 @@ def rope_parameters(config: PretrainedConfig) -> dict[str | None, Mapping[str, A
     """Rotary parameters by type of layer; None: all layers."""
     parameters = config.rope_parameters or {}
     if not LAYER_TYPES & parameters.keys():
-        return {None: parameters}
+        has_alpha = FAMILIES[config.model_type].has_ntk_alpha and bool(parameters.get("alpha"))
+        return {None: _with_fixed_base(config, parameters) if has_alpha else parameters}
     # Settings stated for no type of layer may lie beside these; transformers does not use them.
     return {key: value for key, value in sorted(parameters.items()) if isinstance(value, Mapping) and value}
+
+
+def _with_fixed_base(config: PretrainedConfig, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters whose frequencies are those that an alpha stretches: a larger base for all sequence lengths alike."""
+    size = head_dim(config)
+    base = parameters["rope_theta"] * parameters["alpha"] ** (size / (size - 2))
+    return {"rope_type": "default", "rope_theta": base}
 
 
 def head_dim(config: PretrainedConfig) -> int:

@@ -131,7 +131,7 @@ def test_experts_in_one_tensor_are_refused() -> None:
 @pytest.mark.parametrize(
     ("family", "overrides", "why"),
     [
-        ("helium", {}, "helium"),
+        ("diffllama", {}, "diffllama is none of"),
         ("olmoe", {"clip_qkv": 2.0, "num_experts_per_tok": 2}, "are clipped at 2"),
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "a token has 3 of 2 experts"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),

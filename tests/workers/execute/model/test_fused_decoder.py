@@ -152,7 +152,13 @@ def test_sinks_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "why"), [("qwen3_5_text", "it has recurrent layers"), ("qwen2_moe", "all tokens share an expert")]
+    ("family", "why"),
+    [
+        ("qwen3_5_text", "it has recurrent layers"),
+        ("qwen2_moe", "all tokens share an expert"),
+        ("helium", "it has other rotary positions or gated heads"),
+        ("hunyuan_v1_dense", "it norms heads after their rotation"),
+    ],
 )
 def test_features_of_the_cpu_kernels_alone_are_refused(family: str, why: str, tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path / "checkpoint")

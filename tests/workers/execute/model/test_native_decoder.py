@@ -72,6 +72,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 100, "head_dim": 48, "intermediate_size": 70, "initializer_range": 0.05} | _heads(3, 1),
     ),
     "norms behind, head by head": ("exaone4", {"hidden_size": 70, "head_dim": 80} | _heads(4, 2)),
+    "neighbours turn": ("helium", {"head_dim": 48, "hidden_size": 192, "vocab_size": 77}),
+    "half of the channels turn": ("glm4", {"head_dim": 96, "hidden_size": 100, "attention_bias": True}),
+    "heads are normed once they are turned": (
+        "hunyuan_v1_dense",
+        {"head_dim": 80, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
+    ),
     "gemma": ("gemma", {"head_dim": 256, "hidden_size": 100, "initializer_range": 0.04} | _heads(2, 1)),
     "caps": ("gemma2", FAMILIES["gemma2"] | {"sliding_window": 70, "final_logit_softcapping": 9.0, "head_dim": 48}),
     "one cap": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": 9.0, "intermediate_size": 33}),

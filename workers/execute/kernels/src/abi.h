@@ -121,6 +121,8 @@ struct Model {
   int32_t norms_expert_weights;  // the weights of a token's experts are normalised to sum to 1
   int32_t norms_whole_queries;   // query and key norms cover all heads together
   int32_t rotary_dim;            // the first channels of each head, to which the rotary embedding applies
+  int32_t turns_neighbours;      // it rotates channel 2i with 2i + 1, not i with i + rotary_dim / 2
+  int32_t norms_turned_heads;    // query and key norms come after it
   int32_t gates_outputs;         // attention outputs are gated by a sigmoid
   DeltaShape delta;
 };

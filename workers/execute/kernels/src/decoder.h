@@ -201,7 +201,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
   // Applies norms and rotary embeddings to the queries and keys of the step, and writes keys and values to the pages.
   void turn(const Layer& layer, const Member& me) {
     const int size = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
-    const int rotary_dim = model_.rotary_dim, query_stride = this->query_stride();
+    const int query_stride = this->query_stride();
     const float scale = kLog2E / model_.score_divisor;  // scores are base-2 logarithms
     const float* query_norm = model_.norms_whole_queries ? nullptr : layer.query_norm;  // of each head
     const float* key_norm = model_.norms_whole_queries ? nullptr : layer.key_norm;
@@ -209,7 +209,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
     auto* room = buffers_.threads[me.place].head.get();
     for (int t : part(step_->num_tokens, me)) {
       float* head = buffers_.qkv.get() + t * qkv_width(layer);
-      const size_t angle = size_t(step_->positions[t]) * (rotary_dim / 2);
+      const size_t angle = size_t(step_->positions[t]) * (model_.rotary_dim / 2);
       const float *cosines = layer.cosines ? layer.cosines + angle : nullptr, *sines = layer.sines + angle;
       auto* query = buffers_.queries.get() + size_t(t) * num_heads * size;
       const float factor = scale * query_factor(step_->positions[t]);
@@ -218,11 +218,11 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
         norm_heads(head + num_heads * size, num_kv_heads * size, layer.key_norm, model_.norm_eps);
       }
       for (int h = 0; h < num_heads; ++h, head += query_stride, query += size) {
-        turn_head(head, size, rotary_dim, query_norm, model_.norm_eps, cosines, sines, factor);
+        turn_head(head, model_, query_norm, cosines, sines, factor);
         store_all(query, head, size);
       }
       for (int h = 0; h < num_kv_heads; ++h, head += size) {
-        turn_head(head, size, rotary_dim, key_norm, model_.norm_eps, cosines, sines, 1.0f);
+        turn_head(head, model_, key_norm, cosines, sines, 1.0f);
         pages.write(step_->slot_mapping[t], h, head, head + num_kv_heads * size, is_last(t), room);
       }
     }

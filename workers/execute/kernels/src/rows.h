@@ -118,22 +118,33 @@ inline void norm_heads(float* heads, int size, const float* weight, float eps) {
   for (int i = 0; i < size; i += kLanes) store(heads + i, load<Floats>(heads + i) * scale * load<Floats>(weight + i));
 }
 
-// One head, in place: its norm, if the model has one, then its rotary embedding unless cosines are null. Channel i is
-// rotated with channel i + rotary_dim / 2; channels from rotary_dim on are not rotated.
-inline void turn_head(float* head, int size, int rotary_dim, const float* norm, float eps, const float* cosines,
-                      const float* sines, float factor) {
-  if (norm) norm_heads(head, size, norm, eps);
-  if (!cosines) {
-    for (int i = 0; i < size; i += kLanes) store(head + i, load<Floats>(head + i) * broadcast(factor));
+// Rotates pairs of channels of a head, in place; channels from rotary_dim on are not rotated.
+inline void turn(float* head, int rotary_dim, bool are_neighbours, const float* cosines, const float* sines) {
+  const int half = rotary_dim / 2;
+  if (are_neighbours) {
+    for (int i = 0; i < half; ++i) {
+      const float a = head[2 * i], b = head[2 * i + 1];
+      head[2 * i] = a * cosines[i] - b * sines[i];
+      head[2 * i + 1] = b * cosines[i] + a * sines[i];
+    }
     return;
   }
-  for (int i = rotary_dim; i < size; ++i) head[i] *= factor;
-  const int half = rotary_dim / 2;
   for (int i = 0; i < half; ++i) {
     const float a = head[i], b = head[i + half];
-    head[i] = (a * cosines[i] - b * sines[i]) * factor;
-    head[i + half] = (b * cosines[i] + a * sines[i]) * factor;
+    head[i] = a * cosines[i] - b * sines[i];
+    head[i + half] = b * cosines[i] + a * sines[i];
   }
+}
+
+// One head, in place: its norm, if the model has one for each, and its rotary embedding unless cosines are null.
+inline void turn_head(float* head, const Model& model, const float* norm, const float* cosines, const float* sines,
+                      float factor) {
+  const int size = model.head_dim;
+  if (norm && !model.norms_turned_heads) norm_heads(head, size, norm, model.norm_eps);
+  if (cosines) turn(head, model.rotary_dim, model.turns_neighbours, cosines, sines);
+  if (norm && model.norms_turned_heads) norm_heads(head, size, norm, model.norm_eps);
+  if (factor == 1.0f) return;
+  for (int i = 0; i < size; i += kLanes) store(head + i, load<Floats>(head + i) * broadcast(factor));
 }
 
 // Multiplies a head by the sigmoid of its gate; NaN where the gate is NaN or infinite.
