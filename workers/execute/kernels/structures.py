@@ -13,11 +13,12 @@ _GROUP_STEPS = GROUP_INPUTS // 8 + 1  # of eight weights each, and one for the p
 
 
 class Activation(IntEnum):
-    """Of the gate; the names are those of ``DecoderSpec``."""
+    """Of the gates, or of the ups if there are none; the names are those of ``DecoderSpec``."""
 
     SILU = 0
     GELU_TANH = 1
     CLAMPED_SWIGLU = 2
+    SQUARED_RELU = 3
 
 
 class Format(IntEnum):
@@ -92,6 +93,7 @@ class Layer(ctypes.Structure):
         ("gate_up", Matrix),
         ("down", Matrix),
         ("router", Matrix),
+        ("router_biases", c_void_p),
         ("experts", c_void_p),
         ("attention_norm", c_void_p),
         ("mlp_norm", c_void_p),
@@ -147,6 +149,7 @@ class Model(ctypes.Structure):
         ("head_dim", c_int32),
         ("page_size", c_int32),
         ("norm_eps", c_float),
+        ("has_layer_norms", c_int32),
         ("score_divisor", c_float),
         ("embedding_multiplier", c_float),
         ("residual_multiplier", c_float),
@@ -155,6 +158,8 @@ class Model(ctypes.Structure):
         ("query_growth", c_float),
         ("query_growth_span", c_int32),
         ("activation", c_int32),
+        ("has_gates", c_int32),
+        ("is_parallel", c_int32),
         ("gate_slope", c_float),
         ("gate_limit", c_float),
         ("max_rank", c_int32),
@@ -164,6 +169,9 @@ class Model(ctypes.Structure):
         ("experts_per_token", c_int32),
         ("expert_size", c_int32),
         ("norms_expert_weights", c_int32),
+        ("has_sigmoid_routers", c_int32),
+        ("expert_multiplier", c_float),
+        ("gates_shared_expert", c_int32),
         ("norms_whole_queries", c_int32),
         ("rotary_dim", c_int32),
         ("turns_neighbours", c_int32),

@@ -11,11 +11,13 @@ from .ropes import rope_parameters
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # transformers' names
+# Under transformers' names.
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "squared_relu"}
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the sequence length
 _NEVER_ZERO = (
     "attention_multiplier",
     "logits_scaling",
+    "logit_scale",
     "query_pre_attn_scalar",
     "attn_logit_softcapping",
     "final_logit_softcapping",

@@ -5,6 +5,7 @@ It says nothing about where or how the decoder runs, so all fast paths share it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -55,7 +56,11 @@ class DecoderSpec:
     activation: str  # "silu" or "gelu_tanh", or "clamped_swiglu": see gate_limit
     gate_slope: float
     gate_limit: float
+    has_gates: bool  # in MLPs; without, they are ``down(activation(up(norm(x))))``
+    is_parallel: bool  # ``x += attention(norm(x)) + mlp(norm(x))``, often with the same norm
     norm_eps: float
+    has_layer_norms: bool  # of inputs: means are subtracted first
+    has_norm_biases: bool
     norm_offset: float  # added to the weights of all norms
     attention_multiplier: float  # of scores
     score_cap: float | None
@@ -73,7 +78,11 @@ class DecoderSpec:
     experts_per_token: int
     expert_size: int  # intermediate size of an expert
     shared_size: int  # intermediate size of the shared expert; 0: there is none
+    gates_shared_expert: bool  # by a sigmoid; otherwise its weight is 1
+    has_sigmoid_routers: bool  # the scores of experts are sigmoids, not a softmax
+    has_router_biases: bool  # which are added to the scores for the choice of experts alone
     norms_expert_weights: bool  # the weights of a token's experts add up to 1
+    expert_multiplier: float  # of the weights of a token's experts
     has_qk_norm: bool  # queries and keys are normed before they are rotated
     norms_whole_queries: bool  # across all heads together, not per head
     norms_turned_heads: bool  # they are normed after they are rotated instead
@@ -137,6 +146,7 @@ class DecoderSpec:
             down=named(down),
             shared_gate=named(modules.shared_gate),
             router=named(modules.router),
+            router_biases=f"model.layers.{index}.{modules.router_biases}",
             experts=tuple(map(expert, range(self.num_experts if self.has_experts[index] else 0))),
             attention_norm=named(modules.attention_norm),
             mlp_norm=named(modules.mlp_norm),
@@ -164,8 +174,8 @@ class DecoderSpec:
         """Return exactly the tensors a checkpoint must have, with their shapes."""
         shapes: dict[str, tuple[int, ...]] = {
             self.embedding: (self.vocab_size, self.hidden_size),
-            self.final_norm: (self.hidden_size,),
             self.head: (self.vocab_size, self.hidden_size),
+            **dict(self._norm_shapes(self.final_norm)),
         }
         for index in range(self.num_layers):
             shapes.update(self._layer_shapes(index, self.layer(index)))
@@ -194,8 +204,8 @@ class DecoderSpec:
                 yield bias_of(name), shape[:1]
         hidden, queries, keys = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         if self.has_pre_norms:
-            yield names.attention_norm, (hidden,)
-            yield names.mlp_norm, (hidden,)
+            for norm in (names.attention_norm, names.mlp_norm):
+                yield from self._norm_shapes(norm)
         if self.has_post_norms:
             yield names.attended_norm, (hidden,)
             yield names.gated_norm, (hidden,)
@@ -207,6 +217,11 @@ class DecoderSpec:
             yield names.key_norm, (keys if self.norms_whole_queries else self.head_dim,)
         if self.has_sinks:
             yield names.sinks, (self.num_heads,)
+
+    def _norm_shapes(self, name: str) -> Iterator[tuple[str, tuple[int]]]:
+        yield name, (self.hidden_size,)
+        if self.has_norm_biases:
+            yield bias_of(name), (self.hidden_size,)
 
     def _mixer_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, int], bool]]:
         """Yield the matrices of attention with their shapes, and whether they have a bias."""
@@ -222,14 +237,19 @@ class DecoderSpec:
         yield from ((name, (rows, self.hidden_size), False) for name, rows in zip(names.qkv, sizes, strict=True))
         yield names.output, (self.hidden_size, delta.num_outputs), False
 
-    def _mlp_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, int], bool]]:
+    def _mlp_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, ...], bool]]:
         hidden, has_bias = self.hidden_size, self.has_mlp_bias
         if names.experts:
             yield names.router, (self.num_experts, hidden), has_bias
-        if names.experts and self.shared_size:
+        if names.experts and self.has_router_biases:
+            axes = FAMILIES[self.model_type].router_biases_axes
+            yield names.router_biases, (*axes, self.num_experts), False
+        if names.experts and self.shared_size and self.gates_shared_expert:
             yield names.shared_gate, (1, hidden), False
         for mlp, size in self.mlps(names):
-            yield from ((name, (2 * size // len(mlp.gate_up), hidden), has_bias) for name in mlp.gate_up)
+            yield from (
+                (name, ((1 + self.has_gates) * size // len(mlp.gate_up), hidden), has_bias) for name in mlp.gate_up
+            )
             yield mlp.down, (hidden, size), has_bias
 
 
@@ -250,7 +270,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     layer = f"model.layers.{has_delta_rule.index(False) if False in has_delta_rule else 0}."
     size = head_dim(config)
     embedding_multiplier = config.hidden_size**0.5 if family.scales_embedding else 1.0
-    logits_scaling = float(getattr(config, "logits_scaling", 1.0))
+    logits_scaling = float(getattr(config, family.logits_setting, 1.0))
     query_growth, query_growth_span = _query_growth(config)
 
     def has(module: str, kind: str) -> bool:
@@ -272,7 +292,11 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         activation="clamped_swiglu" if family.has_limits else ACTIVATIONS[activation_of(config)],
         gate_slope=getattr(config, "swiglu_alpha", 1.702),
         gate_limit=getattr(config, "swiglu_limit", 7.0),
-        norm_eps=config.rms_norm_eps,
+        has_gates=family.has_gates,
+        is_parallel=family.is_parallel,
+        norm_eps=getattr(config, family.norm_eps),
+        has_layer_norms=family.has_layer_norms,
+        has_norm_biases=has(modules.attention_norm, "bias"),
         norm_offset=family.norm_offset,
         attention_multiplier=float(
             getattr(config, "attention_multiplier", getattr(config, "query_pre_attn_scalar", size) ** -0.5)
@@ -288,10 +312,14 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         windows=layer_kinds.windows(config),
         ropes=layer_kinds.rope_numbers(config),
         has_experts=has_experts,
-        num_experts=config.num_experts if any(has_experts) else 0,
+        num_experts=layer_kinds.num_experts(config) if any(has_experts) else 0,
         experts_per_token=config.num_experts_per_tok if any(has_experts) else 0,
         expert_size=_expert_size(config) if any(has_experts) else 0,
-        shared_size=config.shared_expert_intermediate_size if family.has_shared_expert and any(has_experts) else 0,
+        shared_size=_shared_size(config) if any(has_experts) else 0,
+        gates_shared_expert=family.has_shared_expert,
+        has_sigmoid_routers=family.has_sigmoid_routers,
+        has_router_biases=any(name.endswith(modules.router_biases) for name in shapes),
+        expert_multiplier=float(config.routed_scaling_factor) if family.has_sigmoid_routers else 1.0,
         norms_expert_weights=not family.may_norm_expert_weights or bool(config.norm_topk_prob),
         has_qk_norm=has(modules.query_norm, "weight"),
         norms_whole_queries=family.norms_whole_queries,
@@ -314,6 +342,14 @@ def _expert_size(config: PretrainedConfig) -> int:
     return size
 
 
+def _shared_size(config: PretrainedConfig) -> int:
+    family = FAMILIES[config.model_type]
+    if family.num_shared_experts:
+        return _expert_size(config) * (getattr(config, family.num_shared_experts) or 0)
+    size: int = config.shared_expert_intermediate_size if family.has_shared_expert else 0
+    return size
+
+
 def _query_growth(config: PretrainedConfig) -> tuple[float, int]:
     """Return the factor, and the span of positions over which queries are scaled alike.
 
@@ -328,8 +364,11 @@ def _check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> 
     expected = spec.tensors()
     # Old checkpoints store rotary frequencies, which are computed here, and some store a tied head twice.
     ignored = {name for name in shapes if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"}
-    if FAMILIES[spec.model_type].has_delta_rules:
-        ignored |= {name for name in shapes if name.startswith("mtp.")}  # multi-token prediction
+    family = FAMILIES[spec.model_type]
+    prediction = (
+        rf"{family.ignored}|model\.layers\.{spec.num_layers}\." if family.has_prediction_layer else family.ignored
+    )
+    ignored |= {name for name in shapes if re.match(prediction, name)}
     differing = sorted(
         (expected.keys() - shapes.keys())
         | (shapes.keys() - expected.keys() - ignored)

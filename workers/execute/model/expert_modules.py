@@ -43,7 +43,11 @@ def attach_experts(model: PreTrainedModel, spec: DecoderSpec, read: Read) -> Non
         names = spec.layer(index)
         if names.experts:
             _attach_router(_router_of(layer), names, read)
-            _attach_experts(layer.mlp.experts, names.experts, read)
+            if spec.has_router_biases:
+                holder, name = _biases_of(layer)
+                delattr(holder, name)  # it is a parameter in some families, and a buffer in others
+                holder.register_buffer(name, read(names.router_biases))
+            _attach_experts(_block_of(layer).experts, names.experts, read)
 
 
 def _attach_router(router: Any, names: LayerTensors, read: Read) -> None:
@@ -81,8 +85,21 @@ def _in_turns(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(parts, dim=1).flatten(0, 1)
 
 
+def _block_of(layer: Any) -> Any:
+    return layer.mlp if hasattr(layer, "mlp") else layer.feed_forward
+
+
 def _router_of(layer: Any) -> Any:
-    return layer.mlp.router if hasattr(layer.mlp, "router") else layer.mlp.gate
+    block = _block_of(layer)
+    return block.router if hasattr(block, "router") else block.gate
+
+
+def _biases_of(layer: Any) -> tuple[Any, str]:
+    """The module that holds the biases of a layer's router, and their name in it."""
+    block, router = _block_of(layer), _router_of(layer)
+    if hasattr(block, "expert_bias"):
+        return block, "expert_bias"
+    return getattr(router, "moe_statics", router), "e_score_correction_bias"
 
 
 class FollowedChoices:
@@ -91,43 +108,50 @@ class FollowedChoices:
     def __init__(self, choices: torch.Tensor) -> None:
         """``choices`` [tokens, layers, experts per token] of all tokens, in the order in which the model sees them."""
         self.choices = choices.long()
-        # Greatest difference between the routers' top logits and their logits of the chosen experts, relative to the
-        # greatest absolute logit.
+        # Greatest difference between the routers' top ranks and their ranks of the chosen experts, relative to the
+        # greatest absolute rank. Logits are ranks unless there are biases for them.
         self.difference = 0.0
 
     @contextmanager
     def by(self, model: PreTrainedModel, spec: DecoderSpec) -> Iterator[None]:
         """Make the model use these experts in this block, each with the weight that the model's own routers give it."""
         layers: Any = model.model.layers
-        routers = [(index, _router_of(layer)) for index, layer in enumerate(layers) if spec.has_experts[index]]
-        handles = [router.register_forward_hook(self._hook(index)) for index, router in routers]
+        with_experts = [(index, layer) for index, layer in enumerate(layers) if spec.has_experts[index]]
+        handles = [
+            _router_of(layer).register_forward_hook(self._hook(index, layer, spec)) for index, layer in with_experts
+        ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _hook(self, layer: int) -> Callable[[Any, Any, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
-        num_seen = 0
+    def _hook(
+        self, index: int, layer: Any, spec: DecoderSpec
+    ) -> Callable[[Any, Any, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
+        num_seen, router = 0, _router_of(layer)
+        multiplier = getattr(router, "routed_scaling_factor", 1.0)
+        biases = getattr(*_biases_of(layer)).float().squeeze() if spec.has_router_biases else None
 
         def follow(_: Any, __: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             nonlocal num_seen
             logits, weights, experts = output
-            chosen = self.choices[num_seen : num_seen + len(experts), layer].to(logits.device)
+            chosen = self.choices[num_seen : num_seen + len(experts), index].to(logits.device)
             num_seen += len(experts)
-            greatest = logits.float().topk(chosen.shape[1]).values
-            taken = logits.float().gather(1, chosen).sort(descending=True).values
-            self.difference = max(self.difference, float((greatest - taken).abs().max() / logits.abs().max()))
-            probabilities = logits.float().softmax(dim=-1)
-            of_own, of_chosen = probabilities.gather(1, experts), probabilities.gather(1, chosen)
-            if _are_normed(weights, of_own):
+            scores = logits.float().sigmoid() if spec.has_sigmoid_routers else logits.float().softmax(dim=-1)
+            ranks = logits.float() if biases is None else scores + biases
+            greatest = ranks.topk(chosen.shape[1]).values
+            taken = ranks.gather(1, chosen).sort(descending=True).values
+            self.difference = max(self.difference, float((greatest - taken).abs().max() / ranks.abs().max()))
+            of_own, of_chosen = scores.gather(1, experts), scores.gather(1, chosen)
+            if _are_normed(weights / multiplier, of_own):
                 of_chosen /= of_chosen.sum(dim=-1, keepdim=True)
-            return logits, of_chosen.to(weights.dtype), chosen
+            return logits, (of_chosen * multiplier).to(weights.dtype), chosen
 
         return follow
 
 
-def _are_normed(weights: torch.Tensor, probabilities: torch.Tensor) -> bool:
-    """Whether a router's weights [tokens, ...] add up to 1 rather than to the probabilities of its experts."""
+def _are_normed(weights: torch.Tensor, scores: torch.Tensor) -> bool:
+    """Whether a router's weights [tokens, ...] add up to 1 rather than to the scores of its experts."""
     sums = weights.float().sum(dim=-1)
-    return bool((sums - 1).abs().sum() <= (sums - probabilities.sum(dim=-1)).abs().sum())
+    return bool((sums - 1).abs().sum() <= (sums - scores.sum(dim=-1)).abs().sum())

@@ -23,6 +23,7 @@ class Modules:
     attended_norm: str = ""  # of what attention adds to x, in families that may have one
     gated_norm: str = ""  # of what the MLP adds
     router: str = "mlp.gate"
+    router_biases: str = "mlp.gate.e_score_correction_bias"  # a tensor
     experts: str = "mlp.experts"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # inside of each expert
     shared: str = "mlp.shared_expert"
@@ -37,11 +38,24 @@ class Family:
     modules: Modules = Modules()
     activation: str = "hidden_act"  # the name of the setting
     mlp_size: str = "intermediate_size"  # likewise
+    norm_eps: str = "rms_norm_eps"  # the name of the setting
+    has_layer_norms: bool = False
+    has_gates: bool = True  # in MLPs
     norm_offset: float = 0.0  # what stored norm weights are offsets from
     scales_embedding: bool = False  # by the square root of the hidden size, rounded to the dtype of the model
-    multiplies_logits: bool = False  # logits_scaling is a factor, not a divisor
+    is_parallel: bool = False  # attention and MLP read the same x
+    logits_setting: str = "logits_scaling"  # the name of the setting: what logits are divided by
+    multiplies_logits: bool = False  # it is a factor instead
     has_experts: bool = False
-    has_shared_expert: bool = False
+    num_experts: str = "num_experts"  # the name of the setting
+    # Likewise: only every so many layers have experts, from the first to the last of them.
+    expert_step: str = "decoder_sparse_step"
+    first_experts: str = ""
+    last_experts: str = ""
+    has_shared_expert: bool = False  # weighted by a sigmoid
+    num_shared_experts: str = ""  # the name of the setting, in families that have some: they are one with weight 1
+    has_sigmoid_routers: bool = False
+    router_biases_axes: tuple[int, ...] = ()  # before that of the experts
     may_norm_expert_weights: bool = False  # as the config says; otherwise they are always normed
     slides_everywhere: bool = False  # all layers have a window if the config has one, and names no types of layers
     may_lack_positions: bool = False  # as the config says
@@ -58,6 +72,8 @@ class Family:
     # Settings that transformers keeps if any config has them, but uses in these families only.
     caps_scores: bool = False
     caps_logits: bool = False
+    ignored: str = r"mtp\."  # how the names of tensors for multi-token prediction begin
+    has_prediction_layer: bool = False  # or those of one more layer are for it
     has_delta_rules: bool = False  # in some layers, see delta_spec.py
     delta_is_by_heads: bool = False  # their matrices are ordered by key head: all rows of one head, then the next
 
@@ -75,6 +91,15 @@ _LLAMA = Family()
 _SLIDING = Family(slides_everywhere=True)
 _EXPERTS = Family(has_experts=True, slides_everywhere=True)
 _CHOOSY_EXPERTS = replace(_EXPERTS, may_norm_expert_weights=True)
+_SIGMOID_EXPERTS = Family(
+    modules=Modules(shared="mlp.shared_experts"),
+    has_experts=True,
+    num_experts="n_routed_experts",
+    first_experts="first_k_dense_replace",
+    num_shared_experts="n_shared_experts",
+    has_sigmoid_routers=True,
+    may_norm_expert_weights=True,
+)
 _OLMO = Family(modules=_NORMED_AFTER, norms_whole_queries=True)
 _GEMMA = Family(norm_offset=1.0, scales_embedding=True)
 _GEMMA_3 = replace(_GEMMA, modules=_SANDWICHED, activation="hidden_activation", caps_logits=True)
@@ -85,12 +110,38 @@ _GLM = Family(
     turns_in_part=True,
     turns_neighbours=True,
 )
+_UNGATED = Modules(gate_up=("mlp.up_proj",))
+_JAIS = Family(modules=_UNGATED, norm_eps="layer_norm_eps", has_layer_norms=True, has_gates=False)
+_COHERE = Family(
+    modules=Modules(mlp_norm="input_layernorm"),
+    norm_eps="layer_norm_eps",
+    has_layer_norms=True,
+    is_parallel=True,
+    turns_neighbours=True,
+    logits_setting="logit_scale",
+    multiplies_logits=True,
+)
 _DELTA = Family(norm_offset=1.0, gates_outputs=True, turns_in_part=True, has_delta_rules=True)
 _DELTA_EXPERTS = replace(_DELTA, has_experts=True, has_shared_expert=True, slides_everywhere=True)
 
 FAMILIES: dict[str, Family] = {
+    "arcee": Family(modules=_UNGATED, has_gates=False),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, turns_where_it_slides=True),
     "cwm": _LLAMA,
+    "dots1": _SIGMOID_EXPERTS,
     "ernie4_5": Family(turns_neighbours=True),
+    "ernie4_5_moe": Family(
+        modules=Modules(router_biases="mlp.moe_statics.e_score_correction_bias", shared="mlp.shared_experts"),
+        has_experts=True,
+        expert_step="moe_layer_interval",
+        first_experts="moe_layer_start_index",
+        last_experts="moe_layer_end_index",
+        num_shared_experts="moe_num_shared_experts",
+        router_biases_axes=(1,),
+        ignored=r"model\.mtp_",
+        turns_neighbours=True,
+    ),
     "exaone4": Family(modules=_NORMED_AFTER, turns_where_it_slides=True),
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA_3, caps_scores=True),
@@ -98,6 +149,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": replace(_EXPERTS, modules=Modules(router="mlp.router"), has_sinks=True, has_limits=True),
     "glm": replace(_GLM, modules=Modules(gate_up=("mlp.gate_up_proj",))),
     "glm4": _GLM,
+    "glm4_moe": replace(_SIGMOID_EXPERTS, turns_in_part=True, has_prediction_layer=True),
     "granite": _LLAMA,
     "granitemoehybrid": Family(modules=_GRANITE_4, mlp_size="shared_intermediate_size", may_lack_positions=True),
     "helium": Family(turns_neighbours=True),
@@ -109,6 +161,7 @@ FAMILIES: dict[str, Family] = {
     "hyperclovax": Family(modules=Modules(attended_norm="post_norm1", gated_norm="post_norm2"), multiplies_logits=True),
     "internlm3": _LLAMA,
     "iquestcoder": _LLAMA,
+    "jais2": _JAIS,
     "llama": _LLAMA,
     "ministral": _LLAMA,
     "ministral3": replace(_SLIDING, grows_queries=True),
@@ -117,6 +170,7 @@ FAMILIES: dict[str, Family] = {
         _EXPERTS,
         modules=Modules(router="block_sparse_moe.gate", experts="block_sparse_moe.experts", expert=("w1", "w3", "w2")),
     ),
+    "nemotron": replace(_JAIS, norm_eps="norm_eps", norm_offset=1.0, turns_in_part=True),
     "olmo2": _OLMO,
     "olmo3": _OLMO,
     "olmoe": replace(_CHOOSY_EXPERTS, norms_whole_queries=True),
@@ -130,5 +184,13 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": replace(_DELTA_EXPERTS, may_norm_expert_weights=True, delta_is_by_heads=True),
     "seed_oss": _LLAMA,
     "smollm3": _LLAMA,
+    "stablelm": Family(norm_eps="layer_norm_eps", has_layer_norms=True, turns_in_part=True),
+    "starcoder2": replace(
+        _SLIDING,
+        modules=Modules(gate_up=("mlp.c_fc",), down="mlp.c_proj"),
+        norm_eps="norm_epsilon",
+        has_layer_norms=True,
+        has_gates=False,
+    ),
     "vaultgemma": replace(_GEMMA_3, modules=Modules(mlp_norm="pre_feedforward_layernorm"), caps_scores=True),
 }

@@ -109,6 +109,10 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
         raise Unsupported("it has other rotary positions or gated heads, which the fused decoder does not support")
     if spec.norms_turned_heads:
         raise Unsupported("it norms heads after their rotation, which the fused decoder does not support")
+    if spec.has_layer_norms or spec.is_parallel or not spec.has_gates:
+        raise Unsupported("it has layer norms, parallel layers or no gates, which the fused decoder does not support")
+    if spec.has_sigmoid_routers or spec.has_router_biases:
+        raise Unsupported("its routers have sigmoids or biases, which the fused decoder does not support")
     if spec.shared_size:
         raise Unsupported("all tokens share an expert, which the fused decoder does not support")
     if spec.has_sinks:

@@ -33,13 +33,25 @@ def delta_layers(config: PretrainedConfig) -> tuple[bool, ...]:
 def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
     """Whether each layer has experts."""
     layers = range(config.num_hidden_layers)
-    if not FAMILIES[config.model_type].has_experts:
+    if not (family := FAMILIES[config.model_type]).has_experts:
         return (False,) * len(layers)
-    step, without = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", None) or ()
-    found = tuple(layer not in without and (layer + 1) % step == 0 and config.num_experts > 0 for layer in layers)
-    if any(found) and not 0 < config.num_experts_per_tok <= config.num_experts:
-        raise Unsupported(f"a token has {config.num_experts_per_tok} of {config.num_experts} experts")
+    count, step = num_experts(config), getattr(config, family.expert_step, 1)
+    first, last = getattr(config, family.first_experts, 0), getattr(config, family.last_experts, len(layers))
+    without = getattr(config, "mlp_only_layers", None) or ()
+    found = tuple(
+        layer not in without and first <= layer <= last and (layer + 1) % step == 0 and count > 0 for layer in layers
+    )
+    if any(found) and not 0 < config.num_experts_per_tok <= count:
+        raise Unsupported(f"a token has {config.num_experts_per_tok} of {count} experts")
+    if any(found) and (getattr(config, "n_group", None) or 1) != 1:
+        raise Unsupported(f"its experts are in {config.n_group} groups")
     return found
+
+
+def num_experts(config: PretrainedConfig) -> int:
+    """The number of experts of a layer that has any."""
+    count: int = getattr(config, FAMILIES[config.model_type].num_experts)
+    return count
 
 
 def windows(config: PretrainedConfig) -> tuple[int | None, ...]:

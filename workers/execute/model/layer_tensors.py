@@ -24,6 +24,7 @@ class LayerTensors(NamedTuple):
     gate_up: tuple[str, ...]  # gate and up, or one tensor with the rows of both; of the shared expert in MoE layers
     down: str  # of the shared expert in MoE layers
     router: str
+    router_biases: str  # [num_experts] or [1, num_experts], not named ``.bias``
     shared_gate: str  # [1, hidden_size], of the shared expert
     experts: tuple[ExpertTensors, ...]  # in place of the MLP; empty in layers with an MLP
     attention_norm: str

@@ -118,7 +118,7 @@ def _modules(spec: DecoderSpec, layer: int) -> list[_Module]:
     add([names.output], outputs, [hidden], 3)
     for mlp, size in spec.mlps(names):
         if mlp is names:  # routed experts are not adapted
-            add(names.gate_up, hidden, [size] * 2, 4)
+            add(names.gate_up, hidden, *(([size] * 2, 4) if spec.has_gates else ([size], 5)))
             add([names.down], size, [hidden], 6)
     return found
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
-from ..kernels.matrix import FourBits, Mxfp4, Packer, Placement, matrix_bytes, new_matrix
+from ..kernels.matrix import FourBits, Mxfp4, Packer, Placement, new_matrix
 from ..kernels.memory import Arena, padded
 from ..kernels.structures import LANES, Activation, DeltaLayer, DeltaShape, Expert, Format, Layer, Matrix, Model
 from .checkpoint import weight_files
@@ -24,9 +24,9 @@ from .delta_spec import DeltaSpec, DeltaTensors
 from .facts import Progress
 from .give_back import forget_mapped
 from .layer_tensors import ExpertTensors, LayerTensors, bias_of
+from .native_sizes import packed_bytes
 from .text_part import text_names
 
-_PER_LAYER_BYTES = 1 << 12  # for alignment to cache lines
 _DELTA_SIZES = ("num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_size")
 Names = Callable[[Iterable[str]], Mapping[str, str]]  # stored tensor names -> {requested name: stored name}
 
@@ -113,7 +113,7 @@ class PackedWeights:
         self.spec = spec
         self.format = format_
         self._checkpoint = checkpoint
-        self._arena = Arena(_num_bytes(spec, self._format_of))
+        self._arena = Arena(packed_bytes(spec, self._format_of))
         self._packer = Packer(library, num_threads)
         self._quantised: dict[str, list[Placement]] = {}
         self._done, self._total, self._progress = 0, len(spec.tensors()), progress
@@ -161,6 +161,7 @@ class PackedWeights:
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             norm_eps=spec.norm_eps,
+            has_layer_norms=spec.has_layer_norms,
             score_divisor=1 / spec.attention_multiplier,
             embedding_multiplier=self._embedding_multiplier(),
             residual_multiplier=spec.residual_multiplier,
@@ -169,12 +170,17 @@ class PackedWeights:
             query_growth=spec.query_growth,
             query_growth_span=spec.query_growth_span,
             activation=Activation[spec.activation.upper()],
+            has_gates=spec.has_gates,
+            is_parallel=spec.is_parallel,
             gate_slope=spec.gate_slope,
             gate_limit=spec.gate_limit,
             num_experts=spec.num_experts,
             experts_per_token=spec.experts_per_token,
             expert_size=spec.expert_size,
             norms_expert_weights=spec.norms_expert_weights,
+            has_sigmoid_routers=spec.has_sigmoid_routers,
+            expert_multiplier=spec.expert_multiplier,
+            gates_shared_expert=spec.gates_shared_expert,
             norms_whole_queries=spec.norms_whole_queries,
             rotary_dim=spec.rotary_dim,
             turns_neighbours=spec.turns_neighbours,
@@ -204,7 +210,8 @@ class PackedWeights:
                 self._fill_mlp(layer, names, size)
         if spec.has_pre_norms:
             layer.attention_norm = self._norm(names.attention_norm)
-            layer.mlp_norm = self._norm(names.mlp_norm)
+            is_shared = names.mlp_norm == names.attention_norm
+            layer.mlp_norm = layer.attention_norm if is_shared else self._norm(names.mlp_norm)
         if spec.has_post_norms:
             layer.attended_norm = self._norm(names.attended_norm)
             layer.gated_norm = self._norm(names.gated_norm)
@@ -244,8 +251,12 @@ class PackedWeights:
 
     def _fill_mlp(self, mlp: Layer | Expert, names: LayerTensors | ExpertTensors, size: int) -> None:
         hidden, has_bias = self.spec.hidden_size, self.spec.has_mlp_bias
-        mlp.gate_up = self._matrix(names.gate_up, hidden, 2 * padded(size, 32), has_bias=has_bias)
-        self._place(mlp.gate_up, names.gate_up, [(size, 0), (size, 32)], run=32)
+        if self.spec.has_gates:
+            mlp.gate_up = self._matrix(names.gate_up, hidden, 2 * padded(size, 32), has_bias=has_bias)
+            self._place(mlp.gate_up, names.gate_up, [(size, 0), (size, 32)], run=32)
+        else:
+            mlp.gate_up = self._matrix(names.gate_up, hidden, size, has_bias=has_bias)
+            self._place(mlp.gate_up, names.gate_up, [(size, 0)])
         mlp.down = self._matrix([names.down], size, hidden, has_bias=has_bias)
         self._place(mlp.down, [names.down], [(hidden, 0)])
 
@@ -257,7 +268,9 @@ class PackedWeights:
             self._arena, Format.FLOAT32, spec.hidden_size, spec.num_experts + 1, has_bias=spec.has_mlp_bias
         )
         self._place(layer.router, [names.router], [(spec.num_experts, 0)])
-        if spec.shared_size:
+        if spec.has_router_biases:
+            layer.router_biases = self._vector(names.router_biases)
+        if spec.shared_size and spec.gates_shared_expert:
             self._place(layer.router, [names.shared_gate], [(1, spec.num_experts)])
         for expert, own_names in zip(experts, names.experts, strict=True):
             self._fill_mlp(expert, own_names, spec.expert_size)
@@ -320,8 +333,13 @@ class PackedWeights:
             self._count()
 
     def _norm(self, name: str, *, divisor: float = 1.0) -> int:
-        """Store the weights of a norm and return the address."""
-        return self._vector(name, offset=self.spec.norm_offset, divisor=divisor)
+        """Store the weights of a norm, and its biases behind them if the model has layer norms; return the address."""
+        address = self._vector(name, offset=self.spec.norm_offset, divisor=divisor)
+        if self.spec.has_norm_biases:
+            self._vector(bias_of(name), divisor=divisor)
+        elif self.spec.has_layer_norms:
+            self._arena.floats(padded(self.spec.hidden_size))  # zeros
+        return address
 
     def _vector(self, name: str, *, offset: float = 0.0, divisor: float = 1.0) -> int:
         """Store ``(x + offset) / divisor`` of a tensor x as a padded vector of floats and return the address."""
@@ -343,35 +361,3 @@ class PackedWeights:
 def _usable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself if the kernels can read its type and layout, otherwise a copy that they can read."""
     return (tensor if tensor.dtype in (torch.bfloat16, torch.float32) else tensor.float()).contiguous()
-
-
-def _num_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
-    """The size of all packed weights. ``format_of`` maps the name of a weight to its format."""
-    queries, hidden = spec.num_heads * spec.head_dim, spec.hidden_size
-    normed = queries if spec.norms_whole_queries else spec.head_dim
-    vectors = 4 * (4 * padded(hidden) + 2 * padded(normed) + padded(spec.num_heads)) + _PER_LAYER_BYTES
-
-    def mixer(names: LayerTensors, num_outputs: int, num_found: int) -> int:
-        qkv = matrix_bytes(format_of(names.qkv[0]), hidden, num_outputs)
-        return vectors + qkv + matrix_bytes(format_of(names.output), num_found, hidden)
-
-    def delta_rule(names: LayerTensors, delta: DeltaSpec) -> int:
-        gates = matrix_bytes(Format.FLOAT32, hidden, 2 * padded(delta.num_value_heads, LANES))
-        own = sum(map(padded, (delta.conv_size * delta.num_channels, *[delta.num_value_heads] * 2, delta.value_dim)))
-        return mixer(names, delta.num_channels + delta.num_outputs, delta.num_outputs) + gates + 4 * own
-
-    def mlp(names: LayerTensors | ExpertTensors, size: int) -> int:
-        up = matrix_bytes(format_of(names.gate_up[0]), hidden, 2 * padded(size, 32))
-        return up + matrix_bytes(format_of(names.down), size, hidden)
-
-    def layer(index: int) -> int:
-        names = spec.layer(index)
-        if spec.delta is not None and spec.has_delta_rule[index]:
-            before = delta_rule(names, spec.delta)
-        else:
-            before = mixer(names, sum(spec.qkv_sizes), queries)
-        router = matrix_bytes(Format.FLOAT32, hidden, spec.num_experts + 1) if names.experts else 0
-        return before + router + sum(mlp(*each) for each in spec.mlps(names))
-
-    head = matrix_bytes(format_of(spec.head), hidden, spec.vocab_size)
-    return sum(map(layer, range(spec.num_layers))) + head + 4 * padded(hidden) + _PER_LAYER_BYTES

@@ -95,6 +95,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "exaone4": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48},
+    "arcee": {"mlp_bias": True},
+    "nemotron": {"head_dim": 32, "attention_bias": True},
+    "stablelm": {"use_qkv_bias": True, "hidden_size": 128, "head_dim": 32},
+    "starcoder2": {"sliding_window": 8},
+    "cohere": {"logit_scale": 0.3},
+    "cohere2": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "helium": {},
     "ernie4_5": {"use_bias": True},
     "glm": {"attention_bias": True, "head_dim": 32},
@@ -153,6 +159,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 48,
         "mlp_only_layers": [1],
     },
+    "glm4_moe": {
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.8,
+        "head_dim": 32,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "hidden_act": "silu",
+    },
+    "ernie4_5_moe": {
+        "moe_num_experts": 6,
+        "moe_num_shared_experts": 2,
+        "moe_k": 3,
+        "moe_intermediate_size": 24,
+        "moe_layer_start_index": 1,
+    },
     "gpt_oss": {
         "num_local_experts": 5,
         "num_experts_per_tok": 2,
@@ -186,6 +211,9 @@ def _build(family: str, **overrides: Any) -> PreTrainedModel:
         if parameter.dim() == 1 or name.endswith("bias"):
             spread = torch.rand(parameter.shape) - 0.5
             parameter.data = spread if name.endswith("bias") else 1 + spread
+    for name, buffer in model.named_buffers():
+        if name.endswith("bias"):  # of routers
+            buffer.copy_(torch.rand(buffer.shape) / 5 - 0.1)
     return model
 
 

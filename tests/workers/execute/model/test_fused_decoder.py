@@ -157,6 +157,7 @@ def test_sinks_are_refused(tmp_path: Path) -> None:
         ("qwen3_5_text", "it has recurrent layers"),
         ("qwen2_moe", "all tokens share an expert"),
         ("helium", "it has other rotary positions or gated heads"),
+        ("arcee", "it has layer norms, parallel layers or no gates"),
         ("hunyuan_v1_dense", "it norms heads after their rotation"),
     ],
 )

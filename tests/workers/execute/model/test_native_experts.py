@@ -50,6 +50,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "two of four, window": ("mixtral", {"sliding_window": 70, "hidden_size": 132, "intermediate_size": 65}),
     "whole queries": ("olmoe", FAMILIES["olmoe"] | {"hidden_size": 128, "head_dim": 32, "num_key_value_heads": 1}),
     "sinks, biases, limits": ("gpt_oss", FAMILIES["gpt_oss"] | {"hidden_size": 100, "intermediate_size": 70}),
+    "sigmoids, biases, a shared expert": (
+        "glm4_moe",
+        FAMILIES["glm4_moe"] | {"hidden_size": 100, "moe_intermediate_size": 33, "num_experts_per_tok": 3},
+    ),
+    "biases, two shared experts": ("ernie4_5_moe", FAMILIES["ernie4_5_moe"] | {"hidden_size": 100}),
+    "sigmoids that are not normed": ("dots1", FAMILIES["glm4_moe"] | {"norm_topk_prob": False, "n_shared_experts": 2}),
     "one of eight": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 1, "head_dim": 32}),
 }
 

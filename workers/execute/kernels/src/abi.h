@@ -9,7 +9,7 @@
 namespace triptych {
 
 enum FormatCode : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kMxfp4 = 4 };
-enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2 };
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2, kSquaredRelu = 3 };
 
 // y = x W^T + b, with W packed in blocks of 64 columns (outputs); see pack.h.
 struct Matrix {
@@ -43,11 +43,12 @@ struct DeltaLayer {
 struct Layer {
   Matrix qkv;      // queries, keys and values side by side; if outputs are gated, each query is followed by its gate
   Matrix output;
-  Matrix gate_up;  // each block holds 32 gate columns and the 32 up columns that go with them
+  Matrix gate_up;  // each block holds 32 gate columns and the 32 up columns that go with them; without gates, only ups
   Matrix down;
-  Matrix router;          // kFloat32; outputs the logits of the experts, then that of the shared expert
+  Matrix router;          // kFloat32; outputs the logits of the experts, then that of the shared expert, if gated
+  const float* router_biases;  // [num_experts], added to scores for the choice of experts alone; or null
   const Expert* experts;  // [num_experts], or null; if set, gate_up and down are the shared expert's, if any
-  const float* attention_norm;  // null: attention reads x without a norm
+  const float* attention_norm;  // null: attention reads x without a norm; weights, and in layer norms biases behind them
   const float* mlp_norm;        // likewise
   const float* query_norm;      // [head_dim], or [heads][head_dim] if whole queries are normed; or null
   const float* key_norm;
@@ -102,6 +103,7 @@ struct Model {
   int32_t head_dim;
   int32_t page_size;
   float norm_eps;
+  int32_t has_layer_norms;  // of inputs: means are subtracted, and norms have biases; null weights aside, in all layers
   float score_divisor;  // the square root of head_dim in most models
   float embedding_multiplier;
   float residual_multiplier;  // applied to everything added to the residual
@@ -109,7 +111,9 @@ struct Model {
   float logit_cap;            // the same for logits
   float query_growth;         // a query at position p is scaled by 1 + query_growth * log(1 + p / query_growth_span)
   int32_t query_growth_span;  // p / query_growth_span is an integer division
-  int32_t activation;         // Activation of the gate
+  int32_t activation;         // Activation of the gate, or of the ups if there are no gates
+  int32_t has_gates;          // in MLPs
+  int32_t is_parallel;        // attention and MLP of a layer read the same x
   float gate_slope;           // for kClampedSwiglu, as is gate_limit
   float gate_limit;
   int32_t max_rank;           // largest rank of any update, padded
@@ -119,6 +123,9 @@ struct Model {
   int32_t experts_per_token;
   int32_t expert_size;           // intermediate size of one expert
   int32_t norms_expert_weights;  // the weights of a token's experts are normalised to sum to 1
+  int32_t has_sigmoid_routers;   // scores of experts are sigmoids of logits, not their softmax
+  float expert_multiplier;       // of the weights of experts
+  int32_t gates_shared_expert;   // by a sigmoid; otherwise its weight is 1
   int32_t norms_whole_queries;   // query and key norms cover all heads together
   int32_t rotary_dim;            // the first channels of each head, to which the rotary embedding applies
   int32_t turns_neighbours;      // it rotates channel 2i with 2i + 1, not i with i + rotary_dim / 2

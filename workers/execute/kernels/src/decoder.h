@@ -78,7 +78,10 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
       const Buffer<Written>& found = has_delta_rule ? buffers_.delta_outputs : buffers_.attended;
       const size_t width = has_delta_rule ? values_width() : heads_width();
       if (is_last) num_rows = keep_sampled(found.get(), width, me);
-      add_product(layer.output, inputs_of(found, num_rows, width, to_output, me), to_output, layer.attended_norm, me);
+      const auto add_found = [&] {
+        add_product(layer.output, inputs_of(found, num_rows, width, to_output, me), to_output, layer.attended_norm, me);
+      };
+      if (!model_.is_parallel) add_found();
       if (layer.experts) {
         const size_t count = model_.experts_per_token, first = i * count, stride = model_.num_layers * count;
         const Choices choices{step_->choices ? step_->choices + first : nullptr, stride};
@@ -87,6 +90,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
       }
       const Rows again = norm(num_rows, layer.mlp_norm, to_gate_up, me);
       product(layer.gate_up, again, to_gate_up, me, gate(buffers_.gated.get(), inner_width(layer)));
+      if (model_.is_parallel) add_found();  // only now, as the MLP reads x without it
       const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(layer), to_down, me);
       add_product(layer.down, gated, to_down, layer.gated_norm, me);
     }

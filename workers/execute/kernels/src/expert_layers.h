@@ -75,8 +75,8 @@ class ExpertLayers : protected Products<Format> {
     float *exact = buffers_.exact.get(), *logits = buffers_.router_logits.get();
     stages_.run(me, [&] {
       for (int row : part(num_rows, me)) {
-        norm_row(residual(row), layer.mlp_norm, model_.hidden_size, model_.norm_eps, exact + size_t(row) * width,
-                 buffers_.operand.row(row, width), buffers_.operand.scale(row, width));
+        norm_row(model_, residual(row), layer.mlp_norm, exact + size_t(row) * width, buffers_.operand.row(row, width),
+                 buffers_.operand.scale(row, width));
         if (has_groups_) buffers_.operand.sum_groups(row, width);
       }
     });
@@ -86,9 +86,9 @@ class ExpertLayers : protected Products<Format> {
     stages_.run(me, [&] {
       const int count = model_.experts_per_token;
       for (int row : part(num_rows, me)) {
-        const float* own = logits + row * num_logits;
-        routing_.choose(row, own);
-        if (has_shared(layer)) buffers_.shared_weights.get()[row] = 1.0f / (1.0f + std::exp(-own[model_.num_experts]));
+        float* own = logits + row * num_logits;
+        routing_.choose(row, own, layer.router_biases);
+        if (has_shared(layer)) buffers_.shared_weights.get()[row] = shared_weight(own[model_.num_experts]);
         if (choices.start) std::copy_n(routing_.choices_of(row), count, choices.start + row * choices.stride);
       }
     });
@@ -110,6 +110,9 @@ class ExpertLayers : protected Products<Format> {
     });
   }
 
+  float shared_weight(float logit) const {
+    return model_.gates_shared_expert ? 1.0f / (1.0f + std::exp(-logit)) : 1.0f;
+  }
   static bool has_shared(const Layer& layer) { return layer.down.num_blocks > 0; }
   size_t expert_width() const { return padded(model_.expert_size); }
 };

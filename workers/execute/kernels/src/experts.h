@@ -1,5 +1,5 @@
-// Mixture of experts in place of an MLP: a router chooses the likeliest experts for each row, and their outputs are
-// weighted by its probabilities.
+// Mixture of experts in place of an MLP: a router chooses the experts with the highest scores for each row, and their
+// outputs are weighted by these.
 //
 // Rows are sorted by expert, so that an expert's weights are read once for all rows that chose it, and not at all if
 // none did. A row's choices, the outputs of its experts and the order in which they are added do not depend on the
@@ -31,25 +31,24 @@ class Routing {
     rows_.reserve(num_choices);
   }
 
-  // A row's experts are listed likeliest first, and by index on ties. If any logit is NaN, so are all weights.
-  void choose(int row, const float* logits) const {
+  // A row's experts are listed by score, the highest first, and by index on ties. If any logit is NaN, so are all
+  // weights. Where the scores themselves are needed, they overwrite the logits.
+  void choose(int row, float* logits, const float* biases) const {
     const int num_wanted = model_.experts_per_token;
     int32_t* experts = experts_.get() + size_t(row) * num_wanted;
     float* weights = weights_.get() + size_t(row) * num_wanted;
-    for (int expert = 0, count = 0; expert < model_.num_experts; ++expert) {
-      const float logit = logits[expert];
-      if (count == num_wanted && !(logit > logits[experts[count - 1]])) continue;
-      int place = count < num_wanted ? count++ : count - 1;
-      for (; place > 0 && logit > logits[experts[place - 1]]; --place) experts[place] = experts[place - 1];
-      experts[place] = expert;
-    }
-    float total = 0.0f, chosen = 0.0f;
-    for (int expert = 0; expert < model_.num_experts; ++expert) total += std::exp(logits[expert] - logits[experts[0]]);
+    const bool has_scores = biases || model_.has_sigmoid_routers;
+    if (has_scores) model_.has_sigmoid_routers ? to_sigmoids(logits) : to_softmax(logits);
+    choose_highest(logits, biases, experts);
+    float chosen = 0.0f;
+    const float total = has_scores ? 1.0f : sum_of_powers(logits, logits[experts[0]]);
     for (int k = 0; k < num_wanted; ++k) {
-      weights[k] = std::exp(logits[experts[k]] - logits[experts[0]]) / total;
+      const float own = logits[experts[k]];
+      weights[k] = has_scores ? own : std::exp(own - logits[experts[0]]) / total;
       chosen += weights[k];
     }
     for (int k = 0; model_.norms_expert_weights && k < num_wanted; ++k) weights[k] /= chosen;
+    for (int k = 0; k < num_wanted; ++k) weights[k] *= model_.expert_multiplier;
   }
 
   // Assigns slots to the choices of the first `num_rows` rows.
@@ -88,6 +87,31 @@ class Routing {
   }
 
  private:
+  void choose_highest(const float* scores, const float* biases, int32_t* experts) const {
+    const auto rank = [&](int expert) { return biases ? scores[expert] + biases[expert] : scores[expert]; };
+    const int num_wanted = model_.experts_per_token;
+    for (int expert = 0, count = 0; expert < model_.num_experts; ++expert) {
+      const float own = rank(expert);
+      if (count == num_wanted && !(own > rank(experts[count - 1]))) continue;
+      int place = count < num_wanted ? count++ : count - 1;
+      for (; place > 0 && own > rank(experts[place - 1]); --place) experts[place] = experts[place - 1];
+      experts[place] = expert;
+    }
+  }
+  float sum_of_powers(const float* logits, float top) const {
+    float total = 0.0f;
+    for (int expert = 0; expert < model_.num_experts; ++expert) total += std::exp(logits[expert] - top);
+    return total;
+  }
+  void to_softmax(float* logits) const {
+    const float top = *std::max_element(logits, logits + model_.num_experts);
+    const float total = sum_of_powers(logits, top);
+    for (int expert = 0; expert < model_.num_experts; ++expert) logits[expert] = std::exp(logits[expert] - top) / total;
+  }
+  void to_sigmoids(float* logits) const {
+    for (int expert = 0; expert < model_.num_experts; ++expert) logits[expert] = 1.0f / (1.0f + std::exp(-logits[expert]));
+  }
+
   const Model& model_;
   Buffer<int32_t> experts_;  // [rows][experts_per_token]
   Buffer<float> weights_;    // likewise

@@ -49,7 +49,7 @@ inline Parts parts_of(const Model& model, const Layer& layer, Product product) {
       return {kBeta, 2, {heads, 2 * heads}};
     }
     case kOutputProduct: return {kOutput, 1, {}};
-    case kGateUpProduct: return {kGate, 2, {}};
+    case kGateUpProduct: return model.has_gates ? Parts{kGate, 2, {}} : Parts{kUp, 1, {}};
     default: return {kDown, 1, {}};
   }
 }

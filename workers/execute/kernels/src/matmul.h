@@ -172,7 +172,7 @@ inline void prefetch_columns(const float* place) {
   for (int line = 0; line < 4; ++line) __builtin_prefetch(place + kLanes * line, 1);
 }
 
-// Epilogues: the results are stored, added to a residual, or passed through the gated activation.
+// Epilogues: the results are stored, added to a residual, or passed through the activation.
 struct Store {
   float* to;
   size_t stride;
@@ -212,15 +212,23 @@ template <class Element>
 struct Gate {
   Element* to;
   size_t stride;
+  bool has_gates;  // otherwise all columns are ups
   int32_t activation;
   float slope, limit;  // for kClampedSwiglu
   void expect(int, int) const {}  // half as many lines or fewer: measured to gain nothing
   void operator()(int row, int block, int vector, Floats gate, Floats up) const {
-    store_as(to + row * stride + 32 * block + 16 * vector, gated(gate, up));
+    Element* const start = to + row * stride + 16 * vector;
+    if (has_gates) return store_as(start + 32 * block, gated(gate, up));
+    store_as(start + 64 * block, activated(gate));
+    store_as(start + 64 * block + 32, activated(up));
   }
   Floats gated(Floats gate, Floats up) const {
     if (activation == kClampedSwiglu) return clamped_swiglu(gate, up, slope, limit);
-    return (activation == kGeluTanh ? gelu_tanh(gate) : silu(gate)) * up;
+    return activated(gate) * up;
+  }
+  Floats activated(Floats x) const {
+    if (activation == kSquaredRelu) return squared_relu(x);
+    return activation == kGeluTanh ? gelu_tanh(x) : silu(x);
   }
 };
 

@@ -83,8 +83,7 @@ class Products {
   Rows norm(int count, const float* weight, int num_stages, Member& me, const Floats& floats) {
     const int width = int(hidden_width());
     return make_rows(count, width, num_stages, me, [&](int row, Operand<Format>& to) {
-      norm_row(residual(row), weight, model_.hidden_size, model_.norm_eps, floats(row), to.row(row, width),
-               to.scale(row, width));
+      norm_row(model_, residual(row), weight, floats(row), to.row(row, width), to.scale(row, width));
     });
   }
   Rows norm(int count, const float* weight, const Added& added, Member& me) {
@@ -105,7 +104,7 @@ class Products {
   Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
   static size_t inner_width(const Layer& layer) { return padded(layer.down.num_inputs); }
   Gate<Written> gate(Written* to, size_t width) const {
-    return {to, width, model_.activation, model_.gate_slope, model_.gate_limit};
+    return {to, width, model_.has_gates != 0, model_.activation, model_.gate_slope, model_.gate_limit};
   }
   size_t hidden_width() const { return padded(model_.hidden_size); }
   float* residual(int token) { return buffers_.residual.get() + token * hidden_width(); }

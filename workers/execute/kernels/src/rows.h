@@ -65,19 +65,34 @@ inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
   }
 }
 
+// The row minus the mean of its values. Padding, which is zero before, stays so.
+inline void centre(const float* x, int count, float* to) {
+  Floats sums = broadcast(0.0f);
+  for (int i = 0; i < count; i += kLanes) sums = sums + load<Floats>(x + i);
+  const Floats mean = broadcast(sum(sums) / float(count));
+  for (int i = 0; i < count; i += kLanes) store(to + i, load<Floats>(x + i) - mean);
+  std::fill(to + count, to + padded(count), 0.0f);
+}
+
 // Norms a row and converts it to the form that the next product reads; without `weight`, only converts it. Rows and
-// weights are padded; scratch holds a row.
+// weights are padded; scratch holds a row. A layer norm is the RMS norm of what differs from the mean.
 template <class Element>
-inline void norm_row(const float* x, const float* weight, int count, float eps, float* scratch, Element* to,
+inline void norm_row(const Model& model, const float* x, const float* weight, float* scratch, Element* to,
                      float* scale) {
-  const int end = padded(count);
+  const int count = model.hidden_size, end = padded(count);
   if (!weight) {
     std::copy_n(x, end, scratch);
     return write_row(scratch, end, to, scale);
   }
-  const Floats factor = broadcast(inverse_rms(x, count, eps));
+  if (model.has_layer_norms) {
+    centre(x, count, scratch);
+    x = scratch;
+  }
+  const Floats factor = broadcast(inverse_rms(x, count, model.norm_eps));
   for (int i = 0; i < end; i += kLanes)
     store(scratch + i, load<Floats>(x + i) * factor * load<Floats>(weight + i));
+  if (model.has_layer_norms)
+    for (int i = 0; i < end; i += kLanes) store(scratch + i, load<Floats>(scratch + i) + load<Floats>(weight + end + i));
   write_row(scratch, end, to, scale);
 }
 

@@ -269,6 +269,11 @@ INLINED Floats gelu_tanh(Floats x) {
   const Floats cubic = fma(x * x, broadcast(-2 * 0.7978845608f * 0.044715f), broadcast(-2 * 0.7978845608f));
   return x / (broadcast(1.0f) + exp(x * cubic));
 }
+// NaN for NaN, due to the order of arguments.
+INLINED Floats squared_relu(Floats x) {
+  const Floats positive = max(broadcast(0.0f), x);
+  return positive * positive;
+}
 // gate * sigmoid(slope * gate) * (up + 1), with the gate clamped to at most the limit and up to +-limit, as in gpt-oss
 // (OpenAI 2025); NaN if either is NaN.
 INLINED Floats clamped_swiglu(Floats gate, Floats up, float slope, float limit) {

@@ -1,0 +1,47 @@
+"""How much memory the packed weights of a decoder take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..kernels.matrix import matrix_bytes
+from ..kernels.memory import padded
+from ..kernels.structures import LANES, Format
+from .decoder_spec import DecoderSpec
+from .delta_spec import DeltaSpec
+from .layer_tensors import ExpertTensors, LayerTensors
+
+_PER_LAYER_BYTES = 1 << 12  # for alignment to cache lines
+
+
+def packed_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
+    """The size of all packed weights. ``format_of`` maps the name of a weight to its format."""
+    queries, hidden = spec.num_heads * spec.head_dim, spec.hidden_size
+    normed = queries if spec.norms_whole_queries else spec.head_dim
+    vectors = 4 * (8 * padded(hidden) + 2 * padded(normed) + padded(spec.num_heads)) + _PER_LAYER_BYTES
+
+    def mixer(names: LayerTensors, num_outputs: int, num_found: int) -> int:
+        qkv = matrix_bytes(format_of(names.qkv[0]), hidden, num_outputs)
+        return vectors + qkv + matrix_bytes(format_of(names.output), num_found, hidden)
+
+    def delta_rule(names: LayerTensors, delta: DeltaSpec) -> int:
+        gates = matrix_bytes(Format.FLOAT32, hidden, 2 * padded(delta.num_value_heads, LANES))
+        own = sum(map(padded, (delta.conv_size * delta.num_channels, *[delta.num_value_heads] * 2, delta.value_dim)))
+        return mixer(names, delta.num_channels + delta.num_outputs, delta.num_outputs) + gates + 4 * own
+
+    def mlp(names: LayerTensors | ExpertTensors, size: int) -> int:
+        up = matrix_bytes(format_of(names.gate_up[0]), hidden, (1 + spec.has_gates) * padded(size, 32))
+        return up + matrix_bytes(format_of(names.down), size, hidden)
+
+    def layer(index: int) -> int:
+        names = spec.layer(index)
+        if spec.delta is not None and spec.has_delta_rule[index]:
+            before = delta_rule(names, spec.delta)
+        else:
+            before = mixer(names, sum(spec.qkv_sizes), queries)
+        router = matrix_bytes(Format.FLOAT32, hidden, spec.num_experts + 1) + 4 * padded(spec.num_experts)
+        router = router if names.experts else 0
+        return before + router + sum(mlp(*each) for each in spec.mlps(names))
+
+    head = matrix_bytes(format_of(spec.head), hidden, spec.vocab_size)
+    return sum(map(layer, range(spec.num_layers))) + head + 8 * padded(hidden) + _PER_LAYER_BYTES
