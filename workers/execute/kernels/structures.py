@@ -86,6 +86,13 @@ class DeltaLayer(ctypes.Structure):
     ]
 
 
+class ShortConvolution(ctypes.Structure):
+    _fields_ = [
+        ("taps", c_void_p),
+        ("inputs", c_void_p),
+    ]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         ("qkv", Matrix),
@@ -102,6 +109,7 @@ class Layer(ctypes.Structure):
         ("attended_norm", c_void_p),
         ("gated_norm", c_void_p),
         ("delta", DeltaLayer),
+        ("convolution", ShortConvolution),
         ("cosines", c_void_p),
         ("sines", c_void_p),
         ("sinks", c_void_p),
@@ -177,6 +185,7 @@ class Model(ctypes.Structure):
         ("turns_neighbours", c_int32),
         ("norms_turned_heads", c_int32),
         ("gates_outputs", c_int32),
+        ("num_taps", c_int32),
         ("delta", DeltaShape),
     ]
 

@@ -5,13 +5,13 @@ It says nothing about where or how the decoder runs, so all fast paths share it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ..kernels.memory import padded
 from . import layer_kinds
-from .config_checks import ACTIVATIONS, activation_of, check_config
+from .checks import ACTIVATIONS, activation_of, check_config, check_tensors
 from .delta_spec import DeltaSpec, delta_modules, delta_tensors, describe_delta
 from .families import FAMILIES, Modules
 from .layer_kinds import Unsupported as Unsupported
@@ -33,7 +33,8 @@ class DecoderSpec:
     outputs are weighted by it. There may also be a shared expert, with a size of its own, which every token uses and
     which is weighted by a sigmoid.
 
-    A layer may have a gated delta rule in place of attention, see ``delta_spec.py``. Outputs of attention may be
+    A layer may have a gated delta rule in place of attention, see ``delta_spec.py``, or a short convolution, whose
+    outputs are ``gate * convolution(input_gate * input)``. Outputs of attention may be
     multiplied by the sigmoids of gates; each head's gate rows follow its query rows.
 
     Clamped SwiGLU is ``gate * sigmoid(gate_slope * gate) * (up + 1)``, with gate at most ``gate_limit`` and up between
@@ -52,7 +53,8 @@ class DecoderSpec:
     turns_neighbours: bool  # channel 2i is rotated with 2i + 1, not i with i + rotary_dim / 2
     gates_outputs: bool  # of attention
     delta: DeltaSpec | None  # of layers with a delta rule
-    has_delta_rule: tuple[bool, ...]  # of each layer: whether it has a delta rule instead of attention
+    num_taps: int  # of short convolutions; 0: no layer has one
+    is_recurrent: tuple[bool, ...]  # of each layer: whether it has a delta rule or a convolution instead of attention
     activation: str  # "silu" or "gelu_tanh", or "clamped_swiglu": see gate_limit
     gate_slope: float
     gate_limit: float
@@ -92,6 +94,7 @@ class DecoderSpec:
     has_output_bias: bool
     has_mlp_bias: bool  # also of experts and their router
     has_sinks: bool
+    has_head_bias: bool
     is_tied: bool  # the head is the embedding
 
     embedding: ClassVar[str] = "model.embed_tokens.weight"
@@ -115,7 +118,14 @@ class DecoderSpec:
     @property
     def num_attending(self) -> int:
         """Number of layers with attention."""
-        return self.num_layers - sum(self.has_delta_rule)
+        return self.num_layers - sum(self.is_recurrent)
+
+    @property
+    def state_sizes(self) -> tuple[int, int]:
+        """Number of elements of a sequence's state in one recurrent layer: that of a delta rule, and past inputs."""
+        if self.delta is not None:
+            return self.delta.state_sizes
+        return 0, max(0, self.num_taps - 1) * padded(self.hidden_size)
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
@@ -126,8 +136,10 @@ class DecoderSpec:
     def layer(self, index: int) -> LayerTensors:
         modules = self.modules
         qkv, output, gate_up, down = modules.qkv, modules.output, modules.gate_up, modules.down
-        if self.has_delta_rule[index]:
-            qkv, output = delta_modules(is_by_heads=self._is_by_heads)
+        if self.is_recurrent[index]:
+            qkv, output = (modules.convolution_inputs,), modules.convolution_output
+            if self.delta is not None:
+                qkv, output = delta_modules(is_by_heads=self.delta.is_by_heads)
         if self.has_experts[index]:
             gate, up, down = (f"{modules.shared}.{name}" for name in modules.expert)
             gate_up = (gate, up)
@@ -155,12 +167,11 @@ class DecoderSpec:
             query_norm=named(modules.query_norm),
             key_norm=named(modules.key_norm),
             sinks=f"model.layers.{index}.self_attn.sinks",
-            delta=delta_tensors(f"model.layers.{index}.linear_attn", is_by_heads=self._is_by_heads),
+            delta=delta_tensors(
+                f"model.layers.{index}.linear_attn", is_by_heads=self.delta is not None and self.delta.is_by_heads
+            ),
+            convolution=named(modules.convolution),
         )
-
-    @property
-    def _is_by_heads(self) -> bool:
-        return self.delta is not None and self.delta.is_by_heads
 
     def mlps(self, layer: LayerTensors) -> Iterator[tuple[LayerTensors | ExpertTensors, int]]:
         """Yield the MLP of a layer, or its experts, with their sizes; the shared expert comes last."""
@@ -177,6 +188,8 @@ class DecoderSpec:
             self.head: (self.vocab_size, self.hidden_size),
             **dict(self._norm_shapes(self.final_norm)),
         }
+        if self.has_head_bias:
+            shapes[bias_of(self.head)] = (self.vocab_size,)
         for index in range(self.num_layers):
             shapes.update(self._layer_shapes(index, self.layer(index)))
         return shapes
@@ -196,8 +209,11 @@ class DecoderSpec:
         ]  # fmt: skip
 
     def _layer_shapes(self, index: int, names: LayerTensors) -> Iterator[tuple[str, tuple[int, ...]]]:
-        delta = self.delta if self.has_delta_rule[index] else None
-        matrices = [*(self._mixer_shapes(names) if delta is None else self._delta_shapes(names, delta))]
+        is_recurrent, delta = self.is_recurrent[index], self.delta
+        mixer = self._mixer_shapes(names)
+        if is_recurrent:
+            mixer = self._convolution_shapes(names) if delta is None else self._delta_shapes(names, delta)
+        matrices = [*mixer]
         for name, shape, has_bias in (*matrices, *self._mlp_shapes(names)):
             yield name, shape
             if has_bias:
@@ -209,8 +225,11 @@ class DecoderSpec:
         if self.has_post_norms:
             yield names.attended_norm, (hidden,)
             yield names.gated_norm, (hidden,)
-        if delta is not None:
+        if is_recurrent and delta is None:
+            yield names.convolution, (hidden, 1, self.num_taps)
+        elif is_recurrent and delta is not None:
             yield from delta.shapes(names.delta, hidden)
+        if is_recurrent:
             return
         if self.has_qk_norm:
             yield names.query_norm, (queries if self.norms_whole_queries else self.head_dim,)
@@ -230,6 +249,10 @@ class DecoderSpec:
             (name, (rows, self.hidden_size), self.has_qkv_bias) for name, rows in zip(names.qkv, sizes, strict=True)
         )
         yield names.output, (self.hidden_size, self.num_heads * self.head_dim), self.has_output_bias
+
+    def _convolution_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, int], bool]]:
+        yield names.qkv[0], (3 * self.hidden_size, self.hidden_size), False
+        yield names.output, (self.hidden_size, self.hidden_size), False
 
     def _delta_shapes(self, names: LayerTensors, delta: DeltaSpec) -> Iterator[tuple[str, tuple[int, int], bool]]:
         sizes = [delta.num_channels, delta.num_outputs]
@@ -261,17 +284,16 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     """
     check_config(config)
     family = FAMILIES[config.model_type]
-    modules, has_delta_rule, has_experts = (
-        family.modules,
-        layer_kinds.delta_layers(config),
-        layer_kinds.has_experts(config),
-    )
+    modules = family.modules
+    is_recurrent, has_experts = layer_kinds.recurrent_layers(config), layer_kinds.has_experts(config)
     # The first attention layer, if there is one: all of them have the same tensors.
-    layer = f"model.layers.{has_delta_rule.index(False) if False in has_delta_rule else 0}."
+    layer = f"model.layers.{is_recurrent.index(False) if False in is_recurrent else 0}."
     size = head_dim(config)
     embedding_multiplier = config.hidden_size**0.5 if family.scales_embedding else 1.0
     logits_scaling = float(getattr(config, family.logits_setting, 1.0))
     query_growth, query_growth_span = _query_growth(config)
+
+    down = shapes.get(f"{layer}{modules.down}.weight", (0,))
 
     def has(module: str, kind: str) -> bool:
         return f"{layer}{module}.{kind}" in shapes
@@ -280,15 +302,18 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         model_type=config.model_type,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=getattr(config, family.mlp_size, 0),
+        intermediate_size=getattr(config, family.mlp_size, 0) if family.mlp_size else down[-1],
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=size,
         rotary_dim=rotary_dim(config),
         turns_neighbours=family.turns_neighbours,
         gates_outputs=family.gates_outputs,
-        delta=describe_delta(config, is_by_heads=family.delta_is_by_heads) if any(has_delta_rule) else None,
-        has_delta_rule=has_delta_rule,
+        delta=describe_delta(config, is_by_heads=family.delta_is_by_heads)
+        if family.has_delta_rules and any(is_recurrent)
+        else None,
+        num_taps=config.conv_L_cache if family.has_short_convolutions else 0,
+        is_recurrent=is_recurrent,
         activation="clamped_swiglu" if family.has_limits else ACTIVATIONS[activation_of(config)],
         gate_slope=getattr(config, "swiglu_alpha", 1.702),
         gate_limit=getattr(config, "swiglu_limit", 7.0),
@@ -330,9 +355,10 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         has_output_bias=has(modules.output, "bias"),
         has_mlp_bias=has(modules.down, "bias") or has(modules.router, "bias"),
         has_sinks=family.has_sinks,
+        has_head_bias="lm_head.bias" in shapes and not config.tie_word_embeddings,
         is_tied=bool(config.tie_word_embeddings),
     )
-    _check_tensors(spec, shapes)
+    check_tensors(spec, shapes)
     return spec
 
 
@@ -358,21 +384,3 @@ def _query_growth(config: PretrainedConfig) -> tuple[float, int]:
     if not FAMILIES[config.model_type].grows_queries:
         return 0.0, 1
     return config.rope_parameters["llama_4_scaling_beta"], config.rope_parameters["original_max_position_embeddings"]
-
-
-def _check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    expected = spec.tensors()
-    # Old checkpoints store rotary frequencies, which are computed here, and some store a tied head twice.
-    ignored = {name for name in shapes if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"}
-    family = FAMILIES[spec.model_type]
-    prediction = (
-        rf"{family.ignored}|model\.layers\.{spec.num_layers}\." if family.has_prediction_layer else family.ignored
-    )
-    ignored |= {name for name in shapes if re.match(prediction, name)}
-    differing = sorted(
-        (expected.keys() - shapes.keys())
-        | (shapes.keys() - expected.keys() - ignored)
-        | {name for name in expected.keys() & shapes.keys() if expected[name] != tuple(shapes[name])}
-    )
-    if differing:
-        raise Unsupported(f"{len(differing)} of its tensors differ from its config, {differing[0]} first")

@@ -12,6 +12,10 @@ from dataclasses import dataclass, replace
 class Modules:
     """The names of modules in checkpoints; all but the last are those of a layer."""
 
+    # Also of a layer with a short convolution, whose input gates, output gates and inputs are one tensor.
+    convolution: str = "conv.conv"
+    convolution_inputs: str = "conv.in_proj"
+    convolution_output: str = "conv.out_proj"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # or one with the rows of all
     output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
@@ -36,8 +40,8 @@ class Family:
     """A family; the defaults describe Llama."""
 
     modules: Modules = Modules()
-    activation: str = "hidden_act"  # the name of the setting
-    mlp_size: str = "intermediate_size"  # likewise
+    activation: str = "hidden_act"  # the name of the setting; "": it is always silu
+    mlp_size: str = "intermediate_size"  # the name of the setting; "": it is that of the tensors
     norm_eps: str = "rms_norm_eps"  # the name of the setting
     has_layer_norms: bool = False
     has_gates: bool = True  # in MLPs
@@ -50,6 +54,7 @@ class Family:
     num_experts: str = "num_experts"  # the name of the setting
     # Likewise: only every so many layers have experts, from the first to the last of them.
     expert_step: str = "decoder_sparse_step"
+    lists_expert_layers: bool = False  # as "sparse" in mlp_layer_types instead
     first_experts: str = ""
     last_experts: str = ""
     has_shared_expert: bool = False  # weighted by a sigmoid
@@ -74,6 +79,7 @@ class Family:
     caps_logits: bool = False
     ignored: str = r"mtp\."  # how the names of tensors for multi-token prediction begin
     has_prediction_layer: bool = False  # or those of one more layer are for it
+    has_short_convolutions: bool = False  # in some layers, in place of attention
     has_delta_rules: bool = False  # in some layers, see delta_spec.py
     delta_is_by_heads: bool = False  # their matrices are ordered by key head: all rows of one head, then the next
 
@@ -109,6 +115,25 @@ _GLM = Family(
     ),
     turns_in_part=True,
     turns_neighbours=True,
+)
+_LFM = Family(
+    modules=Modules(
+        output="self_attn.out_proj",
+        query_norm="self_attn.q_layernorm",
+        key_norm="self_attn.k_layernorm",
+        gate_up=("feed_forward.w1", "feed_forward.w3"),
+        down="feed_forward.w2",
+        attention_norm="operator_norm",
+        mlp_norm="ffn_norm",
+        router="feed_forward.gate",
+        router_biases="feed_forward.expert_bias",
+        experts="feed_forward.experts",
+        expert=("w1", "w3", "w2"),
+        final_norm="model.embedding_norm",
+    ),
+    activation="",
+    norm_eps="norm_eps",
+    has_short_convolutions=True,
 )
 _UNGATED = Modules(gate_up=("mlp.up_proj",))
 _JAIS = Family(modules=_UNGATED, norm_eps="layer_norm_eps", has_layer_norms=True, has_gates=False)
@@ -162,7 +187,16 @@ FAMILIES: dict[str, Family] = {
     "internlm3": _LLAMA,
     "iquestcoder": _LLAMA,
     "jais2": _JAIS,
+    "lfm2": replace(_LFM, mlp_size=""),
+    "lfm2_moe": replace(
+        _LFM,
+        has_experts=True,
+        first_experts="num_dense_layers",
+        has_sigmoid_routers=True,
+        may_norm_expert_weights=True,
+    ),
     "llama": _LLAMA,
+    "mellum": Family(has_experts=True, lists_expert_layers=True, may_norm_expert_weights=True),
     "ministral": _LLAMA,
     "ministral3": replace(_SLIDING, grows_queries=True),
     "mistral": _SLIDING,
@@ -174,6 +208,20 @@ FAMILIES: dict[str, Family] = {
     "olmo2": _OLMO,
     "olmo3": _OLMO,
     "olmoe": replace(_CHOOSY_EXPERTS, norms_whole_queries=True),
+    "phi": Family(
+        modules=Modules(
+            output="self_attn.dense",
+            gate_up=("mlp.fc1",),
+            down="mlp.fc2",
+            mlp_norm="input_layernorm",
+            final_norm="model.final_layernorm",
+        ),
+        norm_eps="layer_norm_eps",
+        has_layer_norms=True,
+        has_gates=False,
+        is_parallel=True,
+        turns_in_part=True,
+    ),
     "phi3": replace(_SLIDING, modules=_MERGED),
     "qwen2": _LLAMA,
     "qwen2_moe": replace(_CHOOSY_EXPERTS, has_shared_expert=True),

@@ -103,13 +103,13 @@ def _format(config: PretrainedConfig, dtype: str, quantization: str, is_invarian
 def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
     if spec.head_dim % 2 or spec.head_dim > 256:
         raise Unsupported(f"its heads have {spec.head_dim} channels, the limits are an even number and 256")
-    if any(spec.has_delta_rule):
+    if any(spec.is_recurrent):
         raise Unsupported("it has recurrent layers, which the fused decoder does not support")
     if spec.rotary_dim != spec.head_dim or spec.turns_neighbours or spec.gates_outputs:
         raise Unsupported("it has other rotary positions or gated heads, which the fused decoder does not support")
     if spec.norms_turned_heads:
         raise Unsupported("it norms heads after their rotation, which the fused decoder does not support")
-    if spec.has_layer_norms or spec.is_parallel or not spec.has_gates:
+    if spec.has_layer_norms or spec.is_parallel or spec.has_head_bias or not spec.has_gates:
         raise Unsupported("it has layer norms, parallel layers or no gates, which the fused decoder does not support")
     if spec.has_sigmoid_routers or spec.has_router_biases:
         raise Unsupported("its routers have sigmoids or biases, which the fused decoder does not support")

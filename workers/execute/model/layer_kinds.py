@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+_CONVOLUTION = "conv"  # transformers' name of a type of layers
+
+
 class Unsupported(Exception):
     """The fast path cannot compute this model; the text says why."""
 
@@ -21,13 +24,15 @@ def layer_types(config: PretrainedConfig) -> list[str]:
     default = "sliding_attention" if family.slides_everywhere and window else "full_attention"
     types: list[str] = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
     known = LAYER_TYPES | ({LAYER_TYPE} if family.has_delta_rules else set())
+    known |= {_CONVOLUTION} if family.has_short_convolutions else set()
     if not known.issuperset(types):
         raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - known))}")
     return types
 
 
-def delta_layers(config: PretrainedConfig) -> tuple[bool, ...]:
-    return tuple(kind == LAYER_TYPE for kind in layer_types(config))
+def recurrent_layers(config: PretrainedConfig) -> tuple[bool, ...]:
+    """Whether each layer has a delta rule or a short convolution in place of attention."""
+    return tuple(kind in (LAYER_TYPE, _CONVOLUTION) for kind in layer_types(config))
 
 
 def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
@@ -38,6 +43,8 @@ def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
     count, step = num_experts(config), getattr(config, family.expert_step, 1)
     first, last = getattr(config, family.first_experts, 0), getattr(config, family.last_experts, len(layers))
     without = getattr(config, "mlp_only_layers", None) or ()
+    if family.lists_expert_layers:
+        without = [layer for layer in layers if config.mlp_layer_types[layer] != "sparse"]
     found = tuple(
         layer not in without and first <= layer <= last and (layer + 1) % step == 0 and count > 0 for layer in layers
     )
@@ -73,5 +80,5 @@ def rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
     turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # despite the name, 1 means that a layer has rope
     if len(turns) < count:
         raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")
-    without = delta_layers(config)
+    without = recurrent_layers(config)
     return tuple(0 if turns[layer] and not without[layer] else None for layer in range(count))

@@ -18,7 +18,8 @@ class LayerTensors(NamedTuple):
     """The names of one layer's weights; a bias is named like its weight."""
 
     # Queries, keys and values, or one tensor with the rows of all three, in this order. For a delta rule: one tensor
-    # with the rows of all three, and the output gates, as a second tensor or merged into the first.
+    # with the rows of all three, and the output gates, as a second tensor or merged into the first. For a short
+    # convolution: one tensor with the rows of input gates, output gates and inputs.
     qkv: tuple[str, ...]
     output: str
     gate_up: tuple[str, ...]  # gate and up, or one tensor with the rows of both; of the shared expert in MoE layers
@@ -35,6 +36,7 @@ class LayerTensors(NamedTuple):
     key_norm: str
     sinks: str  # [num_heads], not named ``.weight``
     delta: DeltaTensors
+    convolution: str  # of a short convolution: [hidden_size, 1, taps]
 
 
 def bias_of(weight: str) -> str:

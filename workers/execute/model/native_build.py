@@ -125,7 +125,7 @@ class NativeSetting:
                 num_pages=num_pages, page_size=self.page_size, num_threads=threads,
                 num_state_rows=num_state_rows,
                 # A failed step runs again from the states before it: no later step may have overwritten them.
-                overlaps=self.overlaps and spec.delta is None,
+                overlaps=self.overlaps and not any(spec.is_recurrent),
                 adapters=adapters, eight_bit_pages=self.has_eight_bit_pages,
             )  # fmt: skip
 
@@ -137,7 +137,7 @@ class NativeSetting:
             backend=f"native {name}",
             shapes=[LayerShape(spec.num_kv_heads, key_bytes, value_bytes, torch.uint8)] * spec.num_attending,
             make_decoder=make_decoder,
-            state_bytes=lambda num_rows: _state_bytes(spec, num_rows),
+            state_bytes=lambda num_rows: state_bytes(spec, num_rows=num_rows),
             why=f"{name}, {library.level}, {threads} threads; "
             f"its logits differ from transformers' by {proof.difference:.1g} of the greatest",
         )
@@ -151,10 +151,6 @@ def _check_delta(delta: DeltaSpec) -> None:
         raise Unsupported(f"its delta rules have {delta.num_value_heads} heads, and keys for {delta.num_key_heads}")
     if not 1 <= delta.conv_size <= _MOST_TAPS:
         raise Unsupported(f"its convolutions see {delta.conv_size} tokens, the limits are 1 and {_MOST_TAPS}")
-
-
-def _state_bytes(spec: DecoderSpec, num_rows: int) -> int:
-    return state_bytes(spec.delta, num_layers=sum(spec.has_delta_rule), num_rows=num_rows) if spec.delta else 0
 
 
 def load_proven(folder: Path, proof: Proof, setting: NativeSetting) -> NativeModel:

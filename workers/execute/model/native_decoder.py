@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate, compress
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -79,7 +79,7 @@ class NativeDecoder:
     ) -> None:
         """``ropes`` are the tables of the model's rotary embeddings. ``num_threads`` threads compute at a time. With
         ``overlaps``, steps run while no caller waits for them. Keys and values are stored as computed, or in eight
-        bits. Layers with a delta rule have ``num_state_rows`` rows of states.
+        bits. Recurrent layers have ``num_state_rows`` rows of states.
         """
         self._library = library
         self._weights = weights
@@ -90,8 +90,8 @@ class NativeDecoder:
             if number is not None:
                 layer.cosines, layer.sines = (table.ctypes.data for table in self._ropes[number])
         self.pools = self._allocate_pages(num_pages, page_size, has_eight_bits=eight_bit_pages)
-        delta, delta_layers = weights.spec.delta, list(compress(self._layers, weights.spec.has_delta_rule))
-        self._states = NativeStates(delta, delta_layers, num_state_rows) if delta else None
+        is_recurrent = any(weights.spec.is_recurrent)
+        self._states = NativeStates(weights.spec, self._layers, num_state_rows) if is_recurrent else None
         model = Model.from_buffer_copy(weights.model)
         model.eight_bit_pages = eight_bit_pages
         model.layers = ctypes.addressof(self._layers)
@@ -197,7 +197,7 @@ class NativeDecoder:
             size = sum(sizes) / (1 << 30)
             raise ConfigError(f"{num_pages} pages take {size:.2f} GiB, too much", param="num_pages") from error
         pools = [arena.take(size).reshape(num_pages + 1, -1) for size in sizes]
-        attending = (layer for layer, is_delta in zip(self._layers, spec.has_delta_rule, strict=True) if not is_delta)
+        attending = (layer for layer, recurs in zip(self._layers, spec.is_recurrent, strict=True) if not recurs)
         for layer, keys, values in zip(attending, pools[::2], pools[1::2], strict=True):
             layer.keys, layer.values = keys.ctypes.data, values.ctypes.data
         return pools

@@ -108,10 +108,13 @@ def _modules(spec: DecoderSpec, layer: int) -> list[_Module]:
         for number, (name, own) in enumerate(zip(group, split, strict=True), first):
             found.append(_Module(name.removesuffix(".weight"), num_inputs, own, number, order))
 
-    if (delta := spec.delta) is not None and spec.has_delta_rule[layer]:
+    if (delta := spec.delta) is not None and spec.is_recurrent[layer]:
         outputs, heads = delta.num_outputs, delta.num_value_heads
         add(names.qkv, hidden, (delta.num_channels, outputs), 0, delta.inputs)
         add(names.delta.gates, hidden, (heads, heads), 7, delta.gates(heads))
+    elif spec.is_recurrent[layer]:
+        outputs = hidden
+        add(names.qkv, hidden, [hidden] * 3, 0)
     else:
         outputs = spec.num_heads * spec.head_dim
         add(names.qkv, hidden, spec.qkv_sizes, 0)

@@ -67,14 +67,14 @@ def check_native(
         dtype=torch.float32 if weights.format is Format.FLOAT32 else torch.bfloat16,
         limit=_TOLERANCES[Format.INT8 if eight_bit_pages else weights.format],
         may_round=weights.format is Format.BFLOAT16,
-        outliers=_DELTA_RULE_OUTLIERS if any(spec.has_delta_rule) else 0.0,
+        outliers=_DELTA_RULE_OUTLIERS if spec.delta is not None else 0.0,
     )
 
 
 def _outputs_of(decoder: NativeDecoder, spec: DecoderSpec, sequences: list[Int32], adapter: int) -> DecoderOutputs:
     """
     Raises:
-        Unsupported: the outputs of a delta rule depend on how the tokens are split into steps.
+        Unsupported: the outputs of recurrent layers depend on how the tokens are split into steps.
     """
     adapters = np.full(len(sequences), adapter, np.int32) if adapter else None
 
@@ -85,7 +85,7 @@ def _outputs_of(decoder: NativeDecoder, spec: DecoderSpec, sequences: list[Int32
         return torch.from_numpy(np.concatenate([outputs.logits, choices.reshape(len(choices), -1)], axis=1))
 
     both = paged_rows(run, sequences)
-    if any(spec.has_delta_rule) and not torch.equal(both, whole_rows(run, sequences)):
+    if any(spec.is_recurrent) and not torch.equal(both, whole_rows(run, sequences)):
         raise Unsupported("its logits change when its tokens are computed in one step")
     shape = (len(both), spec.num_layers, spec.experts_per_token)
     return DecoderOutputs(both[:, : spec.vocab_size].float(), both[:, spec.vocab_size :].reshape(shape))

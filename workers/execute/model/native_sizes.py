@@ -35,8 +35,10 @@ def packed_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
 
     def layer(index: int) -> int:
         names = spec.layer(index)
-        if spec.delta is not None and spec.has_delta_rule[index]:
+        if spec.delta is not None and spec.is_recurrent[index]:
             before = delta_rule(names, spec.delta)
+        elif spec.is_recurrent[index]:
+            before = mixer(names, 3 * padded(hidden), hidden) + 4 * spec.num_taps * padded(hidden)
         else:
             before = mixer(names, sum(spec.qkv_sizes), queries)
         router = matrix_bytes(Format.FLOAT32, hidden, spec.num_experts + 1) + 4 * padded(spec.num_experts)

@@ -1,8 +1,9 @@
-"""The state that delta rules of the compiled decoder keep per sequence: states and convolution inputs, in float32."""
+"""What recurrent layers of the compiled decoder keep per sequence: states and inputs of convolutions, in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import compress
 
 import numpy as np
 
@@ -10,26 +11,26 @@ from ....protocol.errors import ConfigError
 from ..kernels.memory import Arena, padded
 from ..kernels.structures import Layer
 from ..step import Int32, StepInputs
-from .delta_spec import DeltaSpec
+from .decoder_spec import DecoderSpec
 from .states import StateLedger, num_stored_rows
 
 
-def state_bytes(delta: DeltaSpec, *, num_layers: int, num_rows: int) -> int:
-    """Size of rows 0..num_rows and the row of zeros, in ``num_layers`` layers with a delta rule."""
-    return num_layers * num_stored_rows(num_rows) * 4 * sum(delta.state_sizes)
+def state_bytes(spec: DecoderSpec, *, num_rows: int) -> int:
+    """Size of rows 0..num_rows and the row of zeros, in all recurrent layers."""
+    return sum(spec.is_recurrent) * num_stored_rows(num_rows) * 4 * sum(spec.state_sizes)
 
 
 class NativeStates:
     """Rows of states, see ``StateLedger``. The layers hold addresses into this memory."""
 
-    def __init__(self, delta: DeltaSpec, layers: Sequence[Layer], num_rows: int) -> None:
+    def __init__(self, spec: DecoderSpec, layers: Iterable[Layer], num_rows: int) -> None:
         """
         Raises:
             ConfigError: there is not enough memory.
         """
         self._ledger = StateLedger(num_rows)
-        sizes = [4 * self._ledger.num_rows * size for size in delta.state_sizes]
-        num_bytes = len(layers) * sum(map(padded, sizes))
+        sizes = [4 * self._ledger.num_rows * size for size in spec.state_sizes]
+        num_bytes = sum(spec.is_recurrent) * sum(map(padded, sizes))
         try:
             self._arena = Arena(num_bytes)
         except (OSError, ValueError) as error:
@@ -37,8 +38,9 @@ class NativeStates:
             raise ConfigError(
                 f"{num_rows} states of recurrent layers take {size:.2f} GiB, too much", param="max_num_seqs"
             ) from error
-        for layer in layers:
-            layer.delta.states, layer.delta.inputs = (self._arena.take(size).ctypes.data for size in sizes)
+        for layer in compress(layers, spec.is_recurrent):
+            states, inputs = (self._arena.take(size).ctypes.data for size in sizes)
+            layer.delta.states, layer.delta.inputs, layer.convolution.inputs = states, inputs, inputs
 
     def begin_step(self, inputs: StepInputs) -> dict[str, Int32]:
         """The segments of a step and their rows, by field names of ``Step``.

@@ -121,7 +121,7 @@ class PackedWeights:
         self.layers = (Layer * spec.num_layers)()
         self._experts = [(Expert * len(spec.layer(index).experts))() for index in range(spec.num_layers)]
         for index, layer in enumerate(self.layers):
-            self._fill_layer(layer, spec.layer(index), spec.delta if spec.has_delta_rule[index] else None)
+            self._fill_layer(layer, spec.layer(index), is_recurrent=spec.is_recurrent[index])
             self._fill_experts(layer, spec.layer(index), self._experts[index])
             layer.window = spec.windows[index] or 0
         self.model = self._make_model()
@@ -143,7 +143,7 @@ class PackedWeights:
 
     def _make_model(self) -> Model:
         spec = self.spec
-        head = self._matrix([spec.head], spec.hidden_size, spec.vocab_size, has_bias=False)
+        head = self._matrix([spec.head], spec.hidden_size, spec.vocab_size, has_bias=spec.has_head_bias)
         self._place(head, [spec.head], [(spec.vocab_size, 0)])
         if not spec.is_tied:
             self._count()  # the embedding
@@ -186,6 +186,7 @@ class PackedWeights:
             turns_neighbours=spec.turns_neighbours,
             norms_turned_heads=spec.norms_turned_heads,
             gates_outputs=spec.gates_outputs,
+            num_taps=spec.num_taps,
             delta=DeltaShape(*(getattr(spec.delta, name) for name in _DELTA_SIZES)) if spec.delta else DeltaShape(),
         )
 
@@ -195,13 +196,17 @@ class PackedWeights:
             return multiplier
         return float(torch.tensor(multiplier, dtype=torch.bfloat16))
 
-    def _fill_layer(self, layer: Layer, names: LayerTensors, delta: DeltaSpec | None) -> None:
-        spec = self.spec
-        if delta is None:
+    def _fill_layer(self, layer: Layer, names: LayerTensors, *, is_recurrent: bool) -> None:
+        spec, delta = self.spec, self.spec.delta
+        if not is_recurrent:
             parts = list(zip(spec.qkv_sizes, accumulate(spec.qkv_sizes, initial=0), strict=False))
             has_biases = spec.has_qkv_bias, spec.has_output_bias
             self._fill_mixer(layer, names, parts, spec.num_heads * spec.head_dim, has_biases)
             self._fill_attention(layer, names)
+        elif delta is None:
+            parts = [(spec.hidden_size, part * padded(spec.hidden_size)) for part in range(3)]
+            self._fill_mixer(layer, names, parts, spec.hidden_size, (False, False))
+            layer.convolution.taps = self._taps(names.convolution, padded(spec.hidden_size))
         else:
             self._fill_mixer(layer, names, delta.inputs, delta.num_outputs, (False, False))
             self._fill_delta(layer.delta, names.delta, delta)
@@ -226,7 +231,7 @@ class PackedWeights:
     ) -> None:
         """Fill the projections before and after attention or a delta rule, whose output has ``num_found`` channels."""
         spec = self.spec
-        num_outputs = sum(size for size, _ in parts)
+        num_outputs = max(first + size for size, first in parts)
         layer.qkv = self._matrix(names.qkv, spec.hidden_size, num_outputs, has_bias=has_biases[0])
         self._place(layer.qkv, names.qkv, parts)
         layer.output = self._matrix([names.output], num_found, spec.hidden_size, has_bias=has_biases[1])
@@ -243,8 +248,7 @@ class PackedWeights:
         behind = padded(delta.num_value_heads, LANES)
         layer.gates = new_matrix(self._arena, Format.FLOAT32, self.spec.hidden_size, 2 * behind, has_bias=False)
         self._place(layer.gates, names.gates, delta.gates(behind))
-        taps = self._checkpoint[names.convolution].float()[:, 0].T  # [conv_size, channels]
-        layer.convolution = self._keep(taps.numpy())
+        layer.convolution = self._taps(names.convolution, delta.num_channels)
         layer.rates = self._keep(self._checkpoint[names.rates].float().exp().numpy())
         layer.rate_biases = self._vector(names.rate_biases)
         layer.norm = self._vector(names.norm)
@@ -345,6 +349,11 @@ class PackedWeights:
         """Store ``(x + offset) / divisor`` of a tensor x as a padded vector of floats and return the address."""
         values: npt.NDArray[np.float32] = self._checkpoint[name].float().numpy()
         return self._keep((values + np.float32(offset)) / np.float32(divisor))
+
+    def _taps(self, name: str, width: int) -> int:
+        """Store the taps of a convolution, [taps][width], and return the address."""
+        taps = self._checkpoint[name].float()[:, 0].T
+        return self._keep(torch.nn.functional.pad(taps, (0, width - taps.shape[1])).numpy())
 
     def _keep(self, values: npt.NDArray[np.float32]) -> int:
         """Store values computed from a tensor as contiguous padded floats and return the address."""

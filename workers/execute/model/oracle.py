@@ -164,8 +164,9 @@ def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
     model.tie_weights()
     device = next(iter(tensors.values())).device
     # Rotary frequencies and the embedding scale are not weights, so they are still on the meta device.
-    if model.model.rotary_emb is not None:
-        model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
+    for name in ("rotary_emb", "pos_emb"):
+        if (positions := getattr(model.model, name, None)) is not None:
+            setattr(model.model, name, type(positions)(config).to(device))
     embedding = model.get_input_embeddings()
     if hasattr(embedding, "embed_scale"):
         embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale, device=device)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, GptOssConfig, PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests import tiny
@@ -96,9 +96,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48},
     "arcee": {"mlp_bias": True},
+    "jais2": {},
     "nemotron": {"head_dim": 32, "attention_bias": True},
     "stablelm": {"use_qkv_bias": True, "hidden_size": 128, "head_dim": 32},
     "starcoder2": {"sliding_window": 8},
+    "phi": {"head_dim": 16, "hidden_size": 64},
     "cohere": {"logit_scale": 0.3},
     "cohere2": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "helium": {},
@@ -116,8 +118,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
         "norm_topk_prob": False,
     },
+    "mellum": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, "conv_L_cache": 4},
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "routed_scaling_factor": 1.5,
+    },
     "qwen3_5_text": {
         "num_hidden_layers": 4,  # the last one attends
         "head_dim": 32,
@@ -194,6 +213,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
 }
+
+
+FAMILIES = {family: sizes for family, sizes in FAMILIES.items() if family in CONFIG_MAPPING}  # some are newer
 
 
 def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:

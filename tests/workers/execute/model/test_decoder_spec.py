@@ -36,7 +36,10 @@ def shapes_of(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     "family",
-    ["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma", "gemma2", "gemma3_text"],
+    [
+        *("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma", "gemma2", "gemma3_text"),
+        *("arcee", "cohere", "helium", "nemotron"),
+    ],
 )
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_all_tensors_of_dense_families_are_described(family: str, is_tied: bool) -> None:
@@ -135,6 +138,8 @@ def test_experts_in_one_tensor_are_refused() -> None:
         ("olmoe", {"clip_qkv": 2.0, "num_experts_per_tok": 2}, "are clipped at 2"),
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "a token has 3 of 2 experts"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
+        ("lfm2", {"layer_types": ["conv"] * 3, "conv_bias": True}, "convolutions have biases"),
+        ("glm4_moe", {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2}, "experts are in 2 groups"),
         ("gemma3_text", {"hidden_activation": "gelu"}, "gelu"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attention is not causal"),
         ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping is 0"),
@@ -150,6 +155,8 @@ def test_experts_in_one_tensor_are_refused() -> None:
             "cut queries",
             "too few experts",
             "activation",
+            "biases",
+            "groups",
             "activation of gemma",
             "both ways",
             "cap",
@@ -163,6 +170,16 @@ def test_experts_in_one_tensor_are_refused() -> None:
 def test_unsupported_feature_is_named(family: str, overrides: dict[str, Any], why: str) -> None:
     with pytest.raises(Unsupported, match=why):
         describe_decoder(make_config(family, **overrides), {})
+
+
+def test_layers_that_predict_further_tokens_are_ignored(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("glm4_moe", tmp_path)
+    config, shapes = AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint).shapes()
+    spec = describe_decoder(config, shapes)
+    assert (spec.tensors(), spec.has_experts) == (shapes, (False, True, True))
+    assert describe_decoder(config, {**shapes, "model.layers.3.eh_proj.weight": (64, 128)}) == spec
+    with pytest.raises(Unsupported, match="1 of its tensors differ"):
+        describe_decoder(config, {**shapes, "model.layers.4.eh_proj.weight": (64, 128)})
 
 
 def test_additional_tensor_is_refused() -> None:

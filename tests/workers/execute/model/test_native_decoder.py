@@ -76,6 +76,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "layer norms, no gates": ("starcoder2", {"intermediate_size": 200, "hidden_size": 100, "head_dim": 32}),
     "layer norms around 1": ("nemotron", {"hidden_size": 70, "head_dim": 96}),
     "layer norms with gates": ("stablelm", {"hidden_size": 192, "head_dim": 48, "use_qkv_bias": True}),
+    "a bias of the head": ("phi", {"head_dim": 32, "hidden_size": 128, "vocab_size": 77}),
     "parallel layers": ("cohere", {"hidden_size": 192, "intermediate_size": 70, "logit_scale": 0.0625}),
     "parallel layers, window": ("cohere2", FAMILIES["cohere2"] | {"sliding_window": 70}),
     "neighbours turn": ("helium", {"head_dim": 48, "hidden_size": 192, "vocab_size": 77}),
@@ -147,7 +148,7 @@ def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "cohere2"])
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:

@@ -117,7 +117,10 @@ def test_choices_equal_transformers_in_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize("shape", ["odd sizes", "more experts than a vector has lanes", "sinks, biases, limits"])
+@pytest.mark.parametrize(
+    "shape",
+    ["odd sizes", "more experts than a vector has lanes", "sinks, biases, limits", "sigmoids, biases, a shared expert"],
+)
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     shape: str, level: str, format_: Format, tmp_path: Path
 ) -> None:

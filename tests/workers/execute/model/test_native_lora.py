@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {
     "queries and values": ("qwen3", {"head_dim": 48, "hidden_size": 100}, ("q_proj", "v_proj"), 16),
     "odd sizes": ("llama", {"hidden_size": 100, "intermediate_size": 70, "vocab_size": 77}, ALL_LINEAR, 3),
     "biases, a high rank": ("llama", {"attention_bias": True, "mlp_bias": True}, ALL_LINEAR, 40),
+    "no gates": ("arcee", {"intermediate_size": 70, "hidden_size": 100}, ALL_LINEAR, 8),
     "up alone": ("granite", {"residual_multiplier": 0.3}, ("up_proj",), 5),
     "norms of what is added": ("gemma2", {}, ALL_LINEAR, 8),
     "attention beside experts": ("mixtral", {"num_experts_per_tok": 4}, ATTENTION, 8),  # all of them: no near choices

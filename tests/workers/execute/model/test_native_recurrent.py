@@ -46,11 +46,17 @@ Floats = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 
 WITH_EXPERTS = "qwen3_5_moe_text"
+CONVOLVED = "lfm2"
 FAMILY, NUM_PAGES, NUM_TOKENS, MAX_TOKENS = "qwen3_5_text", 12, 150, 24
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.1, Format.INT8: 0.3, Format.INT4: 0.3}  # of the greatest logit
 OF_DELTA_RULES = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj")
+OF_CONVOLUTIONS = ("in_proj", "w1", "w2", "w3")
 DELTA_RULE, ATTENDS = "linear_attention", "full_attention"
 SHAPES: dict[str, dict[str, Any]] = {
+    "short convolutions": {
+        "family": CONVOLVED, "hidden_size": 100, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False,
+        "layer_types": [ATTENDS, "conv", "conv"], "tie_word_embeddings": True,
+    },
     "heads of 128": {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "head_dim": 64, "hidden_size": 96},
     "odd sizes": {
         "hidden_size": 100, "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 48,
@@ -94,7 +100,7 @@ def test_all_tensors_of_recurrent_families_are_described(tmp_path: Path) -> None
     config, shapes = AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint).shapes()
     spec = describe_decoder(config, shapes)
     assert spec.tensors() == shapes
-    assert (spec.has_delta_rule, spec.ropes, spec.rotary_dim) == ((True, True, True, False), (None, None, None, 0), 8)
+    assert (spec.is_recurrent, spec.ropes, spec.rotary_dim) == ((True, True, True, False), (None, None, None, 0), 8)
     assert spec.has_qk_norm
     assert not any("in_proj_a" in name or "in_proj_b" in name for name in spec.matrices())
     guessing = {**shapes, "mtp.layers.0.mlp.up_proj.weight": (96, 64)}  # predicts the token after the next one
@@ -103,8 +109,8 @@ def test_all_tensors_of_recurrent_families_are_described(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> None:
-    sizes = {"initializer_range": 0.1, **SHAPES[shape]}
-    checkpoint, token_ids = in_four_bits(make_checkpoint(FAMILY, tmp_path, **sizes)), random_tokens()
+    sizes = {"initializer_range": 0.1, "family": FAMILY, **SHAPES[shape]}
+    checkpoint, token_ids = in_four_bits(make_checkpoint(folder=tmp_path, **sizes)), random_tokens()
     # Even then, its delta rules compute in float32.
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
     with torch.inference_mode():
@@ -115,11 +121,13 @@ def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> Non
             assert difference_of_most(found, exact) < TOLERANCES[format_], f"{level} {format_.name}"
 
 
-@pytest.mark.parametrize(("family", "sizes"), [(FAMILY, {}), ("qwen3_next", {"mlp_only_layers": [0, 1, 2, 3]})])
+@pytest.mark.parametrize(
+    ("family", "sizes"), [(FAMILY, {}), ("qwen3_next", {"mlp_only_layers": [0, 1, 2, 3]}), (CONVOLVED, {})]
+)
 def test_adapters_change_all_matrices(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     sizes = {"initializer_range": 0.1, "linear_num_value_heads": 6, **sizes}
     checkpoint, token_ids = in_four_bits(make_checkpoint(family, tmp_path / "model", **sizes)), random_tokens(60)
-    adapter = make_adapter(tmp_path / "a", checkpoint, targets=(*ALL_LINEAR, *OF_DELTA_RULES))
+    adapter = make_adapter(tmp_path / "a", checkpoint, targets=(*ALL_LINEAR, *OF_DELTA_RULES, *OF_CONVOLUTIONS))
     merged = merge(checkpoint, adapter, tmp_path / "merged")
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float64, **PLAINLY)
     with torch.inference_mode():
@@ -136,7 +144,7 @@ def test_adapters_change_all_matrices(family: str, sizes: dict[str, Any], tmp_pa
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize("family", [FAMILY, WITH_EXPERTS])
+@pytest.mark.parametrize("family", [FAMILY, WITH_EXPERTS, CONVOLVED])
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
@@ -184,11 +192,11 @@ def test_step_can_be_repeated_in_parts_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize(("family", "value"), [(FAMILY, math.inf), (FAMILY, math.nan), (CONVOLVED, math.nan)])
 def test_nan_state_is_reported_and_ends_with_its_sequence(
-    value: float, level: str, format_: Format, tmp_path: Path
+    family: str, value: float, level: str, format_: Format, tmp_path: Path
 ) -> None:
-    checkpoint, token_ids = make_checkpoint(FAMILY, tmp_path, hidden_size=100), random_tokens(40)
+    checkpoint, token_ids = make_checkpoint(family, tmp_path, hidden_size=100), random_tokens(40)
     with changed_tensors(checkpoint) as tensors:
         tensors["model.embed_tokens.weight"][5, 0] = value
     decoder = make_decoder(checkpoint, level, format_)
@@ -224,7 +232,8 @@ def requests() -> list[Sequence]:
 
 @pytest.mark.parametrize(("family", "dtype", "quantization"), [
     (FAMILY, "float32", "none"), (FAMILY, "bfloat16", "none"), (FAMILY, "bfloat16", "int8"),
-    (FAMILY, "bfloat16", "int4"), (WITH_EXPERTS, "bfloat16", "none"), (WITH_EXPERTS, "bfloat16", "int8"),
+    (FAMILY, "bfloat16", "int4"), (CONVOLVED, "bfloat16", "int8"),
+    (WITH_EXPERTS, "bfloat16", "none"), (WITH_EXPERTS, "bfloat16", "int8"),
 ])  # fmt: skip
 def test_batches_chunks_and_preemption_change_nothing(
     family: str, dtype: str, quantization: str, engines: Engines
@@ -239,10 +248,13 @@ def test_batches_chunks_and_preemption_change_nothing(
     assert sum(sequence.num_preemptions for sequence in sequences) > 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_cached_prefix_changes_nothing(dtype: str, engines: Engines) -> None:
+@pytest.mark.parametrize(
+    ("family", "dtype", "quantization"),
+    [(FAMILY, "float32", "none"), (FAMILY, "bfloat16", "none"), (CONVOLVED, "bfloat16", "int8")],
+)
+def test_cached_prefix_changes_nothing(family: str, dtype: str, quantization: str, engines: Engines) -> None:
     """A sequence that starts from another's snapshot gets the same bits, wherever their prompts diverge."""
-    engine = engines(FAMILY, dtype, "none")
+    engine = engines(family, dtype, quantization)
 
     def requests() -> list[Sequence]:
         made = [make_request(0, 90, MAX_TOKENS) for _ in range(4)]

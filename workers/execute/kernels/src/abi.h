@@ -40,6 +40,13 @@ struct DeltaLayer {
   float* inputs;             // [rows][conv_size - 1][channels], past inputs of the convolution, latest last
 };
 
+// A short convolution that replaces attention (see short_convolution.h), or none. The layer's qkv then holds the gates
+// of its inputs, those of its outputs, and the inputs, each padded to a multiple of 64 channels.
+struct ShortConvolution {
+  const float* taps;  // [num_taps][channels], padded; null: the layer uses attention
+  float* inputs;      // [rows][num_taps - 1][channels], padded: past inputs, gated, latest last
+};
+
 struct Layer {
   Matrix qkv;      // queries, keys and values side by side; if outputs are gated, each query is followed by its gate
   Matrix output;
@@ -55,6 +62,7 @@ struct Layer {
   const float* attended_norm;  // norm of what attention adds to the residual, or null
   const float* gated_norm;     // norm of what the rest of the layer adds, or null
   DeltaLayer delta;
+  ShortConvolution convolution;
   const float* cosines;        // [positions][rotary_dim / 2]; null: no rotary embedding
   const float* sines;
   const float* sinks;          // [heads], scores of attention sinks, which have no value; or null
@@ -131,6 +139,7 @@ struct Model {
   int32_t turns_neighbours;      // it rotates channel 2i with 2i + 1, not i with i + rotary_dim / 2
   int32_t norms_turned_heads;    // query and key norms come after it
   int32_t gates_outputs;         // attention outputs are gated by a sigmoid
+  int32_t num_taps;              // of short convolutions
   DeltaShape delta;
 };
 

@@ -107,6 +107,7 @@ struct Buffers {
   Buffer<float> gates;                              // [tokens][betas and rates], for a delta rule
   Buffer<float> mixed;                              // [tokens][DeltaRule::width()]
   Buffer<Written> delta_outputs;                    // [tokens][value heads * value_dim]
+  Buffer<Written> convolved;                        // [tokens][hidden], of a short convolution
   Buffer<float> router_logits;                      // [tokens][experts and the shared expert]
   Buffer<float> shared_weights;                     // [tokens], of the shared expert
   Buffer<Written> expert_gated;                     // [choices][expert_size], see experts.h
@@ -132,6 +133,7 @@ struct Buffers {
     gated.reserve(size_t(tokens) * inner);
     if (model.num_experts) reserve_experts(model, tokens);
     if (model.delta.num_value_heads) reserve_delta(model, tokens);
+    if (model.num_taps) convolved.reserve(size_t(tokens) * hidden);
     sequences.reserve(tokens);
     query_blocks.reserve(size_t(tokens) * model.num_kv_heads);
     for (ThreadBuffers<Format>& own : threads) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "expert_layers.h"
+#include "short_convolution.h"
 
 namespace triptych {
 
@@ -35,7 +36,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
       const Layer& layer = model.layers[i];
       const Matrix* of_all[] = {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router, &layer.delta.gates};
       for (const Matrix* matrix : of_all) num_weights_ += num_weights(*matrix);
-      num_attending_ += !layer.delta.convolution;
+      num_attending_ += !layer.delta.convolution && !layer.convolution.taps;
       if (layer.experts) num_expert_weights_ += num_weights(layer.experts->gate_up) + num_weights(layer.experts->down);
       has_groups_ |= layer.qkv.format == kInt4;
     }
@@ -73,13 +74,11 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
       const bool is_last = i + 1 == model_.num_layers;
       const auto added = [&](Product product) { return adapters_.to(product, i, is_last); };
       const Added to_output = added(kOutputProduct), to_gate_up = added(kGateUpProduct), to_down = added(kDownProduct);
-      const bool has_delta_rule = layer.delta.convolution;
-      has_delta_rule ? apply_delta_rule(layer, i, me) : attend(layer, i, me);
-      const Buffer<Written>& found = has_delta_rule ? buffers_.delta_outputs : buffers_.attended;
-      const size_t width = has_delta_rule ? values_width() : heads_width();
-      if (is_last) num_rows = keep_sampled(found.get(), width, me);
+      const Found found = mix(layer, i, me);
+      if (is_last) num_rows = keep_sampled(found.rows.get(), found.width, me);
       const auto add_found = [&] {
-        add_product(layer.output, inputs_of(found, num_rows, width, to_output, me), to_output, layer.attended_norm, me);
+        const Rows rows = inputs_of(found.rows, num_rows, found.width, to_output, me);
+        add_product(layer.output, rows, to_output, layer.attended_norm, me);
       };
       if (!model_.is_parallel) add_found();
       if (layer.experts) {
@@ -144,6 +143,40 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
     return step_->num_rows;
   }
 
+  struct Found {  // what a layer's attention, or what replaces it, puts out for all tokens
+    const Buffer<Written>& rows;
+    size_t width;
+  };
+  Found mix(const Layer& layer, int number, Member& me) {
+    if (layer.delta.convolution) {
+      apply_delta_rule(layer, number, me);
+      return {buffers_.delta_outputs, values_width()};
+    }
+    if (layer.convolution.taps) {
+      convolve(layer, number, me);
+      return {buffers_.convolved, hidden_width()};
+    }
+    attend(layer, number, me);
+    return {buffers_.attended, heads_width()};
+  }
+
+  // The outputs of the layer's short convolution, for all tokens.
+  void convolve(const Layer& layer, int number, Member& me) {
+    project(layer, number, me);
+    const ShortConvolver convolver(layer.convolution, model_.num_taps);
+    stages_.run(me, [&] {
+      for (int t : part(step_->num_tokens, me)) {
+        const int sequence = buffers_.sequences.get()[t], first = step_->query_starts[sequence];
+        const int segment = step_->segment_starts[sequence];
+        const ConvolutionChunk chunk{buffers_.qkv.get() + first * qkv_width(layer), qkv_width(layer),
+                                     int(hidden_width()), step_->state_reads[sequence],
+                                     step_->segment_starts[sequence + 1] - segment,
+                                     step_->segment_ends + segment, step_->state_writes + segment};
+        convolver.convolve(chunk, t - first, buffers_.convolved.get() + t * hidden_width());
+      }
+    });
+  }
+
   // The outputs of the layer's delta rule, for all tokens.
   void apply_delta_rule(const Layer& layer, int number, Member& me) {
     const int num_rows = step_->num_tokens;
@@ -193,11 +226,15 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
             step_->segment_ends + segment, step_->state_writes + segment};
   }
 
-  // The outputs of the layer's attention, for all tokens.
-  void attend(const Layer& layer, int number, Member& me) {
+  void project(const Layer& layer, int number, Member& me) {
     const Added to_qkv = adapters_.to(kQkvProduct, number, false);
     const Rows normed = norm(step_->num_tokens, layer.attention_norm, to_qkv, me);
     product(layer.qkv, normed, to_qkv, me, Store{buffers_.qkv.get(), qkv_width(layer)});
+  }
+
+  // The outputs of the layer's attention, for all tokens.
+  void attend(const Layer& layer, int number, Member& me) {
+    project(layer, number, me);
     stages_.run(me, [&] { turn(layer, me); });
     stages_.run(me, [&] { attend(layer, me); });
   }

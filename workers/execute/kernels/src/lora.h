@@ -41,6 +41,10 @@ inline Parts parts_of(const Model& model, const Layer& layer, Product product) {
         const int channels = 2 * delta.num_key_heads * delta.key_dim / kLanes + values;
         return {kQuery, 2, {channels, channels + values}};
       }
+      if (layer.convolution.taps) {
+        const int channels = padded(model.hidden_size) / kLanes;
+        return {kQuery, 3, {channels, 2 * channels}};
+      }
       const int queries = (model.gates_outputs ? 2 : 1) * model.num_heads * model.head_dim / kLanes;
       return {kQuery, 3, {queries, queries + model.num_kv_heads * model.head_dim / kLanes}};
     }

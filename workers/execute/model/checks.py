@@ -1,7 +1,9 @@
-"""What the fast paths cannot compute, as far as a config says it."""
+"""What the fast paths cannot compute: what a config asks for, and tensors that differ from it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .families import FAMILIES
@@ -11,8 +13,10 @@ from .ropes import rope_parameters
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from .decoder_spec import DecoderSpec
+
 # Under transformers' names.
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "squared_relu"}
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu2": "squared_relu"}
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the sequence length
 _NEVER_ZERO = (
     "attention_multiplier",
@@ -26,8 +30,8 @@ _NEVER_ZERO = (
 
 def activation_of(config: PretrainedConfig) -> str:
     """transformers' name of the activation of MLPs."""
-    name: str = getattr(config, FAMILIES[config.model_type].activation)
-    return name
+    setting = FAMILIES[config.model_type].activation
+    return str(getattr(config, setting)) if setting else "silu"
 
 
 def check_config(config: PretrainedConfig) -> None:
@@ -41,6 +45,8 @@ def check_config(config: PretrainedConfig) -> None:
         raise Unsupported(f"its activation is {activation}")
     if family.has_delta_rules and activation != "silu":
         raise Unsupported(f"its convolutions' activation is {activation}")
+    if family.has_short_convolutions and config.conv_bias:
+        raise Unsupported("its convolutions have biases")
     if getattr(config, "use_bidirectional_attention", None):
         raise Unsupported("its attention is not causal")
     if getattr(config, "clip_qkv", None) is not None:
@@ -53,3 +59,25 @@ def check_config(config: PretrainedConfig) -> None:
             raise Unsupported(f"its rotary positions are of type {rope.get('rope_type')}")
         if rope.get("partial_rotary_factor", 1.0) != 1.0 and not family.turns_in_part:
             raise Unsupported("its rotary positions turn only some of its channels")
+
+
+def check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """
+    Raises:
+        Unsupported: a checkpoint with tensors of these shapes is not what its config says.
+    """
+    expected = spec.tensors()
+    # Old checkpoints store rotary frequencies, which are computed here, and some store a tied head twice.
+    ignored = {name for name in shapes if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"}
+    family = FAMILIES[spec.model_type]
+    prediction = (
+        rf"{family.ignored}|model\.layers\.{spec.num_layers}\." if family.has_prediction_layer else family.ignored
+    )
+    ignored |= {name for name in shapes if re.match(prediction, name)}
+    differing = sorted(
+        (expected.keys() - shapes.keys())
+        | (shapes.keys() - expected.keys() - ignored)
+        | {name for name in expected.keys() & shapes.keys() if expected[name] != tuple(shapes[name])}
+    )
+    if differing:
+        raise Unsupported(f"{len(differing)} of its tensors differ from its config, {differing[0]} first")
