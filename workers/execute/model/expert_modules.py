@@ -86,7 +86,7 @@ def _in_turns(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _block_of(layer: Any) -> Any:
-    return layer.mlp if hasattr(layer, "mlp") else layer.feed_forward
+    return next(getattr(layer, name) for name in ("mlp", "feed_forward", "block_sparse_moe") if hasattr(layer, name))
 
 
 def _router_of(layer: Any) -> Any:

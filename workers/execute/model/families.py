@@ -176,6 +176,11 @@ FAMILIES: dict[str, Family] = {
     "glm4": _GLM,
     "glm4_moe": replace(_SIGMOID_EXPERTS, turns_in_part=True, has_prediction_layer=True),
     "granite": _LLAMA,
+    "granitemoe": Family(
+        modules=Modules(router="block_sparse_moe.router.layer", experts="block_sparse_moe.experts"),
+        has_experts=True,
+        num_experts="num_local_experts",
+    ),
     "granitemoehybrid": Family(modules=_GRANITE_4, mlp_size="shared_intermediate_size", may_lack_positions=True),
     "helium": Family(turns_neighbours=True),
     "hunyuan_v1_dense": Family(

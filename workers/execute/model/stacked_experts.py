@@ -1,4 +1,4 @@
-"""Checkpoints that store all experts of a layer in one tensor: gpt-oss, possibly in four bits, and Qwen3.5.
+"""Checkpoints that store all experts of a layer in one tensor: gpt-oss, possibly in four bits, Qwen3.5 and Granite 3.
 
 In gpt-oss as published, experts are MXFP4 ("OCP Microscaling Formats (MX) Specification", version 1.0, 2023): four-bit
 numbers, E2M1, where each 32 consecutive inputs of an output share a power of two as their scale.
@@ -19,8 +19,25 @@ from ..kernels.structures import Format
 from .native_weights import Checkpoint
 
 _STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_blocks|_scales|_bias|)")
+_STACK_OF_GRANITE = re.compile(r"(.*\.block_sparse_moe)\.(input|output)_linear\.weight()")
 _GROUP_INPUTS = 32  # inputs that share a scale
 _GROUP_BYTES = _GROUP_INPUTS // 2
+
+
+class _Stack(NamedTuple):
+    """What the name of a stack says."""
+
+    experts: str  # the module
+    is_down: bool
+    kind: str  # "", "_bias", "_blocks" or "_scales"
+
+
+def _stack(name: str) -> _Stack | None:
+    if match := _STACK.fullmatch(name):
+        return _Stack(match[1], match[2] == "down", match[3])
+    if match := _STACK_OF_GRANITE.fullmatch(name):
+        return _Stack(f"{match[1]}.experts", match[2] == "output", match[3])
+    return None
 
 
 class _Part(NamedTuple):
@@ -50,18 +67,18 @@ class StackedExperts(Checkpoint):
         self._stacks = super().shapes()
         self._parts: dict[str, _Part] = {}
         for stack, shape in self._stacks.items():
-            if (match := _STACK.fullmatch(stack)) and (kind := match[3]) != "_scales":
+            if (named := _stack(stack)) and (kind := named.kind) != "_scales":
                 self._check(stack, shape, kind, folder)
                 ending = "bias" if kind == "_bias" else "weight"
-                for layer, outputs in self._outputs(match[2], shape[1]).items():
+                for layer, outputs in self._outputs(shape[1], is_down=named.is_down).items():
                     for expert in range(shape[0]):
-                        self._parts[f"{match[1]}.{expert}.{layer}.{ending}"] = _Part(stack, expert, outputs, kind)
+                        self._parts[f"{named.experts}.{expert}.{layer}.{ending}"] = _Part(stack, expert, outputs, kind)
         if any(part.kind == "_blocks" for part in self._parts.values()):
             self.quantised_format = Format.MXFP4
 
-    def _outputs(self, stack: str, num_outputs: int) -> dict[str, slice]:
+    def _outputs(self, num_outputs: int, *, is_down: bool) -> dict[str, slice]:
         """Linear layers in a stack, and the slices of their outputs. ``num_outputs`` matters only if ``by_outputs``."""
-        if stack == "down":
+        if is_down:
             return {"down_proj": slice(None)}
         if self._by_outputs:
             return {"gate_proj": slice(num_outputs // 2), "up_proj": slice(num_outputs // 2, None)}
@@ -89,14 +106,14 @@ class StackedExperts(Checkpoint):
         return (of_expert if part.kind == "_bias" or self._by_outputs else of_expert.T)[part.outputs]
 
     def __iter__(self) -> Iterator[str]:
-        yield from (name for name in self._stacks if not _STACK.fullmatch(name))
+        yield from (name for name in self._stacks if _stack(name) is None)
         yield from (name for name, part in self._parts.items() if part.kind != "_blocks")
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        plain = {name: shape for name, shape in self._stacks.items() if not _STACK.fullmatch(name)}
+        plain = {name: shape for name, shape in self._stacks.items() if _stack(name) is None}
         return plain | {name: self._shape(part) for name, part in self._parts.items()}
 
     def _shape(self, part: _Part) -> tuple[int, ...]:

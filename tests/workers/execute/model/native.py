@@ -118,6 +118,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
         "norm_topk_prob": False,
     },
+    "granitemoe": {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 40,
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 7.0,
+    },
     "mellum": {
         "num_experts": 6,
         "num_experts_per_tok": 2,
@@ -189,6 +198,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
         "attention_bias": True,
         "hidden_act": "silu",
+    },
+    "dots1": {
+        "n_routed_experts": 6,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": False,
     },
     "ernie4_5_moe": {
         "moe_num_experts": 6,

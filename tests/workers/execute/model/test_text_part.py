@@ -84,7 +84,14 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text mode
 }
 _OF_QWEN3_5 = {"vision_config": _QWEN_VIT, "tie_word_embeddings": False}
 _CHANNELS = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
-RECURRENT = {
+RECURRENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "lfm2_vl": (
+        {**tiny.RECURRENT["lfm2"], "model_type": "lfm2"},
+        {
+            "vision_config": {**_VIT, "model_type": "siglip2_vision_model", "num_patches": 16},
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3_5": ({**tiny.RECURRENT["qwen3_5_text"], **_CHANNELS, "model_type": "qwen3_5_text"}, _OF_QWEN3_5),
     "qwen3_5_moe": (
         {
