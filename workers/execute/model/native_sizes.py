@@ -30,7 +30,7 @@ def packed_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
         return mixer(names, delta.num_channels + delta.num_outputs, delta.num_outputs) + gates + 4 * own
 
     def mlp(names: LayerTensors | ExpertTensors, size: int) -> int:
-        up = matrix_bytes(format_of(names.gate_up[0]), hidden, (1 + spec.has_gates) * padded(size, 32))
+        up = matrix_bytes(format_of(names.gate_up[0]), hidden, (1 + spec.has_gates) * padded(size))
         return up + matrix_bytes(format_of(names.down), size, hidden)
 
     def layer(index: int) -> int:

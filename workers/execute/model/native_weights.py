@@ -256,7 +256,7 @@ class PackedWeights:
     def _fill_mlp(self, mlp: Layer | Expert, names: LayerTensors | ExpertTensors, size: int) -> None:
         hidden, has_bias = self.spec.hidden_size, self.spec.has_mlp_bias
         if self.spec.has_gates:
-            mlp.gate_up = self._matrix(names.gate_up, hidden, 2 * padded(size, 32), has_bias=has_bias)
+            mlp.gate_up = self._matrix(names.gate_up, hidden, 2 * padded(size), has_bias=has_bias)
             self._place(mlp.gate_up, names.gate_up, [(size, 0), (size, 32)], run=32)
         else:
             mlp.gate_up = self._matrix(names.gate_up, hidden, size, has_bias=has_bias)

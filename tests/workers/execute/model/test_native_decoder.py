@@ -74,7 +74,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "norms behind, head by head": ("exaone4", {"hidden_size": 70, "head_dim": 80} | _heads(4, 2)),
     "no gates": ("arcee", {"intermediate_size": 70, "hidden_size": 100, "mlp_bias": True}),
     "layer norms, no gates": ("starcoder2", {"intermediate_size": 200, "hidden_size": 100, "head_dim": 32}),
-    "layer norms around 1": ("nemotron", {"hidden_size": 70, "head_dim": 96}),
+    "layer norms around 1": ("nemotron", {"hidden_size": 70, "head_dim": 96, "initializer_range": 0.05}),
     "layer norms with gates": ("stablelm", {"hidden_size": 192, "head_dim": 48, "use_qkv_bias": True}),
     "a bias of the head": ("phi", {"head_dim": 32, "hidden_size": 128, "vocab_size": 77}),
     "parallel layers": ("cohere", {"hidden_size": 192, "intermediate_size": 70, "logit_scale": 0.0625}),

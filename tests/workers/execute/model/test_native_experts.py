@@ -55,7 +55,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         FAMILIES["glm4_moe"] | {"hidden_size": 100, "moe_intermediate_size": 33, "num_experts_per_tok": 3},
     ),
     "biases, two shared experts": ("ernie4_5_moe", FAMILIES["ernie4_5_moe"] | {"hidden_size": 100}),
-    "sigmoids that are not normed": ("dots1", FAMILIES["glm4_moe"] | {"norm_topk_prob": False, "n_shared_experts": 2}),
+    "sigmoids that are not normed": ("dots1", FAMILIES["dots1"]),
     "one of eight": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 1, "head_dim": 32}),
 }
 

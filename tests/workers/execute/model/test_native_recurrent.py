@@ -196,7 +196,8 @@ def test_step_can_be_repeated_in_parts_too(tmp_path: Path) -> None:
 def test_nan_state_is_reported_and_ends_with_its_sequence(
     family: str, value: float, level: str, format_: Format, tmp_path: Path
 ) -> None:
-    checkpoint, token_ids = make_checkpoint(family, tmp_path, hidden_size=100), random_tokens(40)
+    sizes = {"hidden_size": 100, "tie_word_embeddings": False}
+    checkpoint, token_ids = make_checkpoint(family, tmp_path, **sizes), random_tokens(40)
     with changed_tensors(checkpoint) as tensors:
         tensors["model.embed_tokens.weight"][5, 0] = value
     decoder = make_decoder(checkpoint, level, format_)
