@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 class DecoderSpec:
     """Layers of ``x += attention(norm(x)); x += down(activation(gate(norm(x))) * up(norm(x)))``.
 
-    Positions are rotary, or a layer uses none. In some families the embedding and what is added to x are scaled; what
-    is added to x is normed as well, or instead of the inputs; and scores or logits y become ``cap * tanh(y / cap)``.
+    Norms are RMS norms or layer norms. Positions are rotary, or a layer uses none. In some families the embedding and
+    what is added to x are scaled; what is added to x is normed as well, or instead of the inputs; and scores or logits
+    y become ``cap * tanh(y / cap)``.
 
-    A layer may have experts in place of its MLP: each token uses those with the highest router softmax, and their
-    outputs are weighted by it. There may also be a shared expert, with a size of its own, which every token uses and
-    which is weighted by a sigmoid.
+    A layer may have experts in place of its MLP: each token uses those with the highest scores, which are the softmax
+    of a router's logits or their sigmoids, and their outputs are weighted by these. There may also be a shared expert,
+    with a size of its own, which every token uses.
 
     A layer may have a gated delta rule in place of attention, see ``delta_spec.py``, or a short convolution, whose
-    outputs are ``gate * convolution(input_gate * input)``. Outputs of attention may be
-    multiplied by the sigmoids of gates; each head's gate rows follow its query rows.
+    outputs are ``gate * convolution(input_gate * input)``. Outputs of attention may be multiplied by the sigmoids of
+    gates; each head's gate rows follow its query rows.
 
     Clamped SwiGLU is ``gate * sigmoid(gate_slope * gate) * (up + 1)``, with gate at most ``gate_limit`` and up between
     ``-gate_limit`` and ``gate_limit``. A sink is a per-head score that takes part in the softmax over keys but has no
@@ -55,7 +56,7 @@ class DecoderSpec:
     delta: DeltaSpec | None  # of layers with a delta rule
     num_taps: int  # of short convolutions; 0: no layer has one
     is_recurrent: tuple[bool, ...]  # of each layer: whether it has a delta rule or a convolution instead of attention
-    activation: str  # "silu" or "gelu_tanh", or "clamped_swiglu": see gate_limit
+    activation: str  # "silu", "gelu_tanh" or "squared_relu", or "clamped_swiglu": see gate_limit
     gate_slope: float
     gate_limit: float
     has_gates: bool  # in MLPs; without, they are ``down(activation(up(norm(x))))``
@@ -213,8 +214,7 @@ class DecoderSpec:
         mixer = self._mixer_shapes(names)
         if is_recurrent:
             mixer = self._convolution_shapes(names) if delta is None else self._delta_shapes(names, delta)
-        matrices = [*mixer]
-        for name, shape, has_bias in (*matrices, *self._mlp_shapes(names)):
+        for name, shape, has_bias in (*mixer, *self._mlp_shapes(names)):
             yield name, shape
             if has_bias:
                 yield bias_of(name), shape[:1]
@@ -292,7 +292,6 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     embedding_multiplier = config.hidden_size**0.5 if family.scales_embedding else 1.0
     logits_scaling = float(getattr(config, family.logits_setting, 1.0))
     query_growth, query_growth_span = _query_growth(config)
-
     down = shapes.get(f"{layer}{modules.down}.weight", (0,))
 
     def has(module: str, kind: str) -> bool:

@@ -52,11 +52,11 @@ class Family:
     multiplies_logits: bool = False  # it is a factor instead
     has_experts: bool = False
     num_experts: str = "num_experts"  # the name of the setting
-    # Likewise: only every so many layers have experts, from the first to the last of them.
+    # Likewise: only every so many layers have experts, from the first to the last of them; "": no setting says so.
     expert_step: str = "decoder_sparse_step"
-    lists_expert_layers: bool = False  # as "sparse" in mlp_layer_types instead
     first_experts: str = ""
     last_experts: str = ""
+    lists_expert_layers: bool = False  # as "sparse" in mlp_layer_types instead
     has_shared_expert: bool = False  # weighted by a sigmoid
     num_shared_experts: str = ""  # the name of the setting, in families that have some: they are one with weight 1
     has_sigmoid_routers: bool = False

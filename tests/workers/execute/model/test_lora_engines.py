@@ -100,7 +100,7 @@ def test_cached_prefix_of_the_same_adapter_changes_nothing(engines: Engines) -> 
 
 
 def test_other_families_apply_adapters_in_transformers_modules(tmp_path: Path) -> None:
-    checkpoint = make_tiny_model("helium", tmp_path / "model", **LLAMA_LIKE)
+    checkpoint = make_tiny_model("olmo", tmp_path / "model", **LLAMA_LIKE)
     adapter = make_adapter(tmp_path / "a", checkpoint, rank=4)
     merged = merge(checkpoint, adapter, tmp_path / "merged")
     engine = NativeEngine(checkpoint, tmp_path, backend="auto", lora_modules=(f"a={adapter}",))

@@ -75,11 +75,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "no gates": ("arcee", {"intermediate_size": 70, "hidden_size": 100, "mlp_bias": True}),
     "layer norms, no gates": ("starcoder2", {"intermediate_size": 200, "hidden_size": 100, "head_dim": 32}),
     "layer norms around 1": ("nemotron", {"hidden_size": 70, "head_dim": 96, "initializer_range": 0.05}),
-    "layer norms with gates": ("stablelm", {"hidden_size": 192, "head_dim": 48, "use_qkv_bias": True}),
     "a bias of the head": ("phi", {"head_dim": 32, "hidden_size": 128, "vocab_size": 77}),
-    "parallel layers": ("cohere", {"hidden_size": 192, "intermediate_size": 70, "logit_scale": 0.0625}),
     "parallel layers, window": ("cohere2", FAMILIES["cohere2"] | {"sliding_window": 70}),
-    "neighbours turn": ("helium", {"head_dim": 48, "hidden_size": 192, "vocab_size": 77}),
     "half of the channels turn": ("glm4", {"head_dim": 96, "hidden_size": 100, "attention_bias": True}),
     "heads are normed once they are turned": (
         "hunyuan_v1_dense",
