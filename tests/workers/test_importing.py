@@ -27,4 +27,4 @@ def test_repeated_import_changes_nothing() -> None:
     before = gc.get_freeze_count()
     with importing("sys"):
         assert gc.isenabled()
-    assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() <= before  # less if something frozen was freed meanwhile
