@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,7 +34,10 @@ class Before(NamedTuple):
 
 
 class GrammarMatcher:
-    """Follows the tokens of one sequence. Not thread-safe.
+    """Follows the tokens of one sequence.
+
+    Two threads may ask at once: if a step fails while its masks are computed, its rows are computed again before the
+    first thread is done.
 
     Invariant: the matcher has consumed the first ``num_taken`` tokens of the form, with which the answer begins unless
     there is reasoning before it. It consumes the others when it is asked what may follow them, so a preempted or
@@ -46,6 +50,7 @@ class GrammarMatcher:
         self._before = before
         self._start: int | None = None  # index of the form's first token, once it is known
         self._num_taken = 0
+        self._lock = threading.Lock()
 
     def allowed_after(self, output_tokens: Int32) -> Bits:
         """Which ids may follow these tokens, including the end of sequence where the answer may end.
@@ -53,6 +58,10 @@ class GrammarMatcher:
         Raises:
             GrammarError: a token does not match the grammar, or matching has become too complex.
         """
+        with self._lock:
+            return self._allowed_after(output_tokens)
+
+    def _allowed_after(self, output_tokens: Int32) -> Bits:
         if self._before is None:
             return self._allowed_in_form(output_tokens)
         reasoning, allowed_before = self._before

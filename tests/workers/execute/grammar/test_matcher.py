@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +57,32 @@ def test_allowed_tokens_begin_a_choice(tmp_path: Path, name: str) -> None:
         and any(choice.encode().startswith(piece) for choice in choices)
     ]
     assert allowed_after(matcher, []) == expected
+
+
+class SlowMatcher:
+    """Takes as long to consume tokens as it takes another thread to begin the same, if it can."""
+
+    def __init__(self) -> None:
+        self.consumed: list[int] = []
+        self._both = threading.Barrier(2)
+
+    def consume_tokens(self, tokens: list[int]) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self._both.wait(0.05)
+        self.consumed += tokens
+
+    def unsafe_compute_mask_ptr(self, pointer: int, num_bytes: int) -> None: ...
+
+    def is_error(self) -> bool:
+        return False
+
+
+def test_tokens_are_consumed_once_if_two_threads_ask_at_once() -> None:
+    slow: Any = SlowMatcher()
+    matcher = GrammarMatcher(slow, 32)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: allowed_after(matcher, [3, 1]), range(2)))
+    assert slow.consumed == [3, 1]
 
 
 @pytest.mark.parametrize("name", BYTES_OR_FALLBACK)
