@@ -103,7 +103,7 @@ def _compile(command: list[str], library: Path) -> None:
     """Called with the lock held."""
     for scratch in library.parent.glob(f"{_SCRATCH}*"):  # left by processes that were killed
         shutil.rmtree(scratch, ignore_errors=True)
-    logger.info("compiling the kernels with %s, once: that takes 10 to 30 seconds", command[0])
+    logger.info("compiling the kernels with %s, once: that takes about half a minute", command[0])
     start = time.monotonic()
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=_SCRATCH) as folder:
         output = Path(folder) / library.name
