@@ -1,4 +1,7 @@
-"""``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, and the later ``[TOOL_CALLS]name[ARGS]{...}``: Mistral."""
+"""``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, and the later ``[TOOL_CALLS]name[ARGS]{...}``: Mistral.
+
+In between, as in Mistral Small 3.2, an id followed the name: ``[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 
 from .parser import UNREADABLE, Call, Found, arguments_text, call_of, held_back
 
-MARKER, ARGS = "[TOOL_CALLS]", "[ARGS]"
+MARKER, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 class MistralParser:
@@ -55,13 +58,13 @@ def _read_named(text: str) -> Found:
     found: Found = []
     for part in text.split(MARKER):
         name, brace, rest = part.partition("{")
-        name = name.removesuffix(ARGS).strip()
+        name = name.removesuffix(ARGS).partition(CALL_ID)[0].strip()
         try:
             arguments, end = json.JSONDecoder().raw_decode(brace + rest)
             call = Call(name, arguments_text(arguments))
         except UNREADABLE:
             return []
-        if not name or (brace + rest)[end:].strip():
+        if not name or "[" in name or (brace + rest)[end:].strip():
             return []
         found.append(call)
     return found
