@@ -25,6 +25,7 @@ class ToolUse:
     parser: str = "none"
     single: bool = False  # only the first call counts
     form: Mapping[str, Any] | None = None  # required form of an answer that must be, or may be, a call
+    has_short_ids: bool = False  # the calls, also those that a form enforces
 
     @property
     def is_forced(self) -> bool:
@@ -54,7 +55,7 @@ class ToolUse:
         return {"tools": wire_tools(self.tools), "skip_special_tokens": False}
 
     def reader(self) -> CallReader:
-        return CallReader(self.parser, single=self.single)
+        return CallReader(self.parser, single=self.single, has_short_ids=self.has_short_ids)
 
     @property
     def id_part(self) -> str:
@@ -63,9 +64,9 @@ class ToolUse:
         return "" if name == "none" else f".{name.capitalize() if self.single else name}"
 
     @classmethod
-    def of_id(cls, name: str) -> ToolUse:
+    def of_id(cls, name: str, *, has_short_ids: bool) -> ToolUse:
         """As far as the id tells; without a name the answer has no calls to parse."""
-        return cls(parser=name.lower() or "none", single=name[:1].isupper())
+        return cls(parser=name.lower() or "none", single=name[:1].isupper(), has_short_ids=has_short_ids)
 
 
 def tool_use(
@@ -79,18 +80,23 @@ def tool_use(
         raise ApiError("tool_choice needs tools", param="tool_choice")
     if not tools or choice == "none":
         return ToolUse()
-    allowed = tools
+    allowed, is_short = tools, has_short_ids(gateway)
     if isinstance(choice, ToolChoice):
         if choice.type == "function":
             tool = _named(tools, [required(choice.function, "tool_choice.function").name])[0]
-            return ToolUse(tuple(tools), f"named:{tool.function.name}", True, arguments_form(tool))
+            return ToolUse(tuple(tools), f"named:{tool.function.name}", True, arguments_form(tool), is_short)
         given = required(choice.allowed_tools, "tool_choice.allowed_tools")
         allowed, choice = _named(tools, [tool.function.name for tool in given.tools]), given.mode
     if choice == "required":  # the form excludes the other tools: they may stay in the prompt, which may be cached
-        return ToolUse(tuple(tools), "required", single, calls_form(allowed, single=single))
+        return ToolUse(tuple(tools), "required", single, calls_form(allowed, single=single), is_short)
     if gateway.tool_parser == "none":
         raise unsupported("tools", "the chat template of this model does not support tools (see --tool-parser)")
-    return ToolUse(tuple(allowed), gateway.tool_parser, single)
+    return ToolUse(tuple(allowed), gateway.tool_parser, single, has_short_ids=is_short)
+
+
+def has_short_ids(gateway: Gateway) -> bool:
+    """Whether the template rejects the usual ids of calls when they are sent back."""
+    return gateway.tool_parser == "mistral"
 
 
 def _named(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
@@ -104,9 +110,10 @@ def _named(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
 class CallReader:
     """Splits one answer's text into content and calls."""
 
-    def __init__(self, parser: str, *, single: bool = False) -> None:
+    def __init__(self, parser: str, *, single: bool = False, has_short_ids: bool = False) -> None:
         self._parser = make_parser(parser)
         self._name = parser
+        self._has_short_ids = has_short_ids
         self._single = single
         self._num_calls = 0
         # White space at the beginning and after a call, which belongs to a text that follows; None: inside a text.
@@ -133,7 +140,7 @@ class CallReader:
 
     def call_map(self, call: Call) -> dict[str, Any]:
         call_id = uuid.uuid4().hex
-        call_id = call_id[:MISTRAL_ID_CHARS] if self._name == "mistral" else f"call_{call_id[:24]}"
+        call_id = call_id[:MISTRAL_ID_CHARS] if self._has_short_ids else f"call_{call_id[:24]}"
         return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
     def deltas(self, found: Found) -> list[dict[str, Any]]:

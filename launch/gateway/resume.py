@@ -13,7 +13,7 @@ from ...driver.choices import choice_ids
 from ...protocol.board import FAILED
 from ...protocol.errors import DuplicateId, PipelineFailed, RequestError
 from ...protocol.sampling import MAX_SAMPLES
-from .calls import ToolUse
+from .calls import ToolUse, has_short_ids
 from .chat import KIND as CHAT
 from .chat import OBJECT as CHAT_OBJECT
 from .chat import ChatReply, Known
@@ -65,7 +65,8 @@ def _reply(gateway: Gateway, request_id: str, positions: list[int]) -> ChatReply
     kind, parser, n, thoughts = read_id(request_id)
     options, model = StreamOptions.model_validate({"include_usage": True}), gateway.model_names[0]
     if kind == CHAT:
-        head, tools = Head(request_id, CHAT_OBJECT, model), ToolUse.of_id(parser)
+        head = Head(request_id, CHAT_OBJECT, model)
+        tools = ToolUse.of_id(parser, has_short_ids=has_short_ids(gateway))
         return ChatReply(
             gateway, head, tools, Reasoning.of_mark(thoughts),
             stream_options=options, with_ids=True, num_choices=n, positions=positions,

@@ -135,3 +135,12 @@ def test_forced_call_has_no_undeclared_arguments(api: Site, choice: Any) -> None
         )  # fmt: skip
         [call] = reply["choices"][0]["message"]["tool_calls"]
         assert set(json.loads(call["function"]["arguments"])) == {"days"}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["any", "named"])
+def test_id_of_a_forced_call_can_be_sent_back_to_mistral(pipeline: Driver, choice: Any) -> None:
+    """Its template refuses ids that are not nine characters long."""
+    with site(pipeline.run_dir, tool_parser="mistral") as api:
+        script(api, '[{"name": "weather", "arguments": {}}]' if choice == "required" else "{}")
+        [made] = api.ask(CHAT, messages=MESSAGES, tools=TOOLS, tool_choice=choice)["choices"]
+    assert [len(call["id"]) for call in made["message"]["tool_calls"]] == [9]
