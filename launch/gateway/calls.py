@@ -9,9 +9,10 @@ from typing import Any
 
 from .chat_messages import wire_tools
 from .errors import ApiError, required, unsupported
+from .reasoning import words_of
 from .schemas.chat import Tool, ToolChoice
 from .state import Gateway
-from .structure import arguments_form, calls_form, text_or_calls_form
+from .structure import arguments_form, call_alternative, calls_form
 from .tools.parser import Call, Found, make_parser
 
 MISTRAL_ID_CHARS = 9  # its template rejects ids of another length
@@ -32,17 +33,18 @@ class ToolUse:
         """Whether the answer must be a call."""
         return self.parser.partition(":")[0] in ("named", "required")
 
-    def beside(self, text: Mapping[str, Any]) -> ToolUse:
+    async def beside(self, gateway: Gateway, text: Mapping[str, Any]) -> ToolUse:
         """For an answer whose text must have the form of the options ``text``, if they have one.
 
-        Hermes' calls are an alternative to it. Others would need tokens that no grammar can name, or could not be told
-        from the text, so there are none. In channels, marks tell them apart.
+        Calls are an alternative to it, if they can be told from the text. In channels, marks tell them apart.
         """
         wanted = text.get("structured")
         if not wanted or not self.tools or self.is_forced or self.parser == "harmony":
             return self
-        form = text_or_calls_form(wanted, self.tools, single=self.single) if self.parser == "hermes" else None
-        return replace(self, form=form or wanted, parser=self.parser if form else "none")
+        await words_of(gateway)
+        form = call_alternative(gateway, wanted, self.tools, single=self.single)
+        parser = "llama3f" if self.parser == "llama3_json" else self.parser
+        return replace(self, form=form or wanted, parser=parser if form else "none")
 
     def options(self) -> dict[str, Any]:
         """Additional options for the pipeline. The template gets the tools. The text keeps its special tokens, some of
@@ -50,9 +52,9 @@ class ToolUse:
         """
         if not self.tools:
             return {}
-        if self.form:
-            return {"tools": wire_tools(self.tools), "structured": self.form}
-        return {"tools": wire_tools(self.tools), "skip_special_tokens": False}
+        form = {"structured": self.form} if self.form else {}
+        has_marks = self.parser != "none" and not self.is_forced
+        return {"tools": wire_tools(self.tools), **form, **({"skip_special_tokens": False} if has_marks else {})}
 
     def reader(self) -> CallReader:
         return CallReader(self.parser, single=self.single, has_short_ids=self.has_short_ids)

@@ -43,7 +43,7 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
     gateway.check_ready()
     model = gateway.check_model(body.model)
     check_stream(body)
-    tools = chat_tools(gateway, body)
+    tools = await chat_tools(gateway, body)
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     form = "tool_choice" if tools.is_forced else form_name(body)
     with named_as(prompt="messages", max_tokens=asked, logprobs="top_logprobs", structured=form):
@@ -59,14 +59,14 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
         return await generation.reply(reply.whole)
 
 
-def chat_tools(gateway: Gateway, body: ChatRequest) -> ToolUse:
+async def chat_tools(gateway: Gateway, body: ChatRequest) -> ToolUse:
     """What the answer may do with tools, given the form of its text.
 
     Raises:
         ApiError: the model cannot call the tools, or the choice or the form cannot be enforced.
     """
     tools = tool_use(gateway, body.tools, body.tool_choice, single=body.parallel_tool_calls is False)
-    return tools.beside(structured_options(body.response_format, body.structured_outputs))
+    return await tools.beside(gateway, structured_options(body.response_format, body.structured_outputs))
 
 
 def chat_request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[str, Any]:

@@ -104,7 +104,7 @@ async def with_reasoning(
     if gateway.reasoning_parser == "none":
         return asked, Reasoning()
     has_channels = gateway.reasoning_parser == "harmony"
-    words = await _words_of(gateway)
+    words = await words_of(gateway)
     if (form := asked.get("structured")) is not None:
         is_left_in = body.separate_reasoning is False or asked.get("continue_final_message")
         if is_left_in or not words.are_tokens(*((CHANNEL, FINAL, MESSAGE) if has_channels else (START, END))):
@@ -125,10 +125,10 @@ async def with_reasoning(
 
 async def can_limit(gateway: Gateway) -> bool:
     """Whether the pipeline can end the reasoning of this model after some number of tokens."""
-    return gateway.reasoning_parser == "think" and (await _words_of(gateway)).are_tokens(START, END)
+    return gateway.reasoning_parser == "think" and (await words_of(gateway)).are_tokens(START, END)
 
 
-async def _words_of(gateway: Gateway) -> Words:
+async def words_of(gateway: Gateway) -> Words:
     """In a thread, as the tokenizer may have to be loaded first."""
     return await asyncio.to_thread(lambda: gateway.words)
 

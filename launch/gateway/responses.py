@@ -47,7 +47,8 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
     model = gateway.check_model(body.model)
     check_stream(body)
     structured = structured_options(_format(body), body.structured_outputs)
-    tools = tool_use(gateway, _tools(body), _choice(body), single=body.parallel_tool_calls is False).beside(structured)
+    tools = tool_use(gateway, _tools(body), _choice(body), single=body.parallel_tool_calls is False)
+    tools = await tools.beside(gateway, structured)
     options = pipeline_options(body, gateway.config, max_tokens=body.max_output_tokens, logprobs=body.num_logprobs())
     options |= structured | tools.options()
     template = gateway.facts.chat_template or ""

@@ -4,6 +4,7 @@ calls. Whether a form can be enforced is decided by the pipeline.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,11 @@ from .chat_messages import json_text
 from .errors import ApiError, unsupported
 from .schemas.chat import Tool
 from .schemas.structure import ResponseFormat, StructuredOutputs
+from .state import Gateway
+from .tools.hermes import HermesParser
+from .tools.llama import TAG
+from .tools.mistral import ARGS, CALL_ID, MARKER
+from .words import Words
 
 # Keywords that allow names beyond those in "properties", or refer to them.
 _EXTENDING = frozenset((
@@ -66,23 +72,68 @@ def calls_form(tools: Sequence[Tool], *, single: bool) -> dict[str, Any]:
     return {"json_schema": {"type": "array", "items": _any_call(tools, "/items"), **limits}}
 
 
-def text_or_calls_form(text: Mapping[str, Any], tools: Sequence[Tool], *, single: bool) -> dict[str, Any] | None:
-    """The form of an answer that is either JSON of the form ``text`` or calls in Hermes' format; None if ``text`` is
-    not JSON.
+def call_alternative(
+    gateway: Gateway, text: Mapping[str, Any], tools: Sequence[Tool], *, single: bool
+) -> dict[str, Any] | None:
+    """The form of an answer that is either JSON of the form ``text`` or calls as this model writes them; None if
+    ``text`` is not JSON, or could be mistaken for a call.
 
     Raises:
         ApiError: the arguments of a tool, or the form, are nested too deeply.
     """
     if not text.keys() <= {"json_schema", "json_object"}:
         return None
-    rules = (
-        f"start: text | call{'' if single else ' (SPACE call)*'}",
-        f"text: %json {_written(text.get('json_schema', {'type': 'object'}), 'structured')}",
-        'call: "<tool_call>" SPACE function SPACE "</tool_call>"',
-        f"function: %json {_written(_any_call(tools, ''), 'tools')}",
-        r"SPACE: /[ \n]{0,2}/",
-    )
+    schema = text.get("json_schema", {"type": "object"})
+    match gateway.tool_parser:
+        case "hermes":
+            calls = _hermes_rules(gateway.words, tools, single=single)
+        case "mistral" if ARGS in (gateway.facts.chat_template or ""):
+            calls = _named_rules(gateway.words, tools, single=single)
+        case "mistral":
+            listed = {"type": "array", "items": _any_call(tools, "/items"), "minItems": 1}
+            calls = [
+                f"calls: {gateway.words.in_grammar(MARKER)} SPACE list",
+                f"list: %json {_written(listed | ({'maxItems': 1} if single else {}), 'tools')}",
+            ]
+        case "llama3_json" if not _may_be_call(schema):
+            more = "" if single else ' (SPACE ";" SPACE call)*'
+            calls = [
+                f"calls: ({gateway.words.in_grammar(TAG)} SPACE)? call{more}",
+                f"call: %json {_written(_any_call(tools, '', 'parameters'), 'tools')}",
+            ]
+        case _:
+            return None
+    rules = ["start: text | calls", f"text: %json {_written(schema, 'structured')}", *calls, r"SPACE: /[ \n]{0,2}/"]
     return {"grammar": "\n".join(rules)}
+
+
+def _hermes_rules(words: Words, tools: Sequence[Tool], *, single: bool) -> list[str]:
+    start, end = words.in_grammar(HermesParser.start), words.in_grammar(HermesParser.end)
+    return [
+        f"calls: call{'' if single else ' (SPACE call)*'}",
+        f"call: {start} SPACE function SPACE {end}",
+        f"function: %json {_written(_any_call(tools, ''), 'tools')}",
+    ]
+
+
+def _named_rules(words: Words, tools: Sequence[Tool], *, single: bool) -> list[str]:
+    """For Mistral's later format, in which the name is not part of the JSON."""
+    heads = [f"{json.dumps(tool.function.name)} middle arguments{index}" for index, tool in enumerate(tools)]
+    return [
+        f"calls: call{'' if single else '+'}",
+        f"call: {words.in_grammar(MARKER)} ({' | '.join(heads)})",
+        f"middle: ({words.in_grammar(CALL_ID)} /[a-zA-Z0-9]{{9}}/)? {words.in_grammar(ARGS)}",
+        *(f"arguments{index}: %json {_written(_arguments(tool), 'tools')}" for index, tool in enumerate(tools)),
+    ]
+
+
+def _may_be_call(schema: Mapping[str, Any]) -> bool:
+    """Whether JSON of this schema may be an object of a name and parameters, and nothing else."""
+    required, known = schema.get("required"), schema.get("properties")
+    if isinstance(required, list) and not {"name", "parameters"}.issuperset(map(str, required)):
+        return False
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return not (is_closed and isinstance(known, dict) and "parameters" not in known)
 
 
 def _written(schema: dict[str, Any], param: str) -> str:
@@ -93,7 +144,7 @@ def _written(schema: dict[str, Any], param: str) -> str:
     return json_text(schema, param)
 
 
-def _any_call(tools: Sequence[Tool], place: str) -> dict[str, Any]:
+def _any_call(tools: Sequence[Tool], place: str, key: str = "arguments") -> dict[str, Any]:
     """The schema of one call, as a part of another one at ``place``."""
     try:
         calls = [
@@ -101,9 +152,9 @@ def _any_call(tools: Sequence[Tool], place: str) -> dict[str, Any]:
                 "type": "object",
                 "properties": {
                     "name": {"const": tool.function.name},
-                    "arguments": _moved(_arguments(tool), f"{place}/anyOf/{index}/properties/arguments"),
+                    key: _moved(_arguments(tool), f"{place}/anyOf/{index}/properties/{key}"),
                 },
-                "required": ["name", "arguments"],
+                "required": ["name", key],
                 "additionalProperties": False,
             }
             for index, tool in enumerate(tools)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 
 from tokenizers import Tokenizer
@@ -50,6 +51,13 @@ class Words:
         """Whether this exact text is a special token."""
         token_id = self._tokenizer.token_to_id(text)
         return token_id is not None and self.is_special(token_id)
+
+    def in_grammar(self, text: str) -> str:
+        """How a grammar names a mark. Where it is a token of its own, which models write, a string would not match it:
+        to grammars, added tokens are not text.
+        """
+        ids = self.encode(text, add_special_tokens=False)
+        return f"<[{ids[0]}]>" if len(ids) == 1 else json.dumps(text)
 
     def text_of(self, token_id: int) -> str:
         """One token as text; ``\\ufffd`` for an incomplete character."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from .parser import UNREADABLE, Found, call_of
+from .parser import UNREADABLE, Call, Found, call_of
 
 TAG = "<|python_tag|>"
+_HEAD, _MAX_HEAD_CHARS = '{"name":"', 256  # without and with white space
 
 
 class LlamaParser:
@@ -21,7 +23,7 @@ class LlamaParser:
             return [text] if text else []
         self._text += text
         begun = self._text.lstrip()
-        if begun.startswith("{") or TAG.startswith(begun[: len(TAG)]):
+        if self._may_be_call(begun) or TAG.startswith(begun[: len(TAG)]):
             return []
         self._is_text, rest = True, self._text
         return [rest]
@@ -33,21 +35,38 @@ class LlamaParser:
     def flush(self) -> Found:
         if self._is_text or not self._text:
             return []
-        return _read(self._text.strip().removeprefix(TAG)) or [self._text]
+        return self._read(self._text.strip().removeprefix(TAG)) or [self._text]
+
+    def _may_be_call(self, begun: str) -> bool:
+        return begun.startswith("{")
+
+    def call_of(self, value: Any) -> Call | None:
+        return call_of(value)
+
+    def _read(self, text: str) -> Found:
+        """The calls; none if there is anything else."""
+        decoder, found = json.JSONDecoder(), []
+        text = text.strip()
+        while text:
+            try:
+                value, end = decoder.raw_decode(text)
+                call = self.call_of(value)
+            except UNREADABLE:
+                return []
+            if call is None:
+                return []
+            found.append(call)
+            text = text[end:].lstrip().removeprefix(";").lstrip()
+        return list(found)
 
 
-def _read(text: str) -> Found:
-    """The calls; none if there is anything else."""
-    decoder, found = json.JSONDecoder(), []
-    text = text.strip()
-    while text:
-        try:
-            value, end = decoder.raw_decode(text)
-            call = call_of(value)
-        except UNREADABLE:
-            return []
-        if call is None:
-            return []
-        found.append(call)
-        text = text[end:].lstrip().removeprefix(";").lstrip()
-    return list(found)
+class FormLlamaParser(LlamaParser):
+    """For an answer that is either JSON of another form or calls, which consist of exactly a name and parameters."""
+
+    def _may_be_call(self, begun: str) -> bool:
+        compact = "".join(begun[:_MAX_HEAD_CHARS].split())
+        return _HEAD.startswith(compact[: len(_HEAD)])
+
+    def call_of(self, value: Any) -> Call | None:
+        is_call = isinstance(value, dict) and value.keys() == {"name", "parameters"}
+        return super().call_of(value) if is_call else None

@@ -61,7 +61,7 @@ def make_parser(name: str) -> ToolParser:
     from .forced import ArgumentsParser, ListParser
     from .harmony import HarmonyParser
     from .hermes import HermesParser
-    from .llama import LlamaParser
+    from .llama import FormLlamaParser, LlamaParser
     from .mistral import MistralParser
 
     parsers: dict[str, Callable[[], ToolParser]] = {
@@ -69,6 +69,7 @@ def make_parser(name: str) -> ToolParser:
         "hermes": HermesParser,
         "llama3_json": LlamaParser,
         "llama3": LlamaParser,  # in ids
+        "llama3f": FormLlamaParser,
         "mistral": MistralParser,
         "required": ListParser,
     }

@@ -83,45 +83,6 @@ def test_hundreds_of_tools_are_offered(api: Site) -> None:
     assert api.refusal("/tokenize", messages=MESSAGES, tools=tools * 3)[1]["param"] == "tools"
 
 
-DIGIT = {"type": "integer", "minimum": 1, "maximum": 9}
-PERSON = {"type": "object", "properties": {"name": DIGIT}, "required": ["name"], "additionalProperties": False}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
-FLAT_FORMAT = {"type": "json_schema", "schema": PERSON}
-DAYS = {"type": "object", "properties": {"days": DIGIT}, "required": ["days"]}
-
-
-def test_answer_with_a_form_may_call_tools_first(api: Site) -> None:
-    """As agents need that end with structured output: the form left no room for calls. The hash model does either."""
-    tools = [{"type": "function", "function": {"name": "f", "parameters": DAYS}}]
-    reply = api.ask(CHAT, messages=MESSAGES, tools=tools, response_format=FORMAT, seed=1, n=8, max_tokens=2000)
-    messages = [choice["message"] for choice in reply["choices"]]
-    calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
-    texts = [message["content"] for message in messages if "tool_calls" not in message]
-    assert {*json.loads(calls[0]["arguments"])} == {"days"}
-    assert {*json.loads(texts[0])} == {"name"}
-
-
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-def test_form_leaves_room_for_calls_in_every_api(scripted: Site, path: str) -> None:
-    client = script(scripted, CALL)
-    wanted: dict[str, Any] = {"input": "hi", "tools": FLAT, "text": {"format": FLAT_FORMAT}}
-    if path == "/v1/messages":
-        tools = [{"name": "time", "input_schema": {"type": "object"}}]
-        wanted = {"messages": MESSAGES, "max_tokens": 9, "tools": tools, "output_format": FLAT_FORMAT}
-    reply = scripted.ask(path, **wanted)
-    assert [part["type"] for part in reply.get("output") or reply["content"]] in (["function_call"], ["tool_use"])
-    assert "<tool_call>" in client.asked[0]["structured"]["grammar"]
-
-
-def test_answer_with_a_form_is_no_call_of_llama(pipeline: Driver) -> None:
-    with site(pipeline.run_dir, tool_parser="llama3_json") as api:
-        client = script(api, '{"name": "Bob"}')
-        [choice] = api.ask(CHAT, messages=MESSAGES, tools=TOOLS, response_format=FORMAT)["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ('{"name": "Bob"}', "stop")
-    assert client.asked[0]["structured"] == {"json_schema": PERSON}
-    assert json.loads(client.asked[0]["tools"]) == TOOLS
-
-
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
 def test_forced_call_has_no_undeclared_arguments(api: Site, choice: Any) -> None:
     """The hash model generates anything that the grammar allows, so an undeclared name would soon appear."""

@@ -40,6 +40,9 @@ CASES: list[tuple[str, str, Found]] = [
     ("llama3_json", '{"name": "weather", "parameters": {"city": "Rom {}"}}', [WEATHER]),
     ("llama3_json", '<|python_tag|>{"name": "weather", "parameters": {"city": "Rom {}"}}; {"name": "time"}',
      [WEATHER, TIME]),
+    ("llama3f", '{"name": "Bob"}', ['{"name": "Bob"}']),  # beside a form
+    ("llama3f", '{ "name": "time", "parameters": {}}', [TIME]),
+    ("llama3f", '{"age": 1}', ['{"age": 1}']),
     ("llama3_json", '{"a": 1}', ['{"a": 1}']),
     ("llama3_json", "{not json", ["{not json"]),
     ("required", '[{"name": "weather", "arguments": {"city": "Rom {}"}} ,\n{"name": "time", "arguments": {}}]',

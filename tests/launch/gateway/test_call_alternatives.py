@@ -1,0 +1,124 @@
+"""Answers whose text must be JSON of some form, and which may call tools instead."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.scripted import script
+from triptych import Driver
+from triptych.launch.gateway.calls import CallReader
+from triptych.launch.gateway.schemas.chat import Tool
+from triptych.launch.gateway.state import Gateway
+from triptych.launch.gateway.structure import call_alternative
+from triptych.launch.gateway.words import Words
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+DIGIT = {"type": "integer", "minimum": 1, "maximum": 9}
+DAYS = {"type": "object", "properties": {"days": DIGIT}, "required": ["days"]}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": DAYS}} for name in ("f", "go")]
+NAME = {"type": "string", "enum": ["x", "f"]}
+PERSON = {"type": "object", "properties": {"name": NAME}, "required": ["name"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+FLAT_FORMAT = {"type": "json_schema", "schema": PERSON}
+
+
+@pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json"])
+def test_answer_with_a_form_may_call_tools_first(pipeline: Driver, parser: str) -> None:
+    """As agents need that end with structured output: the form left no room for calls. The hash model does either."""
+    with site(pipeline.run_dir, tool_parser=parser) as api:
+        reply = api.ask(CHAT, messages=MESSAGES, tools=TOOLS, response_format=FORMAT, seed=1, n=8, max_tokens=2000)
+    messages = [choice["message"] for choice in reply["choices"]]
+    calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    texts = [message["content"] for message in messages if "tool_calls" not in message]
+    assert {*json.loads(calls[0]["arguments"])} == {"days"}
+    assert {*json.loads(texts[0])} == {"name"}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_form_leaves_room_for_calls_in_every_api(scripted: Site, path: str) -> None:
+    client = script(scripted, '<tool_call>{"name": "f", "arguments": {}}</tool_call>')
+    flat = [{"type": "function", **tool["function"]} for tool in cast(Any, TOOLS)]
+    wanted: dict[str, Any] = {"input": "hi", "tools": flat, "text": {"format": FLAT_FORMAT}}
+    if path == "/v1/messages":
+        tools = [{"name": "f", "input_schema": DAYS}]
+        wanted = {"messages": MESSAGES, "max_tokens": 9, "tools": tools, "output_format": FLAT_FORMAT}
+    reply = scripted.ask(path, **wanted)
+    assert [part["type"] for part in reply.get("output") or reply["content"]] in (["function_call"], ["tool_use"])
+    assert "<tool_call>" in client.asked[0]["structured"]["grammar"]
+
+
+def test_text_that_could_be_taken_for_a_call_of_llama_is_never_one(pipeline: Driver) -> None:
+    with site(pipeline.run_dir, tool_parser="llama3_json") as api:
+        client = script(api, '{"name": "Bob"}')
+        wanted = {"messages": MESSAGES, "tools": TOOLS, "response_format": {"type": "json_object"}}
+        [choice] = api.ask(CHAT, **wanted)["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ('{"name": "Bob"}', "stop")
+    assert client.asked[0]["structured"] == {"json_object": True}
+    assert json.loads(client.asked[0]["tools"]) == TOOLS
+
+
+MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>")
+F, GO = '{"name": "f", "arguments": {"days": 3}}', '{"name": "go", "arguments": {"days": 4}}'
+LLAMA_F, LLAMA_GO = F.replace("arguments", "parameters"), GO.replace("arguments", "parameters")
+ONE: list[tuple[str, str, str]] = [  # parser, template, and an answer that is one call
+    ("hermes", "", f"<tool_call>\n{F}\n</tool_call>"),
+    ("mistral", "", f"[TOOL_CALLS] [{F}]"),
+    ("mistral", "[ARGS]", '[TOOL_CALLS]f[ARGS]{"days": 3}'),
+    ("mistral", "[ARGS]", '[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"days": 3}'),
+    ("llama3_json", "", LLAMA_F),
+    ("llama3_json", "", f"<|python_tag|>{LLAMA_F}"),
+]
+TWO = [
+    ("hermes", "", f"<tool_call>{F}</tool_call>\n<tool_call>{GO}</tool_call>"),
+    ("mistral", "", f"[TOOL_CALLS][{F}, {GO}]"),
+    ("mistral", "[ARGS]", '[TOOL_CALLS]f[ARGS]{"days": 3}[TOOL_CALLS]go[ARGS]{"days": 4}'),
+    ("llama3_json", "", f"{LLAMA_F}; {LLAMA_GO}"),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """One token per byte, and one per mark, as the models have."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>", *MARKS])
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    return tokenizer
+
+
+def allows(tokenizer: Tokenizer, parser: str, template: str, text: str, *, single: bool = False) -> bool:
+    """Whether the form allows this answer, in the tokens that the model would write."""
+    named: Any = SimpleNamespace(
+        tool_parser=parser, words=Words(tokenizer), facts=SimpleNamespace(chat_template=template)
+    )
+    tools = [Tool.model_validate(tool) for tool in TOOLS]
+    form = call_alternative(cast(Gateway, named), {"json_schema": PERSON}, tools, single=single)
+    assert form is not None
+    own = LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.encode("</s>").ids)
+    matcher = LLMatcher(own, LLMatcher.grammar_from_lark(form["grammar"]))
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize(("parser", "template", "text"), [*ONE, *TWO])
+def test_form_allows_the_calls_that_the_model_writes(
+    tokenizer: Tokenizer, parser: str, template: str, text: str, single: bool
+) -> None:
+    """The marks are tokens of their own, which a grammar does not count as text."""
+    is_two = '"days": 4' in text
+    assert allows(tokenizer, parser, template, text, single=single) is not (single and is_two)
+    reader = CallReader("llama3f" if parser == "llama3_json" else parser)
+    assert len([*reader.push(text), *reader.flush()]) == 1 + is_two
+    assert allows(tokenizer, parser, template, '{"name": "f"}')
+    assert not allows(tokenizer, parser, template, text.replace('"days"', '"day"'))
