@@ -14,6 +14,7 @@ Int32 = npt.NDArray[np.int32]
 
 START, END = "<think>", "</think>"
 TURN, CHANNEL, FINAL, MESSAGE = "<|start|>", "<|channel|>", "final", "<|message|>"
+TO, CALL = " to", "<|call|>"
 
 
 class Tags(NamedTuple):
@@ -41,16 +42,35 @@ class Tags(NamedTuple):
         return int(places[0]) + 1 if len(places) else None
 
 
+class Calls(NamedTuple):
+    """A message to a tool may end an answer in channels: its head says to whom it is."""
+
+    turn: int  # the mark before the head of each message but the first
+    to: int  # a word in the head, before the recipient
+    call: int  # the mark that ends it, and the answer
+
+
 class Channels(NamedTuple):
     """Answers in channels ("OpenAI harmony response format", 2025): the channel "final" has the form."""
 
     channel: int  # the mark before the name of a channel
     final: int  # that name
     message: int  # the mark before what is said in the channel
+    calls: Calls | None = None  # None: the answer must have the form
 
     @property
     def first(self) -> int | None:
         return None
+
+    def ends_call(self, answer: Int32) -> int | None:
+        """The token that may end an answer that has no form yet; None: it is not in a message to a tool."""
+        if self.calls is None:
+            return None
+        turn, to, call = self.calls
+        begun = np.flatnonzero(answer == turn)
+        message = answer[begun[-1] :] if len(begun) else answer
+        heads = np.flatnonzero(message == self.message)
+        return call if len(heads) and to in message[: heads[0]] else None
 
     def find_form(self, answer: Int32) -> int | None:
         for place in np.flatnonzero(answer == self.message).tolist():
@@ -61,7 +81,6 @@ class Channels(NamedTuple):
 
 
 Reasoning = Tags | Channels
-_KINDS: dict[str, type[Tags] | type[Channels]] = {"tags": Tags, "channels": Channels}
 
 
 def to_wire(reasoning: Reasoning) -> list[Any]:
@@ -71,4 +90,6 @@ def to_wire(reasoning: Reasoning) -> list[Any]:
 def from_wire(values: list[Any]) -> Reasoning:
     """The inverse of ``to_wire``."""
     kind, *ids = values
-    return _KINDS[kind](*ids)
+    if kind == "channels":
+        return Channels(*ids[:3], *(Calls(*calls) for calls in ids[3:] if calls))
+    return Tags(*ids)

@@ -39,8 +39,10 @@ class ToolUse:
         Calls are an alternative to it, if they can be told from the text. In channels, marks tell them apart.
         """
         wanted = text.get("structured")
-        if not wanted or not self.tools or self.is_forced or self.parser == "harmony":
+        if not wanted or not self.tools or self.is_forced:
             return self
+        if self.parser == "harmony":
+            return replace(self, form={**wanted, "or_call": True})
         await words_of(gateway)
         form = call_alternative(gateway, wanted, self.tools, single=self.single)
         parser = "llama3f" if self.parser == "llama3_json" else self.parser

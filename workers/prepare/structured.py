@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ...protocol.errors import InvalidRequest
@@ -11,7 +11,7 @@ from ...protocol.grammar import MAX_SOURCE_BYTES
 
 MAX_CHOICES = 4096
 MAX_CHOICE_CHARS = 1024
-AFTER_REASONING = "after_reasoning"
+AFTER_REASONING, OR_CALL = "after_reasoning", "or_call"
 
 Kind = Literal["json_schema", "regex", "lark"]
 
@@ -22,10 +22,11 @@ class Structured(NamedTuple):
     kind: Kind
     source: str  # a JSON schema as JSON, a regular expression, or a grammar in Lark's notation
     after_reasoning: bool = False  # the form begins after the reasoning of the answer, if there is any
+    or_call: bool = False  # after reasoning in channels, a call may take its place
 
 
 def checked_structured(value: Any) -> Structured | None:
-    """The form in a decoded map with exactly one of the fields of ``FORMS``, and possibly ``after_reasoning``.
+    """The form in a decoded map with exactly one of the fields of ``FORMS``, and possibly the two others.
 
     Does not check whether it compiles.
 
@@ -34,7 +35,7 @@ def checked_structured(value: Any) -> Structured | None:
     """
     if value is None:
         return None
-    given = [name for name in value if name != AFTER_REASONING] if isinstance(value, dict) else []
+    given = [name for name in value if name not in (AFTER_REASONING, OR_CALL)] if isinstance(value, dict) else []
     if len(given) != 1 or given[0] not in FORMS:
         got = f"{sorted(map(str, value))!r:.80}" if isinstance(value, dict) else f"{value!r:.80}"
         raise refusal(f"must be a map with exactly one of {', '.join(FORMS)}, got {got}")
@@ -43,10 +44,15 @@ def checked_structured(value: Any) -> Structured | None:
     size = len(structured.source.encode("utf-8", "surrogatepass"))
     if size > MAX_SOURCE_BYTES:
         raise refusal(f".{name} has {size} bytes, the limit is {MAX_SOURCE_BYTES}")
-    after_reasoning = value.get(AFTER_REASONING, False)
-    if not isinstance(after_reasoning, bool):
-        raise refusal(f".{AFTER_REASONING} must be a bool, got {after_reasoning!r:.80}")
-    return structured._replace(after_reasoning=after_reasoning)
+    after_reasoning, or_call = (_flag(value, flag) for flag in (AFTER_REASONING, OR_CALL))
+    return structured._replace(after_reasoning=after_reasoning, or_call=or_call)
+
+
+def _flag(value: Mapping[str, Any], name: str) -> bool:
+    flag = value.get(name, False)
+    if not isinstance(flag, bool):
+        raise refusal(f".{name} must be a bool, got {flag!r:.80}")
+    return flag
 
 
 def refusal(reason: str) -> InvalidRequest:

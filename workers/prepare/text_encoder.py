@@ -11,7 +11,20 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ...protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed
-from ...protocol.reasoning import CHANNEL, END, FINAL, MESSAGE, START, TURN, Channels, Reasoning, Tags
+from ...protocol.reasoning import (
+    CALL,
+    CHANNEL,
+    END,
+    FINAL,
+    MESSAGE,
+    START,
+    TO,
+    TURN,
+    Calls,
+    Channels,
+    Reasoning,
+    Tags,
+)
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .chat_template import ChatTemplate
 from .request import GenerationRequest, Int32
@@ -32,7 +45,7 @@ class TextEncoder:
         self._bos_token_id = facts.bos_token_id
         self._marks = {
             mark: int(ids[0])
-            for mark in (START, END, TURN, CHANNEL, FINAL, MESSAGE)
+            for mark in (START, END, TURN, CHANNEL, FINAL, MESSAGE, TO, CALL)
             if len(ids := self._ids(mark, add_special_tokens=False)) == 1
         }
         added = tokenizer.get_added_tokens_decoder()  # not all that templates use are marked as special
@@ -99,8 +112,9 @@ class TextEncoder:
         is_turn = request.messages is not None and not request.continue_final_message
         return not is_turn and int(prompt[-1]) not in self._special_ids
 
-    def reasoning_after(self, prompt: Int32, *, budget: int | None = None) -> Reasoning | None:
+    def reasoning_after(self, prompt: Int32, *, budget: int | None = None, or_call: bool = False) -> Reasoning | None:
         """How the answer to a prompt may begin with reasoning; None if it may not, as the prompt ends behind it.
+        ``or_call``: in channels, a call may take the place of the form.
 
         Raises:
             InvalidRequest: this model has no tokens for the marks around reasoning, or none that a ``budget`` needs.
@@ -113,7 +127,9 @@ class TextEncoder:
                 param="thinking_token_budget",
             )
         if {TURN, CHANNEL, FINAL, MESSAGE} <= self._marks.keys():
-            channels = Channels(self._marks[CHANNEL], self._marks[FINAL], self._marks[MESSAGE])
+            marks = [self._marks.get(mark) for mark in (TURN, TO, CALL)] if or_call else [None]
+            calls = None if None in marks else Calls(*marks)
+            channels = Channels(self._marks[CHANNEL], self._marks[FINAL], self._marks[MESSAGE], calls)
             turns = np.flatnonzero(prompt == self._marks[TURN])
             is_final = len(turns) and channels.find_form(prompt[turns[-1] :]) is not None
             return None if is_final else channels

@@ -162,7 +162,9 @@ class Tokenizing:
             intake.continues_prompt = self._encoder.is_continued(request, admission.token_ids)
             if request.tells_reasoning:
                 intake.reasoning = self._encoder.reasoning_after(
-                    admission.token_ids, budget=request.thinking_token_budget
+                    admission.token_ids,
+                    budget=request.thinking_token_budget,
+                    or_call=request.structured is not None and request.structured.or_call,
                 )
             return admission
         except RequestError as error:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.launch.gateway.conftest import Site, site
-from tests.launch.gateway.scripted import Dictation
+from tests.launch.gateway.scripted import Dictation, ScriptedClient
 from tests.launch.gateway.sse import stream, text_of
 from tests.launch.gateway.test_reasoning import CHAT, MESSAGES, TOOLS, reasoning_of
 from triptych.driver import driver as drivers
@@ -169,6 +169,17 @@ def test_tool_is_called(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (call["function"], choice["finish_reason"]) == ({"name": "time", "arguments": '{"a": 1}'}, "tool_calls")
     found = stream(api.http, CHAT, messages=MESSAGES, tools=TOOLS)
     assert (reasoning_of(found), text_of(found)) == ("Let me see.", "")
+
+
+def test_call_may_take_the_place_of_the_form(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient(THOUGHT + CALL)
+    monkeypatch.setattr(api.gateway, "client", client)
+    monkeypatch.setattr(Words, "are_tokens", lambda words, *texts: True)
+    wanted = {"messages": MESSAGES, "tools": TOOLS, "response_format": {"type": "json_object"}}
+    [choice] = api.ask(CHAT, **wanted)["choices"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["time"]
+    assert client.asked[0]["structured"] == {"json_object": True, "after_reasoning": True, "or_call": True}
+    assert client.asked[0]["skip_special_tokens"] is False
 
 
 def test_raw_text_is_returned_with_separate_reasoning_false(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:

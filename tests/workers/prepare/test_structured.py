@@ -44,6 +44,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a string": ("json", "must be a map with exactly one of json_schema, json_object, regex, grammar, choice"),
     "nothing": ({}, "must be a map with exactly one of"),
     "nothing after reasoning": ({"after_reasoning": True}, "must be a map with exactly one of"),
+    "a number for whether it may be a call": ({"regex": "a", "or_call": 1}, ".or_call must be a bool, got 1"),
     "a number for whether it reasons": ({"regex": "a", "after_reasoning": 1}, ".after_reasoning must be a bool, got 1"),
     "two forms": ({"regex": "a", "choice": ["a"]}, "got ['choice', 'regex']"),
     "an unknown form": ({"xml": True}, "got ['xml']"),

@@ -14,7 +14,21 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.workers import tokenizer_zoo
 from triptych.protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed
-from triptych.protocol.reasoning import CHANNEL, END, FINAL, MESSAGE, START, TURN, Channels, Tags
+from triptych.protocol.reasoning import (
+    CALL,
+    CHANNEL,
+    END,
+    FINAL,
+    MESSAGE,
+    START,
+    TO,
+    TURN,
+    Calls,
+    Channels,
+    Tags,
+    from_wire,
+    to_wire,
+)
 from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer
 from triptych.workers.prepare.request import GenerationRequest
 from triptych.workers.prepare.text_encoder import TextEncoder
@@ -251,8 +265,20 @@ def test_answers_in_channels_have_the_form_in_the_final_one(prompt: str, is_fina
     marks = (TURN, CHANNEL, FINAL, MESSAGE)
     tokenizer = with_tokens(tokenizer_zoo.byte_level(), *marks)
     encoder = make_encoder(tokenizer)
-    channels = Channels(*(tokenizer_zoo.id_of(tokenizer, mark) for mark in marks[1:]))
+    channel, final, message = (tokenizer_zoo.id_of(tokenizer, mark) for mark in marks[1:])
+    channels = Channels(channel, final, message)
     assert encoder.reasoning_after(encoder.encode(prompt)) == (None if is_final else channels)
+
+
+@pytest.mark.parametrize("marks", [(TURN, CHANNEL, FINAL, MESSAGE, TO, CALL), (TURN, CHANNEL, FINAL, MESSAGE)])
+def test_answers_in_channels_may_end_with_a_call(marks: tuple[str, ...]) -> None:
+    tokenizer = with_tokens(tokenizer_zoo.byte_level(), *marks)
+    encoder = make_encoder(tokenizer)
+    found = encoder.reasoning_after(encoder.encode("Hello<|start|>assistant"), or_call=True)
+    assert isinstance(found, Channels)
+    ids = [tokenizer_zoo.id_of(tokenizer, mark) for mark in (TURN, *marks[4:])]
+    assert found.calls == (Calls(*ids) if CALL in marks else None)
+    assert from_wire(to_wire(found)) == found
 
 
 def test_budget_needs_tags() -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ....protocol.grammar import PARSER_LIMITS, tokenizer_options
 from ....protocol.model_card import ModelCard
-from ....protocol.reasoning import Reasoning, Tags
+from ....protocol.reasoning import Channels, Reasoning, Tags
 from ....protocol.tokenizer_files import TOKENIZER_FILE
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class GrammarMatcher:
             return self._allowed_in_form(output_tokens[self._start :])
         if isinstance(reasoning, Tags) and reasoning.is_spent(output_tokens):
             return only(reasoning.end, self._vocab_size)
+        if isinstance(reasoning, Channels) and (end := reasoning.ends_call(output_tokens)) is not None:
+            return allowed_before | only(end, self._vocab_size)
         if len(output_tokens) or reasoning.first is None:
             return allowed_before
         return self._allowed_in_form(output_tokens) | only(reasoning.first, self._vocab_size)

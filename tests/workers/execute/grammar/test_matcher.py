@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from tests.workers import tokenizer_zoo
 from tests.workers.grammars import make_card, model_dir
-from triptych.protocol.reasoning import END, START, Channels, Tags
+from triptych.protocol.reasoning import END, START, Calls, Channels, Tags
 from triptych.workers.execute.grammar.matcher import (
     GrammarCompiler,
     GrammarError,
@@ -231,6 +231,21 @@ def test_form_is_in_the_final_channel(tmp_path: Path) -> None:
     assert a in allowed_after(matcher, tokens)
     assert not {b, x, m}.intersection(allowed_after(matcher, tokens))
     assert allowed_after(matcher, [*tokens, a, b]) == [end]
+
+
+def test_answer_in_channels_may_end_with_a_call(tmp_path: Path) -> None:
+    """Only a message to a tool may take the place of the form: not a thought, nor a preamble to the user."""
+    tokenizer = tokenizer_zoo.byte_level()
+    f, m, s, t, c, end = (tokenizer_zoo.id_of(tokenizer, token) for token in ("f", "m", "s", "t", "c", "</s>"))
+    compiler = GrammarCompiler(model_dir(tmp_path, tokenizer), make_card(tokenizer))
+    calls = Calls(turn=s, to=t, call=end)
+    matcher = compiler.compile(lark(["ab"]), Channels(channel=c, final=f, message=m, calls=calls))
+    tokens: list[int] = []
+    for token in (c, m, t, s, t, c, m):  # a thought, in which the word may occur, and the head of a call
+        assert end not in allowed_after(matcher, tokens)
+        tokens.append(token)
+    assert {end, t, s} <= set(allowed_after(matcher, tokens))
+    assert end not in allowed_after(matcher, [*tokens, s, c, m])
 
 
 def test_grammar_that_does_not_compile_is_an_error(tmp_path: Path) -> None:
