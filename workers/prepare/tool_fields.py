@@ -80,7 +80,8 @@ def chat_values(messages: Sequence[Message], tools: str | None) -> tuple[list[Me
     """The template's values, with JSON text parsed. For megabytes of text this may take long.
 
     Raises:
-        InvalidRequest: a text is not JSON, ``tools`` is not a list, or all texts together have too many values.
+        InvalidRequest: a text is nested too deep, ``tools`` is not a JSON list, or all texts together have too many
+            values.
     """
     texts = _JsonTexts()
     read = [_with_arguments(f"messages[{i}]", message, texts) for i, message in enumerate(messages)]
@@ -96,6 +97,10 @@ def _with_arguments(name: str, message: Message, texts: _JsonTexts) -> Message:
         if isinstance(arguments, str):
             try:
                 arguments = texts.read(arguments or "{}")
+            except json.JSONDecodeError:
+                # A model wrote them, and max_tokens may have cut them off. Clients tell it so, with its turn before
+                # that; templates take any object, but not any text.
+                arguments = {"arguments": arguments}
             except (ValueError, RecursionError) as error:
                 raise _bad(f"{name}.tool_calls[{index}].function.arguments is not JSON: {error}") from error
         calls.append({**call, "function": {**call["function"], "arguments": arguments}})
