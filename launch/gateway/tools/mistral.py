@@ -56,15 +56,17 @@ def _read_list(text: str) -> Found:
 def _read_named(text: str) -> Found:
     """Calls as a name and an object each, with or without a marker in between."""
     found: Found = []
-    for part in text.split(MARKER):
-        name, brace, rest = part.partition("{")
+    while text:  # not split at markers: an argument may contain one
+        name, brace, rest = text.partition("{")
         name = name.removesuffix(ARGS).partition(CALL_ID)[0].strip()
         try:
             arguments, end = json.JSONDecoder().raw_decode(brace + rest)
             call = Call(name, arguments_text(arguments))
         except UNREADABLE:
             return []
-        if not name or "[" in name or (brace + rest)[end:].strip():
+        text = (brace + rest)[end:].strip()
+        if not name or "[" in name or (text and not text.startswith(MARKER)):
             return []
+        text = text.removeprefix(MARKER)
         found.append(call)
     return found

@@ -35,6 +35,7 @@ CASES: list[tuple[str, str, Found]] = [
     ("mistral", 'a[TOOL_CALLS]weather[ARGS]{"city": "Rom {}"}[TOOL_CALLS]time{}', ["a", WEATHER, TIME]),
     ("mistral", "[TOOL_CALLS]time[CALL_ID]a1b2c3d4e[ARGS]{}", [TIME]),
     ("mistral", '[TOOL_CALLS] [{"name": "time"}', ['[TOOL_CALLS] [{"name": "time"}']),  # a cut list
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}', [Call("f", '{"a": "[TOOL_CALLS]"}')]),
     ("mistral", "[TOOL_CALLS]nothing", ["[TOOL_CALLS]nothing"]),
     ("llama3_json", "plain { text", ["plain { text"]),
     ("llama3_json", '{"name": "weather", "parameters": {"city": "Rom {}"}}', [WEATHER]),
