@@ -53,6 +53,10 @@ def test_parts_complete_in_a_dry_run(tmp_path: Path) -> None:
 SCRIPT_OF_FAKES = """
 import importlib, os, signal, sys, types
 sys.path.insert(0, {root!r})
+# The parts here compute nothing, and the import of torch would be nearly all of their work.
+sys.modules["torch"] = types.ModuleType("torch")
+sys.modules["benchmarks.cpu_models"] = models = types.ModuleType("cpu_models")
+models.SHAPES, models.make_checkpoint = {{"qwen3-0.6b": {{}}, "qwen3-moe-0.5b": {{}}}}, None
 import benchmarks.gpu_check as gpu_check
 def raises(setting, note):
     note("kept", 1)
