@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, GptOssConfig, PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests import tiny
-from tests.conftest import HAS_GPU
 from tests.workers.execute.factories import make_scheduler, run
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model import probe
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.decoder_spec import describe_decoder
 from triptych.workers.execute.model.native_decoder import NativeDecoder
@@ -417,15 +414,6 @@ def greedy_choices(model: Any, prompt: Sequence, output: list[int]) -> list[int]
     ids = torch.tensor([[*prompt.tokens[: prompt.num_prompt_tokens].tolist(), *output[:-1]]])
     choices: list[int] = model(ids, use_cache=False).logits[0, prompt.num_prompt_tokens - 1 :].argmax(-1).tolist()
     return choices
-
-
-def shorten_self_test(patch: pytest.MonkeyPatch) -> None:
-    """Use fewer tokens in the fused decoder's self-test where Triton is interpreted: it is most of a start there.
-
-    There are still two ragged steps, and a chunk that ends on its own page.
-    """
-    if not HAS_GPU:
-        patch.setattr(probe, "_CHUNKS", ((4, 1), (1, 3), (15, 3)))
 
 
 def make_inputs(chunks: list[tuple[Int32, int, int]], *, num_pages: int) -> StepInputs:

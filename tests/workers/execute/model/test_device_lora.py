@@ -22,8 +22,8 @@ from tests.workers.execute.model.native import (
     greedy,
     make_checkpoint,
     make_request,
-    shorten_self_test,
 )
+from tests.workers.execute.model.short_self_test import shorten_self_test
 from tests.workers.execute.model.test_fused_decoder import FAMILIES
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.lora import LoraModule

@@ -18,9 +18,9 @@ from tests.workers.execute.model.native import (
     NativeEngine,
     make_checkpoint,
     make_request,
-    shorten_self_test,
 )
 from tests.workers.execute.model.next_token import NextToken
+from tests.workers.execute.model.short_self_test import shorten_self_test
 from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import moves

@@ -36,8 +36,8 @@ from tests.workers.execute.model.native import (
     greedy_choices,
     make_checkpoint,
     make_request,
-    shorten_self_test,
 )
+from tests.workers.execute.model.short_self_test import shorten_self_test
 from tests.workers.execute.model.test_four_bits import load, logits
 from tests.workers.execute.model.test_text_part import make_seeing
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig

@@ -14,7 +14,8 @@ import torch
 
 from tests.adapters import make_adapter
 from tests.conftest import HAS_GPU
-from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request, shorten_self_test
+from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request
+from tests.workers.execute.model.short_self_test import shorten_self_test
 from triptych.workers.execute.model.graphs import (
     CaptureFailed,
     CudaGraphCapture,
