@@ -40,7 +40,7 @@ class Routing {
     const bool has_scores = biases || model_.has_sigmoid_routers;
     if (has_scores) model_.has_sigmoid_routers ? to_sigmoids(logits) : to_softmax(logits);
     choose_highest(logits, biases, experts);
-    float chosen = 0.0f;
+    float chosen = 1e-20f;  // as in GLM: experts chosen by their biases may all have a sigmoid of 0
     const float total = has_scores ? 1.0f : sum_of_powers(logits, logits[experts[0]]);
     for (int k = 0; k < num_wanted; ++k) {
       const float own = logits[experts[k]];
