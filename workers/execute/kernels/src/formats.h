@@ -25,54 +25,44 @@ struct Float32 {
   INLINED static Floats dot(Floats sums, NativeFloats a, Columns columns) { return fma(a, columns, sums); }
 };
 
-struct BFloat16 {
+// Groups that instructions multiply as they are stored.
+struct WholeGroups {
+  static constexpr int kPasses = 1;
+  using Columns = Ints;
+  template <int>
+  INLINED static NativeInts activation(uint32_t group) { return broadcast_part(group); }
+  template <int>
+  INLINED static Columns columns(Ints weights) { return weights; }
+};
+
+#if defined(__AVX512BF16__)
+struct BFloat16Groups : WholeGroups {
+  INLINED static Floats dot(Floats sums, NativeInts a, Columns columns) {
+    return {{(NativeFloats)_mm512_dpbf16_ps((__m512)sums.part[0], (__m512bh)a, (__m512bh)columns.part[0])}};
+  }
+};
+#else
+// The first of each pair, then the second.
+struct BFloat16Groups {
+  static constexpr int kPasses = 2;
+  using Columns = Floats;
+  template <int kPass>
+  INLINED static NativeFloats activation(uint32_t group) { return widened<kPass>(held(broadcast_part(group))); }
+  template <int kPass>
+  INLINED static Columns columns(Ints pairs) { return widened<kPass>(pairs); }
+  INLINED static Floats dot(Floats sums, NativeFloats a, Columns columns) { return fma(a, columns, sums); }
+};
+#endif
+
+struct BFloat16 : BFloat16Groups {
   using Element = uint16_t;
   using Accumulators = Floats;
   using Cache = BFloat16;
   static constexpr int kGroup = 2;
-
-#if defined(__AVX512BF16__)
-  static constexpr int kPasses = 1;
-  using Columns = Ints;
-  template <int>
-  INLINED static NativeInts activation(uint32_t group) { return broadcast_part(group); }
-  template <int>
-  INLINED static Columns columns(Ints weights) { return weights; }
-  INLINED static Floats dot(Floats sums, NativeInts a, Columns columns) {
-    return {{(NativeFloats)_mm512_dpbf16_ps((__m512)sums.part[0], (__m512bh)a, (__m512bh)columns.part[0])}};
-  }
-#else
-  // The first of each pair, then the second. A bfloat16 is the upper half of a float.
-  static constexpr int kPasses = 2;
-  using Columns = Floats;
-  template <int kPass>
-  INLINED static NativeFloats widened(NativeInts pairs) {
-    return (NativeFloats)(kPass == 0 ? pairs << 16 : pairs & int32_t(0xffff0000));
-  }
-  template <int kPass>
-  INLINED static NativeFloats activation(uint32_t group) { return widened<kPass>(held(broadcast_part(group))); }
-  template <int kPass>
-  INLINED static Columns columns(Ints pairs) {
-    return each<Floats>([&](int i) { return widened<kPass>(pairs.part[i]); });
-  }
-  INLINED static Floats dot(Floats sums, NativeFloats a, Columns columns) { return fma(a, columns, sums); }
-#endif
 };
 
-// Activations are unsigned, 128 more than the value they represent; Matrix.offsets corrects for that.
-struct Int8 {
-  using Element = uint8_t;
-  using Accumulators = Ints;
-  using Cache = BFloat16;
-  static constexpr int kGroup = 4;
-
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-  static constexpr int kPasses = 1;
-  using Columns = Ints;
-  template <int>
-  INLINED static NativeInts activation(uint32_t group) { return broadcast_part(group); }
-  template <int>
-  INLINED static Columns columns(Ints weights) { return weights; }
+struct Int8Groups : WholeGroups {
   INLINED static Ints dot(Ints sums, NativeInts a, Columns columns) {
     return each<Ints>([&](int i) {
 #if defined(__AVX512VNNI__)
@@ -82,8 +72,10 @@ struct Int8 {
 #endif
     });
   }
+};
 #elif defined(__AVX2__)
-  // Even and odd bytes are widened to 16 bits, so that a sum of two products cannot saturate.
+// Even and odd bytes are widened to 16 bits, so that a sum of two products cannot saturate.
+struct Int8Groups {
   static constexpr int kPasses = 1;
   struct Widened {
     __m256i even, odd;
@@ -110,8 +102,10 @@ struct Int8 {
       return sums.part[i] + (NativeInts)_mm256_add_epi32(even, odd);
     });
   }
+};
 #else
-  // Byte by byte.
+// Byte by byte.
+struct Int8Groups {
   static constexpr int kPasses = 4;
   using Columns = Ints;
   template <int kPass>
@@ -123,7 +117,15 @@ struct Int8 {
   INLINED static Ints dot(Ints sums, NativeInts a, Columns columns) {
     return each<Ints>([&](int i) { return sums.part[i] + columns.part[i] * a; });
   }
+};
 #endif
+
+// Activations are unsigned, 128 more than the value they represent; Matrix.offsets corrects for that.
+struct Int8 : Int8Groups {
+  using Element = uint8_t;
+  using Accumulators = Ints;
+  using Cache = BFloat16;
+  static constexpr int kGroup = 4;
 };
 
 // The sums with the products of one group added.

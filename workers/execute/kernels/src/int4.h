@@ -12,8 +12,25 @@
 
 namespace triptych {
 
+// Of weights in four bits, unpacked to bytes, and activations as for Int8.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+struct Int4Groups : WholeGroups {
+  static constexpr int kMostRows = 3;  // of a tile: with more, compilers spill the sums of pairs
+  INLINED static Ints dot(Ints sums, NativeInts a, Columns columns) {
+    return each<Ints>([&](int i) {
+      const __m256i pairs = _mm256_maddubs_epi16((__m256i)a, (__m256i)columns.part[i]);  // at most 2 * 255 * 15
+      return sums.part[i] + (NativeInts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    });
+  }
+};
+#else
+struct Int4Groups : Int8Groups {
+  static constexpr int kMostRows = kTileRows;
+};
+#endif
+
 // For weights only: activations are those of Int8.
-struct Int4 {
+struct Int4 : Int4Groups {
   static constexpr int kGroup = 8;
   static constexpr int kPieces = 1;  // of a group, each with a scale of its own
   using Accumulators = Floats;
@@ -28,39 +45,12 @@ struct Int4 {
   // The parameters of a group, or of a piece of it, for 16 columns.
   struct Worth {
     Floats scale, least;
-    Worth(Ints stored, int) : scale(lower_half(stored)), least(upper_half(stored)) {}
+    Worth(Ints stored, int) : scale(widened<0>(stored)), least(widened<1>(stored)) {}
     // sum + the dequantised products; `total` is the sum of the group's activations.
     Floats add(Floats sum, Ints products, const float* total) const {
       return fma(to_floats(products), scale, fma(broadcast(*total), least, sum));
     }
   };
-  INLINED static Floats lower_half(Ints pairs) {
-    return each<Floats>([&](int i) { return (NativeFloats)(pairs.part[i] << 16); });
-  }
-  INLINED static Floats upper_half(Ints pairs) {
-    return each<Floats>([&](int i) { return (NativeFloats)(pairs.part[i] & int32_t(0xffff0000)); });
-  }
-
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-  static constexpr int kPasses = 1;
-  template <int>
-  INLINED static NativeInts activation(uint32_t group) { return broadcast_part(group); }
-  template <int>
-  INLINED static Ints columns(Ints weights) { return weights; }
-  INLINED static Ints dot(Ints sums, NativeInts a, Ints columns) {
-    return each<Ints>([&](int i) {
-      const __m256i pairs = _mm256_maddubs_epi16((__m256i)a, (__m256i)columns.part[i]);  // at most 2 * 255 * 15
-      return sums.part[i] + (NativeInts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    });
-  }
-#else
-  static constexpr int kPasses = Int8::kPasses;
-  template <int kPass>
-  INLINED static NativeInts activation(uint32_t group) { return Int8::activation<kPass>(group); }
-  template <int kPass>
-  INLINED static Ints columns(Ints weights) { return Int8::columns<kPass>(weights); }
-  INLINED static Ints dot(Ints sums, NativeInts a, Ints columns) { return Int8::dot(sums, a, columns); }
-#endif
 };
 
 constexpr int kGroupInputs = 64;
@@ -81,10 +71,10 @@ __attribute__((noinline)) void add_groups(Floats* sums, int width, const uint32_
   for (int group = 0; group < num_groups; ++group) {
     for (int piece = 0; piece < Format::kPieces; ++piece) {
       Ints products[kRows][kVectors] = {};
-      const auto add = [&](const Ints* columns, int at) {
-        unrolled<Format::kPasses>([&](auto pass) {
+      const auto add = [&](const Ints* columns, int at) __attribute__((always_inline)) {
+        unrolled<Format::kPasses>([&](auto pass) __attribute__((always_inline)) {
           unrolled<kRows>([&](auto r) {
-            const NativeInts activation = Format::template activation<pass>(a[r][at]);
+            const auto activation = Format::template activation<pass>(a[r][at]);
             unrolled<kVectors>([&](auto v) {
               products[r][v] = Format::dot(products[r][v], activation, Format::template columns<pass>(columns[v]));
             });

@@ -52,6 +52,13 @@ struct Rows {
 template <class Format>
 constexpr bool kHasGroups = std::is_base_of<Int4, Format>::value;
 
+// The most rows of a tile.
+template <class Format>
+constexpr int most_rows() {
+  if constexpr (kHasGroups<Format>) return Format::kMostRows;
+  return kTileRows;
+}
+
 template <class Format>
 inline int num_steps(const Matrix& matrix) {
   if constexpr (kHasGroups<Format>) return num_groups_of(matrix.num_inputs) * kGroupSteps;
@@ -150,7 +157,7 @@ void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& 
     if (matrix.format == kInt4) return multiply<Int4>(matrix, rows, range, write);
     if (matrix.format == kMxfp4) return multiply<Mxfp4>(matrix, rows, range, write);
   }
-  const int num_groups = (rows.count + kTileRows - 1) / kTileRows;
+  const int num_groups = (rows.count + most_rows<Format>() - 1) / most_rows<Format>();
   for (int unit = range.begin; unit < range.end;) {
     const bool is_whole = kTileVectors == 4 && unit % 2 == 0 && unit + 1 < range.end;
     for (int group = 0; group < num_groups; ++group) {

@@ -40,7 +40,7 @@ struct Mxfp4 : Int4 {
 
   struct Worth {
     Floats scale;
-    Worth(Ints stored, int piece) : scale(piece == 0 ? lower_half(stored) : upper_half(stored)) {}
+    Worth(Ints stored, int piece) : scale(piece == 0 ? widened<0>(stored) : widened<1>(stored)) {}
     Floats add(Floats sum, Ints products, const float*) const { return fma(to_floats(products), scale, sum); }
   };
 };

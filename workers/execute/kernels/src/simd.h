@@ -137,9 +137,6 @@ INLINED Ints operator+(Ints a, Ints b) {
 INLINED Ints operator-(Ints a, Ints b) {
   return each<Ints>([&](int i) { return a.part[i] - b.part[i]; });
 }
-INLINED Ints operator*(Ints a, Ints b) {
-  return each<Ints>([&](int i) { return a.part[i] * b.part[i]; });
-}
 INLINED Floats as_floats(Ints a) {
   return each<Floats>([&](int i) { return (NativeFloats)a.part[i]; });
 }
@@ -293,6 +290,15 @@ INLINED float from_bf16(uint16_t value) {
   float result;
   std::memcpy(&result, &bits, sizeof result);
   return result;
+}
+// The first (0) or the second (1) bfloat16 of each pair: it is the upper half of a float.
+template <int kPlace>
+INLINED NativeFloats widened(NativeInts pairs) {
+  return (NativeFloats)(kPlace == 0 ? pairs << 16 : pairs & int32_t(0xffff0000));
+}
+template <int kPlace>
+INLINED Floats widened(Ints pairs) {
+  return each<Floats>([&](int i) { return widened<kPlace>(pairs.part[i]); });
 }
 // Rounds to nearest, ties to even; NaN stays NaN.
 INLINED uint16_t to_bf16(float value) {
