@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from ...driver.stream import Completion
 from .chat_messages import text_of, wire_messages
-from .errors import ApiError, json_response
+from .errors import ApiError, json_response, required
 from .ids import new_id
 from .option_scores import OptionScorer, together
 from .schemas.chat import ChatMessage
@@ -80,11 +80,7 @@ async def _score_all(
 
 def _asked(number: int, question: Question) -> _Asked:
     name = f"questions[{number}]"
-    text = question.instructions or question.question
-    if not text:
-        raise ApiError(
-            f"{name}.instructions is required", code="missing_required_parameter", param=f"{name}.instructions"
-        )
+    text = required(question.instructions or question.question or None, f"{name}.instructions")
     kind = question.type or "choice"
     if kind == "predicate":
         return _Asked(number, question, kind, list(PREDICATE), f"{text}\nAnswer yes or no.")

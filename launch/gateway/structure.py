@@ -90,10 +90,9 @@ def call_alternative(
         case "mistral" if ARGS in (gateway.facts.chat_template or ""):
             calls = _named_rules(gateway.words, tools, single=single)
         case "mistral":
-            listed = {"type": "array", "items": _any_call(tools, "/items"), "minItems": 1}
             calls = [
                 f"calls: {gateway.words.in_grammar(MARKER)} SPACE list",
-                f"list: %json {_written(listed | ({'maxItems': 1} if single else {}), 'tools')}",
+                f"list: %json {_written(calls_form(tools, single=single)['json_schema'], 'tools')}",
             ]
         case "llama3_json" if not _may_be_call(schema):
             more = "" if single else ' (SPACE ";" SPACE call)*'
