@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM
 
 from tests.workers.execute.model.native import (
     EVERY_STEP,
-    FAMILIES,
     PAGE_SIZE,
     PLAIN_FORMATS,
     PLAINLY,
@@ -28,6 +27,7 @@ from tests.workers.execute.model.native import (
     make_inputs,
 )
 from tests.workers.execute.model.native import make_decoder as make_any_decoder
+from tests.workers.execute.model.native_families import FAMILIES
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format

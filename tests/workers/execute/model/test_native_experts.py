@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.workers.execute.model.native import (
     EVERY_STEP,
-    FAMILIES,
     PLAIN_FORMATS,
     PLAINLY,
     changed_tensors,
@@ -24,6 +23,7 @@ from tests.workers.execute.model.native import (
     make_inputs,
 )
 from tests.workers.execute.model.native import make_decoder as make_any_decoder
+from tests.workers.execute.model.native_families import FAMILIES
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder

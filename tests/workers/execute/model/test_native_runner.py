@@ -11,7 +11,8 @@ import pytest
 from tests import tiny
 from tests.tiny import make_tiny_model
 from tests.workers.execute.factories import Propose
-from tests.workers.execute.model.native import FAMILIES, NativeEngine, greedy_choices, make_checkpoint, make_request
+from tests.workers.execute.model.native import NativeEngine, greedy_choices, make_checkpoint, make_request
+from tests.workers.execute.model.native_families import FAMILIES
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.build import build_runner

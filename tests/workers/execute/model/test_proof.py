@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.adapters import make_adapter
-from tests.workers.execute.model.native import FAMILIES, make_checkpoint
+from tests.workers.execute.model.native import make_checkpoint
+from tests.workers.execute.model.native_families import FAMILIES
 from triptych.launch.report import model_line
 from triptych.protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
