@@ -12,6 +12,7 @@ from ...protocol.reasoning import CHANNEL, MESSAGE, TURN
 from .content import Spans
 from .tools.harmony import CALL_END, CALL_START
 from .tools.parser import held_back
+from .tools.strings import MarkFinder
 
 _HEADS = (CHANNEL, TURN)
 _ENDS = ("<|end|>", "<|return|>", CALL_END, TURN)
@@ -50,6 +51,7 @@ class HarmonyReader:
     def __init__(self) -> None:
         self._text = ""  # received but not returned yet
         self._kind: _Kind | None = None  # of the current message
+        self._finder = MarkFinder(*_ENDS)  # of the end of a call
         self._has_thoughts = False
         self._num_chars = 0  # received
         self.content = Spans()
@@ -110,7 +112,7 @@ class HarmonyReader:
             return self._cut(len(begun[0]) if begun else 0)  # otherwise this mark would end the message
         self._text = rest
         if (recipient := _RECIPIENT.search(head)) and recipient[1] != "assistant":
-            self._kind = _Kind.CALL
+            self._kind, self._finder = _Kind.CALL, MarkFinder(*_ENDS)
             return f"{CALL_START}{recipient[1]}{MESSAGE}"
         self._kind = _Kind.THOUGHT if _THOUGHT.match(head.rpartition("assistant")[2]) else _Kind.TEXT
         is_more, self._has_thoughts = self._is_thought and self._has_thoughts, self._has_thoughts or self._is_thought
@@ -118,11 +120,15 @@ class HarmonyReader:
 
     def _take(self) -> tuple[str, bool]:
         """More of the message's content, and whether the message is complete."""
-        found = [(place, end) for end in _ENDS if (place := self._text.find(end)) >= 0]
-        if not found:
-            return self._cut(len(self._text) - max(held_back(self._text, end) for end in _ENDS)), False
-        place, end = min(found)
+        if self._kind is _Kind.CALL:  # in one piece: its strings may contain marks
+            place, keep = self._finder.find(self._text), len(self._text)
+        else:
+            place = min((found for end in _ENDS if (found := self._text.find(end)) >= 0), default=None)
+            keep = max(held_back(self._text, end) for end in _ENDS)
+        if place is None:
+            return self._cut(len(self._text) - keep), False
         piece = self._cut(place)
+        end = next(end for end in _ENDS if self._text.startswith(end))
         self._text = self._text if end == TURN else self._text.removeprefix(end)
         return piece, True
 

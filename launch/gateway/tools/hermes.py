@@ -5,42 +5,56 @@ from __future__ import annotations
 import json
 
 from .parser import UNREADABLE, Call, Found, call_of, held_back
+from .strings import MarkFinder
 
 
 class HermesParser:
-    """What precedes a start tag is text; what lies between the tags is a call."""
+    """What precedes a start tag is text; what lies between the tags is a call.
+
+    An end tag within a string belongs to the arguments, unless a quote too many only makes it look so: then nothing up
+    to a later tag can be read.
+    """
 
     start, end = "<tool_call>", "</tool_call>"
 
     def __init__(self) -> None:
-        self._text = ""
-        self._inside = False
+        self._text = ""  # received but not returned yet, without the start tag
+        self._finder: MarkFinder | None = None  # of the call's end; None: outside of a call
 
     def push(self, text: str) -> Found:
         self._text += text
         found: Found = []
         while True:
-            marker = self.end if self._inside else self.start
-            before, tag, after = self._text.partition(marker)
-            if not tag:
-                break
-            found += self._read(before, self.end) if self._inside else _visible(before)
-            self._text, self._inside = after, not self._inside
-        if not self._inside:
-            keep = held_back(self._text, self.start)
-            visible, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
-            found += _visible(visible)
-        return found
+            if self._finder is None:
+                before, tag, after = self._text.partition(self.start)
+                if not tag:
+                    break
+                found += _visible(before)
+                self._text, self._finder = after, MarkFinder(self.end)
+            elif (place := self._finder.find(self._text)) is not None:
+                found += self._close(place)
+            else:
+                return found
+        keep = held_back(self._text, self.start)
+        visible, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
+        return found + _visible(visible)
 
     @property
     def is_holding(self) -> bool:
-        return self._inside or bool(self._text)
+        return self._finder is not None or bool(self._text)
 
     def flush(self) -> Found:
+        found: Found = []
+        while self._finder is not None:
+            if (call := self.call_in(self._text)) is not None:
+                self._text, self._finder = "", None
+                return [*found, call]
+            if self._finder.hidden is None:
+                self._text, self._finder = self.start + self._text, None
+            else:
+                found += self._close(self._finder.hidden) + self.push("")
         rest, self._text = self._text, ""
-        if not rest:
-            return []
-        return self._read(rest, "") if self._inside else [rest]
+        return found + _visible(rest)
 
     def call_in(self, text: str) -> Call | None:
         """The call between two tags; None if it cannot be parsed."""
@@ -49,10 +63,14 @@ class HermesParser:
         except UNREADABLE:
             return None
 
-    def _read(self, text: str, closing: str) -> Found:
-        """A call, or its text including the tags if it cannot be parsed."""
-        call = self.call_in(text)
-        return [call] if call is not None else [f"{self.start}{text}{closing}"]
+    def _close(self, place: int) -> Found:
+        """A call that ends at this tag, or text including the tags if it cannot be parsed."""
+        assert self._finder is not None, "within a call"
+        call, hidden, self._finder = self.call_in(self._text[:place]), self._finder.hidden, None
+        if call is None and hidden is not None:
+            place = hidden
+        text, self._text = self._text[:place], self._text[place + len(self.end) :]
+        return [call] if call is not None else [f"{self.start}{text}{self.end}"]
 
 
 def _visible(text: str) -> Found:

@@ -26,6 +26,7 @@ THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|>"
 OPEN_THOUGHT = THOUGHT.removesuffix("<|end|>")  # where the hash model ends
 FINAL = "<|start|>assistant<|channel|>final<|message|>It is <b>."
 CALL = '<|start|>assistant<|channel|>commentary to=functions.time <|constrain|>json<|message|>{"a": 1}<|call|>'
+EDIT = CALL.replace(" <|constrain|>json", "").replace("1}", '"<|call|><|end|>"}')
 TOLD = '<|channel|>commentary to=functions.time<|message|>{"a": 1}'
 CASES = {
     "thoughts and an answer": (THOUGHT + FINAL, "Let me see.", "It is <b>."),
@@ -34,6 +35,7 @@ CASES = {
     "twice": (THOUGHT + "<|start|>assistant" + THOUGHT + FINAL, "Let me see.\nLet me see.", "It is <b>."),
     "a preamble": (THOUGHT + FINAL.replace("final", "commentary") + "<|end|>" + FINAL, "Let me see.", "It is <b>." * 2),
     "a call": (THOUGHT + CALL, "Let me see.", f"{TOLD}<|call|>"),
+    "marks in a string of a call": (THOUGHT + EDIT, "Let me see.", EDIT.removeprefix("<|start|>assistant")),
     "a call without its end": (THOUGHT + CALL.removesuffix("<|call|>"), "Let me see.", TOLD),
     "to whom stands first": (
         "<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{\"a\": 1}<|call|>", "",

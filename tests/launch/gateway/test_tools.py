@@ -19,6 +19,8 @@ from triptych.launch.gateway.tools.parser import Call, Found, find_parser, make_
 
 WEATHER = Call("weather", '{"city": "Rom {}"}')
 TIME = Call("time", "{}")
+END = "</tool_call>"
+EDIT = f'{{"a": "{END}\\\\"}}'  # as of an agent that edits prompts
 HALF = r'{"a": "\ud83d"}'  # of a surrogate pair: JSON can spell it, and no reply can contain it
 CASES: list[tuple[str, str, Found]] = [
     ("hermes", "plain text < and <tool", ["plain text < and <tool"]),
@@ -29,6 +31,12 @@ CASES: list[tuple[str, str, Found]] = [
     ("hermes", '<tool_call>{"name": "time", "arguments": "{}"}', [TIME]),  # the end of sequence instead of the tag
     ("hermes", "<tool_call>no json</tool_call>!", ["<tool_call>no json</tool_call>!"]),
     ("hermes", "<tool_call>{cut", ["<tool_call>{cut"]),
+    ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": "{END}\\\\"}}}}{END}x', [Call("f", EDIT), "x"]),
+    ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": "{END}\\\\"}}}}', [Call("f", EDIT)]),
+    ("hermes", f'<tool_call>{{"a": "5"" {END} so <tool_call>{{"name": "time"}}{END}',  # a quote too many
+     [f'<tool_call>{{"a": "5"" {END} so ', TIME]),
+    ("hermes", f'<tool_call>{{"a": " {END} so', [f'<tool_call>{{"a": " {END} so']),
+    ("hermes", "so: <tool_call>", ["so: <tool_call>"]),
     ("mistral", "plain [TOOL", ["plain [TOOL"]),
     ("mistral", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rom {}"}}, {"name": "time"}]',
      [WEATHER, TIME]),
