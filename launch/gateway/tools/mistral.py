@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+from .objects import ObjectsParser
 from .parser import UNREADABLE, Call, Found, arguments_text, call_of, held_back
 
 MARKER, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -17,56 +18,53 @@ class MistralParser:
 
     def __init__(self) -> None:
         self._text = ""
-        self._inside = False
+        self._calls: _Calls | None = None
 
     def push(self, text: str) -> Found:
+        if self._calls is not None:
+            return self._calls.push(text)
         self._text += text
-        if self._inside:
-            return []
         before, marker, after = self._text.partition(MARKER)
         if marker:
-            self._text, self._inside = after, True
-            return [before] if before else []
+            self._text, self._calls = "", _Calls()
+            return [*([before] if before else ()), *self._calls.push(after)]
         keep = held_back(self._text, MARKER)
         visible, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
         return [visible] if visible else []
 
     @property
     def is_holding(self) -> bool:
-        return self._inside or bool(self._text)
+        return bool(self._text) if self._calls is None else self._calls.is_holding
 
     def flush(self) -> Found:
+        if self._calls is not None:
+            return self._calls.flush()
         rest, self._text = self._text, ""
-        if not self._inside:
-            return [rest] if rest else []
-        calls = _read_list(rest) or _read_named(rest)
-        return calls or [MARKER + rest]
+        return [rest] if rest else []
 
 
-def _read_list(text: str) -> Found:
-    """Calls from a JSON list; none if it is not one."""
-    try:
-        values, _ = json.JSONDecoder().raw_decode(text.lstrip())
-        calls = [call_of(value) for value in values] if isinstance(values, list) else []
-    except UNREADABLE:
-        return []
-    return [call for call in calls if call is not None] if all(calls) else []
+class _Calls(ObjectsParser):
+    """Calls from a JSON list, or as a name and an object each, with or without a marker in between."""
 
+    between = " \t\r\n[,]"
 
-def _read_named(text: str) -> Found:
-    """Calls as a name and an object each, with or without a marker in between."""
-    found: Found = []
-    while text:  # not split at markers: an argument may contain one
-        name, brace, rest = text.partition("{")
-        name = name.removesuffix(ARGS).partition(CALL_ID)[0].strip()
+    @property
+    def is_holding(self) -> bool:
+        is_marker_held = not self._num_calls and not self._is_over
+        return is_marker_held or super().is_holding
+
+    def _call_in(self, text: str) -> Call | None:
         try:
-            arguments, end = json.JSONDecoder().raw_decode(brace + rest)
-            call = Call(name, arguments_text(arguments))
+            text = text.strip().removeprefix(MARKER).lstrip()
+            if text.startswith(("[", ",", "{")):
+                return call_of(json.loads(text.lstrip(self.between)))
+            name, brace, arguments = text.partition("{")
+            name = name.removesuffix(ARGS).partition(CALL_ID)[0].strip()
+            return Call(name, arguments_text(json.loads(brace + arguments))) if name and "[" not in name else None
         except UNREADABLE:
-            return []
-        text = (brace + rest)[end:].strip()
-        if not name or "[" in name or (text and not text.startswith(MARKER)):
-            return []
-        text = text.removeprefix(MARKER)
-        found.append(call)
-    return found
+            return None
+
+    def _rest(self, text: str) -> Found:
+        if not self._num_calls and not self._is_over:
+            text = MARKER + text
+        return [text] if self._has_text(text) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,8 +53,8 @@ def find_parser(name: str, template: str) -> str:
     return "none"
 
 
-def make_parser(name: str) -> ToolParser:
-    """A parser for one answer; ``name`` is a result of ``find_parser``.
+def make_parser(name: str, tools: Collection[str] | None = None) -> ToolParser:
+    """A parser for one answer; ``name`` is a result of ``find_parser``, ``tools`` are the names of tools, if known.
 
     Any other name, as in a made-up request id, parses nothing.
     """
@@ -69,7 +69,7 @@ def make_parser(name: str) -> ToolParser:
         "hermes": HermesParser,
         "llama3_json": LlamaParser,
         "llama3": LlamaParser,  # in ids
-        "llama3f": FormLlamaParser,
+        "llama3f": lambda: FormLlamaParser(tools),
         "mistral": MistralParser,
         "required": ListParser,
     }

@@ -42,14 +42,22 @@ CASES: list[tuple[str, str, Found]] = [
      [WEATHER, TIME]),
     ("mistral", 'a[TOOL_CALLS]weather[ARGS]{"city": "Rom {}"}[TOOL_CALLS]time{}', ["a", WEATHER, TIME]),
     ("mistral", "[TOOL_CALLS]time[CALL_ID]a1b2c3d4e[ARGS]{}", [TIME]),
-    ("mistral", '[TOOL_CALLS] [{"name": "time"}', ['[TOOL_CALLS] [{"name": "time"}']),  # a cut list
+    ("mistral", '[TOOL_CALLS] [{"name": "time"}', [TIME]),  # a cut list
+    ("mistral", '[TOOL_CALLS] [{"name": "time"}, {"na', [TIME, ', {"na']),
+    ("mistral", "[TOOL_CALLS]time{}[TOOL_CALLS]weather[ARGS]{", [TIME, "[TOOL_CALLS]weather[ARGS]{"]),
+    ("mistral", '[TOOL_CALLS] [{"na', ['[TOOL_CALLS] [{"na']),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}', [Call("f", '{"a": "[TOOL_CALLS]"}')]),
     ("mistral", "[TOOL_CALLS]nothing", ["[TOOL_CALLS]nothing"]),
     ("llama3_json", "plain { text", ["plain { text"]),
     ("llama3_json", '{"name": "weather", "parameters": {"city": "Rom {}"}}', [WEATHER]),
-    ("llama3_json", '<|python_tag|>{"name": "weather", "parameters": {"city": "Rom {}"}}; {"name": "time"}',
-     [WEATHER, TIME]),
+    ("llama3_json", '<|python_tag|>{"name": "weather", "parameters": {"city": "Rom {}"}}; '
+     '{"name": "time", "parameters": {}}', [WEATHER, TIME]),
+    ("llama3_json", '{"name": "time", "parameters": {}}; {"name": "time", "par',
+     [TIME, '; {"name": "time", "par']),
+    ("llama3_json", '{"name": "time", "parameters": {}} so: ', [TIME, " so: "]),
+    ("llama3_json", '{"name": "Bob", "age": 3}', ['{"name": "Bob", "age": 3}']),
     ("llama3f", '{"name": "Bob"}', ['{"name": "Bob"}']),  # beside a form
+    ("llama3f", '{"name": "Bob", "parameters": {}}', ['{"name": "Bob", "parameters": {}}']),
     ("llama3f", '{ "name": "time", "parameters": {}}', [TIME]),
     ("llama3f", '{"age": 1}', ['{"age": 1}']),
     ("llama3_json", '{"a": 1}', ['{"a": 1}']),
@@ -82,7 +90,7 @@ def joined(found: Found) -> Found:
 @pytest.mark.parametrize("size", [1, 3, 10_000], ids=["characters", "threes", "whole"])
 @pytest.mark.parametrize(("parser", "text", "expected"), CASES, ids=[f"{p}-{i}" for i, (p, _, _) in enumerate(CASES)])
 def test_calls_are_found_however_the_text_is_cut(parser: str, text: str, expected: Found, size: int) -> None:
-    reader = make_parser(parser)
+    reader = make_parser(parser, ("weather", "time"))
     found = [part for start in range(0, len(text), size) for part in reader.push(text[start : start + size])]
     assert joined([*found, *reader.flush()]) == expected
 
