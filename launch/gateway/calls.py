@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ class ToolUse:
     async def beside(self, gateway: Gateway, text: Mapping[str, Any]) -> ToolUse:
         """For an answer whose text must have the form of the options ``text``, if they have one.
 
-        Calls are an alternative to it, if they can be told from the text. In channels, marks tell them apart.
+        Calls are an alternative to it, if the text is JSON. In channels, marks tell them apart.
         """
         wanted = text.get("structured")
         if not wanted or not self.tools or self.is_forced:
@@ -59,7 +59,8 @@ class ToolUse:
         return {"tools": wire_tools(self.tools), **form, **({"skip_special_tokens": False} if has_marks else {})}
 
     def reader(self) -> CallReader:
-        return CallReader(self.parser, single=self.single, has_short_ids=self.has_short_ids)
+        names = [tool.function.name for tool in self.tools] or None  # unknown when resuming
+        return CallReader(self.parser, names, single=self.single, has_short_ids=self.has_short_ids)
 
     @property
     def id_part(self) -> str:
@@ -114,8 +115,11 @@ def _named(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
 class CallReader:
     """Splits one answer's text into content and calls."""
 
-    def __init__(self, parser: str, *, single: bool = False, has_short_ids: bool = False) -> None:
-        self._parser = make_parser(parser)
+    def __init__(
+        self, parser: str, tools: Collection[str] | None = None, *, single: bool = False, has_short_ids: bool = False
+    ) -> None:
+        """``tools``: their names, if known."""
+        self._parser = make_parser(parser, tools)
         self._name = parser
         self._has_short_ids = has_short_ids
         self._single = single

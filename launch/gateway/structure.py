@@ -76,7 +76,7 @@ def call_alternative(
     gateway: Gateway, text: Mapping[str, Any], tools: Sequence[Tool], *, single: bool
 ) -> dict[str, Any] | None:
     """The form of an answer that is either JSON of the form ``text`` or calls as this model writes them; None if
-    ``text`` is not JSON, or could be mistaken for a call.
+    ``text`` is not JSON.
 
     Raises:
         ApiError: the arguments of a tool, or the form, are nested too deeply.
@@ -94,7 +94,7 @@ def call_alternative(
                 f"calls: {gateway.words.in_grammar(MARKER)} SPACE list",
                 f"list: %json {_written(calls_form(tools, single=single)['json_schema'], 'tools')}",
             ]
-        case "llama3_json" if not _may_be_call(schema):
+        case "llama3_json":
             more = "" if single else ' (SPACE ";" SPACE call)*'
             calls = [
                 f"calls: ({gateway.words.in_grammar(TAG)} SPACE)? call{more}",
@@ -124,15 +124,6 @@ def _named_rules(words: Words, tools: Sequence[Tool], *, single: bool) -> list[s
         f"middle: ({words.in_grammar(CALL_ID)} /[a-zA-Z0-9]{{9}}/)? {words.in_grammar(ARGS)}",
         *(f"arguments{index}: %json {_written(_arguments(tool), 'tools')}" for index, tool in enumerate(tools)),
     ]
-
-
-def _may_be_call(schema: Mapping[str, Any]) -> bool:
-    """Whether JSON of this schema may be an object of a name and parameters, and nothing else."""
-    required, known = schema.get("required"), schema.get("properties")
-    if isinstance(required, list) and not {"name", "parameters"}.issuperset(map(str, required)):
-        return False
-    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
-    return not (is_closed and isinstance(known, dict) and "parameters" not in known)
 
 
 def _written(schema: dict[str, Any], param: str) -> str:

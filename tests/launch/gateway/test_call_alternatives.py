@@ -55,14 +55,18 @@ def test_form_leaves_room_for_calls_in_every_api(scripted: Site, path: str) -> N
     assert "<tool_call>" in client.asked[0]["structured"]["grammar"]
 
 
-def test_text_that_could_be_taken_for_a_call_of_llama_is_never_one(pipeline: Driver) -> None:
+def test_calls_of_llama_differ_from_any_json_by_the_name_of_a_tool(pipeline: Driver) -> None:
+    """A form of any JSON object left no room for calls: what the model wrote as one was its answer."""
+    texts = ['{"name": "Bob"}', '{"name": "Bob", "parameters": {}}', '{"name": "f", "parameters": {}, "a": 1}']
+    call = '{"name": "f", "parameters": {}}'
     with site(pipeline.run_dir, tool_parser="llama3_json") as api:
-        client = script(api, '{"name": "Bob"}')
-        wanted = {"messages": MESSAGES, "tools": TOOLS, "response_format": {"type": "json_object"}}
-        [choice] = api.ask(CHAT, **wanted)["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ('{"name": "Bob"}', "stop")
-    assert client.asked[0]["structured"] == {"json_object": True}
-    assert json.loads(client.asked[0]["tools"]) == TOOLS
+        for answer in (*texts, call):
+            client = script(api, answer)
+            wanted = {"messages": MESSAGES, "tools": TOOLS, "response_format": {"type": "json_object"}}
+            [choice] = api.ask(CHAT, **wanted)["choices"]
+            assert choice["finish_reason"] == ("tool_calls" if answer == call else "stop")
+            assert choice["message"]["content"] == (None if answer == call else answer)
+            assert "calls" in client.asked[0]["structured"]["grammar"]
 
 
 MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>")
