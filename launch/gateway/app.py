@@ -26,6 +26,12 @@ from .page.routes import page_routes
 from .server_routes import server_routes
 from .state import Gateway
 
+# For clients whose address lacks the /v1, or has it twice, and for those that look for another kind of server.
+_WHAT_THERE_IS = (
+    ". This server generates text: POST /v1/chat/completions, /v1/completions, /v1/responses, or /v1/messages;"
+    " GET /openapi.json lists all routes"
+)
+
 
 def create_app(gateway: Gateway) -> ASGIApp:
     """The gateway as an ASGI application. It answers 503 until the pipeline is ready."""
@@ -80,6 +86,8 @@ async def _http(request: Request, error: Exception) -> Response:
         return error_response(unreadable_body(error.__cause__), path=request.url.path)
     codes = {404: "unknown_route", 405: "method_not_allowed"}
     what = f"{request.method} {request.url.path}" if error.status_code in codes else str(error.detail)
+    if error.status_code == 404:
+        what += _WHAT_THERE_IS
     reply = error_response(
         ApiError(f"{error.detail}: {what}" if what != error.detail else what, status=error.status_code,
                  code=codes.get(error.status_code, "bad_request")),

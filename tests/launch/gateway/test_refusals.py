@@ -300,11 +300,13 @@ def test_deeply_nested_field_is_checked() -> None:
         ChatRequest.model_validate({"messages": MESSAGES, "chat_template_kwargs": {"a": deep}})
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", CHAT, 405)])
+@pytest.mark.parametrize(("method", "path", "status"), [("POST", "/v1/embeddings", 404), ("GET", CHAT, 405)])
 def test_unknown_route_gives_an_error_of_the_same_shape(api: Site, method: str, path: str, status: int) -> None:
     reply = api.http.request(method, path)
     assert reply.status_code == status
-    assert path in reply.json()["error"]["message"]
+    message = reply.json()["error"]["message"]
+    assert path in message
+    assert status != 404 or "generates text: POST /v1/chat/completions" in message
 
 
 def test_refused_request_leaves_nothing(api: Site) -> None:
