@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from .reasoning import words_of
 from .schemas.chat import Tool, ToolChoice
 from .state import Gateway
 from .structure import arguments_form, call_alternative, calls_form
-from .tools.parser import Call, Found, make_parser
+from .tools.parser import Call, Found, Schemas, make_parser
 
 MISTRAL_ID_CHARS = 9  # its template rejects ids of another length
 
@@ -59,13 +59,13 @@ class ToolUse:
         return {"tools": wire_tools(self.tools), **form, **({"skip_special_tokens": False} if has_marks else {})}
 
     def reader(self) -> CallReader:
-        names = [tool.function.name for tool in self.tools] or None  # unknown when resuming
-        return CallReader(self.parser, names, single=self.single, has_short_ids=self.has_short_ids)
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in self.tools}
+        return CallReader(self.parser, schemas or None, single=self.single, has_short_ids=self.has_short_ids)
 
     @property
     def id_part(self) -> str:
         """The part of an answer's id that tells how to parse its calls when resuming; capitalized: only the first."""
-        name = self.parser.partition(":")[0].removesuffix("_json")  # short: ids have a limit
+        name = self.parser.partition(":")[0].removesuffix("_json").removesuffix("_coder")  # short: ids have a limit
         return "" if name == "none" else f".{name.capitalize() if self.single else name}"
 
     @classmethod
@@ -116,9 +116,9 @@ class CallReader:
     """Splits one answer's text into content and calls."""
 
     def __init__(
-        self, parser: str, tools: Collection[str] | None = None, *, single: bool = False, has_short_ids: bool = False
+        self, parser: str, tools: Schemas | None = None, *, single: bool = False, has_short_ids: bool = False
     ) -> None:
-        """``tools``: their names, if known."""
+        """``tools``: those of the request; they are not known when it is resumed."""
         self._parser = make_parser(parser, tools)
         self._name = parser
         self._has_short_ids = has_short_ids

@@ -13,7 +13,9 @@ from ...protocol.errors import ConfigError
 from ..not_utf8 import why_not_utf8
 
 LOG_FORMATS = ("text", "json")
-TOOL_PARSERS = ("auto", "harmony", "hermes", "llama3_json", "mistral", "none")
+TOOL_PARSERS = (
+    "auto", "glm45", "harmony", "hermes", "llama3_json", "mistral", "qwen3_coder", "seed_oss", "none",
+)  # fmt: skip
 REASONING_PARSERS = ("auto", "harmony", "think", "none")
 MAX_WORKERS = 64
 _ORIGIN = re.compile(r"https?://[^\s/?#@*]+")  # as browsers send it: without a path

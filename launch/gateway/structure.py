@@ -4,19 +4,19 @@ calls. Whether a form can be enforced is decided by the pipeline.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...protocol.grammar import JSON_WHITESPACE
-from .chat_messages import json_text
 from .errors import ApiError, unsupported
+from .grammar_text import json_rule, literal
 from .schemas.chat import Tool
 from .schemas.structure import ResponseFormat, StructuredOutputs
 from .state import Gateway
+from .tagged_rules import tagged_rules
 from .tools.hermes import HermesParser
 from .tools.llama import TAG
 from .tools.mistral import ARGS, CALL_ID, MARKER
+from .tools.tagged import TAGGED
 from .words import Words
 
 # Keywords that allow names beyond those in "properties", or refer to them.
@@ -92,17 +92,20 @@ def call_alternative(
         case "mistral":
             calls = [
                 f"calls: {gateway.words.in_grammar(MARKER)} SPACE list",
-                f"list: %json {_written(calls_form(tools, single=single)['json_schema'], 'tools')}",
+                f"list: {json_rule(calls_form(tools, single=single)['json_schema'], 'tools')}",
             ]
         case "llama3_json":
             more = "" if single else ' (SPACE ";" SPACE call)*'
             calls = [
                 f"calls: ({gateway.words.in_grammar(TAG)} SPACE)? call{more}",
-                f"call: %json {_written(_any_call(tools, '', 'parameters'), 'tools')}",
+                f"call: {json_rule(_any_call(tools, '', 'parameters'), 'tools')}",
             ]
+        case "qwen3_coder" | "seed_oss" | "glm45" as name:
+            signatures = [(tool.function.name, _arguments(tool)) for tool in tools]
+            calls = tagged_rules(gateway.words, signatures, TAGGED[name], single=single)
         case _:
             return None
-    rules = ["start: text | calls", f"text: %json {_written(schema, 'structured')}", *calls, r"SPACE: /[ \n]{0,2}/"]
+    rules = ["start: text | calls", f"text: {json_rule(schema, 'structured')}", *calls, r"SPACE: /[ \n]{0,2}/"]
     return {"grammar": "\n".join(rules)}
 
 
@@ -111,27 +114,19 @@ def _hermes_rules(words: Words, tools: Sequence[Tool], *, single: bool) -> list[
     return [
         f"calls: call{'' if single else ' (SPACE call)*'}",
         f"call: {start} SPACE function SPACE {end}",
-        f"function: %json {_written(_any_call(tools, ''), 'tools')}",
+        f"function: {json_rule(_any_call(tools, ''), 'tools')}",
     ]
 
 
 def _named_rules(words: Words, tools: Sequence[Tool], *, single: bool) -> list[str]:
     """For Mistral's later format, in which the name is not part of the JSON."""
-    heads = [f"{json.dumps(tool.function.name)} middle arguments{index}" for index, tool in enumerate(tools)]
+    heads = [f"{literal(tool.function.name)} middle arguments{index}" for index, tool in enumerate(tools)]
     return [
         f"calls: call{'' if single else '+'}",
         f"call: {words.in_grammar(MARKER)} ({' | '.join(heads)})",
         f"middle: ({words.in_grammar(CALL_ID)} /[a-zA-Z0-9]{{9}}/)? {words.in_grammar(ARGS)}",
-        *(f"arguments{index}: %json {_written(_arguments(tool), 'tools')}" for index, tool in enumerate(tools)),
+        *(f"arguments{index}: {json_rule(_arguments(tool), 'tools')}" for index, tool in enumerate(tools)),
     ]
-
-
-def _written(schema: dict[str, Any], param: str) -> str:
-    """The schema within a grammar, where it does not get the defaults of the pipeline."""
-    own = schema.get("x-guidance", {})
-    if isinstance(own, dict):
-        schema = {**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE, **own}}
-    return json_text(schema, param)
 
 
 def _any_call(tools: Sequence[Tool], place: str, key: str = "arguments") -> dict[str, Any]:

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import json
+from typing import Protocol
 
 from .parser import UNREADABLE, Call, Found, call_of, held_back
 from .strings import MarkFinder
 
 
+class EndFinder(Protocol):
+    """Tells the tag that ends a call from the same text within its arguments."""
+
+    hidden: int | None  # where the first tag begins that was taken for a part of an argument
+
+    def find(self, text: str) -> int | None:
+        """Where the end tag begins in ``text``, which begins with the text of the previous call."""
+        ...
+
+
 class HermesParser:
     """What precedes a start tag is text; what lies between the tags is a call.
 
-    An end tag within a string belongs to the arguments, unless a quote too many only makes it look so: then nothing up
-    to a later tag can be read.
+    An end tag within an argument is part of it, unless an error, such as a quote too many, only makes it look so: then
+    nothing up to a later tag can be read.
     """
 
     start, end = "<tool_call>", "</tool_call>"
 
     def __init__(self) -> None:
         self._text = ""  # received but not returned yet, without the start tag
-        self._finder: MarkFinder | None = None  # of the call's end; None: outside of a call
+        self._finder: EndFinder | None = None  # of the call's end; None: outside of a call
 
     def push(self, text: str) -> Found:
         self._text += text
@@ -30,7 +41,7 @@ class HermesParser:
                 if not tag:
                     break
                 found += _visible(before)
-                self._text, self._finder = after, MarkFinder(self.end)
+                self._text, self._finder = after, self.make_finder()
             elif (place := self._finder.find(self._text)) is not None:
                 found += self._close(place)
             else:
@@ -46,7 +57,7 @@ class HermesParser:
     def flush(self) -> Found:
         found: Found = []
         while self._finder is not None:
-            if (call := self.call_in(self._text)) is not None:
+            if (call := self.last_call_in(self._text)) is not None:
                 self._text, self._finder = "", None
                 return [*found, call]
             if self._finder.hidden is None:
@@ -55,6 +66,13 @@ class HermesParser:
                 found += self._close(self._finder.hidden) + self.push("")
         rest, self._text = self._text, ""
         return found + _visible(rest)
+
+    def make_finder(self) -> EndFinder:
+        return MarkFinder(self.end)
+
+    def last_call_in(self, text: str) -> Call | None:
+        """The call behind a start tag if the answer ended without the end tag; None if it is not complete."""
+        return self.call_in(text)
 
     def call_in(self, text: str) -> Call | None:
         """The call between two tags; None if it cannot be parsed."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Any
 
 from .objects import ObjectsParser
-from .parser import UNREADABLE, Call, Found, call_of
+from .parser import UNREADABLE, Call, Found, Schemas, call_of
 
 TAG = "<|python_tag|>"
 _HEAD, _MAX_HEAD_CHARS = '{"name":"', 256  # without and with white space
@@ -50,10 +49,10 @@ class LlamaParser(ObjectsParser):
 class FormLlamaParser(LlamaParser):
     """For an answer that is either JSON of another form or calls, which consist of exactly a name and parameters."""
 
-    def __init__(self, names: Collection[str] | None = None) -> None:
-        """``names``: of the tools, if they are known."""
+    def __init__(self, tools: Schemas | None = None) -> None:
+        """``tools``: if they are known."""
         super().__init__()
-        self._names = names
+        self._tools = tools
 
     def _may_be_call(self, begun: str) -> bool:
         compact = "".join(begun.split())
@@ -62,4 +61,5 @@ class FormLlamaParser(LlamaParser):
     def _is_call(self, value: Any) -> bool:
         if not isinstance(value, dict) or value.keys() != {"name", "parameters"}:
             return False
-        return self._names is None or value["name"] in self._names
+        name = value["name"]
+        return self._tools is None or (isinstance(name, str) and name in self._tools)

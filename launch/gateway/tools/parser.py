@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ class Call:
 
 UNREADABLE = (ValueError, RecursionError)  # errors for a model's JSON: malformed, or nested too deeply
 Found = list[str | Call]  # in the order of the text
+Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of tools, by their names
 
 
 class ToolParser(Protocol):
@@ -43,6 +44,9 @@ def find_parser(name: str, template: str) -> str:
         return name
     for word, parser in (
         ("<|channel|>commentary", "harmony"),
+        ("<seed:tool_call>", "seed_oss"),
+        ("<function=", "qwen3_coder"),
+        ("<arg_key>", "glm45"),
         ("<tool_call>", "hermes"),
         ("[TOOL_CALLS]", "mistral"),
         ("<|python_tag|>", "llama3_json"),
@@ -53,8 +57,8 @@ def find_parser(name: str, template: str) -> str:
     return "none"
 
 
-def make_parser(name: str, tools: Collection[str] | None = None) -> ToolParser:
-    """A parser for one answer; ``name`` is a result of ``find_parser``, ``tools`` are the names of tools, if known.
+def make_parser(name: str, tools: Schemas | None = None) -> ToolParser:
+    """A parser for one answer; ``name`` is a result of ``find_parser``, ``tools`` are those of the request, if known.
 
     Any other name, as in a made-up request id, parses nothing.
     """
@@ -63,6 +67,7 @@ def make_parser(name: str, tools: Collection[str] | None = None) -> ToolParser:
     from .hermes import HermesParser
     from .llama import FormLlamaParser, LlamaParser
     from .mistral import MistralParser
+    from .tagged import TAGGED
 
     parsers: dict[str, Callable[[], ToolParser]] = {
         "harmony": HarmonyParser,
@@ -74,6 +79,8 @@ def make_parser(name: str, tools: Collection[str] | None = None) -> ToolParser:
         "required": ListParser,
     }
     kind, _, tool = name.partition(":")
+    if (tagged := TAGGED.get("qwen3_coder" if name == "qwen3" else name)) is not None:  # short in ids
+        return tagged(tools)
     return ArgumentsParser(tool) if kind == "named" and tool else parsers.get(name, PlainText)()
 
 

@@ -23,7 +23,13 @@ CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 DIGIT = {"type": "integer", "minimum": 1, "maximum": 9}
 DAYS = {"type": "object", "properties": {"days": DIGIT}, "required": ["days"]}
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": DAYS}} for name in ("f", "go")]
+
+
+def tools_of(schema: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("f", "go")]
+
+
+TOOLS = tools_of(DAYS)
 NAME = {"type": "string", "enum": ["x", "f"]}
 PERSON = {"type": "object", "properties": {"name": NAME}, "required": ["name"], "additionalProperties": False}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
@@ -77,6 +83,8 @@ ONE: list[tuple[str, str, str]] = [  # parser, template, and an answer that is o
     ("mistral", "", f"[TOOL_CALLS] [{F}]"),
     ("mistral", "[ARGS]", '[TOOL_CALLS]f[ARGS]{"days": 3}'),
     ("mistral", "[ARGS]", '[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"days": 3}'),
+    ("qwen3_coder", "", "<tool_call>\n<function=f>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"),
+    ("glm45", "", "<tool_call>f\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"),
     ("llama3_json", "", LLAMA_F),
     ("llama3_json", "", f"<|python_tag|>{LLAMA_F}"),
 ]
@@ -100,12 +108,14 @@ def tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def allows(tokenizer: Tokenizer, parser: str, template: str, text: str, *, single: bool = False) -> bool:
+def allows(
+    tokenizer: Tokenizer, parser: str, template: str, text: str, *, single: bool = False, arguments: Any = DAYS
+) -> bool:
     """Whether the form allows this answer, in the tokens that the model would write."""
     named: Any = SimpleNamespace(
         tool_parser=parser, words=Words(tokenizer), facts=SimpleNamespace(chat_template=template)
     )
-    tools = [Tool.model_validate(tool) for tool in TOOLS]
+    tools = [Tool.model_validate(tool) for tool in tools_of(arguments)]
     form = call_alternative(cast(Gateway, named), {"json_schema": PERSON}, tools, single=single)
     assert form is not None
     own = LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.encode("</s>").ids)
@@ -125,4 +135,27 @@ def test_form_allows_the_calls_that_the_model_writes(
     reader = CallReader("llama3f" if parser == "llama3_json" else parser)
     assert len([*reader.push(text), *reader.flush()]) == 1 + is_two
     assert allows(tokenizer, parser, template, '{"name": "f"}')
-    assert not allows(tokenizer, parser, template, text.replace('"days"', '"day"'))
+    assert not allows(tokenizer, parser, template, text.replace("days", "day"))
+
+
+EDIT = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, "how": {"enum": ["a", "b"]}, "at": {"$ref": "#/$defs/place"}},
+    "required": ["text", "at"],
+    "$defs": {"place": DIGIT},
+}
+
+
+@pytest.mark.parametrize("how", ["", "a", "c"])
+@pytest.mark.parametrize("parser", ["qwen3_coder", "glm45"])
+def test_form_allows_any_text_between_the_tags_of_an_argument(tokenizer: Tokenizer, parser: str, how: str) -> None:
+    before, middle, after = ("<parameter=", ">\n", "\n</parameter>\n")
+    head, end = "<tool_call><function=f>\n", "</function></tool_call>"
+    if parser == "glm45":
+        before, middle, after = "<arg_key>", "</arg_key><arg_value>", "</arg_value>\n"
+        head, end = "<tool_call>f\n", "</tool_call>"
+    values = {"text": 'a "<\n</b>\n', **({"how": how} if how else {}), "at": "3"}
+    text = head + "".join(f"{before}{key}{middle}{value}{after}" for key, value in values.items()) + end
+    assert allows(tokenizer, parser, "", text, arguments=EDIT) is (how != "c")
+    [call] = CallReader(parser, {"f": EDIT}).push(text)
+    assert json.loads(cast(Any, call).arguments) == {**values, "at": 3}

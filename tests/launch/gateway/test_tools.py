@@ -16,6 +16,7 @@ from triptych import Driver
 from triptych.launch.gateway.chat_messages import json_text
 from triptych.launch.gateway.errors import ApiError
 from triptych.launch.gateway.tools.parser import Call, Found, find_parser, make_parser
+from triptych.launch.gateway.tools.values import value_of
 
 WEATHER = Call("weather", '{"city": "Rom {}"}')
 TIME = Call("time", "{}")
@@ -72,6 +73,25 @@ CASES: list[tuple[str, str, Found]] = [
     ("hermes", r'<tool_call>{"name": "\ud83d"}</tool_call>', [r'<tool_call>{"name": "\ud83d"}</tool_call>']),
     ("mistral", r'[TOOL_CALLS]time{"a": "\ud83d"}', [Call("time", HALF)]),
     ("required", r'[{"name": "time", "arguments": "{\"a\": \"\ud83d\"}"}]', [Call("time", HALF)]),
+    ("qwen3_coder", 'so <tool_call>\n<function=weather>\n<parameter=city>\n  "Rom"\n\n</parameter>\n'
+     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+     ["so ", Call("weather", r'{"city": "  \"Rom\"\n", "days": 3}')]),
+    ("qwen3_coder", "<tool_call><function=time></function></tool_call>\n<tool_call>\n<function=time>\n</function>",
+     [TIME, "\n", TIME]),
+    ("qwen3_coder", f"<tool_call><function=f>\n<parameter=a>\n{END}</parameter>\\</parameter>\n{END}x",
+     [Call("f", r'{"a": "</tool_call></parameter>\\"}'), "x"]),
+    ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter>\n<parameter=b>\n2",  # cut
+     ["<tool_call><function=f><parameter=a>1</parameter>\n<parameter=b>\n2"]),
+    ("qwen3_coder", f"<tool_call>no{END} so <tool_call><function=time></function>{END}",
+     [f"<tool_call>no{END} so ", TIME]),
+    ("seed_oss", "<seed:tool_call>\n<function=time>\n</function>\n</seed:tool_call>", [TIME]),
+    ("glm45", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value> 5 </arg_value>\n<arg_key>days</arg_key>\n"
+     f"<arg_value>[true]</arg_value>\n{END}", [Call("weather", '{"city": " 5 ", "days": [true]}')]),
+    ("glm45", f"<tool_call>time{END}<tool_call>f<arg_key>a</arg_key><arg_value>{END}\\</arg_value>{END}",
+     [TIME, Call("f", EDIT)]),
+    ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>",  # cut
+     ["<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>"]),
+    ("glm45", f"<tool_call>not a name{END}", [f"<tool_call>not a name{END}"]),
     ("none", "<tool_call>{}</tool_call>", ["<tool_call>{}</tool_call>"]),
 ]  # fmt: skip
 
@@ -90,9 +110,34 @@ def joined(found: Found) -> Found:
 @pytest.mark.parametrize("size", [1, 3, 10_000], ids=["characters", "threes", "whole"])
 @pytest.mark.parametrize(("parser", "text", "expected"), CASES, ids=[f"{p}-{i}" for i, (p, _, _) in enumerate(CASES)])
 def test_calls_are_found_however_the_text_is_cut(parser: str, text: str, expected: Found, size: int) -> None:
-    reader = make_parser(parser, ("weather", "time"))
+    reader = make_parser(parser, {"weather": {"properties": {"city": {"type": "string"}}}, "time": {}})
     found = [part for start in range(0, len(text), size) for part in reader.push(text[start : start + size])]
     assert joined([*found, *reader.flush()]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("5", {"type": "string"}, "5"),
+        ("5", {"type": "number"}, 5),
+        ("5", {"type": ["string", "null"]}, "5"),
+        ("null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("True", {"type": "boolean"}, True),
+        ("long", {"type": "integer"}, "long"),
+        ('{"a": 1}', {"$ref": "#/$defs/A"}, {"a": 1}),
+        ('"a"', {"type": "string"}, '"a"'),
+        ('"a"', {"type": "array"}, "a"),
+        ("a", {"enum": ["a", "b"]}, "a"),
+        ("1", {"enum": ["1", "2"]}, "1"),
+        ("1", {"const": 1}, 1),
+        ("1", {"$ref": "#/nowhere"}, 1),
+        ("[1]", {}, [1]),
+        ('"a"', {}, '"a"'),
+    ],
+)
+def test_type_of_an_argument_without_quotes_is_that_of_the_schema(text: str, schema: Any, value: Any) -> None:
+    root = {"properties": {"x": schema}, "$defs": {"A": {"type": "object"}}}
+    assert value_of(text, root, "x") == value
 
 
 DEEP = '{"name": "f", "arguments": ' + '{"a":' * 100_000
@@ -135,6 +180,9 @@ def test_list_of_calls_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ("template", "parser"),
     [
         ("... <tool_call> ...", "hermes"),
+        (r"<tool_call>\n<function=example_function_name>", "qwen3_coder"),
+        ("<tool_call>{function-name}<arg_key>", "glm45"),
+        (r"<seed:tool_call>\n<function=", "seed_oss"),
         ("{% if tools %}[TOOL_CALLS]", "mistral"),
         ("<|python_tag|>", "llama3_json"),
         ("{{ messages }}", "none"),
@@ -351,7 +399,7 @@ def test_answer_of_white_space_is_still_a_message(scripted: Site, pieces: tuple[
 
 
 @pytest.mark.parametrize("resumable", [False, True])
-@pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json"])
+@pytest.mark.parametrize("parser", ["qwen3_coder", "mistral", "llama3_json"])
 def test_longest_id_leaves_room_for_the_parser_and_the_choices(pipeline: Driver, parser: str, resumable: bool) -> None:
     own_id = f"{parser}-{resumable}".ljust(40, "x")
     with site(pipeline.run_dir, tool_parser=parser) as api:
