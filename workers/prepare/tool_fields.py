@@ -98,11 +98,13 @@ def _with_arguments(name: str, message: Message, texts: _JsonTexts) -> Message:
             try:
                 arguments = texts.read(arguments or "{}")
             except json.JSONDecodeError:
-                # A model wrote them, and max_tokens may have cut them off. Clients tell it so, with its turn before
-                # that; templates take any object, but not any text.
-                arguments = {"arguments": arguments}
+                pass
             except (ValueError, RecursionError) as error:
                 raise _bad(f"{name}.tool_calls[{index}].function.arguments is not JSON: {error}") from error
+        if not isinstance(arguments, dict):
+            # A model wrote them, and max_tokens may have cut them off. Clients tell it so, with its turn before that;
+            # templates take any object, but not any text, list or null.
+            arguments = {} if arguments is None else {"arguments": arguments}
         calls.append({**call, "function": {**call["function"], "arguments": arguments}})
     return {**message, "tool_calls": calls}
 

@@ -73,11 +73,20 @@ def test_invalid_field_is_named(wire: dict[str, Any], param: str, reason: str) -
     assert caught.value.param == param
 
 
-def test_arguments_that_are_not_json_reach_the_template_as_an_object() -> None:
+@pytest.mark.parametrize(
+    ("written", "seen"),
+    [
+        ('{"city": "Ro', {"arguments": '{"city": "Ro'}),
+        ("[1]", {"arguments": [1]}),
+        ("null", {}),
+        ('{"a": 1}', {"a": 1}),
+    ],
+)
+def test_arguments_always_reach_the_template_as_an_object(written: str, seen: dict[str, Any]) -> None:
     """A model wrote them, and a client that sends them back with an error was refused: OpenAI's API takes any text."""
-    call = {"function": {"name": "f", "arguments": '{"city": "Ro'}}
+    call = {"function": {"name": "f", "arguments": written}}
     [message], _ = read({"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]})
-    assert message["tool_calls"][0]["function"]["arguments"] == {"arguments": '{"city": "Ro'}
+    assert message["tool_calls"][0]["function"]["arguments"] == seen
 
 
 def test_texts_of_a_refused_request_are_not_parsed() -> None:
