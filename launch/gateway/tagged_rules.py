@@ -19,22 +19,27 @@ def tagged_rules(
     words: Words, tools: Sequence[Signature], parser: type[GlmParser | QwenCoderParser], *, single: bool
 ) -> list[str]:
     """The rules of ``calls`` in the format of ``parser``, with arguments in the order of the tools' schemas."""
-    describe = _glm_call if issubclass(parser, GlmParser) else _qwen_call
     heads = " | ".join(f"call{index}" for index in range(len(tools)))
     return [
         f"calls: call{'' if single else ' (SPACE call)*'}",
         f"call: {words.in_grammar(parser.start)} SPACE ({heads}) SPACE {words.in_grammar(parser.end)}",
-        *(rule for index, tool in enumerate(tools) for rule in describe(words, f"call{index}", tool)),
+        *(rule for index, tool in enumerate(tools) for rule in _call(words, f"call{index}", tool, parser)),
     ]
 
 
-def _qwen_call(words: Words, rule: str, tool: Signature) -> Iterator[str]:
+def _call(words: Words, rule: str, tool: Signature, parser: type[GlmParser | QwenCoderParser]) -> Iterator[str]:
+    if issubclass(parser, GlmParser):
+        return _glm_call(words, rule, tool)
+    return _qwen_call(rule, tool, parser.padding)
+
+
+def _qwen_call(rule: str, tool: Signature, padding: str) -> Iterator[str]:
     name, schema = tool
     arguments = _arguments(rule, schema)
-    head, end = literal(f"<function={name}>" + _LINE), literal(f"{_LINE}</parameter>{_LINE}")
+    head, end = literal(f"<function={name}>" + _LINE), literal(f"{padding}</parameter>{_LINE}")
     yield f'{rule}: {head} {_sequence(arguments, schema)} "</function>"'
     for key, own in arguments.items():
-        yield f"{own}: {literal(f'<parameter={key}>' + _LINE)} {own}v"
+        yield f"{own}: {literal(f'<parameter={key}>{padding}')} {own}v"
         yield from _value(f"{own}v", end, key, schema)
 
 

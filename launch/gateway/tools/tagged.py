@@ -19,7 +19,7 @@ _FUNCTION_END = "</function>"
 _NAME = r"[\w.:-]{1,128}"
 _HEAD = re.compile(rf"\s*<function=({_NAME})>")
 _PARAMETER = re.compile(
-    r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))", re.DOTALL
+    r"\s*<parameter=([^>\n]+)>(.*?)</parameter>(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))", re.DOTALL
 )
 _PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*(?:<arg_key>|\Z))", re.DOTALL)
 
@@ -66,6 +66,7 @@ class TaggedParser(HermesParser):
 
 
 class QwenCoderParser(TaggedParser):
+    padding = "\n"  # around each value
     tail = re.compile(r"(?:</parameter>\s*(?:</function>)?|<function=[^>\n]+>\s*</function>)\s*\Z")
 
     def last_call_in(self, text: str) -> Call | None:
@@ -75,12 +76,13 @@ class QwenCoderParser(TaggedParser):
         if (head := _HEAD.match(text)) is None:
             return None
         pairs, place = _pairs(_PARAMETER, text, head.end())
+        pairs = {key: value.removeprefix(self.padding).removesuffix(self.padding) for key, value in pairs.items()}
         is_call = text[place:].strip() in ("", _FUNCTION_END)  # which some calls lack
         return (head[1], pairs) if is_call else None
 
 
 class SeedParser(QwenCoderParser):
-    start, end = "<seed:tool_call>", "</seed:tool_call>"
+    start, end, padding = "<seed:tool_call>", "</seed:tool_call>", ""
 
 
 class GlmParser(TaggedParser):

@@ -84,6 +84,7 @@ ONE: list[tuple[str, str, str]] = [  # parser, template, and an answer that is o
     ("mistral", "[ARGS]", '[TOOL_CALLS]f[ARGS]{"days": 3}'),
     ("mistral", "[ARGS]", '[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"days": 3}'),
     ("qwen3_coder", "", "<tool_call>\n<function=f>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"),
+    ("seed_oss", "", "<seed:tool_call>\n<function=f>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>"),
     ("glm45", "", "<tool_call>f\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"),
     ("llama3_json", "", LLAMA_F),
     ("llama3_json", "", f"<|python_tag|>{LLAMA_F}"),

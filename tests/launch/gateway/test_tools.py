@@ -84,7 +84,8 @@ CASES: list[tuple[str, str, Found]] = [
      ["<tool_call><function=f><parameter=a>1</parameter>\n<parameter=b>\n2"]),
     ("qwen3_coder", f"<tool_call>no{END} so <tool_call><function=time></function>{END}",
      [f"<tool_call>no{END} so ", TIME]),
-    ("seed_oss", "<seed:tool_call>\n<function=time>\n</function>\n</seed:tool_call>", [TIME]),
+    ("seed_oss", "<seed:tool_call>\n<function=f>\n<parameter=a>\nx</parameter>\n</function>\n</seed:tool_call>",
+     [Call("f", r'{"a": "\nx"}')]),
     ("glm45", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value> 5 </arg_value>\n<arg_key>days</arg_key>\n"
      f"<arg_value>[true]</arg_value>\n{END}", [Call("weather", '{"city": " 5 ", "days": [true]}')]),
     ("glm45", f"<tool_call>time{END}<tool_call>f<arg_key>a</arg_key><arg_value>{END}\\</arg_value>{END}",
