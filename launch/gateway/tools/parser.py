@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,8 @@ class Call:
     arguments: str
 
 
+# Only what a call is to look like: other families' templates describe tools with the same names, for other calls.
+_ASKS_FOR_LLAMA = re.compile(r'\{\s*"name":[^{},]{0,64},\s*"parameters":')
 UNREADABLE = (ValueError, RecursionError)  # errors for a model's JSON: malformed, or nested too deeply
 Found = list[str | Call]  # in the order of the text
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of tools, by their names
@@ -50,11 +53,10 @@ def find_parser(name: str, template: str) -> str:
         ("<tool_call>", "hermes"),
         ("[TOOL_CALLS]", "mistral"),
         ("<|python_tag|>", "llama3_json"),
-        ('"parameters"', "llama3_json"),
     ):
         if word in template:
             return parser
-    return "none"
+    return "llama3_json" if _ASKS_FOR_LLAMA.search(template) else "none"
 
 
 def make_parser(name: str, tools: Schemas | None = None) -> ToolParser:

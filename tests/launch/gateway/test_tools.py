@@ -186,6 +186,8 @@ def test_list_of_calls_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         (r"<seed:tool_call>\n<function=", "seed_oss"),
         ("{% if tools %}[TOOL_CALLS]", "mistral"),
         ("<|python_tag|>", "llama3_json"),
+        ('{{- \'{"name": function name, "parameters": dictionary of argument name and its value}.\' }}', "llama3_json"),
+        ('{"name": "{{ tool.name }}", "description": "", "parameters": {{ tool.parameters }}}', "none"),  # Command R's
         ("{{ messages }}", "none"),
     ],
 )
