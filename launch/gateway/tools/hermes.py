@@ -31,24 +31,23 @@ class HermesParser:
     def __init__(self) -> None:
         self._text = ""  # received but not returned yet, without the start tag
         self._finder: EndFinder | None = None  # of the call's end; None: outside of a call
+        self._tags = self.start, self.end  # of the call
 
     def push(self, text: str) -> Found:
         self._text += text
         found: Found = []
         while True:
             if self._finder is None:
-                before, tag, after = self._text.partition(self.start)
-                if not tag:
+                if (before := self._open()) is None:
                     break
-                found += _visible(before)
-                self._text, self._finder = after, self.make_finder()
+                found += visible(before)
             elif (place := self._finder.find(self._text)) is not None:
                 found += self._close(place)
             else:
                 return found
-        keep = held_back(self._text, self.start)
-        visible, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
-        return found + _visible(visible)
+        told = len(self._text) - self._num_held()
+        text, self._text = self._text[:told], self._text[told:]
+        return found + visible(text)
 
     @property
     def is_holding(self) -> bool:
@@ -61,14 +60,26 @@ class HermesParser:
                 self._text, self._finder = "", None
                 return [*found, call]
             if self._finder.hidden is None:
-                self._text, self._finder = self.start + self._text, None
+                self._text, self._finder = self._tags[0] + self._text, None
             else:
                 found += self._close(self._finder.hidden) + self.push("")
         rest, self._text = self._text, ""
-        return found + _visible(rest)
+        return found + visible(rest)
 
     def make_finder(self) -> EndFinder:
         return MarkFinder(self.end)
+
+    def _open(self) -> str | None:
+        """Enter the next call; returns what precedes it, or None if none begins."""
+        before, tag, after = self._text.partition(self.start)
+        if not tag:
+            return None
+        self._text, self._finder, self._tags = after, self.make_finder(), (self.start, self.end)
+        return before
+
+    def _num_held(self) -> int:
+        """How many characters at the end of the text may be a part of a tag."""
+        return held_back(self._text, self.start)
 
     def last_call_in(self, text: str) -> Call | None:
         """The call behind a start tag if the answer ended without the end tag; None if it is not complete."""
@@ -87,9 +98,10 @@ class HermesParser:
         call, hidden, self._finder = self.call_in(self._text[:place]), self._finder.hidden, None
         if call is None and hidden is not None:
             place = hidden
-        text, self._text = self._text[:place], self._text[place + len(self.end) :]
-        return [call] if call is not None else [f"{self.start}{text}{self.end}"]
+        start, end = self._tags
+        text, self._text = self._text[:place], self._text[place + len(end) :]
+        return [call] if call is not None else [f"{start}{text}{end}"]
 
 
-def _visible(text: str) -> Found:
+def visible(text: str) -> Found:
     return [text] if text else []

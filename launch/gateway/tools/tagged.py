@@ -11,11 +11,12 @@ import re
 from abc import abstractmethod
 
 from .hermes import HermesParser
-from .parser import Call, Schemas, arguments_text
+from .parser import Call, Schemas, arguments_text, held_back
 from .values import value_of
 
 _TAIL_CHARS = 512  # in front of an end tag, where it is told from one in an argument
-_FUNCTION_END = "</function>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_BARE_TAIL = re.compile(r"(?:</parameter>|\A<function=[^>\n]+>)\s*\Z")
 _NAME = r"[\w.:-]{1,128}"
 _HEAD = re.compile(rf"\s*<function=({_NAME})>")
 _PARAMETER = re.compile(
@@ -66,8 +67,32 @@ class TaggedParser(HermesParser):
 
 
 class QwenCoderParser(TaggedParser):
+    """Qwen3-Coder often leaves out the first tag, so that the name comes at once; then the last may be missing too."""
+
     padding = "\n"  # around each value
     tail = re.compile(r"(?:</parameter>\s*(?:</function>)?|<function=[^>\n]+>\s*</function>)\s*\Z")
+
+    def __init__(self, tools: Schemas | None = None) -> None:
+        super().__init__(tools)
+        self._is_behind_bare = False  # a call without the first tag
+
+    def _open(self) -> str | None:
+        if self._is_behind_bare:
+            begun = self._text.lstrip()
+            if self.end.startswith(begun):
+                return None
+            self._is_behind_bare = False
+            self._text = begun.removeprefix(self.end) if begun.startswith(self.end) else self._text
+        place, usual = self._text.find(_FUNCTION), self._text.find(self.start)
+        if place < 0 or 0 <= usual < place:
+            return super()._open()
+        before, self._text = self._text[:place], self._text[place:]
+        self._finder, self._tags = _TailFinder(_FUNCTION_END, _BARE_TAIL), ("", _FUNCTION_END)
+        self._is_behind_bare = True
+        return before
+
+    def _num_held(self) -> int:
+        return len(self._text) if self._is_behind_bare else max(super()._num_held(), held_back(self._text, _FUNCTION))
 
     def last_call_in(self, text: str) -> Call | None:
         return self.call_in(text) if text.rstrip().endswith(_FUNCTION_END) else None

@@ -84,6 +84,9 @@ CASES: list[tuple[str, str, Found]] = [
      ["<tool_call><function=f><parameter=a>1</parameter>\n<parameter=b>\n2"]),
     ("qwen3_coder", f"<tool_call>no{END} so <tool_call><function=time></function>{END}",
      [f"<tool_call>no{END} so ", TIME]),
+    ("qwen3_coder", f"so <function=f>\n<parameter=a>\n</function></parameter>\n</function>\n{END}\n<function=time>\n"
+     "</function> <f", ["so ", Call("f", '{"a": "</function>"}'), "\n", TIME, " <f"]),  # without the first tag
+    ("qwen3_coder", "<function=f> is a tag", ["<function=f> is a tag"]),
     ("seed_oss", "<seed:tool_call>\n<function=f>\n<parameter=a>\nx</parameter>\n</function>\n</seed:tool_call>",
      [Call("f", r'{"a": "\nx"}')]),
     ("glm45", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value> 5 </arg_value>\n<arg_key>days</arg_key>\n"
