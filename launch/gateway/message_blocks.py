@@ -37,9 +37,10 @@ def _block(part: Thought | str | Call, reader: AnswerReader) -> dict[str, Any]:
 
 
 def _input(call: Call) -> dict[str, Any]:
-    """Always an object, whatever the model wrote."""
+    """Always an object that a reply can contain, whatever the model wrote."""
     try:
         value = json.loads(call.arguments)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # fails for NaN, and for half a surrogate pair
     except UNREADABLE:
         value = call.arguments
     return value if isinstance(value, dict) else {"arguments": value}

@@ -11,6 +11,11 @@ from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.scripted import FIRST_TURN, Dictation, ScriptedClient
 from tests.launch.gateway.sse import Event, stream
 from triptych import Driver
+from triptych.launch.gateway.answer import AnswerReader
+from triptych.launch.gateway.calls import ToolUse
+from triptych.launch.gateway.errors import json_response
+from triptych.launch.gateway.message_blocks import blocks_of
+from triptych.launch.gateway.reasoning import Reasoning
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 BASE: dict[str, Any] = {"max_tokens": 200, "messages": [{"role": "user", "content": "hi"}]}
@@ -232,3 +237,12 @@ def test_errors_have_anthropic_s_type_names(pipeline: Driver, monkeypatch: pytes
         name, data = events[-1].splitlines()
         assert name == "event: error"
         assert json.loads(data.removeprefix("data: "))["error"]["type"] == "overloaded_error"
+
+
+@pytest.mark.parametrize("arguments", ['{"a": NaN}', '{"a": 1e999}', r'{"a": "\ud83d"}', '{"a": 1'])
+def test_arguments_that_no_reply_can_contain_are_text_in_the_input(arguments: str) -> None:
+    """Half of a surrogate pair made the request fail, and numbers that are not JSON made the reply unreadable."""
+    reader = AnswerReader(Reasoning(), ToolUse(parser="named:f"))
+    [block] = blocks_of(reader.read(arguments), reader)
+    sent = json_response(block).body
+    assert json.loads(sent, parse_constant=pytest.fail)["input"] == {"arguments": arguments}
