@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ...protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed
+from ...protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed, encodable
 from ...protocol.reasoning import (
     CALL,
     CHANNEL,
@@ -104,7 +104,8 @@ class TextEncoder:
                 messages, tools=tools, variables=variables, continue_final_message=continue_final_message
             )
         with _blaming("messages", "the tokenizer"):
-            ids = self._ids(text, add_special_tokens=False)
+            # JSON can spell half of a surrogate pair, and so can the arguments of a call that a model wrote.
+            ids = self._ids(encodable(text), add_special_tokens=False)
         return self._at_least_one(ids, param="messages")
 
     def is_continued(self, request: GenerationRequest, prompt: Int32) -> bool:

@@ -158,6 +158,14 @@ def test_tokenizer_that_raises_fails_the_request() -> None:
     assert caught.value.param == "prompt"
 
 
+def test_half_a_surrogate_pair_in_an_earlier_call_is_what_the_model_wrote() -> None:
+    """JSON can spell it, so a model can; every later turn was refused."""
+    encoder = make_encoder(tokenizer_zoo.byte_level(), "{{ messages[0].tool_calls[0].function.arguments | tojson }}")
+    call = {"function": {"name": "f", "arguments": r'{"a": "\ud83d"}'}}
+    request = GenerationRequest.from_wire({"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]})
+    assert encoder.encode_request(request).tolist() == encoder.encode(r'{"a": "\ud83d"}').tolist()
+
+
 def test_chat_for_a_model_without_a_template_is_invalid() -> None:
     with pytest.raises(InvalidRequest, match="no chat template"):
         make_encoder(tokenizer_zoo.byte_level()).encode_chat(CHAT)
