@@ -101,10 +101,10 @@ class PlainText:
 def call_of(value: Any) -> Call | None:
     """A call from the object written by a model; None if it is malformed."""
     name = value.get("name") if isinstance(value, dict) else None
-    if not isinstance(name, str) or encodable(name) != name:
+    if not isinstance(name, str) or not name or encodable(name) != name:
         return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    return Call(name, arguments_text(arguments))
+    arguments = value.get("arguments", value.get("parameters"))
+    return Call(name, arguments_text(arguments or {}))  # null, where there are none: clients expect an object
 
 
 def arguments_text(arguments: Any) -> str:

@@ -37,6 +37,9 @@ CASES: list[tuple[str, str, Found]] = [
     ("hermes", f'<tool_call>{{"a": "5"" {END} so <tool_call>{{"name": "time"}}{END}',  # a quote too many
      [f'<tool_call>{{"a": "5"" {END} so ', TIME]),
     ("hermes", f'<tool_call>{{"a": " {END} so', [f'<tool_call>{{"a": " {END} so']),
+    ("hermes", '<tool_call>{"name": "", "arguments": {}}', ['<tool_call>{"name": "", "arguments": {}}']),
+    ("hermes", '<tool_call>{"name": "time", "arguments": null}', [TIME]),
+    ("llama3_json", '{"name": "time", "parameters": ""}', [TIME]),
     ("hermes", "so: <tool_call>", ["so: <tool_call>"]),
     ("mistral", "plain [TOOL", ["plain [TOOL"]),
     ("mistral", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rom {}"}}, {"name": "time"}]',
