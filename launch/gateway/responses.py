@@ -124,7 +124,8 @@ def _format(body: ResponseRequest) -> ResponseFormat | None:
     wanted = body.text.format
     if wanted.type != "json_schema":
         return ResponseFormat(type=wanted.type)
-    schema = JsonSchema.model_validate({"name": wanted.name or "answer", "schema": wanted.schema_})
+    given = required(wanted.schema_, "text.format.schema")
+    schema = JsonSchema.model_validate({"name": wanted.name or "answer", "schema": given})
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 

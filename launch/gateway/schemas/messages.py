@@ -22,7 +22,7 @@ class Block(ApiModel):
     text: str | None = None
     thinking: str | None = None
     id: str | None = None
-    name: str | None = None
+    name: str | None = Field(None, min_length=1)
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | Annotated[List[TextBlock], Field(max_length=MAX_PARTS)] | None = None

@@ -31,7 +31,7 @@ class InputItem(ApiModel):
     role: str | None = Field(None, min_length=1, max_length=64)
     content: str | Parts | None = None
     call_id: str | None = None
-    name: str | None = None
+    name: str | None = Field(None, min_length=1)
     arguments: str | None = None
     output: str | Parts | None = None
 

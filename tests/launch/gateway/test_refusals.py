@@ -63,6 +63,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     (COMPLETIONS, {"truncate_prompt_tokens": 2**31}, "truncate_prompt_tokens"),
     (RESPONSES, {"include": ["everything"]}, "include[0]"),
+    (RESPONSES, {"input": [{"type": "function_call", "call_id": "x", "name": ""}]}, "input[0].name"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     (COMPLETIONS, {"seed": 2**63}, "seed"),
     (COMPLETIONS, {"seed": -(2**63) - 1}, "seed"),
     (COMPLETIONS, {"request_id": "a b"}, "request_id"),
