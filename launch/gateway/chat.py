@@ -111,6 +111,9 @@ class ChatReply:
     positions: list[int] | None = None  # tokens that the client has of each choice; None: it is a new request
     known: list[Known] | None = None  # those tokens, if what follows depends on them
 
+    def __post_init__(self) -> None:
+        self.reasoning = self.reasoning.before(self.tools.parser)
+
     @classmethod
     def of(cls, gateway: Gateway, head: Head, body: ChatRequest, tools: ToolUse, reasoning: Reasoning) -> ChatReply:
         return cls(

@@ -74,6 +74,9 @@ class MessageReply:
     tools: ToolUse
     reasoning: Reasoning
 
+    def __post_init__(self) -> None:
+        self.reasoning = self.reasoning.before(self.tools.parser)
+
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         [completion] = completions
         reader = AnswerReader(self.reasoning, self.tools)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -16,8 +16,10 @@ from .harmony import HarmonyReader, end_of_thoughts
 from .schemas.chat import ChatRequest
 from .schemas.responses import ResponseRequest
 from .state import Gateway
-from .thoughts import ThoughtReader
+from .thoughts import ThoughtReader, calls_behind
 from .token_ids import chat_ids
+from .tools.hermes import HermesParser
+from .tools.parser import parser_within_thoughts
 from .words import Words
 
 _ON, _OFF = "/think", "/no_think"  # switches that some templates look for in messages
@@ -36,11 +38,18 @@ class Reasoning:
     is_told: bool = True  # returned to the client
     is_begun: bool = False  # the prompt already contains part of it
     has_channels: bool = False  # see harmony.py
+    calls: type[HermesParser] | None = None  # it may end with calls in this format
 
     def reader(self) -> ThoughtReader | HarmonyReader | None:
         if self.has_channels:
             return HarmonyReader()
-        return ThoughtReader(is_open=self.is_open, is_begun=self.is_begun) if self.is_split else None
+        if not self.is_split:
+            return None
+        return ThoughtReader(is_open=self.is_open, is_begun=self.is_begun, calls=self.calls)
+
+    def before(self, tool_parser: str) -> Reasoning:
+        """The same, for an answer that may call tools in the format of this parser."""
+        return replace(self, calls=parser_within_thoughts(tool_parser))
 
     @classmethod
     def continued(cls, begun: str, *, is_told: bool) -> Reasoning:
@@ -71,21 +80,25 @@ class Reasoning:
 
     def _num_tokens(self, words: Words, token_ids: Sequence[int]) -> int:
         contents = [words.bytes_of(token_id) for token_id in token_ids]
-        end = self._end(b"".join(contents))
+        has_end = len(token_ids) > 0 and words.is_special(token_ids[-1])
+        end = self._end(b"".join(contents), mark=contents[-1] if has_end else b"")
         num_bytes = num_tokens = 0
         while num_bytes < end:
             num_bytes += len(contents[num_tokens])
             num_tokens += 1
         return num_tokens
 
-    def _end(self, answer: bytes) -> int:
-        """Bytes up to the end of the reasoning."""
+    def _end(self, answer: bytes, *, mark: bytes) -> int:
+        """Bytes up to the end of the reasoning. ``mark``: that of the answer's end, if it has one."""
         if self.has_channels:
             return end_of_thoughts(answer)
         if not self.is_open and not answer.decode(errors="replace").lstrip().startswith(START):
             return 0
         end = answer.find(END.encode())
-        return len(answer) if end < 0 else end + len(END)
+        if end >= 0:
+            return end + len(END)
+        place = calls_behind(answer.removesuffix(mark).decode("latin-1"), self.calls)  # a character for each byte
+        return len(answer) if place is None else place
 
 
 async def with_reasoning(

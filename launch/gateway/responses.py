@@ -150,6 +150,7 @@ class ResponseReply:
     message_id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
 
     def __post_init__(self) -> None:
+        self.reasoning = self.reasoning.before(self.tools.parser)
         self._writer = EventWriter(self.message_id)
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from ...protocol.reasoning import END, START
 from .content import Spans
+from .tools.hermes import HermesParser
 from .tools.parser import held_back
 
 
@@ -26,6 +27,29 @@ class Thought:
     text: str
 
 
+def calls_behind(thoughts: str, calls: type[HermesParser] | None) -> int | None:
+    """Where the calls begin with which this reasoning ends; None: with none.
+
+    Qwen 3.5 may leave out the end tag in front of them. Others are part of the reasoning.
+    """
+    begin, end = None, len(thoughts.rstrip())
+    while calls is not None and thoughts.endswith(calls.end, 0, end):
+        place = thoughts.rfind(calls.start, 0, end)
+        if place < 0 or not calls.begins(thoughts[place + len(calls.start) : end]):
+            break
+        begin, end = place, len(thoughts[:place].rstrip())
+    return begin
+
+
+def _possible_call(text: str, calls: type[HermesParser] | None) -> int | None:
+    """Where a call begins, or may do so once there is more text."""
+    place = -1
+    while calls is not None and (place := text.find(calls.start, place + 1)) >= 0:
+        if calls.begins(text[place + len(calls.start) :]) is not False:
+            return place
+    return None
+
+
 class _Stage(Enum):
     BEFORE = auto()  # only white space so far
     OPENED = auto()  # start tag, no reasoning yet
@@ -40,8 +64,11 @@ class ThoughtReader:
     White space around the reasoning belongs to neither.
     """
 
-    def __init__(self, *, is_open: bool, is_begun: bool = False) -> None:
-        """``is_begun``: the prompt contains some reasoning besides its tag, and the answer continues inside it."""
+    def __init__(self, *, is_open: bool, is_begun: bool = False, calls: type[HermesParser] | None = None) -> None:
+        """``is_begun``: the prompt contains some reasoning besides its tag, and the answer continues inside it.
+        ``calls``: reasoning without an end tag may end with calls in this format.
+        """
+        self._calls = calls
         self._is_open = is_open  # a start tag is then redundant; some models write it nevertheless
         self._stage = _Stage.INSIDE if is_begun else _Stage.BEFORE
         self._text = ""  # received but not returned yet
@@ -84,7 +111,10 @@ class ThoughtReader:
     def flush(self) -> tuple[str, str]:
         """The rest, once the answer has ended."""
         rest, self._text = self._text, ""
-        return (rest.rstrip(), "") if self._is_open else ("", self._found(rest))
+        if not self._is_open:
+            return "", self._found(rest)
+        place = calls_behind(rest, self._calls)
+        return (rest.rstrip(), "") if place is None else (rest[:place].rstrip(), self._found(rest[place:]))
 
     def _found(self, answer: str) -> str:
         """Record the last characters received as part of the answer."""
@@ -113,6 +143,10 @@ class ThoughtReader:
         if tag:
             self._stage, self._text = _Stage.BEHIND, after
             return before.rstrip()
-        thought = before[: len(before) - held_back(before, END)].rstrip()
+        told = _possible_call(before, self._calls)
+        if told is None:
+            marks = (END,) if self._calls is None else (END, self._calls.start)
+            told = len(before) - max(held_back(before, mark) for mark in marks)
+        thought = before[:told].rstrip()
         self._text = before[len(thought) :]
         return thought

@@ -66,6 +66,12 @@ class HermesParser:
         rest, self._text = self._text, ""
         return found + visible(rest)
 
+    @classmethod
+    def begins(cls, text: str) -> bool | None:
+        """Whether the text behind a start tag is a call, and the tag not only mentioned; None: it is too short."""
+        begun = text.lstrip()
+        return begun.startswith("{") if begun else None
+
     def make_finder(self) -> EndFinder:
         return MarkFinder(self.end)
 

@@ -6,9 +6,12 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ....protocol.errors import encodable
+
+if TYPE_CHECKING:
+    from .hermes import HermesParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,16 @@ def make_parser(name: str, tools: Schemas | None = None) -> ToolParser:
     if (tagged := TAGGED.get("qwen3_coder" if name == "qwen3" else name)) is not None:  # short in ids
         return tagged(tools)
     return ArgumentsParser(tool) if kind == "named" and tool else parsers.get(name, PlainText)()
+
+
+def parser_within_thoughts(name: str) -> type[HermesParser] | None:
+    """The parser of models that may call a tool without ending their reasoning first; None: other models' calls have
+    other marks.
+    """
+    from .hermes import HermesParser
+    from .tagged import TAGGED
+
+    return HermesParser if name == "hermes" else TAGGED.get("qwen3_coder" if name == "qwen3" else name)
 
 
 class PlainText:

@@ -18,6 +18,7 @@ _TAIL_CHARS = 512  # in front of an end tag, where it is told from one in an arg
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _BARE_TAIL = re.compile(r"(?:</parameter>|\A<function=[^>\n]+>)\s*\Z")
 _NAME = r"[\w.:-]{1,128}"
+_NAME_FIRST = re.compile(rf"\s*{_NAME}\s*")
 _HEAD = re.compile(rf"\s*<function=({_NAME})>")
 _PARAMETER = re.compile(
     r"\s*<parameter=([^>\n]+)>(.*?)</parameter>(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))", re.DOTALL
@@ -76,6 +77,16 @@ class QwenCoderParser(TaggedParser):
         super().__init__(tools)
         self._is_behind_bare = False  # a call without the first tag
 
+    @classmethod
+    def begins(cls, text: str) -> bool | None:
+        begun = text.lstrip()
+        return begun.startswith(_FUNCTION) or (None if _FUNCTION.startswith(begun) else False)
+
+    def call_in(self, text: str) -> Call | None:
+        call = super().call_in(text)
+        is_bare = self._tags[0] != self.start  # then only the name of a tool tells a call from a text about calls
+        return None if call is not None and is_bare and self._tools and call.name not in self._tools else call
+
     def _open(self) -> str | None:
         if self._is_behind_bare:
             begun = self._text.lstrip()
@@ -112,6 +123,13 @@ class SeedParser(QwenCoderParser):
 
 class GlmParser(TaggedParser):
     tail = re.compile(rf"</arg_value>\s*\Z|\A\s*{_NAME}\s*\Z")
+
+    @classmethod
+    def begins(cls, text: str) -> bool | None:
+        if (head := _NAME_FIRST.match(text)) is None:
+            return False if text.strip() else None
+        rest, marks = text[head.end() :], ("<arg_key>", cls.end)
+        return rest.startswith(marks) or (None if any(mark.startswith(rest) for mark in marks) else False)
 
     def last_call_in(self, text: str) -> Call | None:
         return None  # more arguments might have followed

@@ -244,5 +244,5 @@ def test_arguments_that_no_reply_can_contain_are_text_in_the_input(arguments: st
     """Half of a surrogate pair made the request fail, and numbers that are not JSON made the reply unreadable."""
     reader = AnswerReader(Reasoning(), ToolUse(parser="named:f"))
     [block] = blocks_of(reader.read(arguments), reader)
-    sent = json_response(block).body
+    sent = bytes(json_response(block).body)
     assert json.loads(sent, parse_constant=pytest.fail)["input"] == {"arguments": arguments}

@@ -49,6 +49,40 @@ def test_reasoning_is_split_from_the_answer_however_the_text_is_cut(
     assert ["".join(thoughts), "".join(answers)] == expected
 
 
+TAG = "<tool_call>"
+WITH_CALLS = [  # parser, reasoning, and the rest
+    ("hermes", "Let me see.", f"\n\n{CALL}\n"),
+    ("hermes", f"{CALL}?", "</think>so"),
+    ("hermes", f"{CALL}? Yes.", f"\n{CALL}\n{CALL}"),
+    ("hermes", f"{CALL} it is.", ""),
+    ("hermes", f"So {TAG}{{", ""),
+    ("qwen3_coder", f"Not {TAG}<function>, but", f"{TAG}\n<function=f>\n</function>\n</tool_call>"),
+    ("glm45", f"Not {TAG}for this {TAG}f<b>, but", f" {TAG}f\n<arg_key>a</arg_key><arg_value></arg_value></tool_call>"),
+    ("glm45", "", f"{TAG}f</tool_call>"),
+    ("mistral", f"So {CALL}", ""),
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 10_000], ids=["characters", "threes", "whole"])
+@pytest.mark.parametrize(("parser", "thoughts", "rest"), WITH_CALLS)
+def test_reasoning_without_an_end_tag_may_end_with_calls(parser: str, thoughts: str, rest: str, size: int) -> None:
+    """Qwen 3.5 may leave out the tag in front of them, and they were lost in the reasoning."""
+    reader, text = Reasoning(is_split=True, is_open=True).before(parser).reader(), thoughts + rest
+    assert reader is not None
+    found = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
+    told, answers = zip(*found, reader.flush(), strict=True)
+    assert ["".join(told), "".join(answers)] == [thoughts, rest.lstrip().removeprefix("</think>")]
+
+
+def test_call_without_the_end_of_the_reasoning_is_made(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    Dictation(api, monkeypatch, f"Let me see.\n{CALL}", is_open=True)
+    reply = api.ask(CHAT, messages=MESSAGES, tools=TOOLS)
+    [choice] = reply["choices"]
+    assert (choice["finish_reason"], choice["message"]["reasoning"]) == ("tool_calls", "Let me see.")
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["time"]
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("Let me see.\n")
+
+
 def test_only_a_possible_tag_is_held_back() -> None:
     reader = ThoughtReader(is_open=True)
     assert [reader.push(text)[0] for text in ("So", " </th", "en", " and", "</think")] == [

@@ -87,8 +87,10 @@ CASES: list[tuple[str, str, Found]] = [
      ["<tool_call><function=f><parameter=a>1</parameter>\n<parameter=b>\n2"]),
     ("qwen3_coder", f"<tool_call>no{END} so <tool_call><function=time></function>{END}",
      [f"<tool_call>no{END} so ", TIME]),
-    ("qwen3_coder", f"so <function=f>\n<parameter=a>\n</function></parameter>\n</function>\n{END}\n<function=time>\n"
-     "</function> <f", ["so ", Call("f", '{"a": "</function>"}'), "\n", TIME, " <f"]),  # without the first tag
+    ("qwen3_coder", f"so <function=weather>\n<parameter=city>\n</function></parameter>\n</function>\n{END}\n"
+     "<function=time>\n</function> <f",  # without the first tag
+     ["so ", Call("weather", '{"city": "</function>"}'), "\n", TIME, " <f"]),
+    ("qwen3_coder", "<function=f></function> is no tool", ["<function=f></function> is no tool"]),
     ("qwen3_coder", "<function=f> is a tag", ["<function=f> is a tag"]),
     ("seed_oss", "<seed:tool_call>\n<function=f>\n<parameter=a>\nx</parameter>\n</function>\n</seed:tool_call>",
      [Call("f", r'{"a": "\nx"}')]),
