@@ -51,7 +51,7 @@ def find_parser(name: str, template: str) -> str:
     for word, parser in (
         ("<|channel|>commentary", "harmony"),
         ("<seed:tool_call>", "seed_oss"),
-        ("<function=", "qwen3_coder"),
+        ("<parameter=", "qwen3_coder"),
         ("<arg_key>", "glm45"),
         ("<tool_call>", "hermes"),
         ("[TOOL_CALLS]", "mistral"),
@@ -84,8 +84,8 @@ def make_parser(name: str, tools: Schemas | None = None) -> ToolParser:
         "required": ListParser,
     }
     kind, _, tool = name.partition(":")
-    if (tagged := TAGGED.get("qwen3_coder" if name == "qwen3" else name)) is not None:  # short in ids
-        return tagged(tools)
+    if name in TAGGED:
+        return TAGGED[name](tools)
     return ArgumentsParser(tool) if kind == "named" and tool else parsers.get(name, PlainText)()
 
 
@@ -96,7 +96,7 @@ def parser_within_thoughts(name: str) -> type[HermesParser] | None:
     from .hermes import HermesParser
     from .tagged import TAGGED
 
-    return HermesParser if name == "hermes" else TAGGED.get("qwen3_coder" if name == "qwen3" else name)
+    return HermesParser if name == "hermes" else TAGGED.get(name)
 
 
 class PlainText:

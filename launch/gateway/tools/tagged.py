@@ -1,14 +1,14 @@
 """Calls with a tag around each argument instead of JSON: Qwen3-Coder, Qwen 3.5 and Seed-OSS, and those of GLM-4.5.
 
 ``<tool_call><function=NAME><parameter=KEY>\\nVALUE\\n</parameter>...</function></tool_call>``, and
-``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...</tool_call>``. Text stands as it is, other values
-as JSON: which it is tells the tool's schema.
+``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...</tool_call>``. Text stands as it is, and other
+values as JSON: the tool's schema tells which it is.
 """
 
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 from .hermes import HermesParser
 from .parser import Call, Schemas, arguments_text, held_back
@@ -44,7 +44,7 @@ class _TailFinder:
         return None
 
 
-class TaggedParser(HermesParser):
+class TaggedParser(HermesParser, ABC):
     tail: re.Pattern[str]  # what ends a call
 
     def __init__(self, tools: Schemas | None = None) -> None:
@@ -142,8 +142,11 @@ class GlmParser(TaggedParser):
 
 
 TAGGED: dict[str, type[GlmParser | QwenCoderParser]] = {
-    "glm45": GlmParser, "qwen3_coder": QwenCoderParser, "seed_oss": SeedParser,
-}  # fmt: skip
+    "glm45": GlmParser,
+    "qwen3_coder": QwenCoderParser,
+    "qwen3": QwenCoderParser,  # in ids
+    "seed_oss": SeedParser,
+}
 
 
 def _pairs(pattern: re.Pattern[str], text: str, place: int) -> tuple[dict[str, str], int]:

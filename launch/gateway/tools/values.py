@@ -1,4 +1,4 @@
-"""Values of arguments that a model wrote as text: what they are tells the schema of the tool."""
+"""Values of arguments that a model wrote as text: the tool's schema tells what they are."""
 
 from __future__ import annotations
 

@@ -189,9 +189,10 @@ def test_list_of_calls_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ("template", "parser"),
     [
         ("... <tool_call> ...", "hermes"),
-        (r"<tool_call>\n<function=example_function_name>", "qwen3_coder"),
+        (r"<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1", "qwen3_coder"),
+        ('<|python_tag|> <function=example_function_name>{"example_name": "example_value"}</function>', "llama3_json"),
         ("<tool_call>{function-name}<arg_key>", "glm45"),
-        (r"<seed:tool_call>\n<function=", "seed_oss"),
+        (r"<seed:tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>", "seed_oss"),
         ("{% if tools %}[TOOL_CALLS]", "mistral"),
         ("<|python_tag|>", "llama3_json"),
         ('{{- \'{"name": function name, "parameters": dictionary of argument name and its value}.\' }}', "llama3_json"),
