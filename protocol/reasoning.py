@@ -15,6 +15,7 @@ Int32 = npt.NDArray[np.int32]
 START, END = "<think>", "</think>"
 TURN, CHANNEL, FINAL, MESSAGE = "<|start|>", "<|channel|>", "final", "<|message|>"
 TO, CALL = " to", "<|call|>"
+TOOL_CALL = "<tool_call>"
 
 
 class Tags(NamedTuple):
@@ -24,10 +25,15 @@ class Tags(NamedTuple):
     end: int
     is_open: bool  # the prompt ends inside the reasoning
     budget: int | None = None  # tokens between the tags, at most; then the end tag is the only choice
+    call: int | None = None  # the mark before a call, which some models write without the end tag in front of it
 
     def is_spent(self, answer: Int32) -> bool:
         """Whether an answer that is still within the reasoning has as many tokens of it as it may have."""
         return self.budget is not None and len(answer) - (not self.is_open) >= self.budget
+
+    def is_calling(self, answer: Int32) -> bool:
+        """Whether a call has begun, which the end tag would cut in two."""
+        return self.call is not None and bool((answer == self.call).any())
 
     @property
     def first(self) -> int | None:

@@ -19,6 +19,7 @@ from ...protocol.reasoning import (
     MESSAGE,
     START,
     TO,
+    TOOL_CALL,
     TURN,
     Calls,
     Channels,
@@ -45,7 +46,7 @@ class TextEncoder:
         self._bos_token_id = facts.bos_token_id
         self._marks = {
             mark: int(ids[0])
-            for mark in (START, END, TURN, CHANNEL, FINAL, MESSAGE, TO, CALL)
+            for mark in (START, END, TURN, CHANNEL, FINAL, MESSAGE, TO, CALL, TOOL_CALL)
             if len(ids := self._ids(mark, add_special_tokens=False)) == 1
         }
         added = tokenizer.get_added_tokens_decoder()  # not all that templates use are marked as special
@@ -150,7 +151,8 @@ class TextEncoder:
         tag, rest = (int(prompt[last]) if len(places) else None), prompt[last + 1 :].tolist()
         if tag == end and not self._tokenizer.decode(rest, skip_special_tokens=False).strip():
             return None
-        return Tags(start, end, is_open=tag == start and self._template_ids.isdisjoint(rest), budget=budget)
+        is_open = tag == start and self._template_ids.isdisjoint(rest)
+        return Tags(start, end, is_open, budget, None if budget is None else self._marks.get(TOOL_CALL))
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> Int32:
         # Not encode(): it holds the GIL (half a second for a megabyte), while the batch form releases it. The fast

@@ -22,6 +22,7 @@ from triptych.protocol.reasoning import (
     MESSAGE,
     START,
     TO,
+    TOOL_CALL,
     TURN,
     Calls,
     Channels,
@@ -290,10 +291,12 @@ def test_answers_in_channels_may_end_with_a_call(marks: tuple[str, ...]) -> None
 
 
 def test_budget_needs_tags() -> None:
-    tagged = make_encoder(with_tokens(tokenizer_zoo.byte_level(), START, END))
+    tokenizer = with_tokens(tokenizer_zoo.byte_level(), START, END, TOOL_CALL)
+    tagged = make_encoder(tokenizer)
     found = tagged.reasoning_after(tagged.encode("Hello<think>"), budget=7)
     assert isinstance(found, Tags)
-    assert found.budget == 7
+    assert (found.budget, found.call) == (7, tokenizer_zoo.id_of(tokenizer, TOOL_CALL))
+    assert from_wire(to_wire(found)) == found
     for others in ((), (TURN, CHANNEL, FINAL, MESSAGE)):
         encoder = make_encoder(with_tokens(tokenizer_zoo.byte_level(), *others))
         with pytest.raises(InvalidRequest, match="thinking_token_budget is 7, but <think> and </think>") as refused:

@@ -99,7 +99,9 @@ class ReasoningLimit:
 
     def allowed_after(self, output_tokens: Int32) -> Bits | None:
         """Like that of ``GrammarMatcher``; None: everything."""
-        self.is_over = self.is_over or self._reasoning.find_form(output_tokens) is not None
+        reasoning = self._reasoning
+        has_ended = reasoning.find_form(output_tokens) is not None or reasoning.is_calling(output_tokens)
+        self.is_over = self.is_over or has_ended
         if self.is_over or not self._reasoning.is_spent(output_tokens):
             return None
         return only(self._reasoning.end, self._vocab_size)

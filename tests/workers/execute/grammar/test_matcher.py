@@ -217,6 +217,14 @@ def test_limit_is_over_if_the_answer_does_not_reason(tmp_path: Path) -> None:
     assert limit.is_over
 
 
+def test_budget_does_not_cut_a_call_in_two() -> None:
+    """Qwen 3.5 may call a tool without ending its reasoning: within the call, the end tag was the only choice."""
+    start, end, call, x = 1, 2, 3, 4
+    limit = ReasoningLimit(Tags(start, end, is_open=True, budget=3, call=call), 64)
+    assert limit.allowed_after(np.array([x, call], np.int32)) is None
+    assert limit.allowed_after(np.array([x, call, x, x, x], np.int32)) is None
+
+
 def test_form_is_in_the_final_channel(tmp_path: Path) -> None:
     tokenizer = tokenizer_zoo.byte_level()
     a, b, f, m, x, c, end = (tokenizer_zoo.id_of(tokenizer, token) for token in ("a", "b", "f", "m", "x", "c", "</s>"))
