@@ -11,6 +11,14 @@ def why_no_triton(device: torch.device) -> str | None:
         import triton
     except ImportError:
         return "Triton is not installed"
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if triton.knobs.runtime.interpret:
+        return None
+    if device.type != "cuda":
         return f"Triton compiles nothing for {device}"
+    try:
+        # Compiles a C extension, as each start does that finds none in the cache.
+        _ = triton.runtime.driver.active
+    except Exception as error:  # no compiler, no headers, no folder to write to: each version raises what it likes
+        needs = "a C compiler, the headers of Python, and a writable TRITON_CACHE_DIR"
+        return f"Triton, which needs {needs}, failed to start: {type(error).__name__}: {error}"
     return None
