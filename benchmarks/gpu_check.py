@@ -70,16 +70,10 @@ SETS = {
     ],
 }
 PARTS = list({part.name: part for parts in SETS.values() for part in parts}.values())
-COMPARED = {
-    "attention",
-    "small",
-    "large",
-    "deterministic",
-    "fp8",
-    "adapters",
-    "experts",
-}  # with the results of ``limits`` in the same call
+# With the results of ``limits`` in the same call.
+COMPARED = {"attention", "small", "large", "deterministic", "fp8", "adapters", "experts"}
 NO_TIME = "no time was left"
+STOPPED = "stopped"
 
 
 class Row(NamedTuple):
@@ -222,8 +216,11 @@ def keep(report: dict[str, Any], name: str, found: dict[str, Any], seconds: floa
 
 
 def check(parts: list[Part], report: dict[str, Any], out: Path | None, end: float) -> None:
-    """Run the parts until ``end``, and write and print the report however they end."""
+    """Run the parts until ``end``, and write and print the report however they end. SIGTERM, as from a caller's time
+    limit, and Ctrl-C end the part in progress, which keeps what it has found, and the call with it.
+    """
     folder = Path(tempfile.mkdtemp(prefix="triptych-gpu-", dir=roomiest()))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for part in parts:
             start = time.monotonic()
@@ -233,7 +230,10 @@ def check(parts: list[Part], report: dict[str, Any], out: Path | None, end: floa
             keep(report, part.name, found, seconds)
             finish(report, out)
             print(f"{part.name}: {seconds} s, {found.get('error', 'done')}", flush=True)
+            if found.get("error") == STOPPED:
+                break
     finally:
+        signal.signal(signal.SIGTERM, before)
         shutil.rmtree(folder, ignore_errors=True)
     finish(report, out)
     print(table(report))
@@ -267,7 +267,7 @@ def attempt(part: Part, folder: Path, left_s: float, *, is_dry: bool) -> dict[st
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     received = log.read_text(errors="replace")
     if error:
-        found["error"] = explained(error, received)
+        found["error"] = error if error == STOPPED else explained(error, received)
         found["log"] = received[-6000:]
     elif received.strip():  # warnings, for example why there are no graphs
         found["said"] = received[-2000:]
@@ -294,6 +294,8 @@ def wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}" if code else ""
     except subprocess.TimeoutExpired:
         return f"not done after {limit_s:.0f} s"
+    except KeyboardInterrupt:
+        return STOPPED
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

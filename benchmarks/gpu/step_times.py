@@ -82,7 +82,14 @@ def _times(setting: Setting, loaded: Loaded, inputs: StepInputs) -> dict[str, An
 
 
 def _kernels(loaded: Loaded, inputs: StepInputs) -> dict[str, Any]:
-    """By name: how often a step runs it, and its total milliseconds per step."""
+    """By name: how often a step runs it, and its total milliseconds per step; or why there is no profile."""
+    try:
+        return _profiled(loaded, inputs)
+    except Exception as error:  # torch without CUPTI, or a machine that lets nobody profile
+        return {"kernels_error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def _profiled(loaded: Loaded, inputs: StepInputs) -> dict[str, Any]:
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(NUM_PROFILED):

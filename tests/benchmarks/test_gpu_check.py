@@ -67,10 +67,14 @@ def hangs(setting, note):
 def killed(setting, note):
     note("kept", 1)
     os.kill(os.getpid(), signal.SIGKILL)
+def ended(setting, note):
+    note("kept", 1)
+    os.kill(os.getppid(), signal.SIGTERM)
+    signal.pause()
 def fine(setting, note):
     note("copy_bytes_per_s", 2.0)
     note("path", sys.path[1:])
-module = types.SimpleNamespace(small=raises, processes=hangs, fp8=killed, limits=fine)
+module = types.SimpleNamespace(small=raises, processes=hangs, fp8=killed, limits=fine, large=ended)
 importlib.import_module = lambda name: module
 gpu_check.run_part(sys.argv[2], sys.argv[3], is_dry=True)
 """
@@ -78,11 +82,12 @@ ERRORS = {
     "small": "exit code 1: RuntimeError: no luck",
     "processes": "not done after 12 s",
     "fp8": "killed by SIGKILL",
+    "large": "stopped",  # as its parent was, by the time limit of whoever called it
 }
 
 
 @pytest.mark.slow
-def test_failed_hung_or_killed_part_is_named_and_the_others_are_reported(
+def test_failed_hung_killed_or_stopped_part_is_named_and_the_others_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, out = tmp_path / "fake.py", tmp_path / "there" / "report.json"
@@ -91,12 +96,15 @@ def test_failed_hung_or_killed_part_is_named_and_the_others_are_reported(
     monkeypatch.setenv("PYTHONPATH", "/carried/packages")  # of a machine where nothing can be installed
     report = {"what": "gpu_check", "is_dry": True, "device": "dry run", "date": "2026-01-01", "seconds": {}}
     # In a dry run, a part has four times as long.
-    parts = [gpu_check.Part(name, "fake", 3.0 if name == "processes" else 60.0) for name in (*ERRORS, "limits")]
+    # In a dry run, a part has four times as long.
+    names = ("small", "processes", "fp8", "limits", "large", "deterministic")
+    parts = [gpu_check.Part(name, "fake", 3.0 if name == "processes" else 60.0) for name in names]
     gpu_check.check(parts, report, out, gpu_check.time.monotonic() + 600)
     found, lines = json.loads(out.read_text()), capsys.readouterr().out.splitlines()
     assert {name: (found[name]["error"], found[name]["kept"]) for name in ERRORS} == {
         name: (error, 1) for name, error in ERRORS.items()
     }
+    assert "deterministic" not in found
     assert found["limits"]["copy_bytes_per_s"] == 2.0
     assert {str(ROOT), "/carried/packages"} <= set(found["limits"]["path"])
     assert sorted(lines[-len(ERRORS) :]) == sorted(f"{name}: {error}" for name, error in ERRORS.items())

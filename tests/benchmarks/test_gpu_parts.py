@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import GenerationConfig
 
 from tests.conftest import HAS_GPU
@@ -21,6 +22,7 @@ pytest.importorskip("triton")
 
 from benchmarks import gpu_check
 from benchmarks.gpu import kernels, numerics, peers, runs, setting, step_times
+from triptych.workers.execute.model.step_runner import trash_decodes
 
 ROOT = Path(__file__).parents[2]
 
@@ -215,6 +217,17 @@ def test_kernels_of_a_step_are_ranked_by_their_time() -> None:
         for key, count, us in (("short", 3, 30.0), ("on the host", 9, 0.0), ("long", 6, 3000.0))
     ]
     assert step_times.summed(events) == {"kernels_ms": 1.01, "kernels": {"long": [2.0, 1.0], "short": [1.0, 0.01]}}
+
+
+def test_times_of_a_step_are_kept_where_nothing_can_be_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise AssertionError("no CUPTI here")
+
+    monkeypatch.setattr(torch.profiler, "profile", refuse)
+    runner = types.SimpleNamespace(launch=lambda _: None, collect=lambda: None)
+    loaded: Any = types.SimpleNamespace(runner=runner)
+    found = step_times._times(setting.Setting(Path(), is_dry=False), loaded, trash_decodes(1))
+    assert found.keys() == {"launch_ms", "step_ms", "launch_share", "kernels_error"}
 
 
 def test_timed_step_reads_and_writes_existing_pages() -> None:
