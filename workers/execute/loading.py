@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ...protocol.config import HASH_MODEL, CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
+from ...protocol.config import HASH_MODEL, ModelConfig, PipelineConfig, SchedulerConfig
 from ...protocol.errors import ConfigError
 from ...protocol.model_card import ModelCard
 from ..importing import MODELS, TORCH, importing
@@ -31,24 +31,30 @@ def preload(config: PipelineConfig) -> None:
 
 
 def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
-    """The runner, the card of its model, and the duration of a full step in seconds.
-
-    After a restart the number of pages is that of the first start, as requests admitted under it must still fit.
-    """
-    config, known = context.config, ModelCard.read(context.run_dir)
-    cache = config.cache if known is None else replace(config.cache, num_pages=known.num_pages)
+    """The runner, the card of its model, and the duration of a full step in seconds."""
+    known = ModelCard.read(context.run_dir)
+    config = context.config if known is None else _as_before(context.config, known)
     runner: Runner
     if config.model.model == HASH_MODEL:
-        runner, card = build_hash_runner(config.model, cache, config.scheduler, run_dir=context.run_dir)
+        runner, card = build_hash_runner(config.model, config.cache, config.scheduler, run_dir=context.run_dir)
         step_s = config.model.hash_step_ms / 1e3
     else:
-        runner, card, step_s = _build_torch_runner(context, cache, is_first=known is None)
+        runner, card, step_s = _build_torch_runner(config, context, is_first=known is None)
     card = replace(card, adapters={module.name: module.digest() for module in config.model.adapters})
     check_speculation(settle_scheduling(config, card), runner, card)
     if known is None or (card.model, card.adapters) != (known.model, known.adapters):
         _check_successor(card, known)
         card.publish(context.run_dir)
     return runner, card, step_s
+
+
+def _as_before(config: PipelineConfig, known: ModelCard) -> PipelineConfig:
+    """The settings of a restart. The number of pages is that of the first start, as requests admitted under it must
+    still fit, and so is the device: if its GPU is lost, its pages would fill the memory of the machine instead.
+    """
+    device = known.device if config.model.device == "auto" else config.model.device
+    cache = replace(config.cache, num_pages=known.num_pages)
+    return replace(config, model=replace(config.model, device=device), cache=cache)
 
 
 def settle_scheduling(config: PipelineConfig, card: ModelCard) -> SchedulerConfig:
@@ -121,9 +127,8 @@ def find_folders(
 
 
 def _build_torch_runner(
-    context: WorkerContext, cache: CacheConfig, *, is_first: bool
+    config: PipelineConfig, context: WorkerContext, *, is_first: bool
 ) -> tuple[Runner, ModelCard, float]:
-    config = context.config
     # First, so that a missing model is reported before torch is imported.
     folder, draft_folder = find_folders(config.model, context.page.progress)
     if context.board.is_degraded:
@@ -133,7 +138,7 @@ def _build_torch_runner(
 
     runner, card = build_runner(
         config.model,
-        cache,
+        config.cache,
         config.scheduler,
         model_dir=folder,
         draft_folder=draft_folder,

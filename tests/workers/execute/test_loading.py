@@ -12,6 +12,7 @@ import pytest
 from tests.cards import CARD
 from triptych.protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig, ServiceConfig
 from triptych.protocol.errors import ConfigError
+from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute import loading
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.loading import (
@@ -95,11 +96,32 @@ def test_restart_captures_only_graphs_whose_memory_the_others_share(
         capture_graphs=lambda _progress: done.append("all"),
         capture_largest=lambda: done.append("largest"),
     )
-    context: Any = SimpleNamespace(
-        config=PipelineConfig(), board=SimpleNamespace(is_degraded=False), run_dir=tmp_path,
-        page=SimpleNamespace(progress=None), set_phase=lambda _phase: None,
-    )  # fmt: skip
+    context = make_context(tmp_path)
     monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", lambda *_, **__: (runner, CARD))
-    built, _, step_s = loading._build_torch_runner(context, CacheConfig(), is_first=is_first)
+    built, _, step_s = loading._build_torch_runner(context.config, context, is_first=is_first)
     assert built is runner
     assert (done, step_s) == ([captured], 0.5)
+
+
+@pytest.mark.parametrize(("configured", "used"), [("auto", "cuda:1"), ("cuda", "cuda")])
+def test_restart_stays_on_the_device_and_keeps_the_number_of_pages(
+    configured: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU may be lost, and the pages that it held may be more than the machine has memory for."""
+    replace(CARD, device="cuda:1", num_pages=77).publish(tmp_path)
+    found: list[tuple[str, int | None]] = []
+
+    def build(model: ModelConfig, cache: CacheConfig, *_: Any, **__: Any) -> tuple[Any, ModelCard]:
+        found.append((model.device, cache.num_pages))
+        return SimpleNamespace(warm_up=lambda: 0.5, capture_largest=lambda: 0), CARD
+
+    monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", build)
+    loading.load_runner(make_context(tmp_path, device=configured))
+    assert found == [(used, 77)]
+
+
+def make_context(folder: Path, **model: Any) -> Any:
+    return SimpleNamespace(
+        config=PipelineConfig(model=ModelConfig(**model)), board=SimpleNamespace(is_degraded=False), run_dir=folder,
+        page=SimpleNamespace(progress=None), set_phase=lambda _phase: None,
+    )  # fmt: skip
