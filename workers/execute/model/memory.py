@@ -1,4 +1,4 @@
-"""How much memory may still be allocated, in bytes."""
+"""How much memory may still be allocated, in bytes, and whether an error says that it was too little."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import torch
 from ....protocol.cgroups import Group, groups
 
 _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+
+_TOO_LITTLE = ("out of memory", "STATUS_ALLOC_FAILED")  # from the driver and from libraries such as cuBLAS
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device had too little memory, at that moment."""
+    return isinstance(error, torch.OutOfMemoryError) or any(said in str(error) for said in _TOO_LITTLE)
 
 
 def available_bytes(device: torch.device) -> int:

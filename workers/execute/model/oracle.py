@@ -16,7 +16,7 @@ from .decoder_spec import DecoderSpec, Unsupported
 from .exchange import exchanged
 from .expert_modules import FollowedChoices, attach_experts
 from .lora import Adapter
-from .memory import available_bytes
+from .memory import available_bytes, is_out_of_memory
 from .torch_lora import merged
 
 _MOST_ROUNDING = 0.5  # accepted relative difference of transformers in 16 bits from float32; wrong decoders exceed 1
@@ -124,7 +124,8 @@ class _Modules:
 def refusing(reason: str) -> Iterator[None]:
     """Turn whatever is raised within into a refusal of the model, such as what transformers raises for a config with
     contradictions, which it only finds when it computes. Errors of the device itself pass through: after one, nothing
-    else can run there either.
+    else can run there either. So does a lack of its memory, which says nothing about the model: beside a process that
+    is just being ended, a restart would go on with another backend.
 
     Raises:
         Unsupported: the message begins with ``reason``.
@@ -134,6 +135,8 @@ def refusing(reason: str) -> Iterator[None]:
     except (Unsupported, ConfigError, torch.AcceleratorError):
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise Unsupported(f"{reason}: {type(error).__name__}: {error}") from error
 
 

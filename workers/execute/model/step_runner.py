@@ -17,11 +17,11 @@ from ..scheduling.proposals import Proposer
 from ..scheduling.sequence import Sequence
 from ..scheduling.states import NO_ROW, Segment
 from ..step import ScoreSpan, StepCut, StepInputs, StepResult
+from .memory import is_out_of_memory
 from .moves import PageMover
 from .prefault import Prefault
 
 _OF_THE_DEVICE = ("CUDA error", "Triton Error [CUDA]")  # prefixes of driver errors in torch and Triton
-_WANT_OF_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED")  # from the driver and from libraries such as cuBLAS
 
 
 class StepRunner(ABC):
@@ -82,9 +82,9 @@ class StepRunner(ABC):
         """Whether the device is unusable after this error. Running out of memory is not fatal, as the memory is free
         again at the next step.
         """
-        said = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or any(want in said for want in _WANT_OF_MEMORY):
+        if is_out_of_memory(error):
             return False
+        said = str(error)
         return isinstance(error, torch.AcceleratorError) or any(start in said for start in _OF_THE_DEVICE)
 
     def seconds_of(self, inputs: StepInputs) -> float:

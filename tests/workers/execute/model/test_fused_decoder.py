@@ -130,6 +130,19 @@ def test_impossible_options_are_refused(options: dict[str, Any], why: str, tmp_p
         make_engine("llama", tmp_path, **options)
 
 
+def test_lack_of_device_memory_at_the_first_run_does_not_lead_to_another_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the process: the next one may find the memory that a killed predecessor still held."""
+
+    def ask_for_too_much(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("triptych.workers.execute.model.fused_decoder.rotate_and_write", ask_for_too_much)
+    with pytest.raises(torch.OutOfMemoryError):
+        make_engine("llama", tmp_path)
+
+
 def test_kernels_that_fail_at_their_first_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ``auto`` the next backend is used, as for a family whose logits differ."""
 
