@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .sizes import cdiv, next_power_of_2
 from .triton_decode import _bounded, _slots, _unit
 
 SHARED_BYTES = 227 << 10  # that a program can have on Hopper; on GPUs for workstations it is 99 KiB
@@ -287,14 +288,14 @@ def chunk_attention(
             num_splits = _most_splits(block_tables.shape[1] * page_size, split_keys, tile, group, window)
         parts = query.new_empty(num_tokens, num_heads, num_splits, value_dim, dtype=torch.float32)
         weights = query.new_empty(num_tokens, num_heads, num_splits, dtype=torch.float32)
-    _chunk[triton.cdiv(max_query_len * group, tile.num_rows), num_chunks, num_kv_heads * num_splits](
+    _chunk[cdiv(max_query_len * group, tile.num_rows), num_chunks, num_kv_heads * num_splits](
         query, keys, values, output, parts, weights, block_tables, context_lens, query_starts, sinks_or_any,
         scale, softcap or 0.0, window or 0, block_tables.stride(0), split_keys, num_splits,
         query.stride(0), query.stride(1), output.stride(0), output.stride(1),
         key_slot=keys.stride(1), key_head=keys.stride(2), value_slot=values.stride(1), value_head=values.stride(2),
         P=page_size, G=group, H=num_heads, D=key_dim, E=value_dim,
-        BLOCK_M=tile.num_rows, BLOCK_D=max(16, triton.next_power_of_2(key_dim)),
-        BLOCK_E=max(16, triton.next_power_of_2(value_dim)), BLOCK_N=tile.num_keys,
+        BLOCK_M=tile.num_rows, BLOCK_D=max(16, next_power_of_2(key_dim)),
+        BLOCK_E=max(16, next_power_of_2(value_dim)), BLOCK_N=tile.num_keys,
         IS_SPLIT=is_parallel, IS_SUMMED=splits is not None and not is_parallel,
         HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
@@ -302,7 +303,7 @@ def chunk_attention(
     if is_parallel:
         _sum_splits[(num_tokens * num_heads,)](
             parts, weights, output, sinks_or_any, num_splits, output.stride(0), output.stride(1),
-            H=num_heads, E=value_dim, BLOCK_E=triton.next_power_of_2(value_dim), HAS_SINKS=sinks is not None,
+            H=num_heads, E=value_dim, BLOCK_E=next_power_of_2(value_dim), HAS_SINKS=sinks is not None,
             num_warps=1,
         )  # fmt: skip
 

@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .sizes import next_power_of_2
+
 MAX_SPLITS = 32  # of the keys of a sequence: one kernel combines up to this many
 
 
@@ -180,14 +182,14 @@ def decode_attention(
         query.stride(0), query.stride(1),
         key_slot=keys.stride(1), key_head=keys.stride(2), value_slot=values.stride(1), value_head=values.stride(2),
         P=page_size, G=group, D=key_dim, E=value_dim,
-        BLOCK_G=max(16, triton.next_power_of_2(group)),  # a matrix product needs at least 16 rows
-        BLOCK_D=max(16, triton.next_power_of_2(key_dim)), BLOCK_E=max(16, triton.next_power_of_2(value_dim)),
+        BLOCK_G=max(16, next_power_of_2(group)),  # a matrix product needs at least 16 rows
+        BLOCK_D=max(16, next_power_of_2(key_dim)), BLOCK_E=max(16, next_power_of_2(value_dim)),
         BLOCK_N=tile.num_keys, IS_SPLIT=num_splits > 1,
         HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if num_splits > 1:
-        block_dim, block_splits = triton.next_power_of_2(value_dim), max(MAX_SPLITS, triton.next_power_of_2(num_splits))
+        block_dim, block_splits = next_power_of_2(value_dim), max(MAX_SPLITS, next_power_of_2(num_splits))
         _combine[(num_seqs * num_heads,)](
             parts, weights, output, num_splits, E=value_dim, BLOCK_E=block_dim, BLOCK_SPLITS=block_splits,
             num_warps=min(16, max(1, block_dim * block_splits // 1024)),

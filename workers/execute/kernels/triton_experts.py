@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .sizes import cdiv, next_power_of_2
 from .triton_matmul import MatmulTile
 
 _INPUTS = 64  # per loop iteration of a product
@@ -136,8 +137,8 @@ def choose_experts(logits: torch.Tensor, num_chosen: int, *, norms_weights: bool
     weights = logits.new_empty(num_tokens, num_chosen, dtype=torch.float32)
     if num_tokens:
         _choose[(num_tokens,)](
-            logits, experts, weights, E=num_experts, BLOCK=triton.next_power_of_2(num_experts), K=num_chosen,
-            PADDED_K=triton.next_power_of_2(num_chosen), NORMS=norms_weights, num_warps=1,
+            logits, experts, weights, E=num_experts, BLOCK=next_power_of_2(num_experts), K=num_chosen,
+            PADDED_K=next_power_of_2(num_chosen), NORMS=norms_weights, num_warps=1,
         )  # fmt: skip
     return Choices(experts, weights)
 
@@ -174,9 +175,9 @@ def expert_product(
     output = x.new_empty(num_pairs, num_outputs)
     if num_pairs:
         most_tiles = min(num_pairs, (num_pairs + min(num_pairs, num_experts) * (tile.num_rows - 1)) // tile.num_rows)
-        _expert_product[most_tiles, triton.cdiv(num_outputs, tile.num_outputs)](
+        _expert_product[most_tiles, cdiv(num_outputs, tile.num_outputs)](
             x, matrices, *pairs, output if scales is None else scales, output, num_outputs, num_inputs, x.stride(0),
-            num_pairs // len(x), E=num_experts, PADDED_E=triton.next_power_of_2(num_experts),
+            num_pairs // len(x), E=num_experts, PADDED_E=next_power_of_2(num_experts),
             BLOCK_M=tile.num_rows, BLOCK_N=tile.num_outputs, BLOCK_K=_INPUTS, HAS_SCALES=scales is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
@@ -188,8 +189,6 @@ def sum_pairs(parts: torch.Tensor, num_chosen: int) -> torch.Tensor:
     num_tokens, num_channels = len(parts) // num_chosen, parts.shape[1]
     output = parts.new_empty(num_tokens, num_channels)
     if num_tokens:
-        block = min(1024, triton.next_power_of_2(num_channels))
-        _sum_pairs[num_tokens, triton.cdiv(num_channels, block)](
-            parts, output, C=num_channels, BLOCK=block, K=num_chosen
-        )
+        block = min(1024, next_power_of_2(num_channels))
+        _sum_pairs[num_tokens, cdiv(num_channels, block)](parts, output, C=num_channels, BLOCK=block, K=num_chosen)
     return output

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .sizes import next_power_of_2
+
 
 @triton.jit
 def _quantize_rows(x, values, scales, x_row, greatest_value, least_scale, K: tl.constexpr, BLOCK: tl.constexpr):
@@ -29,7 +31,7 @@ def quantize_rows(
     values = x.new_empty(num_rows, num_inputs, dtype=dtype)
     scales = x.new_empty(num_rows, 1, dtype=torch.float32)
     if num_rows:
-        block = triton.next_power_of_2(num_inputs)
+        block = next_power_of_2(num_inputs)
         _quantize_rows[(num_rows,)](
             x, values, scales, x.stride(0), greatest, least_scale, K=num_inputs, BLOCK=block,
             num_warps=min(16, max(1, block // 512)),

@@ -18,6 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .sizes import cdiv
+
 _INPUTS = 64  # per loop iteration
 _WIDE_FROM = 8192  # outputs from which wider tiles still keep every SM busy
 _MANY_FROM = 65  # rows from which the product is bound by them; with fewer, by reading the weights
@@ -73,7 +75,7 @@ def invariant_linear(
     output = x.new_empty(num_rows, num_outputs)
     if num_rows:
         tile = tile or matmul_tile(num_rows, num_outputs, x.dtype)
-        _matmul[triton.cdiv(num_rows, tile.num_rows), triton.cdiv(num_outputs, tile.num_outputs)](
+        _matmul[cdiv(num_rows, tile.num_rows), cdiv(num_outputs, tile.num_outputs)](
             x, weight, output if bias is None else bias, output, num_rows, num_outputs, num_inputs,
             x.stride(0), weight.stride(0),
             BLOCK_M=tile.num_rows, BLOCK_N=tile.num_outputs, BLOCK_K=_INPUTS, HAS_BIAS=bias is not None,

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .sizes import cdiv, next_power_of_2
+
 
 @triton.jit
 def _normed(h, weight, c, C, eps):
@@ -79,7 +81,7 @@ def add_norm(
     output = residual if weight is None else torch.empty_like(x)
     num_tokens, num_channels = x.shape
     if num_tokens:
-        block = triton.next_power_of_2(num_channels)
+        block = next_power_of_2(num_channels)
         _add_norm[(num_tokens,)](
             x, residual, x if added_weight is None else added_weight, x if weight is None else weight, output,
             multiplier, eps, C=num_channels, BLOCK=block, NORMS_ADDED=added_weight is not None, ADDS=adds,
@@ -94,7 +96,7 @@ def norm_queries_keys(qkv: torch.Tensor, norms: tuple[torch.Tensor, torch.Tensor
     ``norms`` are the weights of both, one for each channel.
     """
     query_norm, key_norm = norms
-    block = triton.next_power_of_2(max(len(query_norm), len(key_norm)))
+    block = next_power_of_2(max(len(query_norm), len(key_norm)))
     if len(qkv):
         _norm_queries_keys[len(qkv), 2](
             qkv, query_norm, key_norm, eps, qkv.stride(0), Q=len(query_norm), K=len(key_norm), BLOCK=block,
@@ -111,8 +113,8 @@ def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     num_tokens, num_channels = len(gate_up), gate_up.shape[1] // 2
     output = gate_up.new_empty(num_tokens, num_channels)
     if num_tokens:
-        block = min(2048, triton.next_power_of_2(num_channels))
-        _gate_mul[num_tokens, triton.cdiv(num_channels, block)](
+        block = min(2048, next_power_of_2(num_channels))
+        _gate_mul[num_tokens, cdiv(num_channels, block)](
             gate_up, output, C=num_channels, BLOCK=block, IS_GELU=activation == "gelu_tanh"
         )
     return output

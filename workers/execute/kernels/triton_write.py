@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .sizes import next_power_of_2
+
 
 # Addresses that change from step to step must not trigger a recompilation, which takes seconds.
 @triton.jit(do_not_specialize_on_alignment=["slots"])
@@ -83,7 +85,7 @@ def write_slots(source: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) 
         source = source.contiguous()
     _write[(num_tokens,)](
         source, pages, slots, source.stride(0), source.stride(1), pages.stride(1),
-        J=num_heads, D=dim, BLOCK=triton.next_power_of_2(num_heads * dim),
+        J=num_heads, D=dim, BLOCK=next_power_of_2(num_heads * dim),
     )  # fmt: skip
 
 
@@ -115,7 +117,7 @@ def rotate_and_write(
         _rotate_write[len(qkv), num_heads + 2 * num_kv_heads](
             qkv, query, keys, values, slots, positions, cosines, sines, query_norm, key_norm, norm_eps, growth,
             growth_span, qkv.stride(0),
-            H=num_heads, J=num_kv_heads, D=dim, HALF=triton.next_power_of_2(dim // 2),
+            H=num_heads, J=num_kv_heads, D=dim, HALF=next_power_of_2(dim // 2),
             TURNS=rope is not None, HAS_NORM=norms is not None, GROWS=growth != 0, num_warps=1,
         )  # fmt: skip
     return query
