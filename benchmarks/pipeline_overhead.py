@@ -35,8 +35,8 @@ from triptych import Driver  # noqa: E402
 from triptych.driver.client import request_map  # noqa: E402
 from triptych.driver.session import Session  # noqa: E402
 from triptych.driver.stream import Completion, Delta  # noqa: E402
-from triptych.protocol.channels import Connection  # noqa: E402
 from triptych.protocol.config import PipelineConfig  # noqa: E402
+from triptych.protocol.connection import Address, Connection  # noqa: E402
 from triptych.protocol.messages import Accepted  # noqa: E402
 from triptych.protocol.run_dir import follow_endpoint, submit_endpoint  # noqa: E402
 from triptych.protocol.sampling import SamplingParams  # noqa: E402
@@ -185,7 +185,7 @@ class Stopwatch:
 def run_pipeline(driver: Driver, work: Work, turn: int) -> Run:
     service = driver.config.service
     endpoints = submit_endpoint(driver.run_dir, service), follow_endpoint(driver.run_dir, service)
-    session = Session(Connection(*endpoints)).start()
+    session = Session(Connection(Address(*endpoints))).start()
     watches = [Stopwatch() for _ in range(work.batch)]
     options = {"max_tokens": work.output_tokens, "ignore_eos": True}
     pids = {role: pid for role, pid in driver.pids.items() if pid is not None}

@@ -8,12 +8,13 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.channels import Connection
 from ..protocol.config import PipelineConfig, ServiceConfig
+from ..protocol.connection import Address, Connection
 from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychError
 from ..protocol.keys import ClientKeys, own_keys
 from ..protocol.run_dir import CONFIG_FILE, follow_endpoint, submit_endpoint
@@ -48,23 +49,24 @@ class Client:
         """Connect to the pipeline in ``run_dir``, or to its two endpoints.
 
         ``keys``: this client's keys or their file, required for ``tcp://``; a run directory contains its own.
+            The client may be there before the driver: it finds out where and with which keys to connect.
 
         Raises:
             ConfigError: an endpoint is missing, or the keys are missing or accessible to others.
         """
         if isinstance(keys, (str, Path)):
             keys = ClientKeys.read(keys)
+        look_up: Callable[[], Address] | None = None
         if run_dir is not None:
-            folder = Path(run_dir).expanduser().absolute()
-            service = _service_in(folder)
-            submit = submit or submit_endpoint(folder, service)
-            follow = follow or follow_endpoint(folder, service)
-            keys = keys or own_keys(folder)
-        if submit is None or follow is None:
+            look_up = partial(_address_in, Path(run_dir).expanduser().absolute(), submit, follow, keys)
+            address = look_up()
+        elif submit is None or follow is None:
             raise ConfigError("a client needs a run directory, or a submit and a follow endpoint")
-        if keys is None and any(endpoint.startswith("tcp://") for endpoint in (submit, follow)):
+        else:
+            address = Address(submit, follow, keys)
+        if address.keys is None and any(where.startswith("tcp://") for where in (address.submit, address.follow)):
             raise ConfigError("a client needs keys for a tcp:// endpoint", param="keys")
-        self.session = Session(Connection(submit, follow, keys=keys)).start()
+        self.session = Session(Connection(address, look_up=look_up)).start()
 
     def __enter__(self) -> Client:
         return self
@@ -211,6 +213,20 @@ class Client:
         except FutureTimeout as error:
             future.cancel()  # it is not repeated any more
             raise RequestTimeout(f"{type(question).__name__}: no answer within {timeout} s") from error
+
+
+def _address_in(run_dir: Path, submit: str | None, follow: str | None, keys: ClientKeys | None) -> Address:
+    """The address of the pipeline in ``run_dir``, except for what is given.
+
+    Raises:
+        ConfigError: its keys cannot be read.
+    """
+    service = _service_in(run_dir)
+    return Address(
+        submit or submit_endpoint(run_dir, service),
+        follow or follow_endpoint(run_dir, service),
+        keys or own_keys(run_dir),
+    )
 
 
 def _service_in(run_dir: Path) -> ServiceConfig:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.channels import Connection
 from ..protocol.codec import Frame
+from ..protocol.connection import Connection
 from ..protocol.errors import DuplicateId, InvalidRequest, TriptychError, UnknownRequest, from_wire
 from ..protocol.groups import request_of
 from .choices import choice_ids, is_read_by

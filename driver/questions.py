@@ -8,7 +8,7 @@ from copy import copy
 from typing import Any, NamedTuple, TypeAlias
 
 from ..protocol import messages as m
-from ..protocol.channels import Connection
+from ..protocol.connection import Connection
 from ..protocol.errors import TriptychError
 
 Question: TypeAlias = m.GetInfo | m.GetStats | m.GetStatus | m.GetRequests

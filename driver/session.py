@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.channels import Connection
+from ..protocol.connection import Connection
 from ..protocol.errors import PipelineClosed, RequestError, TriptychError
 from .choices import Whole
 from .exchange import Exchange

@@ -1,4 +1,4 @@
-"""ZeroMQ: only this module and ``curve`` import it.
+"""ZeroMQ: only this module, ``connection`` and ``curve`` import it.
 
 Between workers: PUSH to a PULL inbox in the run directory. A message may be lost together with the process it was sent
 to, and a send never blocks: a worker that missed something reads the journal. Towards clients: ROUTER, configured to
@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from .codec import Frame, decode, encode
-from .curve import Admission, CurveKeys, CurveServer, Socket, arm_server, start_gatekeeper
+from .curve import CurveServer, Socket, arm_server, start_gatekeeper
 from .errors import BadFrame, ConfigError
 from .unsent import MIN_LARGE_BYTES, Unsent
 
@@ -29,12 +29,10 @@ MAX_UNREAD_BYTES = 128 << 20
 MIN_UNREAD = 4
 BACKLOG = 1024  # connections waiting to be accepted
 MAX_OWNERS = 1 << 14  # connections whose key is remembered
-LAST_WORDS_MS = 500  # time for a closing client's last messages to leave
 
 POLLIN = zmq.POLLIN
 # As plain ints: zmq's flags are Enum members, whose operators cost more than the calls they are passed to.
-_READ, _READ_AND_WRITE = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
-_EVENTS, _NO_WAIT = int(zmq.EVENTS), int(zmq.NOBLOCK)
+_READ, _EVENTS, _NO_WAIT = int(zmq.POLLIN), int(zmq.EVENTS), int(zmq.NOBLOCK)
 
 
 def ipc_endpoint(path: Path) -> str:
@@ -60,7 +58,7 @@ def _bind(socket: Socket, endpoint: str) -> None:
         raise ConfigError(f"cannot bind {endpoint}: {error.strerror}") from error
 
 
-def _has_message(socket: Socket) -> bool:
+def has_message(socket: Socket) -> bool:
     """Whether a message can be received without waiting. Asking first costs half as much as a failed receive."""
     return bool(int(socket.get(_EVENTS)) & _READ)
 
@@ -139,7 +137,7 @@ class Inbox:
     def recv_all(self) -> list[Any]:
         """Every message received so far, oldest first, without waiting."""
         messages: list[Any] = []
-        while _has_message(self.socket):
+        while has_message(self.socket):
             try:
                 frame = decode(self.socket.recv(_NO_WAIT))
             except BadFrame:
@@ -223,7 +221,7 @@ class Router:
 
     def recv(self) -> tuple[bytes, bytes] | None:
         """``(peer, frame)``, or None if nothing arrived. Messages of several frames are dropped and counted."""
-        while _has_message(self.socket):
+        while has_message(self.socket):
             parts = self._recv_with_key() if self._has_keys else self.socket.recv_multipart(_NO_WAIT)
             if len(parts) == 2:
                 return parts[0], parts[1]
@@ -300,100 +298,9 @@ class Poller:
             self._poller.register(socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> None:
-        self._poller.poll(_milliseconds(timeout_s))
+        self._poller.poll(milliseconds(timeout_s))
 
 
-def _milliseconds(timeout_s: float) -> int:
+def milliseconds(timeout_s: float) -> int:
     # Rounded up: rounded down, the last fraction of a millisecond would be spent polling without a wait.
     return max(0, math.ceil(timeout_s * 1000))
-
-
-class Connection:
-    """A client's two sockets. One thread uses it, except for ``wake``, which any thread may call.
-
-    A message is held here, not in ZeroMQ, until its server is connected: a server that is away for an hour costs one
-    copy of each queued message, however often it is queued again.
-    """
-
-    def __init__(self, submit: str, follow: str, *, keys: CurveKeys | None = None, transport: Transport = ZMQ) -> None:
-        self._keys = keys
-        self._admissions: list[Admission] = []
-        self._context = transport.context()
-        self._sockets = {"submit": self._dealer(submit), "follow": self._dealer(follow)}
-        self._queues: dict[str, dict[Any, Any]] = {name: {} for name in self._sockets}
-        self._bell = transport.bell()
-        self._poller = transport.poller()
-        self._poller.register(self._bell.file, zmq.POLLIN)
-        self._seq = 0
-
-    def _dealer(self, endpoint: str) -> Socket:
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.RECONNECT_IVL, 5)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
-        socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
-        if self._keys is None:
-            socket.connect(endpoint)
-        else:
-            self._admissions.append(Admission(socket, endpoint, self._keys))
-        return socket
-
-    def queue(self, name: str, key: Any, message: Any) -> None:
-        """Send once the server is connected; a later message with the same key replaces one still waiting."""
-        self._queues[name][key] = message
-
-    def wake(self) -> None:
-        self._bell.ring()
-
-    def wait(self, timeout_s: float) -> list[Frame]:
-        """Wait for a message, for room to send or for ``wake``; send what is queued and return what arrived.
-
-        Frames that are not messages of this protocol version are dropped.
-        """
-        for admission in self._admissions:
-            admission.retry()
-        self._flush()
-        for name, socket in self._sockets.items():
-            self._poller.register(socket, _READ_AND_WRITE if self._queues[name] else _READ)
-        ready = dict(self._poller.poll(_milliseconds(timeout_s)))
-        if self._bell.file in ready:
-            self._bell.silence()
-        self._flush()
-        return [frame for socket in self._sockets.values() if socket in ready for frame in _drain(socket)]
-
-    def _flush(self) -> None:
-        for name, queue in self._queues.items():
-            while queue:
-                key = next(iter(queue))
-                try:
-                    self._sockets[name].send(encode(queue[key], seq=self._seq), _NO_WAIT)
-                except zmq.Again:
-                    break
-                self._seq += 1
-                del queue[key]
-
-    def drop_requests(self) -> set[Any]:
-        """Drop every request not yet sent; returns their keys."""
-        dropped = set(self._queues["submit"])
-        self._queues["submit"].clear()
-        return dropped
-
-    def close(self) -> None:
-        """Queued messages about answers still leave if the server reads: without its ABORT a request runs on for a
-        lease, without its ACKNOWLEDGE an answer is kept for one. No more requests are sent.
-        """
-        self.drop_requests()
-        try:
-            self._flush()
-        finally:
-            self._context.destroy(linger=LAST_WORDS_MS)
-            self._bell.close()
-
-
-def _drain(socket: Socket) -> list[Frame]:
-    frames: list[Frame] = []
-    while _has_message(socket):
-        with contextlib.suppress(BadFrame):
-            frames.append(decode(socket.recv(_NO_WAIT)))
-    return frames

@@ -1,4 +1,4 @@
-"""CURVE, ZeroMQ's encryption, and access control by key. Besides ``channels`` the only module that imports zmq."""
+"""CURVE, ZeroMQ's encryption, and access control by key. Imports zmq, like ``channels`` and ``connection``."""
 
 from __future__ import annotations
 
@@ -83,6 +83,11 @@ class Admission:
             self._connect_at = math.inf
             self._socket.disconnect(self._endpoint)
             self._socket.connect(self._endpoint)
+
+    def close(self) -> None:
+        """To be called before the socket is closed."""
+        self._socket.disable_monitor()
+        self._refusals.close(0)
 
 
 def start_gatekeeper(context: zmq.Context[Socket], server: CurveServer) -> Any:

@@ -13,8 +13,9 @@ import zmq
 from triptych.driver.session import Session
 from triptych.driver.stream import Stream
 from triptych.protocol import messages as m
-from triptych.protocol.channels import Connection, Router, ipc_endpoint
+from triptych.protocol.channels import Router, ipc_endpoint
 from triptych.protocol.codec import decode
+from triptych.protocol.connection import Address, Connection
 
 M = TypeVar("M")
 SOCKETS = ("submit", "follow")
@@ -61,7 +62,7 @@ class FakeService:
         self._routers.pop(socket).socket.close(linger=0)
 
     def client(self) -> Session:
-        return Session(Connection(*self._endpoints.values())).start()
+        return Session(Connection(Address(self._endpoints["submit"], self._endpoints["follow"]))).start()
 
     def recv(self, kind: type[M], *, timeout: float = 10.0, where: Callable[[M], bool] = lambda _: True) -> M:
         """The next message of this kind; others before it are skipped."""

@@ -19,6 +19,7 @@ from tests.waiting import eventually
 from triptych import Client, Driver, PipelineConfig
 from triptych.driver.client import request_map
 from triptych.driver.stream import Completion
+from triptych.protocol import connection
 from triptych.protocol import messages as m
 from triptych.protocol.errors import (
     ConfigError,
@@ -103,6 +104,20 @@ def test_client_of_a_run_directory_connects_to_the_endpoints_configured_there(tm
         with Client(tmp_path) as client:
             client.submit([5], request_id="mine")
             assert service.recv(m.Submit).request_id == "mine"
+        service.close()
+
+
+def test_client_that_was_there_before_the_driver_finds_its_endpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LOOK_AGAIN_S", 0.01)
+    with Client(tmp_path / "run") as client, tempfile.TemporaryDirectory() as elsewhere:
+        client.submit([5], request_id="mine")
+        service = FakeService(Path(elsewhere))
+        endpoints = {name: f"ipc://{elsewhere}/{name}" for name in ("submit", "follow")}
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / CONFIG_FILE).write_text(PipelineConfig.from_options(**endpoints).to_json())
+        assert service.recv(m.Submit).request_id == "mine"
         service.close()
 
 

@@ -11,8 +11,9 @@ import zmq
 
 from tests.waiting import eventually
 from triptych.protocol import messages as m
-from triptych.protocol.channels import Connection, Router, ipc_endpoint
+from triptych.protocol.channels import Router, ipc_endpoint
 from triptych.protocol.codec import Frame, decode, encode
+from triptych.protocol.connection import Address, Connection
 
 Context = zmq.Context[zmq.Socket[bytes]]
 ENDPOINTS = ("submit", "follow")
@@ -20,7 +21,7 @@ ENDPOINTS = ("submit", "follow")
 
 @pytest.fixture
 def connection(folder: Path) -> Iterator[Connection]:
-    connection = Connection(ipc_endpoint(folder / "submit"), ipc_endpoint(folder / "follow"))
+    connection = Connection(Address(ipc_endpoint(folder / "submit"), ipc_endpoint(folder / "follow")))
     yield connection
     connection.close()
 

@@ -9,9 +9,10 @@ import pytest
 import zmq
 
 from tests.waiting import eventually
-from triptych.protocol import curve
+from triptych.protocol import connection, curve
 from triptych.protocol import messages as m
-from triptych.protocol.channels import Connection, Router, ipc_endpoint
+from triptych.protocol.channels import Router, ipc_endpoint
+from triptych.protocol.connection import Address, Connection
 from triptych.protocol.curve import CurveServer, start_gatekeeper
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.keys import ClientKeys, KeyPair
@@ -43,7 +44,7 @@ class Service:
         """A client that has something to say."""
         pair = KeyPair.new()
         keys = ClientKeys("any", self.keys.public, pair.public, pair.secret)
-        connection = Connection(self.endpoint, self.endpoint, keys=keys)
+        connection = Connection(Address(self.endpoint, self.endpoint, keys))
         connection.queue("submit", "a", m.GetInfo())
         return connection
 
@@ -76,4 +77,18 @@ def test_client_whose_key_was_refused_is_heard_once_it_is_admitted(
     client = service.connect()
     eventually(lambda: len(service.asked) == 2)  # for each of its sockets
     service.verdict = lambda _: True
+    service.hears(client)
+
+
+def test_client_that_was_there_before_the_keys_is_heard_with_them(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither side tries again after a handshake without keys."""
+    monkeypatch.setattr(connection, "LOOK_AGAIN_S", 0.01)
+    service.verdict = lambda _: True
+    pair = KeyPair.new()
+    plain = Address(service.endpoint, service.endpoint)
+    keys = ClientKeys("any", service.keys.public, pair.public, pair.secret)
+    client = Connection(plain, look_up=lambda: plain._replace(keys=keys))
+    client.queue("submit", "a", m.GetInfo())
     service.hears(client)

@@ -112,7 +112,7 @@ class FakeFrame(NamedTuple):
 
 
 class FakeSocket:
-    """The part of a pyzmq socket that ``protocol/channels.py`` uses."""
+    """The part of a pyzmq socket that ``channels`` and ``connection`` in ``protocol/`` use."""
 
     def __init__(self, network: Network, process: Process, kind: int) -> None:
         self.network, self.process = network, process

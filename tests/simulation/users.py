@@ -11,7 +11,7 @@ from tests.simulation.processes import RUN_DIR, Process
 from tests.simulation.requests import Request
 from triptych.driver.session import Session
 from triptych.driver.stream import Completion, Delta
-from triptych.protocol.channels import Connection
+from triptych.protocol.connection import Address, Connection
 from triptych.protocol.errors import TriptychError
 from triptych.protocol.messages import Accepted
 from triptych.protocol.run_dir import follow_endpoint, submit_endpoint
@@ -85,7 +85,7 @@ class Client(Process):
         self.key = world.plan.keys.get(name, name)
         service = world.config.service
         endpoints = submit_endpoint(RUN_DIR, service), follow_endpoint(RUN_DIR, service)
-        self.session = Session(Connection(*endpoints, transport=FakeTransport(self)))
+        self.session = Session(Connection(Address(*endpoints), transport=FakeTransport(self)))
         self.readers: list[Reader] = []
         self.actions: deque[tuple[int, Callable[[], None]]] = deque()  # the user's actions, in order of time
 
