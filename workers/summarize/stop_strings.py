@@ -27,15 +27,20 @@ class StopMatcher:
         self._node = self._root
         self._held = ""  # the last node.depth characters
 
-    def push(self, text: str) -> Scan:
-        """The text that may be shown, and the stop string found in it. Nothing may be pushed after a match."""
+    def push(self, text: str, *, may_end: bool = True) -> Scan:
+        """The text that may be shown, and the stop string found in it. Nothing may be pushed after a match.
+
+        Without ``may_end``, a stop string that ends in this text is none; one that only begins there may be.
+        """
         if self._node is self._root and self._root.children.keys().isdisjoint(text):
             return Scan(text, None)
         seen = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
             self._node = self._node.next(character)
             if self._node.stop is not None:
-                return self._matched(seen[:end], self._node.stop)
+                if may_end:
+                    return self._matched(seen[:end], self._node.stop)
+                self._node = self._node.unfinished
         num_free = len(seen) - self._node.depth
         self._held = seen[num_free:]
         return Scan(seen[:num_free], None)
@@ -58,6 +63,14 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
     shorter: _Node | None = None  # the next shorter such prefix (the failure link)
     stop: str | None = None  # the longest stop string that the text ends with
+
+    @property
+    def unfinished(self) -> _Node:
+        """The longest such prefix that is not all of its stop string."""
+        node = self
+        while not node.children and node.shorter is not None:
+            node = node.shorter
+        return node
 
     def next(self, character: str) -> _Node:
         node = self

@@ -112,11 +112,11 @@ class OutputStream:
 
     def _scan(self, text: str) -> str:
         """What may be shown of new text; a stop string in it ends the answer."""
-        if not self._stops or not text or not self._may_end:
+        if not self._stops or not text:
             return text
         if self._matcher is None:
             self._matcher = StopMatcher(self._stops, include_stop_str=self._include_stop)
-        scan = self._matcher.push(text)
+        scan = self._matcher.push(text, may_end=self._may_end)
         if scan.stop is not None:
             self._end("stop", matched=scan.stop)
         return scan.text

@@ -44,6 +44,24 @@ def test_stop_string_is_found_across_every_split(stops: tuple[str, ...], include
             assert scan(pieces, stops, include=include) == expected
 
 
+def first_after(start: int, stops: tuple[str, ...]) -> tuple[str, str | None]:
+    """``TEXT`` up to the first match that ends after ``start``, and the stop string."""
+    found = [(at + len(s), at, s) for s in stops for at in range(len(TEXT)) if TEXT.startswith(s, at)]
+    _, at, stop = min((match for match in found if match[0] > start), default=(0, len(TEXT), None))
+    return TEXT[:at], stop
+
+
+@pytest.mark.parametrize("stops", STOPS, ids=ascii)
+def test_stop_string_that_ends_where_none_may_is_shown_at_once(stops: tuple[str, ...]) -> None:
+    for start in range(len(TEXT) + 1):
+        matcher = StopMatcher(stops)
+        early, late = matcher.push(TEXT[:start], may_end=False), matcher.push(TEXT[start:])
+        held = TEXT[len(early.text) : start]
+        assert early.stop is None
+        assert not held or any(stop.startswith(held) and stop != held for stop in stops)
+        assert (early.text + late.text + matcher.flush(), late.stop) == first_after(start, stops)
+
+
 _word = st.text("ab", min_size=1, max_size=5)
 
 

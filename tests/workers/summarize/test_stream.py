@@ -76,6 +76,17 @@ def test_min_tokens_ignores_earlier_stop_strings_and_stop_tokens() -> None:
     assert stream.matched == "ox"
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "text", "stop"), [(2, "", "fox"), (3, "", "fox"), (4, "f", "oxe"), (5, "foxes", None)]
+)
+def test_stop_string_may_begin_before_min_tokens(min_tokens: int, text: str, stop: str | None) -> None:
+    """As in vLLM: what counts is where it ends."""
+    stream = make_stream(stop=("fox", "oxe"), min_tokens=min_tokens)
+    stream.push([id_of(BYTES.tokenizer, letter) for letter in "foxes"])
+    stream.finish("length")
+    assert (stream.text, stream.matched) == (text, stop)
+
+
 def test_end_of_a_form_ends_the_answer_before_min_tokens() -> None:
     """As in execute, where a form that allows nothing else ends earlier."""
     stream = make_stream(final=(EOS,), min_tokens=99, skip_special_tokens=False)
