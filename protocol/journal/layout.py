@@ -5,12 +5,12 @@
 A record's extent in the arena is contiguous: the request (see ``record``), padded to four bytes, then three columns
 of ``token_capacity`` entries: token ids (int32), times (uint32, units of 10 microseconds after acceptance), and, if
 logprobs were requested, ``logprob_words`` four-byte words per token. Last come ``score_words`` four-byte words for the
-logprobs of the prompt (see ``scores``); they are valid once ``tokens_word`` counts a token, or ``finish_word`` says
-that the answer ended without one.
+logprobs of the prompt (see ``scores``); they are valid once ``tokens_word`` counts a token, or has their check.
 
 The four publishing words hold ``generation << 32 | value`` (``tokens_word``: ``count << 32 | check``) and are stored by
-one aligned eight-byte write. ``check`` is a hash of the generation and the tokens counted, and a request carries a CRC,
-so a reader never trusts a partial write, in whatever order a weakly ordered machine shows it.
+one aligned eight-byte write. ``check`` is a hash of the generation, of the prompt's scores and of the counted tokens
+with their logprobs, and a request carries a CRC: so a reader never trusts a partial write, in whatever order a weakly
+ordered machine shows it, or a disk has written it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..errors import ConfigError, JournalError
 from ..lock import LockFile
 
 MAGIC = b"TRIPTYCH"
-LAYOUT_VERSION = 8
+LAYOUT_VERSION = 9
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 BYTES_A_TOKEN = 8  # per output token: its id and its time; a prompt token takes half

@@ -9,7 +9,7 @@ from ..messages import FINISH_REASONS
 from .layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, FREE, Journal, split_word, word
 from .releases import is_forgotten, read_release
 from .requests import RequestView, drop, read_request
-from .tokens import read_finish, read_tokens
+from .tokens import has_scores, read_finish, read_tokens
 
 
 def salvage(journal: Journal) -> list[str]:
@@ -111,11 +111,13 @@ def _reset_ends_without_tokens(journal: Journal, views: list[RequestView]) -> li
 
 
 def _has_lost_tokens(journal: Journal, view: RequestView) -> bool:
-    """Whether this answer has an end but not all of its tokens."""
+    """Whether this answer has an end but not all of its tokens, or not their logprobs or the scores of its prompt."""
     key = view.slot, view.generation
     if is_forgotten(journal, *key):
         return False
     tokens, finish, release = read_tokens(journal, view), read_finish(journal, *key), read_release(journal, *key)
     if release is not None and release[0] > (0 if tokens is None else len(tokens)):
         return True
-    return tokens is None and finish is not None and finish[0] in ("stop", "length")
+    if finish is None or finish[0] not in ("stop", "length"):
+        return False
+    return tokens is None or (view.record.num_prompt_logprobs is not None and not has_scores(journal, view))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,17 +21,20 @@ FEW = 4  # the same threshold for the tokens of one or several steps
 _LOST = ("preempted_ns", "recovered_ns", "lost_early_ns")
 
 
-def check_of(generation: int, tokens: npt.NDArray[np.int32]) -> int:
-    """The polynomial hash ``h = h * M + token + 1`` modulo 2**32, seeded with the generation."""
-    n = len(tokens)
+def check_of(seed: int, tokens: npt.NDArray[np.int32], logprob_rows: npt.NDArray[np.uint32] | None = None) -> int:
+    """The polynomial hash ``h = (h + row) * M + token + 1`` modulo 2**32, where ``row`` is the hash of the token's
+    logprobs, 0 if it has none. The seed is the generation, plus the hash of the prompt's scores once they are complete.
+    """
+    values, n = tokens.view(np.uint32) + np.uint32(1), len(tokens)
+    if logprob_rows is not None:
+        values += logprob_rows @ _row_powers(logprob_rows.shape[1]) * np.uint32(MULTIPLIER)
     if n <= SHORT:
-        check = generation
-        for token in tokens.tolist():
-            check = check * MULTIPLIER + token + 1 & MASK
+        check = seed
+        for value in values.tolist():
+            check = check * MULTIPLIER + value & MASK
         return check
     powers = _powers(n)
-    values = tokens.view(np.uint32) + np.uint32(1)
-    return (generation * int(powers[n]) + int(np.sum(values * powers[:n][::-1], dtype=np.uint32))) & MASK
+    return (seed * int(powers[n]) + int(np.sum(values * powers[:n][::-1], dtype=np.uint32))) & MASK
 
 
 def _powers(n: int) -> npt.NDArray[np.uint32]:
@@ -38,6 +42,16 @@ def _powers(n: int) -> npt.NDArray[np.uint32]:
     powers = np.ones(n + 1, np.uint32)
     np.multiply.accumulate(np.full(n, MULTIPLIER, np.uint32), out=powers[1:])
     return powers
+
+
+@lru_cache(maxsize=64)  # a width for each number of alternatives
+def _row_powers(width: int) -> npt.NDArray[np.uint32]:
+    return _powers(width)[1:]
+
+
+def _scores_check(words: npt.NDArray[np.uint32], start: int = 0) -> int:
+    """The hash of some words of the prompt's scores, of which ``start`` precede them; those of all parts add up."""
+    return int(words @ _powers(len(words))[1:]) * pow(MULTIPLIER, start, MASK + 1) & MASK
 
 
 class _Places(NamedTuple):
@@ -73,7 +87,7 @@ class TokenWriter:
         self._tokens_at[slot] = view.extent.tokens_at
         self._times_at[slot] = view.extent.times_at
         self._accepted_at[slot] = view.accepted_ns // TIME_UNIT_NS
-        self._checks[slot] = check_of(view.generation, emitted)
+        self._checks[slot] = split_word(self._journal.tokens_words[slot])[1]
         self._places = None  # the cached ones may belong to an earlier request
         return emitted
 
@@ -147,24 +161,31 @@ class TokenWriter:
         words[view.extent.tokens_at : view.extent.tokens_at + len(tokens)] = tokens.view(np.uint32)
         times = np.array(times_ns, np.int64) // TIME_UNIT_NS - self._accepted_at[slot]
         words[view.extent.times_at : view.extent.times_at + len(tokens)] = times
-        self._checks[slot] = check_of(view.generation, tokens)
+        self._checks[slot] = check_of(int(self._checks[slot]), tokens)
         self._journal.tokens_words[slot] = word(len(tokens), int(self._checks[slot]))
 
     def clear(self, view: RequestView) -> None:
         """Discard what was written of this request before a restart."""
-        self._checks[view.slot] = check_of(view.generation, np.empty(0, np.int32))
+        self._checks[view.slot] = view.generation
         self._journal.tokens_words[view.slot] = word(0, view.generation)
 
     def publish_logprobs(self, view: RequestView, index: int, row: npt.NDArray[np.uint32]) -> None:
-        """Write one token's logprobs (see ``pack_logprobs``); call it before the token is published."""
+        """Write the logprobs of the token that is published next (see ``pack_logprobs``)."""
         at = view.extent.logprobs_at + index * len(row)
         self._journal.words[at : at + len(row)] = row
+        self._checks[view.slot] = int(self._checks[view.slot]) + int(row @ _row_powers(len(row))) & MASK
 
     def publish_scores(self, view: RequestView, start: int, scores: ScoreColumns) -> None:
-        """Write the prompt's scores from row ``start`` on; call it before the first token is published."""
+        """Write the prompt's scores from row ``start`` on, in order, before the first token is published. The last ones
+        publish them all.
+        """
         rows = pack_scores(scores, view.record.num_prompt_logprobs or 0)
         at = view.extent.scores_at + start * rows.shape[1]
         self._journal.words[at : at + rows.size] = rows.ravel()
+        check = int(self._checks[view.slot]) + _scores_check(rows.ravel(), start * rows.shape[1]) & MASK
+        self._checks[view.slot] = check
+        if start + len(rows) == _num_score_rows(view):
+            self._journal.tokens_words[view.slot] = word(0, check)
 
     def note_chunks(self, slot: int, ends: Sequence[int]) -> None:
         """Record where the prompt was cut, before its first token is published. Cuts that do not fit are dropped."""
@@ -202,12 +223,20 @@ class TokenTimes(NamedTuple):
 
 
 def read_tokens(journal: Journal, view: RequestView) -> npt.NDArray[np.int32] | None:
-    """The published tokens, int32 [n]; None if there are none of this generation (or one is being written)."""
+    """The published tokens, int32 [n]; None if there are none of this generation (or one is being written, or their
+    logprobs or the scores of the prompt are damaged).
+    """
     count, check = split_word(journal.tokens_words[view.slot])
     if count > view.record.token_capacity:
         return None
-    tokens = journal.words[view.extent.tokens_at : view.extent.tokens_at + count].view(np.int32).copy()
-    return tokens if check_of(view.generation, tokens) == check else None
+    at, logprobs = view.extent.tokens_at, None
+    tokens = journal.words[at : at + count].view(np.int32).copy()
+    if view.record.num_logprobs is not None:
+        logprobs = _logprob_rows(journal, view, 0, count)
+    seed = view.generation
+    if view.record.num_prompt_logprobs is not None and (count > 0 or check != seed):
+        seed = seed + _scores_check(_score_rows(journal, view).ravel()) & MASK
+    return tokens if check_of(seed, tokens, logprobs) == check else None
 
 
 def read_chunk_ends(journal: Journal, slot: int) -> list[int]:
@@ -270,9 +299,8 @@ def pack_logprobs(
 
 def read_logprobs(journal: Journal, view: RequestView, start: int, stop: int) -> list[list[float | list[list[float]]]]:
     """``[[chosen logprob, [[token id, logprob], ...]], ...]`` for output tokens ``start`` to ``stop``."""
-    width = logprob_words(view.record.num_logprobs)
-    at = view.extent.logprobs_at
-    rows = journal.words[at + start * width : at + stop * width].reshape(-1, width)
+    rows = _logprob_rows(journal, view, start, stop)
+    width = rows.shape[1]
     ids, values = rows.view(np.int32), rows.view(np.float32)
     return [
         [float(values[i, 0]), [[int(ids[i, j]), float(values[i, j + 1])] for j in range(1, width, 2) if ids[i, j] >= 0]]
@@ -280,21 +308,32 @@ def read_logprobs(journal: Journal, view: RequestView, start: int, stop: int) ->
     ]
 
 
+def _logprob_rows(journal: Journal, view: RequestView, start: int, stop: int) -> npt.NDArray[np.uint32]:
+    width = logprob_words(view.record.num_logprobs)
+    at = view.extent.logprobs_at
+    return journal.words[at + start * width : at + stop * width].reshape(-1, width)
+
+
 def has_scores(journal: Journal, view: RequestView) -> bool:
     """Whether the prompt's scores, which the request asked for, are complete."""
     if view.record.num_prompt_logprobs is None:
         return False
-    finish = read_finish(journal, view.slot, view.generation)
-    if finish is not None and finish[0] in ("stop", "length"):
+    if _num_score_rows(view) == 0:
         return True
-    tokens = read_tokens(journal, view)
-    return tokens is not None and len(tokens) > 0
+    count, check = split_word(journal.tokens_words[view.slot])
+    return (count > 0 or check != view.generation) and read_tokens(journal, view) is not None
 
 
 def read_scores(journal: Journal, view: RequestView) -> ScoreColumns | None:
     """The scores of the prompt's tokens; None if not requested, or not complete yet."""
-    if not has_scores(journal, view):
-        return None
-    width, num_rows = row_words(view.record.num_prompt_logprobs or 0), len(view.record.prompt) // 4 - 1
+    return unpack_scores(_score_rows(journal, view).copy()) if has_scores(journal, view) else None
+
+
+def _score_rows(journal: Journal, view: RequestView) -> npt.NDArray[np.uint32]:
+    width, num_rows = row_words(view.record.num_prompt_logprobs or 0), _num_score_rows(view)
     at = view.extent.scores_at
-    return unpack_scores(journal.words[at : at + num_rows * width].reshape(num_rows, width).copy())
+    return journal.words[at : at + num_rows * width].reshape(num_rows, width)
+
+
+def _num_score_rows(view: RequestView) -> int:
+    return len(view.record.prompt) // 4 - 1

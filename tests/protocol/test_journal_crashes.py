@@ -130,12 +130,13 @@ def publish(view: RequestView, index: int, token: int) -> Any:
     def act(journal: Journal) -> None:
         writer = TokenWriter(journal)
         writer.adopt(view)
+        writer.publish_logprobs(view, index, np.array([1, 2, 3], np.uint32))
         writer.publish(SLOTS, np.array([index]), np.array([token], np.int32), TIMES.accepted_ns + 50_000)
 
     return act
 
 
-@pytest.mark.parametrize("store", range(3))
+@pytest.mark.parametrize("store", range(4))
 def test_half_written_token_does_not_count(tmp_path: Path, store: int) -> None:
     journal, view = live_request(tmp_path)
     publish(view, 0, 5)(journal)
@@ -146,21 +147,22 @@ def test_half_written_token_does_not_count(tmp_path: Path, store: int) -> None:
 def test_token_with_its_word_counts(tmp_path: Path) -> None:
     journal, view = live_request(tmp_path)
     publish(view, 0, 5)(journal)
-    assert count_stores(journal, publish(view, 1, 6)) == 3
+    assert count_stores(journal, publish(view, 1, 6)) == 4
     assert TokenWriter(journal).adopt(view).tolist() == [5, 6]
 
 
-def test_reader_that_sees_the_word_before_the_token_trusts_neither(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", [0, 1], ids=["logprobs", "token"])
+def test_reader_that_sees_the_word_before_the_token_trusts_neither(tmp_path: Path, store: int) -> None:
     journal, view = live_request(tmp_path)
     publish(view, 0, 5)(journal)
-    loses(0, journal, publish(view, 1, 6))
+    loses(store, journal, publish(view, 1, 6))
     assert read_tokens(journal, view) is None
 
 
 def test_reader_that_sees_the_token_before_the_word_has_one_less(tmp_path: Path) -> None:
     journal, view = live_request(tmp_path)
     publish(view, 0, 5)(journal)
-    loses(2, journal, publish(view, 1, 6))
+    loses(3, journal, publish(view, 1, 6))
     tokens = read_tokens(journal, view)
     assert tokens is not None
     assert tokens.tolist() == [5]

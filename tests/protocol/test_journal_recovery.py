@@ -18,6 +18,7 @@ from triptych.protocol.journal.requests import RequestView, RequestWriter, read_
 from triptych.protocol.journal.salvage import salvage
 from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_tokens
 from triptych.protocol.record import RequestRecord
+from triptych.protocol.scores import ScoreColumns
 
 
 def filled(tmp_path: Path, count: int = 4) -> Journal:
@@ -228,16 +229,28 @@ def with_answers(tmp_path: Path, *records: RequestRecord) -> tuple[Journal, list
     for view, key in zip(views, keys, strict=True):
         writer.dispatch(*key, 5_000_000)
         tokens.adopt(view)
-        for index in range(2):
+        if view.record.num_prompt_logprobs is not None:
+            tokens.publish_scores(view, 0, scores_of(view))
+        for index in range(2 * bool(view.record.token_capacity)):
+            if view.record.num_logprobs is not None:
+                tokens.publish_logprobs(view, index, np.array([1 + index], np.uint32))
             slot, token = np.array([view.slot]), np.array([5 + index], np.int32)
             tokens.publish(slot, np.array([index]), token, 6_000_000)
         tokens.finish(*key, "length")
     return journal, views
 
 
-def lose_tokens(journal: Journal, view: RequestView) -> None:
+def scores_of(view: RequestView) -> ScoreColumns:
+    n = len(view.record.prompt) // 4 - 1
+    none = np.empty((n, 0))
+    return ScoreColumns(
+        np.full(n, -0.5, np.float32), np.ones(n, np.int32), none.astype(np.int32), none.astype(np.float32)
+    )
+
+
+def lose_tokens(journal: Journal, view: RequestView, column: str = "tokens_at") -> None:
     """The arena's page never reached the disk, but the records' page did."""
-    journal.words[view.extent.tokens_at : view.extent.tokens_at + 2] = 0
+    journal.words[getattr(view.extent, column) : getattr(view.extent, column) + 2] = 0
 
 
 def has_begun(journal: Journal, view: RequestView) -> bool:
@@ -246,16 +259,28 @@ def has_begun(journal: Journal, view: RequestView) -> bool:
     return has_tokens or is_released(journal, *key) or read_finish(journal, *key) is not None
 
 
+LOSSES = {
+    "tokens": ("tokens_at", make_record()),
+    "logprobs": ("logprobs_at", make_record(logprobs=0)),
+    "scores of the prompt": ("scores_at", make_record(prompt_logprobs=0)),
+    "scores alone": ("scores_at", make_record(prompt_logprobs=0, token_capacity=0)),
+}
+
+
+@pytest.mark.parametrize(("column", "record"), LOSSES.values(), ids=LOSSES.keys())
 @pytest.mark.parametrize("is_over", [False, True], ids=["finished", "released"])
-def test_end_whose_tokens_are_lost_is_taken_back(tmp_path: Path, is_over: bool) -> None:
+def test_end_whose_tokens_are_lost_is_taken_back(
+    tmp_path: Path, is_over: bool, column: str, record: RequestRecord
+) -> None:
     """Otherwise execute would not run it again, and summarize would wait for its tokens for ever, or send an empty
-    answer.
+    answer, or logprobs of 0.
     """
-    journal, [view] = with_answers(tmp_path, make_record())
+    journal, [view] = with_answers(tmp_path, record)
     if is_over:
-        ReleaseWriter(journal).release(view.slot, view.generation, num_tokens=2, reason="length")
+        num_tokens = 2 * bool(record.token_capacity)
+        ReleaseWriter(journal).release(view.slot, view.generation, num_tokens=num_tokens, reason="length")
     assert salvage(journal) == []
-    lose_tokens(journal, view)
+    lose_tokens(journal, view, column)
     assert salvage(journal) == ["record 0: the tokens of its answer are lost; it is taken as not ended"]
     assert live_ids(journal) == ["a"]
     assert not has_begun(journal, view)

@@ -21,11 +21,14 @@ from triptych.protocol.journal.tokens import (
     pack_logprobs,
     read_finish,
     read_logprobs,
+    read_scores,
     read_times,
     read_tokens,
 )
+from triptych.protocol.scores import ScoreColumns
 
 TOKEN_IDS = st.integers(-(2**31), 2**31 - 1)
+WORDS = st.integers(0, 2**32 - 1)
 CAPACITY = 12
 
 
@@ -33,18 +36,21 @@ def int32(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array(values, np.int32)
 
 
-def hash_of(generation: int, tokens: list[int]) -> int:
-    """The definition: h = h * M + token + 1, starting with the generation."""
-    value = generation
-    for token in tokens:
-        value = (value * 0x01000193 + token + 1) % 2**32
+def hash_of(generation: int, tokens: list[int], rows: list[list[int]] | None = None) -> int:
+    """The definition: h = (h + row) * M + token + 1, starting with the generation; row is the sum of w[j] * M**(j + 1)
+    of the logprobs' words w, or 0.
+    """
+    value, multiplier = generation, 0x01000193
+    for token, row in zip(tokens, rows or [[]] * len(tokens), strict=True):
+        value += sum(one * multiplier ** (j + 1) for j, one in enumerate(row))
+        value = (value * multiplier + token + 1) % 2**32
     return value
 
 
 def adopted(folder: Path, *, num_requests: int = 1, **sampling: Any) -> tuple[Journal, list[RequestView], TokenWriter]:
     journal = make_journal(folder)
     requests, tokens = RequestWriter(journal), TokenWriter(journal)
-    record = make_record(token_capacity=CAPACITY, **sampling)
+    record = make_record(num_prompt_tokens=5, token_capacity=CAPACITY, **sampling)
     views = [accept(requests, journal, record) for _ in range(num_requests)]
     for view in views:
         tokens.adopt(view)
@@ -57,6 +63,11 @@ def publish(writer: TokenWriter, view: RequestView, *token_ids: int, start: int 
         writer.publish(np.array([view.slot]), np.array([index]), int32(token_id), now_ns)
 
 
+def some_scores(start: int, num_rows: int) -> ScoreColumns:
+    ranks = np.arange(start, start + num_rows, dtype=np.int32)
+    return ScoreColumns(-ranks.astype(np.float32), ranks, ranks[:, None], -ranks[:, None].astype(np.float32))
+
+
 def published(journal: Journal, view: RequestView) -> list[int] | None:
     tokens = read_tokens(journal, view)
     return None if tokens is None else tokens.tolist()
@@ -66,6 +77,33 @@ def published(journal: Journal, view: RequestView) -> list[int] | None:
 @given(st.integers(0, 2**32 - 1), st.lists(TOKEN_IDS, max_size=50))
 def test_check_is_the_documented_hash(generation: int, tokens: list[int]) -> None:
     assert check_of(generation, int32(*tokens)) == hash_of(generation, tokens)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.lists(st.tuples(TOKEN_IDS, st.lists(WORDS, min_size=3, max_size=3)), min_size=1))
+def test_check_with_logprobs_is_the_documented_hash(generation: int, answer: list[tuple[int, list[int]]]) -> None:
+    tokens, rows = [token for token, _ in answer], [row for _, row in answer]
+    assert check_of(generation, int32(*tokens), np.array(rows, np.uint32)) == hash_of(generation, tokens, rows)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_scores_are_complete_with_their_last_row(tmp_path: Path, size: int) -> None:
+    """Whatever the steps in which they are computed; a process that dies before that begins anew."""
+    journal, [view], writer = adopted(tmp_path, prompt_logprobs=1, logprobs=0)
+    num_rows = len(view.record.prompt) // 4 - 1
+    writer.publish_scores(view, 0, some_scores(9, 1))
+    writer.adopt(view)
+    for start in range(0, num_rows, size):
+        assert read_scores(journal, view) is None
+        writer.publish_scores(view, start, some_scores(start, min(size, num_rows - start)))
+    for index in range(3):
+        scores = read_scores(journal, view)
+        assert scores is not None
+        assert scores.ranks.tolist() == list(range(num_rows))
+        writer.publish_logprobs(view, index, np.array([7], np.uint32))
+        publish(writer, view, 5, start=index)
+        assert published(journal, view) == [5] * (index + 1)
+        writer.adopt(view)
 
 
 @settings(deadline=None)
@@ -242,10 +280,10 @@ def test_excess_alternatives_are_cut() -> None:
 
 def test_logprobs_do_not_overwrite_tokens_or_neighbours(tmp_path: Path) -> None:
     journal, views, writer = adopted(tmp_path, num_requests=3, logprobs=1)
-    for view in views:
-        publish(writer, view, *range(CAPACITY))
+    row = pack_logprobs(-0.5, int32(1), np.array([-1], np.float32), 1)
     for index in range(CAPACITY):
-        row = pack_logprobs(-0.5, int32(1), np.array([-1], np.float32), 1)
-        writer.publish_logprobs(views[1], index, row)
+        for view in views:
+            writer.publish_logprobs(view, index, row)
+            publish(writer, view, index, start=index)
     assert [published(journal, view) for view in views] == [list(range(CAPACITY))] * 3
     assert read_times(journal, views[1], CAPACITY).tokens_ns.tolist()[-1] == TIMES.accepted_ns + CAPACITY * TIME_UNIT_NS
