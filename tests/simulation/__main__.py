@@ -62,7 +62,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
     """The exit code: 1 if a seed violated an invariant."""
     gc.freeze()  # exclude existing objects from later garbage collections
     started, failed, num_deaths, num_ends = time.perf_counter(), [], 0, 0
-    num_overlapped = num_grouped = num_guessed = num_adapted = num_owned = num_loading = num_recurrent = 0
+    num_overlapped = num_grouped = num_guessed = num_drafted = num_adapted = num_owned = num_loading = num_recurrent = 0
     for seed in seeds:
         world = World(seed, **kinds)
         try:
@@ -75,6 +75,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         num_overlapped += world.plan.overlaps
         num_grouped += world.has_groups
         num_guessed += world.has_proposals
+        num_drafted += world.plan.has_draft_model
         num_adapted += world.has_adapters
         num_owned += world.has_owners
         num_loading += world.is_loading
@@ -85,6 +86,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         "with_overlap": num_overlapped,
         "with_groups": num_grouped,
         "with_proposals": num_guessed,
+        "with_draft_model": num_drafted,
         "with_adapters": num_adapted,
         "with_owners": num_owned,
         "with_loading": num_loading,

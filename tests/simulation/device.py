@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.simulation.checks import Violation
 from tests.simulation.plan import PlannedDeath
-from tests.simulation.proposals import Guesses
+from tests.simulation.proposals import Drafts, Guesses
 from tests.simulation.requests import EXECUTE_KILLER, POISON, num_tokens_before_death
 from tests.simulation.states import States
 from triptych.workers.execute.hash_lm import HashRunner
@@ -47,7 +47,8 @@ class Device(HashRunner):
     def __init__(self, worker: Worker, card: ModelCard, *, num_host_pages: int) -> None:
         super().__init__(VOCAB_SIZE, num_pages=card.num_pages, page_size=card.page_size, num_host_pages=num_host_pages)
         self.what_adapters_add: list[int] | None = None  # to each token; None: the adapter's number
-        self.proposer = Guesses()
+        world = worker.world
+        self.proposer = Drafts(card, world.require) if world.plan.has_draft_model else Guesses()
         self._worker = worker
         self._states = None if card.num_snapshots is None else States(card.max_live, card.num_snapshots)
         self.is_batch_invariant = worker.world.plan.is_batch_invariant

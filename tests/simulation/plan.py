@@ -47,6 +47,7 @@ class Plan:
     is_batch_invariant: bool = True  # as the runner reports
     clock_shift_ns: int = 0  # the journal's clock is ahead by this
     failure_chance: float = 0.0  # probability that a token cannot be sampled
+    has_draft_model: bool = False  # whether tokens are proposed by one
     keys: dict[str, str] = field(default_factory=dict)  # of clients, by their names; by default the name
 
     @property
