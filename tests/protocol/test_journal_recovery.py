@@ -177,15 +177,21 @@ def test_without_a_reboot_no_time_is_changed(tmp_path: Path) -> None:
     assert [wind_clock(journal, boot_id="same") for _ in range(3)] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("is_ahead", [True, False], ids=["reset", "only the wall clock was set"])
-def test_clock_that_was_reset_under_the_same_boot_id_continues(tmp_path: Path, is_ahead: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_ahead", "wall_moved_ns", "expected_ns"),
+    [(True, 10**15, 10**15), (False, 10**15, 0), (True, 0, 0)],
+    ids=["reset", "only the wall clock was set", "only a time is ahead, as a damaged one"],
+)
+def test_clock_that_was_reset_under_the_same_boot_id_continues(
+    tmp_path: Path, is_ahead: bool, wall_moved_ns: int, expected_ns: int
+) -> None:
     """As in a sandbox or on a machine whose boot id never changes, or after a return to a snapshot of a machine."""
-    journal, moved_ns = make_journal(tmp_path), 10**15
-    accepted_ns = time.monotonic_ns() + (moved_ns if is_ahead else 0)
+    journal = make_journal(tmp_path)
+    accepted_ns = time.monotonic_ns() + (10**15 - 3600 * 10**9 if is_ahead else 0)
     RequestWriter(journal).accept(make_record(), replace(TIMES, accepted_ns=accepted_ns))
     wind_clock(journal, boot_id="same")
-    journal.header["wall_offset_ns"] -= moved_ns + 3600 * 10**9
-    assert wind_clock(journal, boot_id="same") == (pytest.approx(moved_ns + 3600 * 10**9, abs=10**9) if is_ahead else 0)
+    journal.header["wall_offset_ns"] -= wall_moved_ns
+    assert wind_clock(journal, boot_id="same") == pytest.approx(expected_ns, abs=10**9)
 
 
 def with_a_group(tmp_path: Path) -> Journal:
