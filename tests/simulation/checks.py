@@ -233,6 +233,8 @@ class Checks:
         waiting = [f"{client.name} waits" for client in world.clients if client.is_waiting]
         if world.drivers is not None and world.drivers.current.is_busy:
             waiting.append("the driver is busy")
+        if world.clock.now_ns < world.paused_until_ns:
+            waiting.append("everything is paused")
         if world.has_given_up:
             return waiting  # no one reports that a given-up execute has stopped writing, so records stay in use
         slots = np.flatnonzero(world.journal.states() != 0).tolist()
