@@ -57,7 +57,9 @@ def test_late_answer_to_a_timed_out_question_is_ignored(service: FakeService, se
     assert again.result(10).info in ({}, {"second": 2})
 
 
-def test_question_is_not_repeated_once_nobody_waits_for_its_answer(service: FakeService, session: Session) -> None:
+def test_question_is_neither_repeated_nor_held_once_nobody_waits_for_its_answer(
+    service: FakeService, session: Session
+) -> None:
     """While the service is silent, a program may ask every second for a day."""
     futures = [session.ask(m.GetStatus(name)) for name in "aab"]
     service.recv(m.GetStatus, where=lambda asked: asked.request_id == "b")
@@ -66,6 +68,7 @@ def test_question_is_not_repeated_once_nobody_waits_for_its_answer(service: Fake
     eventually(lambda: [service.recv(m.GetStatus).request_id for _ in range(4)] == ["a"] * 4)
     futures[0].cancel()
     eventually(lambda: service.recv_any(3 * REPEAT_S) is None)
+    eventually(lambda: not session._exchange._questions)
 
 
 def test_question_that_timed_out_before_it_was_sent_does_not_end_the_session(session: Session) -> None:
