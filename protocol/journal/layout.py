@@ -106,8 +106,10 @@ RECORD = np.dtype(
         # written by the driver, see deaths
         ("deaths_word", "<u8"),  # deaths of execute while it was processing this request
         ("summarize_deaths_word", "<u8"),
-        ("_driver", "V40"),
+        ("_driver", "V24"),
         # written by execute too: its own section is full
+        ("preempted_since_ns", "<u8"),  # when the preemption in progress began; 0: there is none
+        ("recovered_since_ns", "<u8"),  # likewise for what a crash interrupted
         ("lost_early_ns", "<u8"),  # the part of preempted_ns and recovered_ns before the first token
     ]
 )

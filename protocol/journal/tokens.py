@@ -19,6 +19,7 @@ MASK = 0xFFFFFFFF
 SHORT = 32  # below this many tokens a Python loop beats numpy
 FEW = 4  # the same threshold for the tokens of one or several steps
 _LOST = ("preempted_ns", "recovered_ns", "lost_early_ns")
+_SINCE = {"preempted_ns": "preempted_since_ns", "recovered_ns": "recovered_since_ns"}
 
 
 def check_of(seed: int, tokens: npt.NDArray[np.int32], logprob_rows: npt.NDArray[np.uint32] | None = None) -> int:
@@ -79,6 +80,9 @@ class TokenWriter:
         """Take over a request; returns the tokens it already has (none, or those from before a restart), int32 [n]."""
         slot = view.slot
         emitted = read_tokens(self._journal, view)
+        for name in _SINCE.values():
+            if self._journal.records[name][slot]:
+                self._journal.records[name][slot] = 0
         if emitted is None:
             for name in (*_LOST, "scheduled_ns", "num_cached_tokens", "num_preemptions"):
                 self._journal.records[name][slot] = 0
@@ -198,6 +202,15 @@ class TokenWriter:
         for name, amount in amounts.items():
             entry[name] = amount if name == "scheduled_ns" else int(entry[name]) + amount
 
+    def begin_loss(self, slot: int, field: str, since_ns: int) -> None:
+        """From then on, time is lost that will be added to ``preempted_ns`` or ``recovered_ns``."""
+        self._journal.records[_SINCE[field]][slot] = since_ns
+
+    def end_loss(self, slot: int, field: str, lost_ns: int) -> None:
+        """The request goes on, or has ended; so much was lost."""
+        self._journal.records[_SINCE[field]][slot] = 0
+        self.add_times(slot, **{field: lost_ns})
+
     def note_lost_early(self, slot: int) -> None:
         """All time lost so far was lost before the first token."""
         entry = self._journal.records[slot]
@@ -220,6 +233,20 @@ class TokenTimes(NamedTuple):
     lost_early_ns: int  # the part of both before the first token
     num_cached_tokens: int
     num_preemptions: int
+    preempted_since_ns: int  # of a preemption in progress; 0: there is none
+    recovered_since_ns: int  # likewise of what a crash interrupted
+
+    def until(self, now_ns: int) -> TokenTimes:
+        """With the loss in progress, of a request that ended during it or may still go on."""
+        preempted_ns, recovered_ns = (
+            max(0, now_ns - since_ns) if since_ns else 0
+            for since_ns in (self.preempted_since_ns, self.recovered_since_ns)
+        )
+        return self._replace(
+            preempted_ns=self.preempted_ns + preempted_ns,
+            recovered_ns=self.recovered_ns + recovered_ns,
+            lost_early_ns=self.lost_early_ns + (0 if len(self.tokens_ns) else preempted_ns + recovered_ns),
+        )
 
 
 def read_tokens(journal: Journal, view: RequestView) -> npt.NDArray[np.int32] | None:
@@ -255,7 +282,7 @@ def read_finish(journal: Journal, slot: int, generation: int) -> tuple[str, str]
 
 def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTimes:
     if num_tokens == 0 and read_tokens(journal, view) is None:  # these fields still belong to an earlier request
-        return TokenTimes(np.empty(0, np.int64), 0, 0, 0, 0, 0, 0)
+        return TokenTimes(np.empty(0, np.int64), 0, 0, 0, 0, 0, 0, 0, 0)
     entry = journal.records[view.slot]
     at = view.extent.times_at
     scheduled_ns, accepted_at = int(entry["scheduled_ns"]), view.accepted_ns // TIME_UNIT_NS
@@ -268,6 +295,8 @@ def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTim
         int(entry["lost_early_ns"]),
         int(entry["num_cached_tokens"]),
         int(entry["num_preemptions"]),
+        int(entry["preempted_since_ns"]),
+        int(entry["recovered_since_ns"]),
     )
 
 

@@ -34,6 +34,7 @@ def used_journal(folder: Path) -> Journal:
     tokens.adopt(view)
     tokens.add_times(view.slot, scheduled_ns=77, preempted_ns=78, num_cached_tokens=79)
     tokens.note_lost_early(view.slot)
+    tokens.begin_loss(view.slot, "recovered_ns", 80)
     tokens.publish(SLOTS, SLOTS, np.array([9], np.int32), 4_500_000)
     tokens.finish(view.slot, view.generation, "error", "old error")
     releases = ReleaseWriter(journal)
@@ -110,18 +111,18 @@ def live_request(folder: Path) -> tuple[Journal, RequestView]:
     return journal, accept(RequestWriter(journal), journal, NEW)
 
 
-@pytest.mark.parametrize("store", range(6))
+@pytest.mark.parametrize("store", range(8))
 def test_half_done_adoption_exposes_nothing_of_the_earlier_request(tmp_path: Path, store: int) -> None:
     journal, view = live_request(tmp_path)
     dies_before(store, journal, lambda mortal: TokenWriter(mortal).adopt(view))
     assert TokenWriter(journal).adopt(view).tolist() == []
-    assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0, 0)
+    assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_before_adoption_nothing_of_the_earlier_request_is_visible(tmp_path: Path) -> None:
     journal, view = live_request(tmp_path)
     assert read_tokens(journal, view) is None
-    assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0, 0)
+    assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0, 0, 0, 0)
     assert read_finish(journal, view.slot, view.generation) is None
     assert read_release(journal, view.slot, view.generation) is None
 

@@ -179,7 +179,7 @@ def test_restarted_writer_keeps_the_earlier_times(tmp_path: Path) -> None:
     again = TokenWriter(journal)
     again.adopt(view)
     again.add_times(view.slot, recovered_ns=4)
-    assert read_times(journal, view, 1)[1:] == (view.accepted_ns + 1, 0, 7, 0, 0, 1)
+    assert read_times(journal, view, 1)[1:] == (view.accepted_ns + 1, 0, 7, 0, 0, 1, 0, 0)
 
 
 def test_full_capacity_can_be_used(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_times_are_summed_but_the_first_schedule_is_set(tmp_path: Path) -> None:
     first, later = view.accepted_ns + 10, view.accepted_ns + 20
     writer.add_times(view.slot, scheduled_ns=first, preempted_ns=3, recovered_ns=4, num_cached_tokens=5)
     writer.add_times(view.slot, scheduled_ns=later, preempted_ns=3, num_preemptions=1)
-    assert read_times(journal, view, 0)[1:] == (later, 6, 4, 0, 5, 1)
+    assert read_times(journal, view, 0)[1:] == (later, 6, 4, 0, 5, 1, 0, 0)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "error"])

@@ -235,9 +235,14 @@ class Bookkeeper:
         A search that starts over has lost its output tokens, and may have been interrupted this way before.
         """
         if len(times.tokens_ns):
-            self._interruptions[key] = _Interruption("recovered_ns", int(times.tokens_ns[-1]))
+            self._interrupt(key, "recovered_ns", int(times.tokens_ns[-1]))
         elif times.scheduled_ns:
-            self._interruptions[key] = _Interruption("recovered_ns", times.scheduled_ns + times.recovered_ns)
+            self._interrupt(key, "recovered_ns", times.scheduled_ns + times.recovered_ns)
+
+    def _interrupt(self, key: Key, field: str, since_ns: int) -> None:
+        if key not in self._interruptions:
+            self._interruptions[key] = _Interruption(field, since_ns)
+            self._writer.begin_loss(key[0], field, since_ns)
 
     def _note_searches(self, outputs: StepOutputs) -> None:
         """Note when each search took this step, one token per beam. A search that starts over begins at token 0."""
@@ -260,11 +265,11 @@ class Bookkeeper:
                     self._writer.add_times(key[0], **times)
         for key in self._views.keys() & outputs.plan.preempted:
             self._writer.add_times(key[0], num_preemptions=1)
-            self._interruptions.setdefault(key, _Interruption("preempted_ns", outputs.launched_at))
+            self._interrupt(key, "preempted_ns", outputs.launched_at)
         for key in self._continuing(outputs.progress) if self._interruptions else ():
             interruption = self._interruptions.pop(key)
             lost_ns = max(0, outputs.collected_at - interruption.since_ns)  # a torn record may hold a future time
-            self._writer.add_times(key[0], **{interruption.field: lost_ns})
+            self._writer.end_loss(key[0], interruption.field, lost_ns)
             if not self._has_token(key, outputs.progress):
                 self._writer.note_lost_early(key[0])
 

@@ -60,6 +60,7 @@ class Answer:
         self.arrived_ns = 0
         self.text_done_ns = 0
         self.ended_ns = 0
+        self.was_cut_by_a_crash = False  # it was cut off while execute was down
         self._has_logprobs = "logprobs" in view.record.sampling
         self._summary: dict[str, Any] | None = None  # computed once, with the end: it must not change afterwards
 
@@ -135,6 +136,10 @@ class Answer:
         """
         entry, is_complete = journal.records[self.view.slot], self.stream.finish_reason in ("stop", "length")
         times = read_times(journal, self.view, self.stream.num_tokens)
+        if not is_complete:
+            if self.was_cut_by_a_crash and not times.recovered_since_ns:  # what execute will note for those that go on
+                times = times._replace(recovered_since_ns=_at(times.tokens_ns, -1) or times.scheduled_ns)
+            times = times.until(self.ended_ns or until_ns)
         return Marks(
             received=int(entry["received_ns"]),
             tokenize_start=int(entry["tokenize_start_ns"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from ...protocol.board import Board
 from ...protocol.errors import RequestError
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.releases import ReleaseWriter, is_released, read_end_code
@@ -23,8 +24,11 @@ MAX_COUNTED_ADAPTERS = 256  # the statistics must fit on the board, however many
 class Ends:
     """Ends answers and releases requests. The only writer of ``release_word``."""
 
-    def __init__(self, journal: Journal, delivery: Delivery, notices: Notices, stats: StatsPublisher) -> None:
-        self._journal, self._delivery, self._notices, self._stats = journal, delivery, notices, stats
+    def __init__(
+        self, journal: Journal, board: Board, delivery: Delivery, notices: Notices, stats: StatsPublisher
+    ) -> None:
+        self._journal, self._board = journal, board
+        self._delivery, self._notices, self._stats = delivery, notices, stats
         self._writer = ReleaseWriter(journal)
         self.num_ended: Counter[str] = Counter()  # by finish reason
         self.num_adapted: dict[str, int] = {}  # by adapter, the latest last, for answers that used one
@@ -36,6 +40,7 @@ class Ends:
         """End an answer, unless it has already ended."""
         if answer.stream.is_finished and answer.ended_ns:
             return
+        answer.was_cut_by_a_crash = reason in ("abort", "error") and not self._board.ready("execute")
         self.close(answer, reason)
         self.release(answer)
 

@@ -83,7 +83,7 @@ class Summarize:
             public=context.curve_server(service.follow),
         )
         self._delivery = Delivery(self._router, context.journal, window=service.window_tokens)
-        self._ends = Ends(context.journal, self._delivery, self._notices, self._stats)
+        self._ends = Ends(context.journal, context.board, self._delivery, self._notices, self._stats)
         self._texts = Texts(context, card, vocabulary, self._ends)
         self._poller = self._links.poller(self._router.socket, *context.stop_files)
         self._discover()

@@ -166,6 +166,28 @@ def test_time_lost_to_a_crash_before_the_first_token_is_recorded_as_such(tmp_pat
     assert times.lost_early_ns == (times.recovered_ns if num_steps == 1 else 0)
 
 
+def test_loss_in_progress_is_known_of_a_request_that_ends_during_it(tmp_path: Path) -> None:
+    journal, clock = make_journal(tmp_path), itertools.count(10**9)
+    books = Bookkeeper(journal, eos_token_ids=frozenset())
+    engine = make_engine(num_pages=8, prefill_chunk=64, clock=lambda: next(clock))
+    views = dispatched(journal, [make_record(f"{i}", num_prompt_tokens=12, token_capacity=20) for i in range(2)])
+    for view in views:
+        engine.add(books.adopt(view))
+    while (outputs := engine.step()) is not None:
+        books.record(outputs)
+        if outputs.plan.preempted:
+            break
+    assert outputs is not None
+    [(slot, generation)], since_ns = outputs.plan.preempted, outputs.launched_at
+    view = next(view for view in views if view.slot == slot)
+    assert read_times(journal, view, 1).until(since_ns + 70).preempted_ns == 70
+    books.drop((slot, generation))
+    assert read_times(journal, view, 1).until(since_ns + 90).preempted_ns == 90
+    sequence = adopted(journal, view)
+    times = read_times(journal, view, sequence.num_output_tokens)
+    assert times.until(int(times.tokens_ns[-1]) + 50)[2:5] == (0, 50, 0)
+
+
 def test_torn_time_of_an_earlier_process_has_no_effect(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     [view] = dispatched(journal, [make_record()])

@@ -202,11 +202,35 @@ def test_cut_off_answer_was_in_the_decode_stage_until_then(world: World, reason:
     publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, SECOND_NS)
     [answer] = body._answers.values()
+    world.board.worker("execute").set_phase(world.board.epoch("execute"), "ready")
     world.clock.advance_to(world.clock.now_ns + 4 * SECOND_NS)
     body._ends.end(answer, reason)
     stages_ns = answer.account(world.journal).ledger.stages_ns
     assert (stages_ns["wire"], stages_ns["detokenize"]) == (0, 0)
     assert stages_ns["decode"] == pytest.approx(5 * SECOND_NS, rel=1e-3)
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+@pytest.mark.parametrize(
+    ("cause", "is_ready"), [("preempted", True), ("recovered", True), ("recovered", False)],
+    ids=["preempted", "not computed again yet", "execute is down"],
+)  # fmt: skip
+def test_cut_off_answer_had_lost_the_time_since_its_interruption(
+    world: World, reason: str, cause: str, is_ready: bool
+) -> None:
+    body, began_ns = begin(world), world.journal.now_ns()
+    publish_tokens(world, began_ns)
+    turn_after(world, body, SECOND_NS)
+    if is_ready:
+        world.board.worker("execute").set_phase(world.board.epoch("execute"), "ready")
+        TokenWriter(world.journal).begin_loss(KEY[0], f"{cause}_ns", began_ns + SECOND_NS)
+    [answer] = body._answers.values()
+    world.clock.advance_to(world.clock.now_ns + 4 * SECOND_NS)
+    body._ends.end(answer, reason)
+    world.clock.advance_to(world.clock.now_ns + SECOND_NS)
+    ledger = answer.account(world.journal).ledger
+    assert ledger.stages_ns[cause] == pytest.approx((4 if is_ready else 5) * SECOND_NS, rel=1e-3)
+    assert sum(ledger.stages_ns.values()) == ledger.wall_ns
 
 
 def test_tokens_found_in_the_journal_are_flushed_before_a_client_sees_them(
