@@ -63,9 +63,7 @@ class Client:
         elif submit is None or follow is None:
             raise ConfigError("a client needs a run directory, or a submit and a follow endpoint")
         else:
-            address = Address(submit, follow, keys)
-        if address.keys is None and any(where.startswith("tcp://") for where in (address.submit, address.follow)):
-            raise ConfigError("a client needs keys for a tcp:// endpoint", param="keys")
+            address = _checked(Address(submit, follow, keys))
         self.session = Session(Connection(address, look_up=look_up)).start()
 
     def __enter__(self) -> Client:
@@ -219,14 +217,26 @@ def _address_in(run_dir: Path, submit: str | None, follow: str | None, keys: Cli
     """The address of the pipeline in ``run_dir``, except for what is given.
 
     Raises:
-        ConfigError: its keys cannot be read.
+        ConfigError: its keys cannot be read, or are missing.
     """
     service = _service_in(run_dir)
-    return Address(
-        submit or submit_endpoint(run_dir, service),
-        follow or follow_endpoint(run_dir, service),
-        keys or own_keys(run_dir),
+    return _checked(
+        Address(
+            submit or submit_endpoint(run_dir, service),
+            follow or follow_endpoint(run_dir, service),
+            keys or own_keys(run_dir),
+        )
     )
+
+
+def _checked(address: Address) -> Address:
+    """
+    Raises:
+        ConfigError: it is reached over the network, which requires keys.
+    """
+    if address.keys is None and any(where.startswith("tcp://") for where in (address.submit, address.follow)):
+        raise ConfigError("a client needs keys for a tcp:// endpoint", param="keys")
+    return address
 
 
 def _service_in(run_dir: Path) -> ServiceConfig:

@@ -29,6 +29,7 @@ from triptych.protocol.errors import (
     RequestTimeout,
     UnknownRequest,
 )
+from triptych.protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys, own_keys
 from triptych.protocol.run_dir import CONFIG_FILE
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.hash_lm import expected_tokens
@@ -119,6 +120,19 @@ def test_client_that_was_there_before_the_driver_finds_its_endpoints(
         (tmp_path / "run" / CONFIG_FILE).write_text(PipelineConfig.from_options(**endpoints).to_json())
         assert service.recv(m.Submit).request_id == "mine"
         service.close()
+
+
+def test_client_that_looks_for_its_driver_never_goes_on_without_keys_over_the_network(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.create()
+    make_own_keys(tmp_path, folder)
+    with Client(tmp_path, submit="tcp://127.0.0.1:9", follow="tcp://127.0.0.1:9") as client:
+        look_up = client.session._connection._look_up
+        assert look_up is not None
+        assert look_up().keys == own_keys(tmp_path)
+        (tmp_path / OWN_KEYS_FILE).unlink()
+        with pytest.raises(ConfigError, match="a client needs keys for a tcp:// endpoint"):
+            look_up()
 
 
 def test_closed_client_refuses_requests(driver: Driver) -> None:
