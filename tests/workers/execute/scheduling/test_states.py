@@ -139,6 +139,16 @@ def test_least_recently_used_snapshot_is_evicted_first() -> None:
     assert cached_tokens(engine, late) == [0]
 
 
+def test_snapshot_where_prompts_diverge_outlives_older_ones() -> None:
+    """Only one that no prompt asked for makes room for the next one of its sequence. There are rows for five."""
+    diverging = [make_sequence(i, num_tokens=42, max_tokens=1, speaker=1) for i in range(3)]
+    for index, sequence in enumerate(diverging):
+        sequence.tokens[17:42] += index
+    others = [make_sequence(3 + i, num_tokens=9, max_tokens=1) for i in range(3)]
+    engine = make_engine(**SHARES | {"num_snapshots": 3}, max_num_seqs=1, prefill_chunk=64)
+    assert cached_tokens(engine, *diverging[:2], *others, diverging[2]) == [0, 0, 0, 0, 0, 16]
+
+
 def test_snapshot_in_use_is_not_evicted() -> None:
     """Five rows, all taken: the older of two snapshots is in use, so the other one is evicted."""
     pool, index = StatePool(num_running=2, num_snapshots=1, page_size=PAGE), PrefixIndex(PAGE)
