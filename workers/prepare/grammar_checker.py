@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 MAX_KNOWN = 256  # cached verdicts
 START_TIMEOUT_S = 60.0
 REMEMBER_S = 60.0  # how long an exceeded limit is remembered; other verdicts stay while there is room
+STOPPED_S = 0.5  # a wait that ends so much later was that of a stopped process
 _READ_BYTES = 1 << 16
 
 
@@ -130,6 +131,8 @@ class _Process:
     def answer(self, timeout_s: float) -> tuple[str, str]:
         """``(grammar, error)``, one of them empty.
 
+        If this process is stopped meanwhile, as in a paused container, so is the compiler: the time begins anew.
+
         Raises:
             TimeoutError: no answer in time.
             EOFError: the process died.
@@ -138,7 +141,10 @@ class _Process:
         received = b""
         while not received.endswith(b"\n"):
             if not self._selector.select(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError
+                if (now := time.monotonic()) < deadline + STOPPED_S:
+                    raise TimeoutError
+                deadline = now + timeout_s
+                continue
             received += (chunk := os.read(self._stdout.fileno(), _READ_BYTES))
             if not chunk:
                 raise EOFError

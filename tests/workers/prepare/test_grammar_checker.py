@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,6 +164,23 @@ def test_white_space_is_limited_unless_the_schema_says_otherwise(
     compiled = json.loads(grammar)["grammars"][0]["json_schema"]["x-guidance"]
     assert (compiled != options) == is_limited
     assert compiled.items() >= options.items()
+
+
+def test_pause_of_the_whole_machine_refuses_no_form(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a container. The form would be refused for a minute."""
+    compile_form(checker, {"regex": "first"})
+    assert checker._process is not None
+    select, clock, pauses = checker._process._selector.select, time.monotonic, [60.0]
+
+    def pause(timeout: float) -> Any:
+        if len(pauses) > 1:
+            return select(timeout)
+        pauses.append(0.0)
+        monkeypatch.setattr(grammar_checker, "time", SimpleNamespace(monotonic=lambda: clock() + pauses[0]))
+        return []
+
+    monkeypatch.setattr(checker._process._selector, "select", pause)
+    assert compile_form(checker, {"regex": "second"})
 
 
 def not_understood(*_: object) -> tuple[str, str]:
