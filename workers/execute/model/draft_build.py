@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ....protocol.errors import ConfigError
+from ....protocol.run_dir import MODE
 from ....protocol.tokenizer_files import TOKENIZER_FILE
 from ..scheduling.proposals import MAX_CHECKED_TOKENS
 from .backends import Backends, Loaded
@@ -18,6 +19,8 @@ from .checkpoint import attributed_to_draft
 from .draft_model import MAX_STEP_TOKENS, DraftModel
 from .pool import PoolSize
 from .proof import ProofStore
+
+_SCRATCH = "draft-tokenizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,16 @@ def _backends_of_draft(backends: Backends, folder: Path) -> Backends:
 
 @contextmanager
 def _scratch(run_dir: Path) -> Iterator[Path]:
-    """Create a temporary folder for the draft model's tokenizer, which is not served."""
-    with tempfile.TemporaryDirectory(prefix="draft-tokenizer-", dir=run_dir) as folder:
-        yield Path(folder)
+    """A temporary folder for the draft model's tokenizer, which is not served. It has always the same name: a process
+    that is killed meanwhile leaves it to the next one.
+    """
+    folder = run_dir / _SCRATCH
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(MODE)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_vocabulary(own: Path, served: Path) -> None:

@@ -19,6 +19,7 @@ from tests.workers.execute.model.native import NUM_PAGES, PAGE_SIZE, NativeEngin
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import draft_model, prefault
+from triptych.workers.execute.model.draft_build import _scratch
 from triptych.workers.execute.model.draft_model import DraftModel
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -269,3 +270,12 @@ def test_draft_model_that_only_transformers_can_run_is_refused(tmp_path: Path) -
     draft = tiny.make_tiny_model("gpt2", tmp_path / "draft")
     with pytest.raises(ConfigError, match=r"^the draft model: .*cannot run on the native kernels"):
         NativeEngine(checkpoint, tmp_path, draft=draft)
+
+
+def test_starts_that_are_killed_do_not_fill_the_run_directory(tmp_path: Path) -> None:
+    """It is in memory, and a large tokenizer takes tens of megabytes."""
+    lives = [_scratch(tmp_path) for _ in range(3)]
+    for life in lives:
+        (life.__enter__() / "tokenizer.json").touch()
+    lives[-1].__exit__(None, None, None)  # the others were killed
+    assert list(tmp_path.iterdir()) == []
