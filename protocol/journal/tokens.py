@@ -50,9 +50,10 @@ def _row_powers(width: int) -> npt.NDArray[np.uint32]:
     return _powers(width)[1:]
 
 
-def _scores_check(words: npt.NDArray[np.uint32], start: int = 0) -> int:
-    """The hash of some words of the prompt's scores, of which ``start`` precede them; those of all parts add up."""
-    return int(words @ _powers(len(words))[1:]) * pow(MULTIPLIER, start, MASK + 1) & MASK
+def _scores_check(rows: npt.NDArray[np.uint32]) -> int:
+    """The hash of the prompt's scores, [n, words]."""
+    words = rows.ravel()
+    return int(words @ _powers(len(words))[1:])
 
 
 class _Places(NamedTuple):
@@ -180,16 +181,15 @@ class TokenWriter:
         self._checks[view.slot] = int(self._checks[view.slot]) + int(row @ _row_powers(len(row))) & MASK
 
     def publish_scores(self, view: RequestView, start: int, scores: ScoreColumns) -> None:
-        """Write the prompt's scores from row ``start`` on, in order, before the first token is published. The last ones
-        publish them all.
+        """Write the prompt's scores from row ``start`` on, before anything of the first token. The last row publishes
+        them all.
         """
         rows = pack_scores(scores, view.record.num_prompt_logprobs or 0)
         at = view.extent.scores_at + start * rows.shape[1]
         self._journal.words[at : at + rows.size] = rows.ravel()
-        check = int(self._checks[view.slot]) + _scores_check(rows.ravel(), start * rows.shape[1]) & MASK
-        self._checks[view.slot] = check
         if start + len(rows) == _num_score_rows(view):
-            self._journal.tokens_words[view.slot] = word(0, check)
+            self._checks[view.slot] = _seed_of(self._journal, view)
+            self._journal.tokens_words[view.slot] = word(0, int(self._checks[view.slot]))
 
     def note_chunks(self, slot: int, ends: Sequence[int]) -> None:
         """Record where the prompt was cut, before its first token is published. Cuts that do not fit are dropped."""
@@ -262,7 +262,7 @@ def read_tokens(journal: Journal, view: RequestView) -> npt.NDArray[np.int32] | 
         logprobs = _logprob_rows(journal, view, 0, count)
     seed = view.generation
     if view.record.num_prompt_logprobs is not None and (count > 0 or check != seed):
-        seed = seed + _scores_check(_score_rows(journal, view).ravel()) & MASK
+        seed = _seed_of(journal, view)
     return tokens if check_of(seed, tokens, logprobs) == check else None
 
 
@@ -362,6 +362,11 @@ def _score_rows(journal: Journal, view: RequestView) -> npt.NDArray[np.uint32]:
     width, num_rows = row_words(view.record.num_prompt_logprobs or 0), _num_score_rows(view)
     at = view.extent.scores_at
     return journal.words[at : at + num_rows * width].reshape(num_rows, width)
+
+
+def _seed_of(journal: Journal, view: RequestView) -> int:
+    """The seed of ``check_of`` for a request whose scores are complete."""
+    return view.generation + _scores_check(_score_rows(journal, view)) & MASK
 
 
 def _num_score_rows(view: RequestView) -> int:

@@ -205,11 +205,11 @@ class Bookkeeper:
         plan, progress = outputs.plan, outputs.progress
         self._note_schedule(outputs)
         self._note_chunks(outputs.plan)
-        if outputs.logprobs:
-            self._write_logprobs(outputs)
         for key, scores in outputs.scores.items():
             if key in self._views:
                 self._writer.publish_scores(self._views[key], scores.start, scores.columns)
+        if outputs.logprobs:
+            self._write_logprobs(outputs)
         slots, _ = self._columns_of(progress.keys)
         indices = np.array(progress.token_indices, np.int64)
         token_ids = np.array(progress.token_ids, np.int32)
