@@ -26,8 +26,9 @@ from benchmarks.report import environment
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.decoder_spec import describe_decoder
+from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.native_decoder import NativeDecoder
-from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
+from triptych.workers.execute.model.native_weights import PackedWeights
 from triptych.workers.execute.model.ropes import find_ropes
 from triptych.workers.execute.model.threads import num_processors
 from triptych.workers.execute.step import StepInputs

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from .checkpoint import check_generation_config, check_weights, context_limit, read_config
 from .decoder_spec import DecoderSpec, Unsupported, describe_decoder
 from .facts import ModelFacts
-from .native_weights import Checkpoint
+from .mapped_checkpoint import Checkpoint
 from .stored_weights import open_tensors
 from .text_part import text_config
 

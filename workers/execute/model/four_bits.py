@@ -18,7 +18,7 @@ from ....protocol.errors import ConfigError
 from ..kernels.matrix import FourBits
 from ..kernels.structures import GROUP_INPUTS, Format
 from .decoder_spec import Unsupported
-from .native_weights import Checkpoint
+from .mapped_checkpoint import Checkpoint
 
 Array = npt.NDArray[Any]
 

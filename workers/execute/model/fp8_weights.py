@@ -20,7 +20,7 @@ import torch
 
 from ....protocol.errors import ConfigError
 from .decoder_spec import Unsupported
-from .native_weights import Checkpoint, Names
+from .mapped_checkpoint import Checkpoint, Names
 from .text_part import text_names
 
 _FP8 = "F8_E4M3"  # safetensors' name

@@ -17,10 +17,11 @@ from .decoder_spec import DecoderSpec, Unsupported
 from .delta_spec import DeltaSpec
 from .facts import Progress
 from .lora import Adapter
+from .mapped_checkpoint import Checkpoint
 from .native_decoder import NativeDecoder
 from .native_lora import PackedAdapters
 from .native_states import state_bytes
-from .native_weights import Checkpoint, PackedWeights
+from .native_weights import PackedWeights
 from .pool import LayerShape
 from .proof import Proof
 from .stored_weights import open_tensors

@@ -14,9 +14,10 @@ from ..kernels.structures import Format
 from ..step import Int32, StepInputs
 from .decoder_spec import DecoderSpec, Unsupported
 from .lora import Adapter
+from .mapped_checkpoint import Checkpoint
 from .native_decoder import NativeDecoder
 from .native_lora import PackedAdapters
-from .native_weights import Checkpoint, PackedWeights
+from .native_weights import PackedWeights
 from .oracle import DecoderOutputs, Oracle
 from .probe import NUM_PAGES, NUM_POSITIONS, NUM_STATE_ROWS, PAGE_SIZE, paged_rows, random_sequences, whole_rows
 from .ropes import find_ropes

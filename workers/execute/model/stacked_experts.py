@@ -16,7 +16,7 @@ import torch
 from ....protocol.errors import ConfigError
 from ..kernels.matrix import Mxfp4
 from ..kernels.structures import Format
-from .native_weights import Checkpoint
+from .mapped_checkpoint import Checkpoint
 
 _STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_blocks|_scales|_bias|)")
 _STACK_OF_GRANITE = re.compile(r"(.*\.block_sparse_moe)\.(input|output)_linear\.weight()")

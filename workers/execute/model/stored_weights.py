@@ -12,7 +12,7 @@ from ....protocol.errors import ConfigError
 from .decoder_spec import Unsupported
 from .four_bits import QuantisedCheckpoint, find_layout
 from .fp8_weights import Block, Fp8Checkpoint, check_types, fp8_blocks
-from .native_weights import Checkpoint
+from .mapped_checkpoint import Checkpoint
 from .stacked_experts import StackedExperts
 
 # Families that store all experts of a layer in one tensor, as inputs by outputs or as outputs by inputs.

@@ -15,7 +15,7 @@ from tests.tiny import FAMILIES
 from tests.workers.execute.model.native import make_checkpoint
 from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
 from triptych.workers.execute.model.dense_checkpoint import open_checkpoint
-from triptych.workers.execute.model.native_weights import Checkpoint
+from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.ropes import find_ropes
 from triptych.workers.execute.model.stored_weights import open_tensors
 

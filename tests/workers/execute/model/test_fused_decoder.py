@@ -79,7 +79,7 @@ def test_greedy_tokens_equal_those_of_transformers(family: str, tmp_path: Path) 
 def test_weights_are_stored_once(family: str, tmp_path: Path) -> None:
     """Merged matrices share memory with the model of the self-test, and a tied head is the embedding itself."""
     from triptych.workers.execute.model.fused_weights import Format, FusedLoader
-    from triptych.workers.execute.model.native_weights import Checkpoint
+    from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 
     folder = make_checkpoint(family, tmp_path / "checkpoint", **FAMILIES[family])
     from transformers import AutoConfig

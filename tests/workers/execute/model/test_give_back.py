@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from triptych.workers.execute.model.give_back import trim_heap
-from triptych.workers.execute.model.native_weights import Checkpoint
+from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 
 SMAPS = Path("/proc/self/smaps")
 

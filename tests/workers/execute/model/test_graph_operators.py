@@ -21,7 +21,7 @@ from triptych.workers.execute.attention.interface import LayerCache
 from triptych.workers.execute.model.decoder_spec import describe_decoder
 from triptych.workers.execute.model.graphs import GraphKey
 from triptych.workers.execute.model.lora import load_adapters
-from triptych.workers.execute.model.native_weights import Checkpoint
+from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.ropes import find_ropes
 from triptych.workers.execute.sampling.kinds import SamplingKind
 from triptych.workers.execute.sampling.sampler import Sampler

@@ -28,9 +28,9 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.decoder_spec import describe_decoder
 from triptych.workers.execute.model.lora import load_adapters
+from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_lora import PackedAdapters
-from triptych.workers.execute.model.native_weights import Checkpoint
 
 Int32 = npt.NDArray[np.int32]
 NUM_PAGES, NUM_TOKENS = 12, 60

@@ -38,8 +38,8 @@ from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.loading import check_speculation
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.decoder_spec import describe_decoder
+from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.native_decoder import NativeDecoder
-from triptych.workers.execute.model.native_weights import Checkpoint
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 Floats = npt.NDArray[np.float32]

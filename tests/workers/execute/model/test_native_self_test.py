@@ -15,8 +15,9 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model import oracle
 from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
+from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.native_self_test import check_native
-from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
+from triptych.workers.execute.model.native_weights import PackedWeights
 from triptych.workers.execute.model.states import StateLedger
 from triptych.workers.execute.step import Int32, StepCut
 
