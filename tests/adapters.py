@@ -25,13 +25,19 @@ def make_adapter(
         for name in file.keys():  # noqa: SIM118
             module = name.removesuffix(".weight")
             if name.endswith(".weight") and module.rpartition(".")[2] in targets:
-                outputs, inputs = file.get_slice(name).get_shape()
+                shape = file.get_slice(name).get_shape()
+                outputs, inputs = shape[::-1] if _is_transposed(checkpoint) else shape
                 spread = float(file.get_tensor(name).float().std()) or 1.0
                 for side, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
                     values = torch.randn(shape, generator=generator) * (0.2 * spread / rank**0.5) ** 0.5
                     tensors[f"base_model.model.{module}.lora_{side}.weight"] = values
     write_adapter(folder, tensors, r=rank, lora_alpha=rank, target_modules=list(targets), **config)
     return folder
+
+
+def _is_transposed(checkpoint: Path) -> bool:
+    """Whether its matrices are stored as [inputs, outputs]; those of adapters never are."""
+    return bool(json.loads((checkpoint / "config.json").read_text())["model_type"] == "gpt2")
 
 
 def write_adapter(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> None:
@@ -57,6 +63,7 @@ def merge(checkpoint: Path, adapter: Path, folder: Path, *, scale: float = 1.0) 
             module = name.removesuffix(".lora_A.weight")
             product = additions[f"{module}.lora_B.weight"].double() @ additions[name].double()
             key = module.removeprefix("base_model.model.") + ".weight"
+            product = product.T if _is_transposed(checkpoint) else product
             weights[key] = (weights[key].double() + scale * product).to(weights[key].dtype)
     folder.mkdir(parents=True)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})

@@ -19,6 +19,9 @@ class Activation(IntEnum):
     GELU_TANH = 1
     CLAMPED_SWIGLU = 2
     SQUARED_RELU = 3
+    RELU = 4
+    GELU = 5
+    XIELU = 6
 
 
 class Format(IntEnum):
@@ -93,6 +96,14 @@ class ShortConvolution(ctypes.Structure):
     ]
 
 
+class Xielu(ctypes.Structure):
+    _fields_ = [
+        ("squared", c_float),
+        ("exponential", c_float),
+        ("linear", c_float),
+    ]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         ("qkv", Matrix),
@@ -116,7 +127,7 @@ class Layer(ctypes.Structure):
         ("keys", c_void_p),
         ("values", c_void_p),
         ("window", c_int32),
-        ("unused", c_int32),
+        ("xielu", Xielu),
     ]
 
 
@@ -145,10 +156,12 @@ class Model(ctypes.Structure):
         ("layers", c_void_p),
         ("head", Matrix),
         ("embedding", c_void_p),
+        ("positions", c_void_p),
         ("final_norm", c_void_p),
         ("updates", c_void_p),
         ("format", c_int32),
         ("embedding_is_bf16", c_int32),
+        ("num_positions", c_int32),
         ("num_layers", c_int32),
         ("hidden_size", c_int32),
         ("intermediate_size", c_int32),
@@ -163,6 +176,7 @@ class Model(ctypes.Structure):
         ("residual_multiplier", c_float),
         ("score_cap", c_float),
         ("logit_cap", c_float),
+        ("qkv_limit", c_float),
         ("query_growth", c_float),
         ("query_growth_span", c_int32),
         ("activation", c_int32),

@@ -16,10 +16,26 @@ if TYPE_CHECKING:
     from .decoder_spec import DecoderSpec
 
 # Under transformers' names.
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu2": "squared_relu"}
+ACTIVATIONS = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "squared_relu",
+    "xielu": "xielu",
+}
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the sequence length
+_SUPPORTED = {  # values of settings, in families that have them
+    "alibi": False,
+    "conv_bias": False,
+    "do_layer_norm_before": True,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+}
 _NEVER_ZERO = (
     "attention_multiplier",
+    "clip_qkv",
     "logits_scaling",
     "logit_scale",
     "query_pre_attn_scalar",
@@ -45,12 +61,11 @@ def check_config(config: PretrainedConfig) -> None:
         raise Unsupported(f"its activation is {activation}")
     if family.has_delta_rules and activation != "silu":
         raise Unsupported(f"its convolutions' activation is {activation}")
-    if family.has_short_convolutions and config.conv_bias:
-        raise Unsupported("its convolutions have biases")
     if getattr(config, "use_bidirectional_attention", None):
         raise Unsupported("its attention is not causal")
-    if getattr(config, "clip_qkv", None) is not None:
-        raise Unsupported(f"its queries, keys and values are clipped at {config.clip_qkv}")
+    for name, supported in _SUPPORTED.items():
+        if (value := getattr(config, name, supported)) != supported:
+            raise Unsupported(f"its {name} is {value}")
     for name in _NEVER_ZERO:
         if getattr(config, name, None) == 0:
             raise Unsupported(f"its {name} is 0")

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from ..kernels.memory import padded
 from . import layer_kinds
 from .checks import ACTIVATIONS, activation_of, check_config, check_tensors
-from .delta_spec import DeltaSpec, delta_modules, delta_tensors, describe_delta
-from .families import FAMILIES, Modules
+from .delta_spec import DeltaSpec, Part, delta_modules, delta_tensors, describe_delta
+from .families import FAMILIES, Family, Modules
 from .layer_kinds import Unsupported as Unsupported
-from .layer_tensors import ExpertTensors, LayerTensors, bias_of
+from .layer_tensors import XIELU_SHAPES, ExpertTensors, LayerTensors, bias_of
 from .ropes import head_dim, rotary_dim
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 class DecoderSpec:
     """Layers of ``x += attention(norm(x)); x += down(activation(gate(norm(x))) * up(norm(x)))``.
 
-    Norms are RMS norms or layer norms. Positions are rotary, or a layer uses none. In some families the embedding and
-    what is added to x are scaled; what is added to x is normed as well, or instead of the inputs; and scores or logits
-    y become ``cap * tanh(y / cap)``.
+    Norms are RMS norms or layer norms. Positions are rotary, or a layer uses none, or there is a table of vectors that
+    are added to the embeddings. In some families the embedding and what is added to x are scaled; what is added to x is
+    normed as well, or instead of the inputs; and scores or logits y become ``cap * tanh(y / cap)``.
 
     A layer may have experts in place of its MLP: each token uses those with the highest scores, which are the softmax
     of a router's logits or their sigmoids, and their outputs are weighted by these. There may also be a shared expert,
@@ -50,22 +51,25 @@ class DecoderSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    num_positions: int  # with a learned vector; 0: positions are not learned
     rotary_dim: int  # the first channels of a head, which are rotated
     turns_neighbours: bool  # channel 2i is rotated with 2i + 1, not i with i + rotary_dim / 2
     gates_outputs: bool  # of attention
     delta: DeltaSpec | None  # of layers with a delta rule
     num_taps: int  # of short convolutions; 0: no layer has one
     is_recurrent: tuple[bool, ...]  # of each layer: whether it has a delta rule or a convolution instead of attention
-    activation: str  # "silu", "gelu_tanh" or "squared_relu", or "clamped_swiglu": see gate_limit
+    activation: str  # one of ``ACTIVATIONS`` in checks.py, or "clamped_swiglu": see gate_limit
     gate_slope: float
     gate_limit: float
     has_gates: bool  # in MLPs; without, they are ``down(activation(up(norm(x))))``
     is_parallel: bool  # ``x += attention(norm(x)) + mlp(norm(x))``, often with the same norm
     norm_eps: float
     has_layer_norms: bool  # of inputs: means are subtracted first
+    has_norm_weights: bool
     has_norm_biases: bool
     norm_offset: float  # added to the weights of all norms
     attention_multiplier: float  # of scores
+    qkv_limit: float | None  # queries, keys and values are clipped to +-qkv_limit
     score_cap: float | None
     logit_cap: float | None
     query_growth: float  # a query at position p is scaled by ``1 + query_growth * log(1 + p // query_growth_span)``
@@ -98,11 +102,21 @@ class DecoderSpec:
     has_head_bias: bool
     is_tied: bool  # the head is the embedding
 
-    embedding: ClassVar[str] = "model.embed_tokens.weight"
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.model_type]
 
     @property
     def modules(self) -> Modules:
-        return FAMILIES[self.model_type].modules
+        return self.family.modules
+
+    @property
+    def embedding(self) -> str:
+        return f"{self.modules.embedding}.weight"
+
+    @property
+    def positions(self) -> str:
+        return f"{self.modules.positions}.weight"
 
     @property
     def final_norm(self) -> str:
@@ -134,6 +148,14 @@ class DecoderSpec:
         keys = self.num_kv_heads * self.head_dim
         return (1 + self.gates_outputs) * self.num_heads * self.head_dim, keys, keys
 
+    @property
+    def qkv_parts(self) -> list[Part]:
+        """How the rows of these projections map to queries, keys and values side by side."""
+        groups = self.num_kv_heads if self.family.are_heads_together else 1
+        firsts = accumulate(self.qkv_sizes, initial=0)
+        each = [(size // groups, first) for size, first in zip(self.qkv_sizes, firsts, strict=False)]
+        return [Part(size, first + group * size) for group in range(groups) for size, first in each]
+
     def layer(self, index: int) -> LayerTensors:
         modules = self.modules
         qkv, output, gate_up, down = modules.qkv, modules.output, modules.gate_up, modules.down
@@ -146,7 +168,7 @@ class DecoderSpec:
             gate_up = (gate, up)
 
         def named(module: str) -> str:
-            return f"model.layers.{index}.{module}.weight"
+            return f"{modules.layers}.{index}.{module}.weight"
 
         def expert(number: int) -> ExpertTensors:
             gate, up, down = (named(f"{modules.experts}.{number}.{name}") for name in modules.expert)
@@ -157,9 +179,10 @@ class DecoderSpec:
             output=named(output),
             gate_up=tuple(map(named, gate_up)),
             down=named(down),
+            activation=f"{modules.layers}.{index}.{modules.activation}",
             shared_gate=named(modules.shared_gate),
             router=named(modules.router),
-            router_biases=f"model.layers.{index}.{modules.router_biases}",
+            router_biases=f"{modules.layers}.{index}.{modules.router_biases}",
             experts=tuple(map(expert, range(self.num_experts if self.has_experts[index] else 0))),
             attention_norm=named(modules.attention_norm),
             mlp_norm=named(modules.mlp_norm),
@@ -167,9 +190,9 @@ class DecoderSpec:
             gated_norm=named(modules.gated_norm),
             query_norm=named(modules.query_norm),
             key_norm=named(modules.key_norm),
-            sinks=f"model.layers.{index}.self_attn.sinks",
+            sinks=f"{modules.layers}.{index}.self_attn.sinks",
             delta=delta_tensors(
-                f"model.layers.{index}.linear_attn", is_by_heads=self.delta is not None and self.delta.is_by_heads
+                f"{modules.layers}.{index}.linear_attn", is_by_heads=self.delta is not None and self.delta.is_by_heads
             ),
             convolution=named(modules.convolution),
         )
@@ -189,6 +212,8 @@ class DecoderSpec:
             self.head: (self.vocab_size, self.hidden_size),
             **dict(self._norm_shapes(self.final_norm)),
         }
+        if self.num_positions:
+            shapes[self.positions] = (self.family.first_position + self.num_positions, self.hidden_size)
         if self.has_head_bias:
             shapes[bias_of(self.head)] = (self.vocab_size,)
         for index in range(self.num_layers):
@@ -215,7 +240,7 @@ class DecoderSpec:
         if is_recurrent:
             mixer = self._convolution_shapes(names) if delta is None else self._delta_shapes(names, delta)
         for name, shape, has_bias in (*mixer, *self._mlp_shapes(names)):
-            yield name, shape
+            yield name, shape[::-1] if self.family.is_transposed else shape
             if has_bias:
                 yield bias_of(name), shape[:1]
         hidden, queries, keys = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -238,7 +263,8 @@ class DecoderSpec:
             yield names.sinks, (self.num_heads,)
 
     def _norm_shapes(self, name: str) -> Iterator[tuple[str, tuple[int]]]:
-        yield name, (self.hidden_size,)
+        if self.has_norm_weights:
+            yield name, (self.hidden_size,)
         if self.has_norm_biases:
             yield bias_of(name), (self.hidden_size,)
 
@@ -265,7 +291,7 @@ class DecoderSpec:
         if names.experts:
             yield names.router, (self.num_experts, hidden), has_bias
         if names.experts and self.has_router_biases:
-            axes = FAMILIES[self.model_type].router_biases_axes
+            axes = self.family.router_biases_axes
             yield names.router_biases, (*axes, self.num_experts), False
         if names.experts and self.shared_size and self.gates_shared_expert:
             yield names.shared_gate, (1, hidden), False
@@ -274,6 +300,8 @@ class DecoderSpec:
                 (name, ((1 + self.has_gates) * size // len(mlp.gate_up), hidden), has_bias) for name in mlp.gate_up
             )
             yield mlp.down, (hidden, size), has_bias
+        if self.activation == "xielu":
+            yield from ((f"{names.activation}.{name}", shape, False) for name, shape in XIELU_SHAPES.items())
 
 
 def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
@@ -287,12 +315,12 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     modules = family.modules
     is_recurrent, has_experts = layer_kinds.recurrent_layers(config), layer_kinds.has_experts(config)
     # The first attention layer, if there is one: all of them have the same tensors.
-    layer = f"model.layers.{is_recurrent.index(False) if False in is_recurrent else 0}."
+    layer = f"{modules.layers}.{is_recurrent.index(False) if False in is_recurrent else 0}."
     size = head_dim(config)
     embedding_multiplier = config.hidden_size**0.5 if family.scales_embedding else 1.0
     logits_scaling = float(getattr(config, family.logits_setting, 1.0))
-    query_growth, query_growth_span = _query_growth(config)
-    down = shapes.get(f"{layer}{modules.down}.weight", (0,))
+    query_growth, query_growth_span = layer_kinds.query_growth(config)
+    inner = shapes.get(f"{layer}{modules.down}.weight", (0,))[0 if family.is_transposed else -1]
 
     def has(module: str, kind: str) -> bool:
         return f"{layer}{module}.{kind}" in shapes
@@ -301,10 +329,11 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         model_type=config.model_type,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=getattr(config, family.mlp_size, 0) if family.mlp_size else down[-1],
+        intermediate_size=getattr(config, family.mlp_size, 0) if family.mlp_size else inner,
         num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
+        num_kv_heads=layer_kinds.num_kv_heads(config),
         head_dim=size,
+        num_positions=config.max_position_embeddings if modules.positions else 0,
         rotary_dim=rotary_dim(config),
         turns_neighbours=family.turns_neighbours,
         gates_outputs=family.gates_outputs,
@@ -317,14 +346,15 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         gate_slope=getattr(config, "swiglu_alpha", 1.702),
         gate_limit=getattr(config, "swiglu_limit", 7.0),
         has_gates=family.has_gates,
-        is_parallel=family.is_parallel,
-        norm_eps=getattr(config, family.norm_eps),
+        is_parallel=getattr(config, family.parallel, family.is_parallel),
+        norm_eps=getattr(config, family.norm_eps, 1e-5),
         has_layer_norms=family.has_layer_norms,
+        has_norm_weights=not family.has_layer_norms or has(modules.attention_norm, "weight"),
         has_norm_biases=has(modules.attention_norm, "bias"),
         norm_offset=family.norm_offset,
-        attention_multiplier=float(
-            getattr(config, "attention_multiplier", getattr(config, "query_pre_attn_scalar", size) ** -0.5)
-        ),
+        attention_multiplier=family.attention_multiplier
+        or float(getattr(config, "attention_multiplier", getattr(config, "query_pre_attn_scalar", size) ** -0.5)),
+        qkv_limit=getattr(config, "clip_qkv", None),
         score_cap=config.attn_logit_softcapping if family.caps_scores else None,
         logit_cap=config.final_logit_softcapping if family.caps_logits else None,
         query_growth=query_growth,
@@ -338,8 +368,8 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         has_experts=has_experts,
         num_experts=layer_kinds.num_experts(config) if any(has_experts) else 0,
         experts_per_token=config.num_experts_per_tok if any(has_experts) else 0,
-        expert_size=_expert_size(config) if any(has_experts) else 0,
-        shared_size=_shared_size(config) if any(has_experts) else 0,
+        expert_size=layer_kinds.expert_size(config) if any(has_experts) else 0,
+        shared_size=layer_kinds.shared_size(config) if any(has_experts) else 0,
         gates_shared_expert=family.has_shared_expert,
         has_sigmoid_routers=family.has_sigmoid_routers,
         has_router_biases=any(name.endswith(modules.router_biases) for name in shapes),
@@ -359,27 +389,3 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     )
     check_tensors(spec, shapes)
     return spec
-
-
-def _expert_size(config: PretrainedConfig) -> int:
-    name = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
-    size: int = getattr(config, name)
-    return size
-
-
-def _shared_size(config: PretrainedConfig) -> int:
-    family = FAMILIES[config.model_type]
-    if family.num_shared_experts:
-        return _expert_size(config) * (getattr(config, family.num_shared_experts) or 0)
-    size: int = config.shared_expert_intermediate_size if family.has_shared_expert else 0
-    return size
-
-
-def _query_growth(config: PretrainedConfig) -> tuple[float, int]:
-    """Return the factor, and the span of positions over which queries are scaled alike.
-
-    Source: Llama 4 blog post, Meta 2025, "inference time temperature".
-    """
-    if not FAMILIES[config.model_type].grows_queries:
-        return 0.0, 1
-    return config.rope_parameters["llama_4_scaling_beta"], config.rope_parameters["original_max_position_embeddings"]

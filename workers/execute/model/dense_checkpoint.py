@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from .checkpoint import check_generation_config, check_weights, context_limit, read_config
 from .decoder_spec import DecoderSpec, Unsupported, describe_decoder
 from .facts import ModelFacts
+from .families import FAMILIES, Family
 from .mapped_checkpoint import Checkpoint
 from .stored_weights import open_tensors
 from .text_part import text_config
@@ -37,12 +38,12 @@ def open_checkpoint(folder: Path) -> DenseCheckpoint:
     check_generation_config(folder)
     check_weights(folder)
     tensors = open_tensors(folder)
-    if getattr(config, "tie_word_embeddings", False) and _has_head(tensors):
+    if getattr(config, "tie_word_embeddings", False) and _has_head(config, tensors):
         config.tie_word_embeddings = False
     return DenseCheckpoint(config, tensors, describe_decoder(config, tensors.shapes()))
 
 
-def _has_head(tensors: Checkpoint) -> bool:
+def _has_head(config: PretrainedConfig, tensors: Checkpoint) -> bool:
     """Whether the checkpoint has a head that differs from the embedding.
 
     If so, the two are not tied, whatever the config says; transformers decides likewise. In some models' configs the
@@ -50,9 +51,11 @@ def _has_head(tensors: Checkpoint) -> bool:
     """
     if tensors.has_four_bits(_HEAD):
         return True
-    if _HEAD not in tensors or DecoderSpec.embedding not in tensors:
+    family = FAMILIES.get(config.model_type, Family())
+    name = f"{family.modules.embedding}.weight"
+    if _HEAD not in tensors or name not in tensors:
         return False
-    head, embedding = tensors[_HEAD], tensors[DecoderSpec.embedding]
+    head, embedding = tensors[_HEAD], tensors[name]
     return head.dtype != embedding.dtype or not torch.equal(head, embedding)
 
 
@@ -71,7 +74,7 @@ def choose_dtype(config: PretrainedConfig, name: str, known: Collection[torch.dt
 
 
 def read_facts(
-    config: PretrainedConfig, folder: Path, tokenizer: PreTrainedTokenizerFast, checkpoint: Checkpoint
+    config: PretrainedConfig, folder: Path, tokenizer: PreTrainedTokenizerFast, spec: DecoderSpec
 ) -> ModelFacts:
     try:
         generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -81,7 +84,7 @@ def read_facts(
     eos_ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
     return ModelFacts(
         model_type=config.model_type,
-        num_parameters=sum(map(prod, checkpoint.shapes().values())),
+        num_parameters=sum(map(prod, spec.tensors().values())),
         vocab_size=config.vocab_size,
         eos_token_ids=tuple(sorted(int(token_id) for token_id in eos_ids)),
         context_limit=context_limit(config),

@@ -36,18 +36,22 @@ def attach_experts(model: PreTrainedModel, spec: DecoderSpec, read: Read) -> Non
     transformers keeps all experts of a layer in one tensor, which would be a second copy of nearly the whole model. Its
     eager implementation visits the chosen experts one by one, so each expert's weights are read only while it is used.
     """
-    layers: Any = model.model.layers
     if any(spec.has_experts):
         model.set_experts_implementation("eager")
-    for index, layer in enumerate(layers):
+    for index, layer in _with_experts(model, spec):
         names = spec.layer(index)
-        if names.experts:
-            _attach_router(_router_of(layer), names, read)
-            if spec.has_router_biases:
-                holder, name = _biases_of(layer)
-                delattr(holder, name)  # it is a parameter in some families, and a buffer in others
-                holder.register_buffer(name, read(names.router_biases))
-            _attach_experts(_block_of(layer).experts, names.experts, read)
+        _attach_router(_router_of(layer), names, read)
+        if spec.has_router_biases:
+            holder, name = _biases_of(layer)
+            delattr(holder, name)  # it is a parameter in some families, and a buffer in others
+            holder.register_buffer(name, read(names.router_biases))
+        _attach_experts(_block_of(layer).experts, names.experts, read)
+
+
+def _with_experts(model: PreTrainedModel, spec: DecoderSpec) -> list[tuple[int, Any]]:
+    """The layers with experts, and their indices."""
+    layers: Any = model.get_submodule(spec.modules.layers)
+    return [(index, layer) for index, layer in enumerate(layers) if spec.has_experts[index]]
 
 
 def _attach_router(router: Any, names: LayerTensors, read: Read) -> None:
@@ -115,10 +119,9 @@ class FollowedChoices:
     @contextmanager
     def by(self, model: PreTrainedModel, spec: DecoderSpec) -> Iterator[None]:
         """Make the model use these experts in this block, each with the weight that the model's own routers give it."""
-        layers: Any = model.model.layers
-        with_experts = [(index, layer) for index, layer in enumerate(layers) if spec.has_experts[index]]
         handles = [
-            _router_of(layer).register_forward_hook(self._hook(index, layer, spec)) for index, layer in with_experts
+            _router_of(layer).register_forward_hook(self._hook(index, layer, spec))
+            for index, layer in _with_experts(model, spec)
         ]
         try:
             yield

@@ -10,8 +10,12 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modules:
-    """The names of modules in checkpoints; all but the last are those of a layer."""
+    """The names of modules in checkpoints: of the model, and of each of its layers."""
 
+    embedding: str = "model.embed_tokens"
+    positions: str = ""  # the table of learned positions; "": the family has none
+    layers: str = "model.layers"
+    final_norm: str = "model.norm"
     # Also of a layer with a short convolution, whose input gates, output gates and inputs are one tensor.
     convolution: str = "conv.conv"
     convolution_inputs: str = "conv.in_proj"
@@ -26,13 +30,13 @@ class Modules:
     mlp_norm: str = "post_attention_layernorm"
     attended_norm: str = ""  # of what attention adds to x, in families that may have one
     gated_norm: str = ""  # of what the MLP adds
+    activation: str = "mlp.act_fn"  # if it has parameters
     router: str = "mlp.gate"
     router_biases: str = "mlp.gate.e_score_correction_bias"  # a tensor
     experts: str = "mlp.experts"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # inside of each expert
     shared: str = "mlp.shared_expert"
     shared_gate: str = "mlp.shared_expert_gate"
-    final_norm: str = "model.norm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +46,16 @@ class Family:
     modules: Modules = Modules()
     activation: str = "hidden_act"  # the name of the setting; "": it is always silu
     mlp_size: str = "intermediate_size"  # the name of the setting; "": it is that of the tensors
-    norm_eps: str = "rms_norm_eps"  # the name of the setting
+    kv_heads: str = "num_key_value_heads"  # likewise; "": as many as there are for queries
+    layer_types: str = "layer_types"  # likewise
+    window: str = "sliding_window"  # likewise
+    norm_eps: str = "rms_norm_eps"  # likewise; "": it is that of torch
     has_layer_norms: bool = False
     has_gates: bool = True  # in MLPs
     norm_offset: float = 0.0  # what stored norm weights are offsets from
     scales_embedding: bool = False  # by the square root of the hidden size, rounded to the dtype of the model
     is_parallel: bool = False  # attention and MLP read the same x
+    parallel: str = ""  # or the name of the setting
     logits_setting: str = "logits_scaling"  # the name of the setting: what logits are divided by
     multiplies_logits: bool = False  # it is a factor instead
     has_experts: bool = False
@@ -65,19 +73,25 @@ class Family:
     slides_everywhere: bool = False  # all layers have a window if the config has one, and names no types of layers
     may_lack_positions: bool = False  # as the config says
     turns_where_it_slides: bool = False  # if some layers have a window, only those have positions
+    first_position: int = 0  # the row of the first one in the table of learned positions
     norms_whole_queries: bool = False  # across all heads together, and likewise keys
     norms_turned_heads: bool = False  # queries and keys are normed after they are rotated, not before
     grows_queries: bool = False  # with their position
     gates_outputs: bool = False  # of attention
     turns_in_part: bool = False  # positions may rotate only the first channels of each head
+    rotary_channels: str = ""  # of each head, the name of the setting, in families without rotary parameters
     turns_neighbours: bool = False  # positions rotate channel 2i with 2i + 1, not i with i + half of them
     has_ntk_alpha: bool = False  # "dynamic" positions have a fixed base if the config has an alpha
+    attention_multiplier: float = 0.0  # of scores; 0: as the config says
     has_sinks: bool = False  # in each head
     has_limits: bool = False  # on gates and ups
     # Settings that transformers keeps if any config has them, but uses in these families only.
     caps_scores: bool = False
     caps_logits: bool = False
-    ignored: str = r"mtp\."  # how the names of tensors for multi-token prediction begin
+    are_heads_together: bool = False  # in a merged qkv: queries, keys and values of one head, then those of the next
+    is_transposed: bool = False  # matrices of layers are stored as [inputs, outputs]
+    renamed: tuple[tuple[str, str], ...] = ()  # patterns in the names of published tensors, and what replaces them
+    ignored: str = r"mtp\."  # how the names of tensors without effect begin, such as those for multi-token prediction
     has_prediction_layer: bool = False  # or those of one more layer are for it
     has_short_convolutions: bool = False  # in some layers, in place of attention
     has_delta_rules: bool = False  # in some layers, see delta_spec.py
@@ -149,7 +163,124 @@ _COHERE = Family(
 _DELTA = Family(norm_offset=1.0, gates_outputs=True, turns_in_part=True, has_delta_rules=True)
 _DELTA_EXPERTS = replace(_DELTA, has_experts=True, has_shared_expert=True, slides_everywhere=True)
 
+_GPT_2 = Family(
+    modules=Modules(
+        embedding="transformer.wte",
+        positions="transformer.wpe",
+        layers="transformer.h",
+        final_norm="transformer.ln_f",
+        qkv=("attn.c_attn",),
+        output="attn.c_proj",
+        gate_up=("mlp.c_fc",),
+        down="mlp.c_proj",
+        attention_norm="ln_1",
+        mlp_norm="ln_2",
+    ),
+    activation="activation_function",
+    mlp_size="",
+    kv_heads="",
+    norm_eps="layer_norm_epsilon",
+    has_layer_norms=True,
+    has_gates=False,
+    is_transposed=True,
+    renamed=((r"^(?=(wte|wpe|h|ln_f)\.)", "transformer."),),
+    ignored=r"transformer\.h\.\d+\.attn\.(attention\.)?(masked_)?bias",  # masks
+)
+_GPT_NEO = replace(
+    _GPT_2,
+    modules=replace(
+        _GPT_2.modules,
+        qkv=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
+        output="attn.attention.out_proj",
+    ),
+    layer_types="attention_layers",
+    window="window_size",
+    attention_multiplier=1.0,
+    is_transposed=False,
+)
+_GPT_J = replace(
+    _GPT_2,
+    modules=replace(
+        _GPT_2.modules,
+        positions="",
+        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+        output="attn.out_proj",
+        gate_up=("mlp.fc_in",),
+        down="mlp.fc_out",
+        mlp_norm="ln_1",
+    ),
+    is_parallel=True,
+    rotary_channels="rotary_dim",
+    turns_neighbours=True,
+    is_transposed=False,
+)
+_OPT = Family(
+    modules=Modules(
+        embedding="model.decoder.embed_tokens",
+        positions="model.decoder.embed_positions",
+        layers="model.decoder.layers",
+        final_norm="model.decoder.final_layer_norm",
+        output="self_attn.out_proj",
+        gate_up=("fc1",),
+        down="fc2",
+        attention_norm="self_attn_layer_norm",
+        mlp_norm="final_layer_norm",
+    ),
+    activation="activation_function",
+    mlp_size="ffn_dim",
+    kv_heads="",
+    norm_eps="",
+    has_layer_norms=True,
+    has_gates=False,
+    first_position=2,
+    renamed=((r"^(?=decoder\.)", "model."),),
+)
+_GPT_NEOX = Family(
+    modules=Modules(
+        embedding="gpt_neox.embed_in",
+        layers="gpt_neox.layers",
+        final_norm="gpt_neox.final_layer_norm",
+        qkv=("attention.query_key_value",),
+        output="attention.dense",
+        gate_up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+    ),
+    kv_heads="",
+    norm_eps="layer_norm_eps",
+    has_layer_norms=True,
+    has_gates=False,
+    parallel="use_parallel_residual",
+    turns_in_part=True,
+    are_heads_together=True,
+    renamed=((r"^embed_out\.", "lm_head."),),
+    ignored=r"gpt_neox\.layers\.\d+\.attention\.(masked_)?bias",  # masks
+)
+_FALCON = replace(
+    _GPT_NEOX,
+    modules=replace(
+        _GPT_NEOX.modules,
+        embedding="transformer.word_embeddings",
+        layers="transformer.h",
+        final_norm="transformer.ln_f",
+        qkv=("self_attention.query_key_value",),
+        output="self_attention.dense",
+        mlp_norm="input_layernorm",
+    ),
+    activation="activation",
+    mlp_size="ffn_hidden_size",
+    kv_heads="num_kv_heads",
+    norm_eps="layer_norm_epsilon",
+    is_parallel=True,
+    parallel="",
+    turns_in_part=False,
+    renamed=(),
+)
+
 FAMILIES: dict[str, Family] = {
+    "apertus": Family(
+        modules=replace(_UNGATED, attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm"),
+        has_gates=False,
+    ),
     "arcee": Family(modules=_UNGATED, has_gates=False),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, turns_where_it_slides=True),
@@ -168,6 +299,7 @@ FAMILIES: dict[str, Family] = {
         turns_neighbours=True,
     ),
     "exaone4": Family(modules=_NORMED_AFTER, turns_where_it_slides=True),
+    "falcon": _FALCON,
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA_3, caps_scores=True),
     "gemma3_text": _GEMMA_3,
@@ -175,6 +307,11 @@ FAMILIES: dict[str, Family] = {
     "glm": replace(_GLM, modules=Modules(gate_up=("mlp.gate_up_proj",))),
     "glm4": _GLM,
     "glm4_moe": replace(_SIGMOID_EXPERTS, turns_in_part=True, has_prediction_layer=True),
+    "gpt2": _GPT_2,
+    "gpt_bigcode": replace(_GPT_2, are_heads_together=True, is_transposed=False),
+    "gpt_neo": _GPT_NEO,
+    "gpt_neox": _GPT_NEOX,
+    "gptj": _GPT_J,
     "granite": _LLAMA,
     "granitemoe": Family(
         modules=Modules(router="block_sparse_moe.router.layer", experts="block_sparse_moe.experts"),
@@ -210,9 +347,11 @@ FAMILIES: dict[str, Family] = {
         modules=Modules(router="block_sparse_moe.gate", experts="block_sparse_moe.experts", expert=("w1", "w3", "w2")),
     ),
     "nemotron": replace(_JAIS, norm_eps="norm_eps", norm_offset=1.0, turns_in_part=True),
+    "olmo": Family(norm_eps="", has_layer_norms=True),
     "olmo2": _OLMO,
     "olmo3": _OLMO,
     "olmoe": replace(_CHOOSY_EXPERTS, norms_whole_queries=True),
+    "opt": _OPT,
     "phi": Family(
         modules=Modules(
             output="self_attn.dense",

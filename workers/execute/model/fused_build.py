@@ -83,7 +83,7 @@ def load_fused(
     _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, oracle, adapters)
     name = "fp8" if format_.is_fp8 else str(format_.dtype).removeprefix("torch.")
     return FusedModel(
-        facts=read_facts(config, folder, tokenizer, checkpoint),
+        facts=read_facts(config, folder, tokenizer, spec),
         dtype=format_.dtype,
         backend=f"fused {name}{' deterministic' if is_invariant else ''}",
         shapes=shapes,
@@ -111,6 +111,8 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
         raise Unsupported("it norms heads after their rotation, which the fused decoder does not support")
     if spec.has_layer_norms or spec.is_parallel or spec.has_head_bias or not spec.has_gates:
         raise Unsupported("it has layer norms, parallel layers or no gates, which the fused decoder does not support")
+    if spec.qkv_limit or spec.activation not in ("silu", "gelu_tanh", "clamped_swiglu"):
+        raise Unsupported("it clips queries or has another activation, which the fused decoder does not support")
     if spec.has_sigmoid_routers or spec.has_router_biases:
         raise Unsupported("its routers have sigmoids or biases, which the fused decoder does not support")
     if spec.shared_size:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 _CONVOLUTION = "conv"  # transformers' name of a type of layers
+_SAME_TYPES = {"global": "full_attention", "local": "sliding_attention"}  # older names
 
 
 class Unsupported(Exception):
@@ -20,9 +21,10 @@ class Unsupported(Exception):
 
 
 def layer_types(config: PretrainedConfig) -> list[str]:
-    family, window = FAMILIES[config.model_type], getattr(config, "sliding_window", None)
-    default = "sliding_attention" if family.slides_everywhere and window else "full_attention"
-    types: list[str] = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
+    family = FAMILIES[config.model_type]
+    default = "sliding_attention" if family.slides_everywhere and _window(config) else "full_attention"
+    stated = getattr(config, family.layer_types, None) or [default] * config.num_hidden_layers
+    types = [_SAME_TYPES.get(kind, kind) for kind in stated]
     known = LAYER_TYPES | ({LAYER_TYPE} if family.has_delta_rules else set())
     known |= {_CONVOLUTION} if family.has_short_convolutions else set()
     if not known.issuperset(types):
@@ -61,13 +63,41 @@ def num_experts(config: PretrainedConfig) -> int:
     return count
 
 
+def expert_size(config: PretrainedConfig) -> int:
+    """The intermediate size of an expert."""
+    name = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
+    size: int = getattr(config, name)
+    return size
+
+
+def shared_size(config: PretrainedConfig) -> int:
+    """The intermediate size of the shared expert; 0: there is none."""
+    family = FAMILIES[config.model_type]
+    if family.num_shared_experts:
+        return expert_size(config) * (getattr(config, family.num_shared_experts) or 0)
+    size: int = config.shared_expert_intermediate_size if family.has_shared_expert else 0
+    return size
+
+
 def windows(config: PretrainedConfig) -> tuple[int | None, ...]:
-    return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in layer_types(config))
+    return tuple(_window(config) if kind == "sliding_attention" else None for kind in layer_types(config))
+
+
+def _window(config: PretrainedConfig) -> int | None:
+    window: int | None = getattr(config, FAMILIES[config.model_type].window, None)
+    return window
+
+
+def num_kv_heads(config: PretrainedConfig) -> int:
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1
+    count: int = getattr(config, FAMILIES[config.model_type].kv_heads, config.num_attention_heads)
+    return count
 
 
 def rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
     family, count = FAMILIES[config.model_type], len(layer_types(config))
-    if family.may_lack_positions and config.position_embedding_type != "rope":
+    if family.modules.positions or (family.may_lack_positions and config.position_embedding_type != "rope"):
         return (None,) * count
     numbers = {layer_type: number for number, layer_type in enumerate(rope_parameters(config))}
     if None not in numbers:
@@ -82,3 +112,13 @@ def rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
         raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")
     without = recurrent_layers(config)
     return tuple(0 if turns[layer] and not without[layer] else None for layer in range(count))
+
+
+def query_growth(config: PretrainedConfig) -> tuple[float, int]:
+    """Return the factor, and the span of positions over which queries are scaled alike.
+
+    Source: Llama 4 blog post, Meta 2025, "inference time temperature".
+    """
+    if not FAMILIES[config.model_type].grows_queries:
+        return 0.0, 1
+    return config.rope_parameters["llama_4_scaling_beta"], config.rope_parameters["original_max_position_embeddings"]

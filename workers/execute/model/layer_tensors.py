@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from .delta_spec import DeltaTensors
 
+# Of the parameters of this activation, by their names in its module.
+XIELU_SHAPES: dict[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+
 
 class ExpertTensors(NamedTuple):
     """The names of one expert's weights."""
@@ -24,6 +27,7 @@ class LayerTensors(NamedTuple):
     output: str
     gate_up: tuple[str, ...]  # gate and up, or one tensor with the rows of both; of the shared expert in MoE layers
     down: str  # of the shared expert in MoE layers
+    activation: str  # the module
     router: str
     router_biases: str  # [num_experts] or [1, num_experts], not named ``.bias``
     shared_gate: str  # [1, hidden_size], of the shared expert

@@ -29,8 +29,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 # Fields that only concern training, or repeat what the tensors say.
 _WITHOUT_EFFECT = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "ephemeral_gpu_offload",
-    "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
-    "lora_dropout", "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
+    "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform",
+    "loftq_config", "lora_dropout", "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
     "runtime_config", "target_modules",
 }  # fmt: skip
 _SCALES = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}

@@ -117,7 +117,7 @@ def _modules(spec: DecoderSpec, layer: int) -> list[_Module]:
         add(names.qkv, hidden, [hidden] * 3, 0)
     else:
         outputs = spec.num_heads * spec.head_dim
-        add(names.qkv, hidden, spec.qkv_sizes, 0)
+        add(names.qkv, hidden, spec.qkv_sizes, 0, spec.qkv_parts)
     add([names.output], outputs, [hidden], 3)
     for mlp, size in spec.mlps(names):
         if mlp is names:  # routed experts are not adapted

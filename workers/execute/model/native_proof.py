@@ -38,7 +38,7 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
         spec=spec,
         ropes=tuple(find_ropes(config)),
         dtype=str(compute_dtype).removeprefix("torch."),
-        facts=read_facts(config, folder, tokenizer, checkpoint),
+        facts=read_facts(config, folder, tokenizer, spec),
         difference=difference,
     )
     return setting.model(library, weights, adapters, proof)

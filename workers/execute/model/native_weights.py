@@ -13,11 +13,22 @@ import torch
 
 from ..kernels.matrix import FourBits, Mxfp4, Packer, Placement, new_matrix
 from ..kernels.memory import Arena, padded
-from ..kernels.structures import LANES, Activation, DeltaLayer, DeltaShape, Expert, Format, Layer, Matrix, Model
+from ..kernels.structures import (
+    LANES,
+    Activation,
+    DeltaLayer,
+    DeltaShape,
+    Expert,
+    Format,
+    Layer,
+    Matrix,
+    Model,
+    Xielu,
+)
 from .decoder_spec import DecoderSpec
 from .delta_spec import DeltaSpec, DeltaTensors
 from .facts import Progress
-from .layer_tensors import ExpertTensors, LayerTensors, bias_of
+from .layer_tensors import XIELU_SHAPES, ExpertTensors, LayerTensors, bias_of
 from .mapped_checkpoint import Checkpoint
 from .native_sizes import packed_bytes
 
@@ -54,19 +65,22 @@ class PackedWeights:
             self._fill_layer(layer, spec.layer(index), is_recurrent=spec.is_recurrent[index])
             self._fill_experts(layer, spec.layer(index), self._experts[index])
             layer.window = spec.windows[index] or 0
+            if spec.activation == "xielu":
+                layer.xielu = self._xielu(spec.layer(index).activation)
         self.model = self._make_model()
 
     def quantised(self) -> dict[str, Callable[[], torch.Tensor]]:
-        """The dequantised values of quantised tensors by name, float32 [outputs, inputs].
+        """The dequantised values of quantised tensors by name, float32, in the shapes of the checkpoint.
 
         Includes those of the layers, and any others that the checkpoint stores in four bits only.
         """
 
-        def unpacked(places: list[Placement]) -> torch.Tensor:
-            return torch.from_numpy(np.concatenate([self._packer.unpack(place) for place in places]))
+        def unpacked(name: str, places: list[Placement]) -> torch.Tensor:
+            values = torch.from_numpy(np.concatenate([self._packer.unpack(place) for place in places]))
+            return self._turned(name, values)
 
         return {
-            name: partial(unpacked, places)
+            name: partial(unpacked, name, places)
             for name, places in self._quantised.items()
             if name != self.spec.head or self._checkpoint.has_four_bits(name)
         }
@@ -81,6 +95,8 @@ class PackedWeights:
             layers=ctypes.addressof(self.layers),
             head=head,
             embedding=self._embedding.data_ptr(),
+            positions=self._positions() if spec.num_positions else None,
+            num_positions=spec.num_positions,
             final_norm=self._norm(spec.final_norm, divisor=spec.logits_scaling),  # equivalent to dividing the logits
             format=self.format.arithmetic,
             embedding_is_bf16=self._embedding.dtype == torch.bfloat16,
@@ -97,6 +113,7 @@ class PackedWeights:
             residual_multiplier=spec.residual_multiplier,
             score_cap=spec.score_cap or 0.0,
             logit_cap=spec.logit_cap or 0.0,
+            qkv_limit=spec.qkv_limit or 0.0,
             query_growth=spec.query_growth,
             query_growth_span=spec.query_growth_span,
             activation=Activation[spec.activation.upper()],
@@ -120,6 +137,19 @@ class PackedWeights:
             delta=DeltaShape(*(getattr(spec.delta, name) for name in _DELTA_SIZES)) if spec.delta else DeltaShape(),
         )
 
+    def _xielu(self, module: str) -> Xielu:
+        values = {name: self._checkpoint[f"{module}.{name}"].float() for name in XIELU_SHAPES}
+        for _ in values:
+            self._count()
+        above, below = (torch.nn.functional.softplus(values[name]) for name in ("alpha_p", "alpha_n"))
+        return Xielu(float(above), float(values["beta"] + below), float(values["beta"]))
+
+    def _positions(self) -> int:
+        """Store the table of learned positions, [positions][hidden_size], each padded, and return the address."""
+        table = self._checkpoint[self.spec.positions].float()[self.spec.family.first_position :]
+        width = padded(self.spec.hidden_size)
+        return self._keep(torch.nn.functional.pad(table, (0, width - table.shape[1])).numpy())
+
     def _embedding_multiplier(self) -> float:
         multiplier = self.spec.embedding_multiplier
         if self.format is Format.FLOAT32 or not self.spec.rounds_embedding_multiplier:
@@ -129,9 +159,8 @@ class PackedWeights:
     def _fill_layer(self, layer: Layer, names: LayerTensors, *, is_recurrent: bool) -> None:
         spec, delta = self.spec, self.spec.delta
         if not is_recurrent:
-            parts = list(zip(spec.qkv_sizes, accumulate(spec.qkv_sizes, initial=0), strict=False))
             has_biases = spec.has_qkv_bias, spec.has_output_bias
-            self._fill_mixer(layer, names, parts, spec.num_heads * spec.head_dim, has_biases)
+            self._fill_mixer(layer, names, spec.qkv_parts, spec.num_heads * spec.head_dim, has_biases)
             self._fill_attention(layer, names)
         elif delta is None:
             parts = [(spec.hidden_size, part * padded(spec.hidden_size)) for part in range(3)]
@@ -262,13 +291,23 @@ class PackedWeights:
     def _read(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor]:
         """Yield tensors with ``sizes`` rows, or one tensor split into these. Each tensor is counted once processed."""
         for name in names:
-            tensor = self._checkpoint[name]
+            tensor = self._turned(name, self._checkpoint[name])
             yield from [tensor] if len(names) == len(sizes) else torch.split(tensor, list(sizes))
             self._count()
 
+    def _turned(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A matrix as [outputs, inputs] if it is given as stored, and the other way round."""
+        is_turned = self.spec.family.is_transposed and tensor.dim() == 2 and name != self.spec.head
+        return tensor.T if is_turned else tensor
+
     def _norm(self, name: str, *, divisor: float = 1.0) -> int:
         """Store the weights of a norm, and its biases behind them if the model has layer norms; return the address."""
-        address = self._vector(name, offset=self.spec.norm_offset, divisor=divisor)
+        if self.spec.has_norm_weights:
+            address = self._vector(name, offset=self.spec.norm_offset, divisor=divisor)
+        else:
+            weights = self._arena.floats(padded(self.spec.hidden_size))
+            weights[: self.spec.hidden_size] = 1 / divisor
+            address = weights.ctypes.data
         if self.spec.has_norm_biases:
             self._vector(bias_of(name), divisor=divisor)
         elif self.spec.has_layer_norms:

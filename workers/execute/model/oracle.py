@@ -168,8 +168,12 @@ def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
     device = next(iter(tensors.values())).device
     # Rotary frequencies and the embedding scale are not weights, so they are still on the meta device.
     for name in ("rotary_emb", "pos_emb"):
-        if (positions := getattr(model.model, name, None)) is not None:
-            setattr(model.model, name, type(positions)(config).to(device))
+        if (positions := getattr(model.base_model, name, None)) is not None:
+            setattr(model.base_model, name, type(positions)(config).to(device))
+    for module in model.modules():  # nor are the positions and masks that some families compute in each layer
+        if any(buffer.is_meta for buffer in module.buffers(recurse=False)) and not list(module.parameters(False)):
+            module.to_empty(device=device, recurse=False)
+            model._init_weights(module)
     embedding = model.get_input_embeddings()
     if hasattr(embedding, "embed_scale"):
         embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale, device=device)

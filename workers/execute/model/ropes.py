@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
+_USUAL = {"rope_type": "default", "rope_theta": 1e4}  # in families whose configs do not say
 
 
 class Rope(NamedTuple):
@@ -44,8 +45,10 @@ def _find_rope(config: PretrainedConfig, parameters: Mapping[str, Any], layer_ty
 
 
 def rope_parameters(config: PretrainedConfig) -> dict[str | None, Mapping[str, Any]]:
-    """Rotary parameters by type of layer; None: all layers."""
-    parameters = config.rope_parameters or {}
+    """Rotary parameters by type of layer; None: all layers. Empty if positions are learned."""
+    if FAMILIES[config.model_type].modules.positions:
+        return {}
+    parameters = getattr(config, "rope_parameters", _USUAL) or {}
     if not LAYER_TYPES & parameters.keys():
         has_alpha = FAMILIES[config.model_type].has_ntk_alpha and bool(parameters.get("alpha"))
         return {None: _with_fixed_base(config, parameters) if has_alpha else parameters}
@@ -67,5 +70,7 @@ def head_dim(config: PretrainedConfig) -> int:
 
 def rotary_dim(config: PretrainedConfig) -> int:
     """The number of channels per head that are rotated."""
+    if channels := getattr(config, FAMILIES[config.model_type].rotary_channels, None):
+        return int(channels)
     factors = {rope.get("partial_rotary_factor", 1.0) for rope in rope_parameters(config).values()}
     return int(head_dim(config) * max(factors, default=1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 from ....protocol.errors import ConfigError
 from .decoder_spec import Unsupported
+from .families import FAMILIES
 from .four_bits import QuantisedCheckpoint, find_layout
 from .fp8_weights import Block, Fp8Checkpoint, check_types, fp8_blocks
-from .mapped_checkpoint import Checkpoint
+from .mapped_checkpoint import Checkpoint, Names
 from .stacked_experts import StackedExperts
+from .text_part import text_names
 
 # Families that store all experts of a layer in one tensor, as inputs by outputs or as outputs by inputs.
 _STACKED = {"gpt_oss"}
@@ -57,7 +60,8 @@ def open_tensors(folder: Path) -> Checkpoint:
     is_stacked = family in _STACKED
     if settings is None or (is_stacked and settings.get("quant_method") == "mxfp4"):
         by_outputs = family in _STACKED_BY_OUTPUTS
-        plain = StackedExperts(folder, by_outputs=by_outputs) if is_stacked or by_outputs else Checkpoint(folder)
+        is_stacked |= by_outputs
+        plain = StackedExperts(folder, by_outputs=by_outputs) if is_stacked else Checkpoint(folder, _names_of(family))
         check_types(folder, plain.types())
         return plain
     if (blocks := _blocks(folder, settings)) is not None:
@@ -122,6 +126,18 @@ def _reading(folder: Path) -> Iterator[None]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         file = folder / "config.json"
         raise ConfigError(f"quantization_config in {file} is damaged: {error!r}", param="model") from error
+
+
+def _names_of(family: str | None) -> Names:
+    """The names of the tensors of a family: those that transformers uses, which need not be the published ones."""
+    renamed = FAMILIES[family].renamed if family in FAMILIES else ()
+
+    def named(name: str) -> str:
+        for pattern, instead in renamed:
+            name = re.sub(pattern, instead, name)
+        return name
+
+    return lambda stored: {named(name): as_stored for name, as_stored in text_names(stored).items()}
 
 
 def _as_stored(names: Iterable[str]) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D  # a linear layer whose weight is [inputs, outputs]
 
 from ....protocol.errors import ConfigError
 from ..step import StepInputs
@@ -30,9 +31,12 @@ class TorchAdapters:
             ConfigError: an adapter does not fit the model.
         """
         modules = dict(model.named_modules())
-        linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
+        linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
         linear.pop("lm_head", None)
-        shapes = {name: tuple(module.weight.shape) for name, module in linear.items()}
+        shapes = {
+            name: tuple(module.weight.shape[::-1] if isinstance(module, Conv1D) else module.weight.shape)
+            for name, module in linear.items()
+        }
         for adapter in adapters:
             adapter.check_modules(shapes)
         self.adapters = adapters
@@ -108,14 +112,19 @@ def merged(model: PreTrainedModel, adapter: Adapter) -> Iterator[None]:
     def with_update(update: LowRank, weight: torch.Tensor) -> torch.Tensor:
         return weight + _product_like(weight, update)
 
-    with exchanged(model, {name: partial(with_update, update) for name, update in adapter.updates.items()}):
+    modules = dict(model.named_modules())
+    updates = {
+        name: LowRank(update.b.T, update.a.T) if isinstance(modules[name], Conv1D) else update
+        for name, update in adapter.updates.items()
+    }
+    with exchanged(model, {name: partial(with_update, update) for name, update in updates.items()}):
         yield
 
 
 def _product_like(weight: torch.Tensor, update: LowRank) -> torch.Tensor:
     """The update of the adapter to this weight, distributed like the weight."""
     device = weight.device
-    added = (update.b.to(device) @ update.a.to(device).float()).to(weight.dtype)
+    added = (update.b.to(device).float() @ update.a.to(device).float()).to(weight.dtype)
     return _distributed_like(weight, added) if isinstance(weight, DTensor) else added
 
 

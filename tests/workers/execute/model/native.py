@@ -46,7 +46,7 @@ def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
 
 def _build(family: str, **overrides: Any) -> PreTrainedModel:
     sizes = {**tiny.LLAMA_LIKE, **FAMILIES[family], **overrides}
-    config = AutoConfig.for_model(family, **sizes)
+    config = AutoConfig.for_model(family, **{name: size for name, size in sizes.items() if size is not ...})
     torch.manual_seed(0)
     from_config: Any = AutoModelForCausalLM.from_config
     model: PreTrainedModel = from_config(config, dtype=torch.float32)

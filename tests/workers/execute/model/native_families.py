@@ -75,6 +75,21 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "glm": {"attention_bias": True, "head_dim": 32},
     "glm4": {"attention_bias": True, "head_dim": 32},
     "hunyuan_v1_dense": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
+    "gpt2": {},
+    "opt": {"ffn_dim": 96, "init_std": 0.2},
+    "gpt_neox": {"hidden_size": 128, "head_dim": 32},
+    "gpt_bigcode": {"multi_query": True},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1], [["global"], 1]], "window_size": 8},
+    "gptj": {"rotary_dim": 8},
+    "falcon": {
+        "head_dim": ...,  # its configs compute it
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "num_ln_in_parallel_attn": 1,
+        "ffn_hidden_size": 96,
+    },
+    "olmo": {"clip_qkv": 0.8},
+    "apertus": {},
     "gemma": {},
     "vaultgemma": {"sliding_window": 8, "attn_logit_softcapping": 2.0},
     "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
@@ -199,4 +214,5 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 
+# What is ``...`` is left out.
 FAMILIES = {family: settings for family, settings in _SETTINGS.items() if family in CONFIG_MAPPING}  # some are newer

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from tests.tiny import FAMILIES
-from tests.workers.execute.model.native import make_checkpoint
+from tests.workers.execute.model.native import changed_tensors, make_checkpoint
 from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
 from triptych.workers.execute.model.dense_checkpoint import open_checkpoint
 from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
@@ -135,12 +135,13 @@ def test_experts_in_one_tensor_are_refused() -> None:
     ("family", "overrides", "why"),
     [
         ("diffllama", {}, "diffllama is none of"),
-        ("olmoe", {"clip_qkv": 2.0, "num_experts_per_tok": 2}, "are clipped at 2"),
+        ("opt", {"do_layer_norm_before": False}, "its do_layer_norm_before is False"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "its scale_attn_by_inverse_layer_idx is True"),
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "a token has 3 of 2 experts"),
-        ("llama", {"hidden_act": "gelu"}, "gelu"),
-        ("lfm2", {"layer_types": ["conv"] * 3, "conv_bias": True}, "convolutions have biases"),
+        ("llama", {"hidden_act": "tanh"}, "tanh"),
+        ("lfm2", {"layer_types": ["conv"] * 3, "conv_bias": True}, "its conv_bias is True"),
         ("glm4_moe", {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2}, "experts are in 2 groups"),
-        ("gemma3_text", {"hidden_activation": "gelu"}, "gelu"),
+        ("gemma3_text", {"hidden_activation": "tanh"}, "tanh"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attention is not causal"),
         ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping is 0"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
@@ -152,7 +153,8 @@ def test_experts_in_one_tensor_are_refused() -> None:
     ids=[
         *(
             "family",
-            "cut queries",
+            "norms behind",
+            "scores by layer",
             "too few experts",
             "activation",
             "biases",
@@ -182,6 +184,30 @@ def test_layers_that_predict_further_tokens_are_ignored(tmp_path: Path) -> None:
         describe_decoder(config, {**shapes, "model.layers.4.eh_proj.weight": (64, 128)})
 
 
+@pytest.mark.parametrize(
+    ("family", "prefix", "mask"),
+    [
+        ("gpt2", "transformer.", "h.0.attn.bias"),
+        ("gpt_neo", "", "transformer.h.1.attn.attention.masked_bias"),
+        ("gpt_neox", "", "gpt_neox.layers.2.attention.bias"),
+        ("opt", "model.", None),
+    ],
+)
+def test_names_may_lack_their_prefix_and_masks_are_ignored(
+    family: str, prefix: str, mask: str | None, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(family, tmp_path)
+    expected = open_checkpoint(checkpoint).spec
+    with changed_tensors(checkpoint) as tensors:
+        for name in list(tensors):
+            tensors[name.removeprefix(prefix)] = tensors.pop(name)
+        if mask is not None:
+            tensors[mask] = torch.ones(1, 1, 8, 8)
+    _, opened, spec = open_checkpoint(checkpoint)
+    assert spec == expected
+    assert spec.tensors().keys() <= opened.keys()
+
+
 def test_additional_tensor_is_refused() -> None:
     config = make_config("llama")
     with pytest.raises(Unsupported, match=r"mlp\.router"):
@@ -191,7 +217,7 @@ def test_additional_tensor_is_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "tensors", "why"),
     [
-        ({"model_type": "gpt2"}, ("transformer.wte.weight", "lm_head.weight"), "gpt2 is none of"),
+        ({"model_type": "bloom"}, ("transformer.word_embeddings.weight", "lm_head.weight"), "bloom is none of"),
         pytest.param(
             {"model_type": "inkling_text"},
             ("lm_head.weight",),

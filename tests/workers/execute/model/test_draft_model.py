@@ -267,7 +267,7 @@ def test_draft_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
 
 def test_draft_model_that_only_transformers_can_run_is_refused(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path / "model")
-    draft = tiny.make_tiny_model("gpt2", tmp_path / "draft")
+    draft = tiny.make_tiny_model("bitnet", tmp_path / "draft", **tiny.LLAMA_LIKE)
     with pytest.raises(ConfigError, match=r"^the draft model: .*cannot run on the native kernels"):
         NativeEngine(checkpoint, tmp_path, draft=draft)
 

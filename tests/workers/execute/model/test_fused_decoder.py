@@ -166,17 +166,21 @@ def test_sinks_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "why"),
+    ("family", "overrides", "why"),
     [
-        ("qwen3_5_text", "it has recurrent layers"),
-        ("qwen2_moe", "all tokens share an expert"),
-        ("helium", "it has other rotary positions or gated heads"),
-        ("arcee", "it has layer norms, parallel layers or no gates"),
-        ("hunyuan_v1_dense", "it norms heads after their rotation"),
+        ("qwen3_5_text", {}, "it has recurrent layers"),
+        ("qwen2_moe", {}, "all tokens share an expert"),
+        ("helium", {}, "it has other rotary positions or gated heads"),
+        ("arcee", {}, "it has layer norms, parallel layers or no gates"),
+        ("gpt2", {}, "it has layer norms, parallel layers or no gates"),
+        ("olmoe", {"clip_qkv": 0.5}, "it clips queries or has another activation"),
+        ("hunyuan_v1_dense", {}, "it norms heads after their rotation"),
     ],
 )
-def test_features_of_the_cpu_kernels_alone_are_refused(family: str, why: str, tmp_path: Path) -> None:
-    folder = make_checkpoint(family, tmp_path / "checkpoint")
+def test_features_of_the_cpu_kernels_alone_are_refused(
+    family: str, overrides: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(family, tmp_path / "checkpoint", **overrides)
     with pytest.raises(ConfigError, match=f"{why}, which the fused decoder does not support"):
         NativeEngine(folder, tmp_path, backend="fused", device=DEVICE)
 

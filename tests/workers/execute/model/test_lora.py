@@ -72,7 +72,6 @@ def test_adapter_name_inside_tensor_names_is_accepted(tmp_path: Path) -> None:
         ({"bias": "all"}, "its bias is 'all', the one that can be served is 'none'"),
         ({"modules_to_save": ["lm_head"]}, "its modules_to_save is .'lm_head'., which cannot be served"),
         ({"init_lora_weights": "pissa"}, "its init_lora_weights is 'pissa'"),
-        ({"fan_in_fan_out": True}, "its fan_in_fan_out is True"),
         ({"an_idea_of_tomorrow": {"on": 1}}, "its an_idea_of_tomorrow is"),
         ({"r": 5}, "the rank is 5"),
         ({"r": None}, "adapter_config.json is damaged"),

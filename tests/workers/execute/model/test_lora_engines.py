@@ -8,8 +8,7 @@ from typing import Protocol
 
 import pytest
 
-from tests.adapters import make_adapter, merge
-from tests.tiny import LLAMA_LIKE, make_tiny_model
+from tests.adapters import ALL_LINEAR, make_adapter, merge
 from tests.workers.execute.model.native import NativeEngine, adapt, make_checkpoint, make_request
 from tests.workers.execute.model.test_native_runner import some_of
 from triptych.protocol.errors import ConfigError
@@ -99,12 +98,13 @@ def test_cached_prefix_of_the_same_adapter_changes_nothing(engines: Engines) -> 
     assert [sequence.num_cached_tokens for sequence in sequences] == [0, 32]
 
 
-def test_other_families_apply_adapters_in_transformers_modules(tmp_path: Path) -> None:
-    checkpoint = make_tiny_model("olmo", tmp_path / "model", **LLAMA_LIKE)
-    adapter = make_adapter(tmp_path / "a", checkpoint, rank=4)
+@pytest.mark.parametrize(("family", "targets"), [("qwen3", ALL_LINEAR), ("gpt2", ("c_attn", "c_proj"))])
+def test_transformers_modules_apply_adapters(family: str, targets: tuple[str, ...], tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(family, tmp_path / "model")
+    adapter = make_adapter(tmp_path / "a", checkpoint, rank=4, targets=targets, fan_in_fan_out=True)
     merged = merge(checkpoint, adapter, tmp_path / "merged")
-    engine = NativeEngine(checkpoint, tmp_path, backend="auto", lora_modules=(f"a={adapter}",))
-    other = NativeEngine(merged, tmp_path, backend="auto")
+    engine = NativeEngine(checkpoint, tmp_path, backend="transformers", lora_modules=(f"a={adapter}",))
+    other = NativeEngine(merged, tmp_path, backend="transformers")
     plain = make_request(0, 9, 12)
     prompt = plain.tokens[:9].tolist()
     assert engine.run(adapt(make_request(0, 9, 12), 1)) == [other.greedy(prompt, 12)]

@@ -28,9 +28,9 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.decoder_spec import describe_decoder
 from triptych.workers.execute.model.lora import load_adapters
-from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_lora import PackedAdapters
+from triptych.workers.execute.model.stored_weights import open_tensors
 
 Int32 = npt.NDArray[np.int32]
 NUM_PAGES, NUM_TOKENS = 12, 60
@@ -46,6 +46,8 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {
     "up alone": ("granite", {"residual_multiplier": 0.3}, ("up_proj",), 5),
     "norms of what is added": ("gemma2", {}, ALL_LINEAR, 8),
     "attention beside experts": ("mixtral", {"num_experts_per_tok": 4}, ATTENTION, 8),  # all of them: no near choices
+    "transposed": ("gpt2", {"hidden_size": 96, "num_attention_heads": 6}, ("c_attn", "c_proj", "c_fc"), 8),
+    "heads by heads": ("gpt_neox", {}, ("query_key_value", "dense", "dense_4h_to_h"), 8),
     "merged tensors": ("phi3", {"intermediate_size": 70, "hidden_size": 100}, PHI3, 17),
 }
 
@@ -56,7 +58,7 @@ def random_tokens(seed: int = 0) -> Int32:
 
 def make_adapted(checkpoint: Path, adapters: list[Path], level: str, format_: Format, **options: Any) -> NativeDecoder:
     config = AutoConfig.from_pretrained(checkpoint)
-    spec = describe_decoder(config, Checkpoint(checkpoint).shapes())
+    spec = describe_decoder(config, open_tensors(checkpoint).shapes())
     loaded = load_adapters(LoraModule(folder.name, folder) for folder in adapters)
     return make_decoder(
         checkpoint, level, format_,

@@ -9,7 +9,7 @@
 namespace triptych {
 
 enum FormatCode : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kMxfp4 = 4 };
-enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2, kSquaredRelu = 3 };
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2, kSquaredRelu = 3, kRelu = 4, kGelu = 5, kXielu = 6 };
 
 // y = x W^T + b, with W packed in blocks of 64 columns (outputs); see pack.h.
 struct Matrix {
@@ -47,6 +47,13 @@ struct ShortConvolution {
   float* inputs;      // [rows][num_taps - 1][channels], padded: past inputs, gated, latest last
 };
 
+// The factors of kXielu, see simd.h.
+struct Xielu {
+  float squared;
+  float exponential;
+  float linear;
+};
+
 struct Layer {
   Matrix qkv;      // queries, keys and values side by side; if outputs are gated, each query is followed by its gate
   Matrix output;
@@ -69,7 +76,7 @@ struct Layer {
   void* keys;    // [pages][kv heads][page_size / 16] tiles, see pages.h and eight_bits.h
   void* values;
   int32_t window;  // number of keys each token attends to, itself included; 0: all
-  int32_t unused;
+  Xielu xielu;
 };
 
 // For a delta rule, kQuery is queries, keys and values together, kKey is the output gates, and kValue is unused.
@@ -99,10 +106,12 @@ struct Model {
   const Layer* layers;
   Matrix head;
   const void* embedding;    // [vocab][hidden_size], as stored in the checkpoint
+  const float* positions;   // [num_positions][hidden_size], padded: added to the embeddings; or null
   const float* final_norm;
   const Update* updates;  // [adapters][layers][kNumTensors], or null
   int32_t format;
   int32_t embedding_is_bf16;  // otherwise float
+  int32_t num_positions;      // that are learned
   int32_t num_layers;
   int32_t hidden_size;
   int32_t intermediate_size;  // the largest of any layer, routed experts excluded
@@ -117,6 +126,7 @@ struct Model {
   float residual_multiplier;  // applied to everything added to the residual
   float score_cap;            // scores y become cap * tanh(y / cap); 0: no cap
   float logit_cap;            // the same for logits
+  float qkv_limit;            // queries, keys and values are clipped to +-qkv_limit; 0: they are not
   float query_growth;         // a query at position p is scaled by 1 + query_growth * log(1 + p / query_growth_span)
   int32_t query_growth_span;  // p / query_growth_span is an integer division
   int32_t activation;         // Activation of the gate, or of the ups if there are no gates

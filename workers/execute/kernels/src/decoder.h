@@ -67,7 +67,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
   void compute(Member& me) override {
     int num_rows = step_->num_tokens;
     stages_.run(me, [&] {
-      for (int t : part(num_rows, me)) embed(model_, token_id(t), residual(t));
+      for (int t : part(num_rows, me)) embed(model_, token_id(t), step_->positions[t], residual(t));
     });
     for (int i = 0; i < model_.num_layers; ++i) {
       const Layer& layer = model_.layers[i];
@@ -88,7 +88,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
         continue;
       }
       const Rows again = norm(num_rows, layer.mlp_norm, to_gate_up, me);
-      product(layer.gate_up, again, to_gate_up, me, gate(buffers_.gated.get(), inner_width(layer)));
+      product(layer.gate_up, again, to_gate_up, me, gate(layer, buffers_.gated.get(), inner_width(layer)));
       if (model_.is_parallel) add_found();  // only now, as the MLP reads x without it
       const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(layer), to_down, me);
       add_product(layer.down, gated, to_down, layer.gated_norm, me);
@@ -258,6 +258,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
         norm_heads(head, num_heads * size, layer.query_norm, model_.norm_eps);
         norm_heads(head + num_heads * size, num_kv_heads * size, layer.key_norm, model_.norm_eps);
       }
+      if (model_.qkv_limit != 0.0f) clip_row(head, int(qkv_width(layer)), model_.qkv_limit);
       for (int h = 0; h < num_heads; ++h, head += query_stride, query += size) {
         turn_head(head, model_, query_norm, cosines, sines, factor);
         store_all(query, head, size);

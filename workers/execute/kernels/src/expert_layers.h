@@ -27,13 +27,13 @@ class ExpertLayers : protected Products<Format> {
     choose_experts(layer, num_rows, choices, me);
     const Rows normed = buffers_.operand.rows(num_rows, int(hidden_width()));
     const size_t width = inner_width(layer);
-    if (has_shared(layer)) product(layer.gate_up, normed, to_gate_up, me, gate(buffers_.gated.get(), width));
+    if (has_shared(layer)) product(layer.gate_up, normed, to_gate_up, me, gate(layer, buffers_.gated.get(), width));
     expert_products(layer.experts->gate_up, me, [&](const Run& run, Range halves) {
       Rows rows = normed;
       rows.count = run.count();
       rows.places = routing_.rows_of(run);
       Written* to = buffers_.expert_gated.get() + run.slots.begin * expert_width();
-      multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, gate(to, expert_width()));
+      multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, gate(layer, to, expert_width()));
     });
     if (has_shared(layer)) {  // only now, as its inputs may overwrite the normed rows
       const AddWeighted add{residual(0), hidden_width(), model_.residual_multiplier, buffers_.shared_weights.get()};

@@ -222,6 +222,7 @@ struct Gate {
   bool has_gates;  // otherwise all columns are ups
   int32_t activation;
   float slope, limit;  // for kClampedSwiglu
+  Xielu xielu_factors;
   void expect(int, int) const {}  // half as many lines or fewer: measured to gain nothing
   void operator()(int row, int block, int vector, Floats gate, Floats up) const {
     Element* const start = to + row * stride + 16 * vector;
@@ -234,8 +235,14 @@ struct Gate {
     return activated(gate) * up;
   }
   Floats activated(Floats x) const {
-    if (activation == kSquaredRelu) return squared_relu(x);
-    return activation == kGeluTanh ? gelu_tanh(x) : silu(x);
+    switch (activation) {
+      case kGelu: return gelu(x);
+      case kGeluTanh: return gelu_tanh(x);
+      case kRelu: return relu(x);
+      case kSquaredRelu: return squared_relu(x);
+      case kXielu: return xielu(x, xielu_factors.squared, xielu_factors.exponential, xielu_factors.linear);
+      default: return silu(x);
+    }
   }
 };
 

@@ -103,8 +103,8 @@ class Products {
   static int num_stages(const Added& added) { return added ? 2 : 1; }  // taken by a product
   Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
   static size_t inner_width(const Layer& layer) { return padded(layer.down.num_inputs); }
-  Gate<Written> gate(Written* to, size_t width) const {
-    return {to, width, model_.has_gates != 0, model_.activation, model_.gate_slope, model_.gate_limit};
+  Gate<Written> gate(const Layer& layer, Written* to, size_t width) const {
+    return {to, width, model_.has_gates != 0, model_.activation, model_.gate_slope, model_.gate_limit, layer.xielu};
   }
   size_t hidden_width() const { return padded(model_.hidden_size); }
   float* residual(int token) { return buffers_.residual.get() + token * hidden_width(); }

@@ -8,8 +8,9 @@
 
 namespace triptych {
 
-// The padding of the row is reset to zeros: a step with NaNs may leave some there, and norms read it.
-inline void embed(const Model& model, int token_id, float* to) {
+// The padding of the row is reset to zeros: a step with NaNs may leave some there, and norms read it. Guesses of a draft
+// model may lie behind its last position.
+inline void embed(const Model& model, int token_id, int position, float* to) {
   const size_t first = size_t(token_id) * model.hidden_size;
   if (model.embedding_is_bf16) {
     const uint16_t* from = static_cast<const uint16_t*>(model.embedding) + first;
@@ -20,6 +21,10 @@ inline void embed(const Model& model, int token_id, float* to) {
   if (model.embedding_multiplier != 1.0f)
     for (int i = 0; i < model.hidden_size; ++i) to[i] *= model.embedding_multiplier;
   std::fill(to + model.hidden_size, to + padded(model.hidden_size), 0.0f);
+  if (!model.positions) return;
+  const int width = padded(model.hidden_size);
+  const float* learned = model.positions + size_t(std::min(position, model.num_positions - 1)) * width;
+  for (int i = 0; i < width; i += kLanes) store(to + i, load<Floats>(to + i) + load<Floats>(learned + i));
 }
 
 // 1 / sqrt(mean of squares + eps) of `count` values, stored in a padded row.
@@ -105,6 +110,12 @@ inline void add_normed_row(const float* x, const float* weight, int count, float
 
 inline void cap_row(float* row, int count, float cap) {
   for (int i = 0; i < padded(count); i += kLanes) store(row + i, capped(load<Floats>(row + i), cap));
+}
+
+// NaN for NaN, due to the order of arguments.
+inline void clip_row(float* row, int width, float limit) {
+  for (int i = 0; i < width; i += kLanes)
+    store(row + i, max(broadcast(-limit), min(broadcast(limit), load<Floats>(row + i))));
 }
 
 // Stores the argmax of a row's logits in `place`, the first on ties, and returns its logit; NaN if any logit is NaN.
