@@ -157,6 +157,8 @@ class Model(ctypes.Structure):
         ("head", Matrix),
         ("embedding", c_void_p),
         ("positions", c_void_p),
+        ("embedding_norm", c_void_p),
+        ("slopes", c_void_p),
         ("final_norm", c_void_p),
         ("updates", c_void_p),
         ("format", c_int32),

@@ -28,6 +28,7 @@ ACTIVATIONS = {
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the sequence length
 _SUPPORTED = {  # values of settings, in families that have them
     "alibi": False,
+    "apply_residual_connection_post_layernorm": False,
     "conv_bias": False,
     "do_layer_norm_before": True,
     "scale_attn_weights": True,
@@ -47,7 +48,7 @@ _NEVER_ZERO = (
 def activation_of(config: PretrainedConfig) -> str:
     """transformers' name of the activation of MLPs."""
     setting = FAMILIES[config.model_type].activation
-    return str(getattr(config, setting)) if setting else "silu"
+    return str(getattr(config, setting, setting))
 
 
 def check_config(config: PretrainedConfig) -> None:

@@ -14,7 +14,8 @@ from ..kernels.memory import padded
 from . import layer_kinds
 from .checks import ACTIVATIONS, activation_of, check_config, check_tensors
 from .delta_spec import DeltaSpec, Part, delta_modules, delta_tensors, describe_delta
-from .families import FAMILIES, Family, Modules
+from .families import FAMILIES
+from .family import Family, Modules
 from .layer_kinds import Unsupported as Unsupported
 from .layer_tensors import XIELU_SHAPES, ExpertTensors, LayerTensors, bias_of
 from .ropes import head_dim, rotary_dim
@@ -115,6 +116,10 @@ class DecoderSpec:
         return f"{self.modules.embedding}.weight"
 
     @property
+    def embedding_norm(self) -> str:
+        return f"{self.modules.embedding_norm}.weight"
+
+    @property
     def positions(self) -> str:
         return f"{self.modules.positions}.weight"
 
@@ -212,6 +217,8 @@ class DecoderSpec:
             self.head: (self.vocab_size, self.hidden_size),
             **dict(self._norm_shapes(self.final_norm)),
         }
+        if self.modules.embedding_norm:
+            shapes.update(self._norm_shapes(self.embedding_norm))
         if self.num_positions:
             shapes[self.positions] = (self.family.first_position + self.num_positions, self.hidden_size)
         if self.has_head_bias:
@@ -256,7 +263,7 @@ class DecoderSpec:
             yield from delta.shapes(names.delta, hidden)
         if is_recurrent:
             return
-        if self.has_qk_norm:
+        if self.has_qk_norm and self.has_norm_weights:
             yield names.query_norm, (queries if self.norms_whole_queries else self.head_dim,)
             yield names.key_norm, (keys if self.norms_whole_queries else self.head_dim,)
         if self.has_sinks:
@@ -349,7 +356,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         is_parallel=getattr(config, family.parallel, family.is_parallel),
         norm_eps=getattr(config, family.norm_eps, 1e-5),
         has_layer_norms=family.has_layer_norms,
-        has_norm_weights=not family.has_layer_norms or has(modules.attention_norm, "weight"),
+        has_norm_weights=not modules.attention_norm or has(modules.attention_norm, "weight"),
         has_norm_biases=has(modules.attention_norm, "bias"),
         norm_offset=family.norm_offset,
         attention_multiplier=family.attention_multiplier
@@ -375,7 +382,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         has_router_biases=any(name.endswith(modules.router_biases) for name in shapes),
         expert_multiplier=float(config.routed_scaling_factor) if family.has_sigmoid_routers else 1.0,
         norms_expert_weights=not family.may_norm_expert_weights or bool(config.norm_topk_prob),
-        has_qk_norm=has(modules.query_norm, "weight"),
+        has_qk_norm=family.norms_heads or has(modules.query_norm, "weight"),
         norms_whole_queries=family.norms_whole_queries,
         norms_turned_heads=family.norms_turned_heads,
         has_pre_norms=bool(modules.attention_norm),

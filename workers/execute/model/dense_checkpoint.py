@@ -13,7 +13,8 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from .checkpoint import check_generation_config, check_weights, context_limit, read_config
 from .decoder_spec import DecoderSpec, Unsupported, describe_decoder
 from .facts import ModelFacts
-from .families import FAMILIES, Family
+from .families import FAMILIES
+from .family import Family
 from .mapped_checkpoint import Checkpoint
 from .stored_weights import open_tensors
 from .text_part import text_config

@@ -97,7 +97,7 @@ def num_kv_heads(config: PretrainedConfig) -> int:
 
 def rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
     family, count = FAMILIES[config.model_type], len(layer_types(config))
-    if family.modules.positions or (family.may_lack_positions and config.position_embedding_type != "rope"):
+    if not family.may_turn or (family.may_lack_positions and config.position_embedding_type != "rope"):
         return (None,) * count
     numbers = {layer_type: number for number, layer_type in enumerate(rope_parameters(config))}
     if None not in numbers:

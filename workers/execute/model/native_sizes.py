@@ -46,5 +46,5 @@ def packed_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
         return before + router + sum(mlp(*each) for each in spec.mlps(names))
 
     head = matrix_bytes(format_of(spec.head), hidden, spec.vocab_size)
-    outside = 4 * (2 + spec.num_positions) * padded(hidden) + _PER_LAYER_BYTES
+    outside = 4 * ((4 + spec.num_positions) * padded(hidden) + padded(spec.num_heads)) + _PER_LAYER_BYTES
     return sum(map(layer, range(spec.num_layers))) + head + outside

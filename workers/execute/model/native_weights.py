@@ -97,6 +97,8 @@ class PackedWeights:
             embedding=self._embedding.data_ptr(),
             positions=self._positions() if spec.num_positions else None,
             num_positions=spec.num_positions,
+            embedding_norm=self._norm(spec.embedding_norm) if spec.modules.embedding_norm else None,
+            slopes=self._slopes() if spec.family.has_slopes else None,
             final_norm=self._norm(spec.final_norm, divisor=spec.logits_scaling),  # equivalent to dividing the logits
             format=self.format.arithmetic,
             embedding_is_bf16=self._embedding.dtype == torch.bfloat16,
@@ -149,6 +151,18 @@ class PackedWeights:
         table = self._checkpoint[self.spec.positions].float()[self.spec.family.first_position :]
         width = padded(self.spec.hidden_size)
         return self._keep(torch.nn.functional.pad(table, (0, width - table.shape[1])).numpy())
+
+    def _slopes(self) -> int:
+        """Store by how much a score of each head falls with each position, and return the address.
+
+        Source: ALiBi, Press et al. 2022, "Train short, test long", and its code for numbers that are no powers of two.
+        """
+        count = self.spec.num_heads
+        whole = 1 << (count.bit_length() - 1)
+        halves = 2.0 ** (-8 / whole * np.arange(1, whole + 1)), 2.0 ** (-4 / whole * np.arange(1, 2 * whole, 2))
+        slopes = self._arena.floats(padded(count))
+        slopes[:count] = np.concatenate(halves)[:count]
+        return slopes.ctypes.data
 
     def _embedding_multiplier(self) -> float:
         multiplier = self.spec.embedding_multiplier

@@ -30,7 +30,9 @@ class Rope(NamedTuple):
 
 def find_ropes(config: PretrainedConfig) -> list[Rope]:
     """The rotary embeddings of the layers, as numbered by ``DecoderSpec.ropes``, with transformers' own frequencies."""
-    return [_find_rope(config, parameters, layer_type) for layer_type, parameters in rope_parameters(config).items()]
+    ropes = [_find_rope(config, parameters, layer_type) for layer_type, parameters in rope_parameters(config).items()]
+    sign = -1 if FAMILIES[config.model_type].turns_back else 1
+    return [Rope(sign * frequencies, scaling) for frequencies, scaling in ropes]
 
 
 def _find_rope(config: PretrainedConfig, parameters: Mapping[str, Any], layer_type: str | None) -> Rope:
@@ -45,8 +47,8 @@ def _find_rope(config: PretrainedConfig, parameters: Mapping[str, Any], layer_ty
 
 
 def rope_parameters(config: PretrainedConfig) -> dict[str | None, Mapping[str, Any]]:
-    """Rotary parameters by type of layer; None: all layers. Empty if positions are learned."""
-    if FAMILIES[config.model_type].modules.positions:
+    """Rotary parameters by type of layer; None: all layers. Empty if positions are not rotary."""
+    if not FAMILIES[config.model_type].may_turn:
         return {}
     parameters = getattr(config, "rope_parameters", _USUAL) or {}
     if not LAYER_TYPES & parameters.keys():

@@ -88,6 +88,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "num_ln_in_parallel_attn": 1,
         "ffn_hidden_size": 96,
     },
+    "bloom": {"num_attention_heads": 6, "hidden_size": 96},
+    "nanochat": {"final_logit_softcapping": 3.0},
     "olmo": {"clip_qkv": 0.8},
     "apertus": {},
     "gemma": {},

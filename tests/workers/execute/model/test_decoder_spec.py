@@ -217,7 +217,7 @@ def test_additional_tensor_is_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "tensors", "why"),
     [
-        ({"model_type": "bloom"}, ("transformer.word_embeddings.weight", "lm_head.weight"), "bloom is none of"),
+        ({"model_type": "mpt"}, ("transformer.wte.weight", "lm_head.weight"), "mpt is none of"),
         pytest.param(
             {"model_type": "inkling_text"},
             ("lm_head.weight",),

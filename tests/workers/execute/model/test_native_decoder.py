@@ -86,6 +86,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "learned positions, but two, relu": ("opt", {"hidden_size": 160, "head_dim": 80, "init_std": 0.1} | _heads(2, 2)),
     "heads by heads": ("gpt_neox", {"hidden_size": 192, "head_dim": 48, "intermediate_size": 70, "vocab_size": 77}),
     "norms without weights, clipped": ("olmo", {"hidden_size": 100, "clip_qkv": 0.9}),
+    "scores that fall with the distance": ("bloom", {"hidden_size": 192, "vocab_size": 77} | _heads(12, 12)),
     "xielu": ("apertus", {"intermediate_size": 70, "hidden_size": 100}),
     "gemma": ("gemma", {"head_dim": 256, "hidden_size": 100, "initializer_range": 0.04} | _heads(2, 1)),
     "caps": ("gemma2", FAMILIES["gemma2"] | {"sliding_window": 70, "final_logit_softcapping": 9.0, "head_dim": 48}),

@@ -9,7 +9,9 @@
 namespace triptych {
 
 enum FormatCode : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kMxfp4 = 4 };
-enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2, kSquaredRelu = 3, kRelu = 4, kGelu = 5, kXielu = 6 };
+enum Activation : int32_t {
+  kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2, kSquaredRelu = 3, kRelu = 4, kGelu = 5, kXielu = 6
+};
 
 // y = x W^T + b, with W packed in blocks of 64 columns (outputs); see pack.h.
 struct Matrix {
@@ -107,6 +109,8 @@ struct Model {
   Matrix head;
   const void* embedding;    // [vocab][hidden_size], as stored in the checkpoint
   const float* positions;   // [num_positions][hidden_size], padded: added to the embeddings; or null
+  const float* embedding_norm;  // of the embeddings, or null
+  const float* slopes;          // [num_heads], subtracted from a score for each position back to the key; or null
   const float* final_norm;
   const Update* updates;  // [adapters][layers][kNumTensors], or null
   int32_t format;

@@ -224,10 +224,12 @@ class Attention {
   void weigh(int group, int first_row, int count, int first_key) {
     const uint32_t* rows[kTileRows];
     int positions[kTileRows];
+    float slopes[kTileRows];
     int token = queries_.token(first_row), head = queries_.head(group, first_row);
     for (int r = 0; r < count; ++r) {
       rows[r] = queries_.row(token, head);
       positions[r] = first_position_ + token;
+      if (queries_.slopes) slopes[r] = kLog2E * queries_.slopes[head];
       if (++head == (group + 1) * queries_.group_size) head = group * queries_.group_size, ++token;
     }
     Floats scores[kTileRows * kTiles];
@@ -239,10 +241,19 @@ class Attention {
         add<kTileVectors>(count, scores + tile, kTiles, rows, pages_.head_dim / Cache::kGroup,
                           [&](const Tiles& tiles) { return keys_of(tiles, tile); }, FromZero{});
     }
+    for (int r = 0; queries_.slopes && r < count; ++r) lean(scores + r * kTiles, slopes[r], first_key - positions[r]);
     with_rows(count, [&](auto rows_of_tile) {
       weigh_scores<decltype(rows_of_tile)::value>(scores, positions, group * queries_.rows_per_group() + first_row,
                                                   first_key);
     });
+  }
+
+  // Scores fall with the distance of the keys (Press et al. 2022, "Train short, test long"). The first one of the block is
+  // `ahead` of the query, or behind if negative.
+  void lean(Floats* scores, float slope, int ahead) const {
+    const Floats first = to_floats(load<Ints>(kLaneNumbers)) + broadcast(float(ahead));
+    for (int i = 0; i < kTiles; ++i)
+      scores[i] = fma(first + broadcast(float(i * kLanes)), broadcast(slope), scores[i]);
   }
 
   // `begin` is the first row's index in the scratch.

@@ -285,7 +285,8 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
       const size_t first = size_t(block.first_token) * model_.num_heads + first_head;
       const Queries<typename Cache::Element> queries{buffers_.queries.get() + first * size,
                                                      size_t(model_.num_heads) * size, block.count, group_size, size,
-                                                     layer.sinks ? layer.sinks + first_head : nullptr};
+                                                     layer.sinks ? layer.sinks + first_head : nullptr,
+                                                     model_.slopes ? model_.slopes + first_head : nullptr};
       attention.run(queries, step_->positions[block.first_token],
                     step_->block_tables + size_t(block.sequence) * step_->table_width, block.first_kv_head,
                     block.num_kv_heads);

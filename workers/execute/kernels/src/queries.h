@@ -32,7 +32,8 @@ struct Queries {
   size_t stride;  // from token to token
   int num_tokens, group_size;
   int head_dim;
-  const float* sinks;  // of these heads, see Layer; or null
+  const float* sinks;   // of these heads, see Layer; or null
+  const float* slopes;  // likewise, see Model
   int rows_per_group() const { return num_tokens * group_size; }
   int token(int row) const { return row / group_size; }  // for a row of a group
   int head(int group, int row) const { return group * group_size + row % group_size; }

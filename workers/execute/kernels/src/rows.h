@@ -8,25 +8,6 @@
 
 namespace triptych {
 
-// The padding of the row is reset to zeros: a step with NaNs may leave some there, and norms read it. Guesses of a draft
-// model may lie behind its last position.
-inline void embed(const Model& model, int token_id, int position, float* to) {
-  const size_t first = size_t(token_id) * model.hidden_size;
-  if (model.embedding_is_bf16) {
-    const uint16_t* from = static_cast<const uint16_t*>(model.embedding) + first;
-    for (int i = 0; i < model.hidden_size; ++i) to[i] = from_bf16(from[i]);
-  } else {
-    std::memcpy(to, static_cast<const float*>(model.embedding) + first, model.hidden_size * sizeof(float));
-  }
-  if (model.embedding_multiplier != 1.0f)
-    for (int i = 0; i < model.hidden_size; ++i) to[i] *= model.embedding_multiplier;
-  std::fill(to + model.hidden_size, to + padded(model.hidden_size), 0.0f);
-  if (!model.positions) return;
-  const int width = padded(model.hidden_size);
-  const float* learned = model.positions + size_t(std::min(position, model.num_positions - 1)) * width;
-  for (int i = 0; i < width; i += kLanes) store(to + i, load<Floats>(to + i) + load<Floats>(learned + i));
-}
-
 // 1 / sqrt(mean of squares + eps) of `count` values, stored in a padded row.
 inline float inverse_rms(const float* values, int count, float eps) {
   Floats squares = broadcast(0.0f);
@@ -80,7 +61,7 @@ inline void centre(const float* x, int count, float* to) {
 }
 
 // Norms a row and converts it to the form that the next product reads; without `weight`, only converts it. Rows and
-// weights are padded; scratch holds a row. A layer norm is the RMS norm of what differs from the mean.
+// weights are padded; scratch holds a row, and may be x. A layer norm is the RMS norm of what differs from the mean.
 template <class Element>
 inline void norm_row(const Model& model, const float* x, const float* weight, float* scratch, Element* to,
                      float* scale) {
@@ -99,6 +80,27 @@ inline void norm_row(const Model& model, const float* x, const float* weight, fl
   if (model.has_layer_norms)
     for (int i = 0; i < end; i += kLanes) store(scratch + i, load<Floats>(scratch + i) + load<Floats>(weight + end + i));
   write_row(scratch, end, to, scale);
+}
+
+// The padding of the row is reset to zeros: a step with NaNs may leave some there, and norms read it. Guesses of a draft
+// model may lie behind its last position.
+inline void embed(const Model& model, int token_id, int position, float* to) {
+  const size_t first = size_t(token_id) * model.hidden_size;
+  if (model.embedding_is_bf16) {
+    const uint16_t* from = static_cast<const uint16_t*>(model.embedding) + first;
+    for (int i = 0; i < model.hidden_size; ++i) to[i] = from_bf16(from[i]);
+  } else {
+    std::memcpy(to, static_cast<const float*>(model.embedding) + first, model.hidden_size * sizeof(float));
+  }
+  if (model.embedding_multiplier != 1.0f)
+    for (int i = 0; i < model.hidden_size; ++i) to[i] *= model.embedding_multiplier;
+  std::fill(to + model.hidden_size, to + padded(model.hidden_size), 0.0f);
+  if (model.positions) {
+    const int width = padded(model.hidden_size);
+    const float* learned = model.positions + size_t(std::min(position, model.num_positions - 1)) * width;
+    for (int i = 0; i < width; i += kLanes) store(to + i, load<Floats>(to + i) + load<Floats>(learned + i));
+  }
+  if (model.embedding_norm) norm_row(model, to, model.embedding_norm, to, to, nullptr);
 }
 
 // to += multiplier * the normed row x. All rows are padded.
