@@ -380,7 +380,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         gates_shared_expert=family.has_shared_expert,
         has_sigmoid_routers=family.has_sigmoid_routers,
         has_router_biases=any(name.endswith(modules.router_biases) for name in shapes),
-        expert_multiplier=float(config.routed_scaling_factor) if family.has_sigmoid_routers else 1.0,
+        expert_multiplier=float(getattr(config, "routed_scaling_factor", 1.0)) if family.has_sigmoid_routers else 1.0,
         norms_expert_weights=not family.may_norm_expert_weights or bool(config.norm_topk_prob),
         has_qk_norm=family.norms_heads or has(modules.query_norm, "weight"),
         norms_whole_queries=family.norms_whole_queries,

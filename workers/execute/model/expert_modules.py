@@ -101,8 +101,9 @@ def _router_of(layer: Any) -> Any:
 def _biases_of(layer: Any) -> tuple[Any, str]:
     """The module that holds the biases of a layer's router, and their name in it."""
     block, router = _block_of(layer), _router_of(layer)
-    if hasattr(block, "expert_bias"):
-        return block, "expert_bias"
+    for name in ("expert_bias", "e_score_correction_bias"):
+        if hasattr(block, name):
+            return block, name
     return getattr(router, "moe_statics", router), "e_score_correction_bias"
 
 

@@ -192,6 +192,13 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "norm_topk_prob": False,
     },
+    "minimax_m2": {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 40,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        "head_dim": 32,
+    },
     "ernie4_5_moe": {
         "moe_num_experts": 6,
         "moe_num_shared_experts": 2,
