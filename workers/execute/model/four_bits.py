@@ -18,7 +18,8 @@ from ....protocol.errors import ConfigError
 from ..kernels.matrix import FourBits
 from ..kernels.structures import GROUP_INPUTS, Format
 from .decoder_spec import Unsupported
-from .mapped_checkpoint import Checkpoint
+from .mapped_checkpoint import Checkpoint, Names
+from .text_part import text_names
 
 Array = npt.NDArray[Any]
 
@@ -41,8 +42,8 @@ class QuantisedCheckpoint(Checkpoint):
 
     quantised_format = Format.INT4
 
-    def __init__(self, folder: Path, layout: Layout, group_size: int) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, layout: Layout, group_size: int, names: Names = text_names) -> None:
+        super().__init__(folder, names)
         self._layout, self._group_size = layout, group_size
         shapes, first = super().shapes(), layout.parts[0]
         self._modules = {name.removesuffix(f".{first}") for name in shapes if name.endswith(f".{first}")}

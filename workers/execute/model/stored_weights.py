@@ -65,10 +65,10 @@ def open_tensors(folder: Path) -> Checkpoint:
         check_types(folder, plain.types())
         return plain
     if (blocks := _blocks(folder, settings)) is not None:
-        return Fp8Checkpoint(folder, blocks)
+        return Fp8Checkpoint(folder, blocks, _names_of(family))
     with _reading(folder):
         layout, group_size = find_layout(settings)
-    return QuantisedCheckpoint(folder, layout, group_size)
+    return QuantisedCheckpoint(folder, layout, group_size, _names_of(family))
 
 
 def open_for_modules(folder: Path) -> Fp8Checkpoint | None:

@@ -119,8 +119,10 @@ def logits(model: NativeModel) -> npt.NDArray[np.float32]:
     return decoder.run(make_inputs([(tokens, 0, len(tokens))], num_pages=8)).logits.copy()
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [*((family, layout) for layout in LAYOUTS for family in ("llama", "phi3")), ("gpt_neox", "gptq")],
+)
 def test_tokens_equal_the_plain_checkpoint_in_four_bits(family: str, layout: str, tmp_path: Path) -> None:
     stored, plain = make_pair(family, layout, tmp_path)
     model, expected = load(stored), load(plain, "int4")
