@@ -36,6 +36,8 @@ Int32 = npt.NDArray[np.int32]
 NUM_PAGES, NUM_TOKENS = 12, 60
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2, Format.INT4: 0.2}  # of the greatest logit
 PHI3 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+GPT_2 = ("c_attn", "c_proj", "c_fc")
+GPT_NEOX = ("query_key_value", "dense", "dense_4h_to_h")
 # For a family: its sizes, the adapted modules, and their rank.
 CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {
     "all of llama": ("llama", {}, ALL_LINEAR, 8),
@@ -46,8 +48,8 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {
     "up alone": ("granite", {"residual_multiplier": 0.3}, ("up_proj",), 5),
     "norms of what is added": ("gemma2", {}, ALL_LINEAR, 8),
     "attention beside experts": ("mixtral", {"num_experts_per_tok": 4}, ATTENTION, 8),  # all of them: no near choices
-    "transposed": ("gpt2", {"hidden_size": 96, "num_attention_heads": 6}, ("c_attn", "c_proj", "c_fc"), 8),
-    "heads by heads": ("gpt_neox", {}, ("query_key_value", "dense", "dense_4h_to_h"), 8),
+    "transposed": ("gpt2", {"hidden_size": 96, "num_attention_heads": 6, "n_inner": 70}, GPT_2, 8),
+    "heads by heads": ("gpt_neox", {"hidden_size": 192, "head_dim": 48, "intermediate_size": 70}, GPT_NEOX, 8),
     "merged tensors": ("phi3", {"intermediate_size": 70, "hidden_size": 100}, PHI3, 17),
 }
 
