@@ -191,6 +191,7 @@ def test_layers_that_predict_further_tokens_are_ignored(tmp_path: Path) -> None:
         ("gpt_neo", "", "transformer.h.1.attn.attention.masked_bias"),
         ("gpt_neox", "", "gpt_neox.layers.2.attention.bias"),
         ("opt", "model.", None),
+        ("bloom", "transformer.", None),
     ],
 )
 def test_names_may_lack_their_prefix_and_masks_are_ignored(
