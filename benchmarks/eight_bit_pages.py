@@ -25,7 +25,7 @@ from benchmarks.cpu_models import SHAPES, make_model
 from benchmarks.report import environment
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model.decoder_spec import describe_decoder
+from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_weights import PackedWeights

@@ -104,6 +104,22 @@ class Xielu(ctypes.Structure):
     ]
 
 
+class StateSpaceLayer(ctypes.Structure):
+    _fields_ = [
+        ("projection", Matrix),
+        ("dts", Matrix),
+        ("output", Matrix),
+        ("convolution", c_void_p),
+        ("convolution_biases", c_void_p),
+        ("rates", c_void_p),
+        ("dt_biases", c_void_p),
+        ("skips", c_void_p),
+        ("norm", c_void_p),
+        ("states", c_void_p),
+        ("inputs", c_void_p),
+    ]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         ("qkv", Matrix),
@@ -121,6 +137,7 @@ class Layer(ctypes.Structure):
         ("gated_norm", c_void_p),
         ("delta", DeltaLayer),
         ("convolution", ShortConvolution),
+        ("space", StateSpaceLayer),
         ("cosines", c_void_p),
         ("sines", c_void_p),
         ("sinks", c_void_p),
@@ -151,6 +168,21 @@ class DeltaShape(ctypes.Structure):
     ]
 
 
+class StateSpaceShape(ctypes.Structure):
+    _fields_ = [
+        ("num_heads", c_int32),
+        ("head_dim", c_int32),
+        ("num_groups", c_int32),
+        ("state_size", c_int32),
+        ("conv_size", c_int32),
+        ("norm_size", c_int32),
+        ("norms_first", c_int32),
+        ("gate_multiplier", c_float),
+        ("dt_multiplier", c_float),
+        ("unused", c_int32),
+    ]
+
+
 class Model(ctypes.Structure):
     _fields_ = [
         ("layers", c_void_p),
@@ -175,7 +207,9 @@ class Model(ctypes.Structure):
         ("has_layer_norms", c_int32),
         ("score_divisor", c_float),
         ("embedding_multiplier", c_float),
-        ("residual_multiplier", c_float),
+        ("attended_multiplier", c_float),
+        ("space_multiplier", c_float),
+        ("gated_multiplier", c_float),
         ("score_cap", c_float),
         ("logit_cap", c_float),
         ("qkv_limit", c_float),
@@ -203,6 +237,7 @@ class Model(ctypes.Structure):
         ("gates_outputs", c_int32),
         ("num_taps", c_int32),
         ("delta", DeltaShape),
+        ("space", StateSpaceShape),
     ]
 
 

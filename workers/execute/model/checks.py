@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from .families import FAMILIES
 from .layer_kinds import Unsupported
+from .multipliers import why_no_multipliers
 from .ropes import rope_parameters
+from .state_space_spec import why_no_state_space
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -37,6 +39,9 @@ _SUPPORTED = {  # values of settings, in families that have them
 _NEVER_ZERO = (
     "attention_multiplier",
     "clip_qkv",
+    "attention_in_multiplier",
+    "key_multiplier",
+    "lm_head_multiplier",
     "logits_scaling",
     "logit_scale",
     "query_pre_attn_scalar",
@@ -60,8 +65,12 @@ def check_config(config: PretrainedConfig) -> None:
         raise Unsupported(f"{config.model_type} is none of {', '.join(sorted(FAMILIES))}")
     if (activation := activation_of(config)) not in ACTIVATIONS:
         raise Unsupported(f"its activation is {activation}")
-    if family.has_delta_rules and activation != "silu":
-        raise Unsupported(f"its convolutions' activation is {activation}")
+    convolved = getattr(config, "mamba_hidden_act", activation)
+    if (family.has_delta_rules or family.state_spaces) and convolved != "silu":
+        raise Unsupported(f"its convolutions' activation is {convolved}")
+    why = why_no_state_space(config, family.state_spaces) if family.state_spaces else None
+    if why or (why := why_no_multipliers(config)):
+        raise Unsupported(why)
     if getattr(config, "use_bidirectional_attention", None):
         raise Unsupported("its attention is not causal")
     for name, supported in _SUPPORTED.items():

@@ -5,23 +5,18 @@ It says nothing about where or how the decoder runs, so all fast paths share it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from ..kernels.memory import padded
-from . import layer_kinds
-from .checks import ACTIVATIONS, activation_of, check_config, check_tensors
-from .delta_spec import DeltaSpec, Part, delta_modules, delta_tensors, describe_delta
+from .delta_spec import DeltaSpec, Part, delta_modules, delta_tensors
 from .families import FAMILIES
 from .family import Family, Modules
 from .layer_kinds import Unsupported as Unsupported
 from .layer_tensors import XIELU_SHAPES, ExpertTensors, LayerTensors, bias_of
-from .ropes import head_dim, rotary_dim
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from .multipliers import Multipliers
+from .state_space_spec import StateSpaceSpec, state_space_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +31,10 @@ class DecoderSpec:
     of a router's logits or their sigmoids, and their outputs are weighted by these. There may also be a shared expert,
     with a size of its own, which every token uses.
 
-    A layer may have a gated delta rule in place of attention, see ``delta_spec.py``, or a short convolution, whose
-    outputs are ``gate * convolution(input_gate * input)``. Outputs of attention may be multiplied by the sigmoids of
-    gates; each head's gate rows follow its query rows.
+    A layer may have a gated delta rule in place of attention, see ``delta_spec.py``, or a state space in place of it or
+    beside it, see ``state_space_spec.py``, or a short convolution, whose outputs are ``gate * convolution(input_gate *
+    input)``. Outputs of attention may be multiplied by the sigmoids of gates; each head's gate rows follow its query
+    rows.
 
     Clamped SwiGLU is ``gate * sigmoid(gate_slope * gate) * (up + 1)``, with gate at most ``gate_limit`` and up between
     ``-gate_limit`` and ``gate_limit``. A sink is a per-head score that takes part in the softmax over keys but has no
@@ -58,9 +54,11 @@ class DecoderSpec:
     gates_outputs: bool  # of attention
     delta: DeltaSpec | None  # of layers with a delta rule
     num_taps: int  # of short convolutions; 0: no layer has one
-    is_recurrent: tuple[bool, ...]  # of each layer: whether it has a delta rule or a convolution instead of attention
+    space: StateSpaceSpec | None  # of layers with a state space
+    is_recurrent: tuple[bool, ...]  # of each layer: whether it has a delta rule, a convolution or a state space
+    attends: tuple[bool, ...]  # of each layer
     activation: str  # one of ``ACTIVATIONS`` in checks.py, or "clamped_swiglu": see gate_limit
-    gate_slope: float
+    gate_slope: float  # also a factor of the gates of "silu"
     gate_limit: float
     has_gates: bool  # in MLPs; without, they are ``down(activation(up(norm(x))))``
     is_parallel: bool  # ``x += attention(norm(x)) + mlp(norm(x))``, often with the same norm
@@ -78,6 +76,7 @@ class DecoderSpec:
     embedding_multiplier: float
     rounds_embedding_multiplier: bool  # to the dtype that the model computes in
     residual_multiplier: float  # of what is added to x
+    multipliers: Multipliers  # more of them
     logits_scaling: float  # what logits are divided by
     windows: tuple[int | None, ...]  # of each layer: keys a token attends to, itself included; None: all before it
     ropes: tuple[int | None, ...]  # of each layer: the number of the rope that rotates queries and keys; None: no rope
@@ -138,13 +137,13 @@ class DecoderSpec:
     @property
     def num_attending(self) -> int:
         """Number of layers with attention."""
-        return self.num_layers - sum(self.is_recurrent)
+        return sum(self.attends)
 
     @property
     def state_sizes(self) -> tuple[int, int]:
-        """Number of elements of a sequence's state in one recurrent layer: that of a delta rule, and past inputs."""
-        if self.delta is not None:
-            return self.delta.state_sizes
+        """Number of elements of a sequence's state in one recurrent layer: that of its heads, and past inputs."""
+        if (heads := self.delta or self.space) is not None:
+            return heads.state_sizes
         return 0, max(0, self.num_taps - 1) * padded(self.hidden_size)
 
     @property
@@ -164,11 +163,11 @@ class DecoderSpec:
     def layer(self, index: int) -> LayerTensors:
         modules = self.modules
         qkv, output, gate_up, down = modules.qkv, modules.output, modules.gate_up, modules.down
-        if self.is_recurrent[index]:
-            qkv, output = (modules.convolution_inputs,), modules.convolution_output
+        if not self.attends[index]:
+            qkv, output = (modules.convolution_inputs,) * (self.space is None), modules.convolution_output
             if self.delta is not None:
                 qkv, output = delta_modules(is_by_heads=self.delta.is_by_heads)
-        if self.has_experts[index]:
+        if self.has_experts[index] and modules.shared:
             gate, up, down = (f"{modules.shared}.{name}" for name in modules.expert)
             gate_up = (gate, up)
 
@@ -200,6 +199,7 @@ class DecoderSpec:
                 f"{modules.layers}.{index}.linear_attn", is_by_heads=self.delta is not None and self.delta.is_by_heads
             ),
             convolution=named(modules.convolution),
+            space=state_space_tensors(f"{modules.layers}.{index}.{modules.state_space}"),
         )
 
     def mlps(self, layer: LayerTensors) -> Iterator[tuple[LayerTensors | ExpertTensors, int]]:
@@ -231,22 +231,18 @@ class DecoderSpec:
         """List the names of all matrices of the layers, without routers and the gates of a delta rule, which are never
         quantised.
         """
-        layers = map(self.layer, range(self.num_layers))
         return [
             name
-            for layer in layers
+            for index in range(self.num_layers)
+            for names in [self.layer(index)]
             for name in (
-                *layer.qkv, layer.output,
-                *(name for mlp, _ in self.mlps(layer) for name in (*mlp.gate_up, mlp.down)),
+                *(name for name, _, _ in self._mixer_shapes(index, names)),
+                *(name for mlp, _ in self.mlps(names) for name in (*mlp.gate_up, mlp.down)),
             )
-        ]  # fmt: skip
+        ]
 
     def _layer_shapes(self, index: int, names: LayerTensors) -> Iterator[tuple[str, tuple[int, ...]]]:
-        is_recurrent, delta = self.is_recurrent[index], self.delta
-        mixer = self._mixer_shapes(names)
-        if is_recurrent:
-            mixer = self._convolution_shapes(names) if delta is None else self._delta_shapes(names, delta)
-        for name, shape, has_bias in (*mixer, *self._mlp_shapes(names)):
+        for name, shape, has_bias in (*self._mixer_shapes(index, names), *self._mlp_shapes(names)):
             yield name, shape[::-1] if self.family.is_transposed else shape
             if has_bias:
                 yield bias_of(name), shape[:1]
@@ -257,11 +253,13 @@ class DecoderSpec:
         if self.has_post_norms:
             yield names.attended_norm, (hidden,)
             yield names.gated_norm, (hidden,)
-        if is_recurrent and delta is None:
+        if self.is_recurrent[index] and self.space is not None:
+            yield from self.space.shapes(names.space)
+        elif self.is_recurrent[index] and self.delta is not None:
+            yield from self.delta.shapes(names.delta, hidden)
+        elif self.is_recurrent[index]:
             yield names.convolution, (hidden, 1, self.num_taps)
-        elif is_recurrent and delta is not None:
-            yield from delta.shapes(names.delta, hidden)
-        if is_recurrent:
+        if not self.attends[index]:
             return
         if self.has_qk_norm and self.has_norm_weights:
             yield names.query_norm, (queries if self.norms_whole_queries else self.head_dim,)
@@ -275,8 +273,18 @@ class DecoderSpec:
         if self.has_norm_biases:
             yield bias_of(name), (self.hidden_size,)
 
-    def _mixer_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, int], bool]]:
-        """Yield the matrices of attention with their shapes, and whether they have a bias."""
+    def _mixer_shapes(self, index: int, names: LayerTensors) -> Iterator[tuple[str, tuple[int, int], bool]]:
+        """Yield the matrices of attention and of what replaces it, with their shapes, and whether they have a bias."""
+        if self.attends[index]:
+            yield from self._attention_shapes(names)
+        if self.is_recurrent[index] and self.space is not None:
+            yield from self.space.matrices(names.space, self.hidden_size)
+        elif self.is_recurrent[index] and self.delta is not None:
+            yield from self._delta_shapes(names, self.delta)
+        elif self.is_recurrent[index]:
+            yield from self._convolution_shapes(names)
+
+    def _attention_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, int], bool]]:
         sizes = [sum(self.qkv_sizes)] if len(names.qkv) == 1 else self.qkv_sizes
         yield from (
             (name, (rows, self.hidden_size), self.has_qkv_bias) for name, rows in zip(names.qkv, sizes, strict=True)
@@ -309,90 +317,3 @@ class DecoderSpec:
             yield mlp.down, (hidden, size), has_bias
         if self.activation == "xielu":
             yield from ((f"{names.activation}.{name}", shape, False) for name, shape in XIELU_SHAPES.items())
-
-
-def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
-    """Describe a checkpoint with this config and tensors of these shapes.
-
-    Raises:
-        Unsupported: it has a feature that ``DecoderSpec`` cannot express.
-    """
-    check_config(config)
-    family = FAMILIES[config.model_type]
-    modules = family.modules
-    is_recurrent, has_experts = layer_kinds.recurrent_layers(config), layer_kinds.has_experts(config)
-    # The first attention layer, if there is one: all of them have the same tensors.
-    layer = f"{modules.layers}.{is_recurrent.index(False) if False in is_recurrent else 0}."
-    size = head_dim(config)
-    embedding_multiplier = config.hidden_size**0.5 if family.scales_embedding else 1.0
-    logits_scaling = float(getattr(config, family.logits_setting, 1.0))
-    query_growth, query_growth_span = layer_kinds.query_growth(config)
-    inner = shapes.get(f"{layer}{modules.down}.weight", (0,))[0 if family.is_transposed else -1]
-
-    def has(module: str, kind: str) -> bool:
-        return f"{layer}{module}.{kind}" in shapes
-
-    spec = DecoderSpec(
-        model_type=config.model_type,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=getattr(config, family.mlp_size, 0) if family.mlp_size else inner,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=layer_kinds.num_kv_heads(config),
-        head_dim=size,
-        num_positions=config.max_position_embeddings if modules.positions else 0,
-        rotary_dim=rotary_dim(config),
-        turns_neighbours=family.turns_neighbours,
-        gates_outputs=family.gates_outputs,
-        delta=describe_delta(config, is_by_heads=family.delta_is_by_heads)
-        if family.has_delta_rules and any(is_recurrent)
-        else None,
-        num_taps=config.conv_L_cache if family.has_short_convolutions else 0,
-        is_recurrent=is_recurrent,
-        activation="clamped_swiglu" if family.has_limits else ACTIVATIONS[activation_of(config)],
-        gate_slope=getattr(config, "swiglu_alpha", 1.702),
-        gate_limit=getattr(config, "swiglu_limit", 7.0),
-        has_gates=family.has_gates,
-        is_parallel=getattr(config, family.parallel, family.is_parallel),
-        norm_eps=getattr(config, family.norm_eps, 1e-5),
-        has_layer_norms=family.has_layer_norms,
-        has_norm_weights=not modules.attention_norm or has(modules.attention_norm, "weight"),
-        has_norm_biases=has(modules.attention_norm, "bias"),
-        norm_offset=family.norm_offset,
-        attention_multiplier=family.attention_multiplier
-        or float(getattr(config, "attention_multiplier", getattr(config, "query_pre_attn_scalar", size) ** -0.5)),
-        qkv_limit=getattr(config, "clip_qkv", None),
-        score_cap=config.attn_logit_softcapping if family.caps_scores else None,
-        logit_cap=config.final_logit_softcapping if family.caps_logits else None,
-        query_growth=query_growth,
-        query_growth_span=query_growth_span,
-        embedding_multiplier=float(getattr(config, "embedding_multiplier", embedding_multiplier)),
-        rounds_embedding_multiplier=family.scales_embedding,
-        residual_multiplier=float(getattr(config, "residual_multiplier", 1.0)),
-        logits_scaling=1.0 / logits_scaling if family.multiplies_logits else logits_scaling,
-        windows=layer_kinds.windows(config),
-        ropes=layer_kinds.rope_numbers(config),
-        has_experts=has_experts,
-        num_experts=layer_kinds.num_experts(config) if any(has_experts) else 0,
-        experts_per_token=config.num_experts_per_tok if any(has_experts) else 0,
-        expert_size=layer_kinds.expert_size(config) if any(has_experts) else 0,
-        shared_size=layer_kinds.shared_size(config) if any(has_experts) else 0,
-        gates_shared_expert=family.has_shared_expert,
-        has_sigmoid_routers=family.has_sigmoid_routers,
-        has_router_biases=any(name.endswith(modules.router_biases) for name in shapes),
-        expert_multiplier=float(getattr(config, "routed_scaling_factor", 1.0)) if family.has_sigmoid_routers else 1.0,
-        norms_expert_weights=not family.may_norm_expert_weights or bool(config.norm_topk_prob),
-        has_qk_norm=family.norms_heads or has(modules.query_norm, "weight"),
-        norms_whole_queries=family.norms_whole_queries,
-        norms_turned_heads=family.norms_turned_heads,
-        has_pre_norms=bool(modules.attention_norm),
-        has_post_norms=has(modules.attended_norm, "weight"),
-        has_qkv_bias=has(modules.qkv[0], "bias"),
-        has_output_bias=has(modules.output, "bias"),
-        has_mlp_bias=has(modules.down, "bias") or has(modules.router, "bias"),
-        has_sinks=family.has_sinks,
-        has_head_bias="lm_head.bias" in shapes and not config.tie_word_embeddings,
-        is_tied=bool(config.tie_word_embeddings),
-    )
-    check_tensors(spec, shapes)
-    return spec

@@ -11,7 +11,8 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 from .checkpoint import check_generation_config, check_weights, context_limit, read_config
-from .decoder_spec import DecoderSpec, Unsupported, describe_decoder
+from .decoder_spec import DecoderSpec, Unsupported
+from .describe import describe_decoder
 from .facts import ModelFacts
 from .families import FAMILIES
 from .family import Family

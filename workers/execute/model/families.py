@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .family import Family, Modules
+from .state_space_spec import Settings as StateSpaceSettings
 
 _SANDWICHED = Modules(
     mlp_norm="pre_feedforward_layernorm",
@@ -15,7 +16,19 @@ _SANDWICHED = Modules(
     gated_norm="post_feedforward_layernorm",
 )
 _NORMED_AFTER = replace(_SANDWICHED, attention_norm="", mlp_norm="")
-_GRANITE_4 = Modules(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
+_GRANITE_4 = Modules(
+    gate_up=("shared_mlp.input_linear",),
+    down="shared_mlp.output_linear",
+    router="block_sparse_moe.router.layer",
+    experts="block_sparse_moe.experts",
+    shared="",
+)
+_HYBRID = Modules(
+    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+    mlp_norm="pre_ff_layernorm",
+    final_norm="model.final_layernorm",
+)
 _MERGED = Modules(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 
 _LLAMA = Family()
@@ -72,7 +85,10 @@ _COHERE = Family(
     multiplies_logits=True,
 )
 _DELTA = Family(norm_offset=1.0, gates_outputs=True, turns_in_part=True, has_delta_rules=True)
-_DELTA_EXPERTS = replace(_DELTA, has_experts=True, has_shared_expert=True, slides_everywhere=True)
+_SHARED_SIZE = "shared_expert_intermediate_size"
+_DELTA_EXPERTS = replace(
+    _DELTA, has_experts=True, shared_size=_SHARED_SIZE, gates_shared_expert=True, slides_everywhere=True
+)
 
 _GPT_2 = Family(
     modules=Modules(
@@ -208,6 +224,7 @@ FAMILIES: dict[str, Family] = {
         has_gates=False,
     ),
     "arcee": Family(modules=_UNGATED, has_gates=False),
+    "bamba": Family(modules=_HYBRID, turns_in_part=True, state_spaces=StateSpaceSettings()),
     "bloom": _BLOOM,
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, turns_where_it_slides=True),
@@ -227,6 +244,19 @@ FAMILIES: dict[str, Family] = {
     ),
     "exaone4": Family(modules=_NORMED_AFTER, turns_where_it_slides=True),
     "falcon": _FALCON,
+    "falcon_h1": Family(
+        modules=_HYBRID,
+        logits_setting="lm_head_multiplier",
+        multiplies_logits=True,
+        has_multipliers=True,
+        state_spaces=StateSpaceSettings(
+            has_output_bias="projectors_bias",
+            has_norm="mamba_rms_norm",
+            norms_first="mamba_norm_before_gate",
+            input_multiplier="ssm_in_multiplier",
+            multipliers="ssm_multipliers",
+        ),
+    ),
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA_3, caps_scores=True),
     "gemma3_text": _GEMMA_3,
@@ -245,7 +275,15 @@ FAMILIES: dict[str, Family] = {
         has_experts=True,
         num_experts="num_local_experts",
     ),
-    "granitemoehybrid": Family(modules=_GRANITE_4, mlp_size="shared_intermediate_size", may_lack_positions=True),
+    "granitemoehybrid": Family(
+        modules=_GRANITE_4,
+        mlp_size="shared_intermediate_size",
+        may_lack_positions=True,
+        has_experts=True,
+        num_experts="num_local_experts",
+        shared_size="shared_intermediate_size",
+        state_spaces=StateSpaceSettings(),
+    ),
     "helium": Family(turns_neighbours=True),
     "hunyuan_v1_dense": Family(
         modules=Modules(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
@@ -316,7 +354,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "phi3": replace(_SLIDING, modules=_MERGED),
     "qwen2": _LLAMA,
-    "qwen2_moe": replace(_CHOOSY_EXPERTS, has_shared_expert=True),
+    "qwen2_moe": replace(_CHOOSY_EXPERTS, shared_size=_SHARED_SIZE, gates_shared_expert=True),
     "qwen3": _LLAMA,
     "qwen3_5_moe_text": _DELTA_EXPERTS,
     "qwen3_5_text": _DELTA,

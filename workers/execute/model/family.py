@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .state_space_spec import Settings as StateSpaceSettings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modules:
@@ -33,8 +35,9 @@ class Modules:
     router_biases: str = "mlp.gate.e_score_correction_bias"  # a tensor
     experts: str = "mlp.experts"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # inside of each expert
-    shared: str = "mlp.shared_expert"
+    shared: str = "mlp.shared_expert"  # "": it is called like the MLP of a layer without experts
     shared_gate: str = "mlp.shared_expert_gate"
+    state_space: str = "mamba"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class Family:
     parallel: str = ""  # or the name of the setting
     logits_setting: str = "logits_scaling"  # the name of the setting: what logits are divided by
     multiplies_logits: bool = False  # it is a factor instead
+    has_multipliers: bool = False  # see multipliers.py
     has_experts: bool = False
     num_experts: str = "num_experts"  # the name of the setting
     # Likewise: only every so many layers have experts, from the first to the last of them; "": no setting says so.
@@ -63,8 +67,9 @@ class Family:
     first_experts: str = ""
     last_experts: str = ""
     lists_expert_layers: bool = False  # as "sparse" in mlp_layer_types instead
-    has_shared_expert: bool = False  # weighted by a sigmoid
-    num_shared_experts: str = ""  # the name of the setting, in families that have some: they are one with weight 1
+    shared_size: str = ""  # the name of the setting, in families that have a shared expert with a size of its own
+    gates_shared_expert: bool = False  # by a sigmoid; otherwise its weight is 1
+    num_shared_experts: str = ""  # the name of the setting, in families that have some: they are one
     has_sigmoid_routers: bool = False
     router_biases_axes: tuple[int, ...] = ()  # before that of the experts
     may_norm_expert_weights: bool = False  # as the config says; otherwise they are always normed
@@ -96,6 +101,7 @@ class Family:
     has_prediction_layer: bool = False  # or those of one more layer are for it
     has_short_convolutions: bool = False  # in some layers, in place of attention
     has_delta_rules: bool = False  # in some layers, see delta_spec.py
+    state_spaces: StateSpaceSettings | None = None  # in some layers, see state_space_spec.py
     delta_is_by_heads: bool = False  # their matrices are ordered by key head: all rows of one head, then the next
 
     @property

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from .delta_spec import LAYER_TYPE
 from .families import FAMILIES
 from .ropes import LAYER_TYPES, rope_parameters
+from .state_space_spec import BESIDE_ATTENTION
+from .state_space_spec import LAYER_TYPES as STATE_SPACES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -27,14 +29,19 @@ def layer_types(config: PretrainedConfig) -> list[str]:
     types = [_SAME_TYPES.get(kind, kind) for kind in stated]
     known = LAYER_TYPES | ({LAYER_TYPE} if family.has_delta_rules else set())
     known |= {_CONVOLUTION} if family.has_short_convolutions else set()
+    known |= STATE_SPACES if family.state_spaces else set()
     if not known.issuperset(types):
         raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - known))}")
     return types
 
 
 def recurrent_layers(config: PretrainedConfig) -> tuple[bool, ...]:
-    """Whether each layer has a delta rule or a short convolution in place of attention."""
-    return tuple(kind in (LAYER_TYPE, _CONVOLUTION) for kind in layer_types(config))
+    """Whether each layer keeps a state: it has a delta rule, a short convolution or a state space."""
+    return tuple(kind in {LAYER_TYPE, _CONVOLUTION, *STATE_SPACES} for kind in layer_types(config))
+
+
+def attending_layers(config: PretrainedConfig) -> tuple[bool, ...]:
+    return tuple(kind in {*LAYER_TYPES, BESIDE_ATTENTION} for kind in layer_types(config))
 
 
 def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
@@ -75,7 +82,7 @@ def shared_size(config: PretrainedConfig) -> int:
     family = FAMILIES[config.model_type]
     if family.num_shared_experts:
         return expert_size(config) * (getattr(config, family.num_shared_experts) or 0)
-    size: int = config.shared_expert_intermediate_size if family.has_shared_expert else 0
+    size: int = getattr(config, family.shared_size) if family.shared_size else 0
     return size
 
 
@@ -110,8 +117,8 @@ def rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
     turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # despite the name, 1 means that a layer has rope
     if len(turns) < count:
         raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")
-    without = recurrent_layers(config)
-    return tuple(0 if turns[layer] and not without[layer] else None for layer in range(count))
+    attends = attending_layers(config)
+    return tuple(0 if turns[layer] and attends[layer] else None for layer in range(count))
 
 
 def query_growth(config: PretrainedConfig) -> tuple[float, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .delta_spec import DeltaTensors
+from .state_space_spec import StateSpaceTensors
 
 # Of the parameters of this activation, by their names in its module.
 XIELU_SHAPES: dict[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
@@ -22,7 +23,7 @@ class LayerTensors(NamedTuple):
 
     # Queries, keys and values, or one tensor with the rows of all three, in this order. For a delta rule: one tensor
     # with the rows of all three, and the output gates, as a second tensor or merged into the first. For a short
-    # convolution: one tensor with the rows of input gates, output gates and inputs.
+    # convolution: one tensor with the rows of input gates, output gates and inputs. Empty if a layer has none of these.
     qkv: tuple[str, ...]
     output: str
     gate_up: tuple[str, ...]  # gate and up, or one tensor with the rows of both; of the shared expert in MoE layers
@@ -41,6 +42,7 @@ class LayerTensors(NamedTuple):
     sinks: str  # [num_heads], not named ``.weight``
     delta: DeltaTensors
     convolution: str  # of a short convolution: [hidden_size, 1, taps]
+    space: StateSpaceTensors
 
 
 def bias_of(weight: str) -> str:

@@ -24,11 +24,12 @@ from .native_states import state_bytes
 from .native_weights import PackedWeights
 from .pool import LayerShape
 from .proof import Proof
+from .state_space_spec import StateSpaceSpec
 from .stored_weights import open_tensors
 from .threads import num_threads
 
 _TILE_TOKENS = 16  # tokens in a tile of a page, see kernels/src/pages.h
-_MOST_TAPS = 8  # per convolution, see kernels/src/delta_rule.h
+_MOST_TAPS = 8  # per convolution, see kernels/src/causal_convolution.h
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 QUANTISED = {"int8": Format.INT8, "int4": Format.INT4}
 
@@ -83,6 +84,8 @@ class NativeSetting:
             raise Unsupported(f"its heads have {spec.head_dim} channels, which is not a multiple of {_TILE_TOKENS}")
         if spec.delta is not None:
             _check_delta(spec.delta)
+        if spec.space is not None:
+            _check_state_space(spec.space)
         try:
             library = load_library()
         except NoCompiler as error:
@@ -150,8 +153,22 @@ def _check_delta(delta: DeltaSpec) -> None:
             raise Unsupported(f"{name} of its delta rules have {size} channels, which is not a multiple of {LANES}")
     if delta.num_value_heads % delta.num_key_heads:
         raise Unsupported(f"its delta rules have {delta.num_value_heads} heads, and keys for {delta.num_key_heads}")
-    if not 1 <= delta.conv_size <= _MOST_TAPS:
-        raise Unsupported(f"its convolutions see {delta.conv_size} tokens, the limits are 1 and {_MOST_TAPS}")
+    _check_taps(delta.conv_size)
+
+
+def _check_state_space(space: StateSpaceSpec) -> None:
+    sizes = (("heads", space.head_dim), ("states", space.state_size), ("norms", space.norm_size))
+    for name, size in sizes:
+        if size % LANES:
+            raise Unsupported(f"{name} of its state spaces have {size} channels, which is not a multiple of {LANES}")
+    if space.num_heads % space.num_groups:
+        raise Unsupported(f"its state spaces have {space.num_heads} heads in {space.num_groups} groups")
+    _check_taps(space.conv_size)
+
+
+def _check_taps(count: int) -> None:
+    if not 1 <= count <= _MOST_TAPS:
+        raise Unsupported(f"its convolutions see {count} tokens, the limits are 1 and {_MOST_TAPS}")
 
 
 def load_proven(folder: Path, proof: Proof, setting: NativeSetting) -> NativeModel:

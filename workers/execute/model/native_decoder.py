@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import NamedTuple
 
 import numpy as np
@@ -197,7 +197,7 @@ class NativeDecoder:
             size = sum(sizes) / (1 << 30)
             raise ConfigError(f"{num_pages} pages take {size:.2f} GiB, too much", param="num_pages") from error
         pools = [arena.take(size).reshape(num_pages + 1, -1) for size in sizes]
-        attending = (layer for layer, recurs in zip(self._layers, spec.is_recurrent, strict=True) if not recurs)
+        attending = compress(self._layers, spec.attends)
         for layer, keys, values in zip(attending, pools[::2], pools[1::2], strict=True):
             layer.keys, layer.values = keys.ctypes.data, values.ctypes.data
         return pools

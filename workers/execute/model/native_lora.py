@@ -13,8 +13,10 @@ from .decoder_spec import DecoderSpec
 from .delta_spec import Part
 from .lora import Adapter, LowRank
 
-_TENSORS = 9  # per layer: queries, keys, values, output, gate, up, down, betas and rates; see Tensor in abi.h
-_PRODUCTS = (0, 0, 0, 1, 2, 2, 3, 4, 4)  # the packed matrix that contains each of them
+# Per layer: queries, keys, values, output, gate, up, down; betas and rates of a delta rule; projection, dt and output
+# of a state space. See Tensor in abi.h.
+_TENSORS = 12
+_PRODUCTS = (0, 0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 7)  # the packed matrix that contains each of them
 
 
 class PackedAdapters:
@@ -108,17 +110,21 @@ def _modules(spec: DecoderSpec, layer: int) -> list[_Module]:
         for number, (name, own) in enumerate(zip(group, split, strict=True), first):
             found.append(_Module(name.removesuffix(".weight"), num_inputs, own, number, order))
 
-    if (delta := spec.delta) is not None and spec.is_recurrent[layer]:
+    if spec.attends[layer]:
+        add(names.qkv, hidden, spec.qkv_sizes, 0, spec.qkv_parts)
+        add([names.output], spec.num_heads * spec.head_dim, [hidden], 3)
+    if spec.is_recurrent[layer] and (space := spec.space) is not None:
+        num_rows, heads = space.num_outputs + space.num_channels, space.num_heads
+        add([names.space.projection], hidden, (num_rows, heads), 9, [*space.inputs, Part(heads, num_rows)])
+        add([names.space.output], space.num_outputs, [hidden], 11)
+    elif spec.is_recurrent[layer] and (delta := spec.delta) is not None:
         outputs, heads = delta.num_outputs, delta.num_value_heads
         add(names.qkv, hidden, (delta.num_channels, outputs), 0, delta.inputs)
         add(names.delta.gates, hidden, (heads, heads), 7, delta.gates(heads))
+        add([names.output], outputs, [hidden], 3)
     elif spec.is_recurrent[layer]:
-        outputs = hidden
         add(names.qkv, hidden, [hidden] * 3, 0)
-    else:
-        outputs = spec.num_heads * spec.head_dim
-        add(names.qkv, hidden, spec.qkv_sizes, 0, spec.qkv_parts)
-    add([names.output], outputs, [hidden], 3)
+        add([names.output], hidden, [hidden], 3)
     for mlp, size in spec.mlps(names):
         if mlp is names:  # routed experts are not adapted
             add(names.gate_up, hidden, *(([size] * 2, 4) if spec.has_gates else ([size], 5)))

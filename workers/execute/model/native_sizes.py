@@ -10,6 +10,7 @@ from ..kernels.structures import LANES, Format
 from .decoder_spec import DecoderSpec
 from .delta_spec import DeltaSpec
 from .layer_tensors import ExpertTensors, LayerTensors
+from .state_space_spec import StateSpaceSpec
 
 _PER_LAYER_BYTES = 1 << 12  # for alignment to cache lines
 
@@ -29,18 +30,27 @@ def packed_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
         own = sum(map(padded, (delta.conv_size * delta.num_channels, *[delta.num_value_heads] * 2, delta.value_dim)))
         return mixer(names, delta.num_channels + delta.num_outputs, delta.num_outputs) + gates + 4 * own
 
+    def state_space(names: LayerTensors, space: StateSpaceSpec) -> int:
+        projection, output = names.space.projection, names.space.output
+        matrices = matrix_bytes(format_of(projection), hidden, space.num_outputs + space.num_channels)
+        matrices += matrix_bytes(Format.FLOAT32, hidden, space.num_heads)
+        matrices += matrix_bytes(format_of(output), space.num_outputs, hidden)
+        vectors = ((1 + space.conv_size) * space.num_channels, *[space.num_heads] * 3, space.num_outputs)
+        return matrices + 4 * sum(map(padded, vectors)) + _PER_LAYER_BYTES
+
     def mlp(names: LayerTensors | ExpertTensors, size: int) -> int:
         up = matrix_bytes(format_of(names.gate_up[0]), hidden, (1 + spec.has_gates) * padded(size))
         return up + matrix_bytes(format_of(names.down), size, hidden)
 
     def layer(index: int) -> int:
         names = spec.layer(index)
-        if spec.delta is not None and spec.is_recurrent[index]:
-            before = delta_rule(names, spec.delta)
+        before = mixer(names, sum(spec.qkv_sizes), queries) if spec.attends[index] else vectors
+        if spec.is_recurrent[index] and spec.space is not None:
+            before += state_space(names, spec.space)
+        elif spec.is_recurrent[index] and spec.delta is not None:
+            before += delta_rule(names, spec.delta)
         elif spec.is_recurrent[index]:
-            before = mixer(names, 3 * padded(hidden), hidden) + 4 * spec.num_taps * padded(hidden)
-        else:
-            before = mixer(names, sum(spec.qkv_sizes), queries)
+            before += mixer(names, 3 * padded(hidden), hidden) + 4 * spec.num_taps * padded(hidden)
         router = matrix_bytes(Format.FLOAT32, hidden, spec.num_experts + 1) + 4 * padded(spec.num_experts)
         router = router if names.experts else 0
         return before + router + sum(mlp(*each) for each in spec.mlps(names))

@@ -40,7 +40,8 @@ class NativeStates:
             ) from error
         for layer in compress(layers, spec.is_recurrent):
             states, inputs = (self._arena.take(size).ctypes.data for size in sizes)
-            layer.delta.states, layer.delta.inputs, layer.convolution.inputs = states, inputs, inputs
+            layer.delta.states = layer.space.states = states
+            layer.delta.inputs = layer.convolution.inputs = layer.space.inputs = inputs
 
     def begin_step(self, inputs: StepInputs) -> dict[str, Int32]:
         """The segments of a step and their rows, by field names of ``Step``.

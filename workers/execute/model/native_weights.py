@@ -23,6 +23,8 @@ from ..kernels.structures import (
     Layer,
     Matrix,
     Model,
+    StateSpaceLayer,
+    StateSpaceShape,
     Xielu,
 )
 from .decoder_spec import DecoderSpec
@@ -31,8 +33,13 @@ from .facts import Progress
 from .layer_tensors import XIELU_SHAPES, ExpertTensors, LayerTensors, bias_of
 from .mapped_checkpoint import Checkpoint
 from .native_sizes import packed_bytes
+from .state_space_spec import StateSpaceSpec, StateSpaceTensors
 
 _DELTA_SIZES = ("num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_size")
+_SPACE_SIZES = (
+    "num_heads", "head_dim", "num_groups", "state_size", "conv_size", "norm_size", "norms_first", "gate_multiplier",
+    "dt_multiplier",
+)  # fmt: skip
 
 
 class PackedWeights:
@@ -62,7 +69,7 @@ class PackedWeights:
         self.layers = (Layer * spec.num_layers)()
         self._experts = [(Expert * len(spec.layer(index).experts))() for index in range(spec.num_layers)]
         for index, layer in enumerate(self.layers):
-            self._fill_layer(layer, spec.layer(index), is_recurrent=spec.is_recurrent[index])
+            self._fill_layer(layer, spec.layer(index), index)
             self._fill_experts(layer, spec.layer(index), self._experts[index])
             layer.window = spec.windows[index] or 0
             if spec.activation == "xielu":
@@ -112,7 +119,9 @@ class PackedWeights:
             has_layer_norms=spec.has_layer_norms,
             score_divisor=1 / spec.attention_multiplier,
             embedding_multiplier=self._embedding_multiplier(),
-            residual_multiplier=spec.residual_multiplier,
+            attended_multiplier=spec.residual_multiplier * spec.multipliers.attended,
+            space_multiplier=spec.residual_multiplier * spec.multipliers.space,
+            gated_multiplier=spec.residual_multiplier * spec.multipliers.gated,
             score_cap=spec.score_cap or 0.0,
             logit_cap=spec.logit_cap or 0.0,
             qkv_limit=spec.qkv_limit or 0.0,
@@ -136,7 +145,8 @@ class PackedWeights:
             norms_turned_heads=spec.norms_turned_heads,
             gates_outputs=spec.gates_outputs,
             num_taps=spec.num_taps,
-            delta=DeltaShape(*(getattr(spec.delta, name) for name in _DELTA_SIZES)) if spec.delta else DeltaShape(),
+            delta=DeltaShape(*(getattr(spec.delta, name) for name in _DELTA_SIZES if spec.delta)),
+            space=StateSpaceShape(*(getattr(spec.space, name) for name in _SPACE_SIZES if spec.space)),
         )
 
     def _xielu(self, module: str) -> Xielu:
@@ -170,19 +180,14 @@ class PackedWeights:
             return multiplier
         return float(torch.tensor(multiplier, dtype=torch.bfloat16))
 
-    def _fill_layer(self, layer: Layer, names: LayerTensors, *, is_recurrent: bool) -> None:
-        spec, delta = self.spec, self.spec.delta
-        if not is_recurrent:
+    def _fill_layer(self, layer: Layer, names: LayerTensors, index: int) -> None:
+        spec = self.spec
+        if spec.attends[index]:
             has_biases = spec.has_qkv_bias, spec.has_output_bias
             self._fill_mixer(layer, names, spec.qkv_parts, spec.num_heads * spec.head_dim, has_biases)
             self._fill_attention(layer, names)
-        elif delta is None:
-            parts = [(spec.hidden_size, part * padded(spec.hidden_size)) for part in range(3)]
-            self._fill_mixer(layer, names, parts, spec.hidden_size, (False, False))
-            layer.convolution.taps = self._taps(names.convolution, padded(spec.hidden_size))
-        else:
-            self._fill_mixer(layer, names, delta.inputs, delta.num_outputs, (False, False))
-            self._fill_delta(layer.delta, names.delta, delta)
+        if spec.is_recurrent[index]:
+            self._fill_recurrent(layer, names)
         for mlp, size in spec.mlps(names):
             if mlp is names:  # the others are routed experts
                 self._fill_mlp(layer, names, size)
@@ -193,6 +198,18 @@ class PackedWeights:
         if spec.has_post_norms:
             layer.attended_norm = self._norm(names.attended_norm)
             layer.gated_norm = self._norm(names.gated_norm)
+
+    def _fill_recurrent(self, layer: Layer, names: LayerTensors) -> None:
+        spec, delta = self.spec, self.spec.delta
+        if spec.space is not None:
+            self._fill_space(layer.space, names.space, spec.space)
+        elif delta is not None:
+            self._fill_mixer(layer, names, delta.inputs, delta.num_outputs, (False, False))
+            self._fill_delta(layer.delta, names.delta, delta)
+        else:
+            parts = [(spec.hidden_size, part * padded(spec.hidden_size)) for part in range(3)]
+            self._fill_mixer(layer, names, parts, spec.hidden_size, (False, False))
+            layer.convolution.taps = self._taps(names.convolution, padded(spec.hidden_size))
 
     def _fill_mixer(
         self,
@@ -225,6 +242,27 @@ class PackedWeights:
         layer.rates = self._keep(self._checkpoint[names.rates].float().exp().numpy())
         layer.rate_biases = self._vector(names.rate_biases)
         layer.norm = self._vector(names.norm)
+
+    def _fill_space(self, layer: StateSpaceLayer, names: StateSpaceTensors, space: StateSpaceSpec) -> None:
+        hidden, num_rows = self.spec.hidden_size, space.num_outputs + space.num_channels
+        layer.projection = self._matrix([names.projection], hidden, num_rows, has_bias=space.has_bias)
+        layer.dts = new_matrix(self._arena, Format.FLOAT32, hidden, space.num_heads, has_bias=space.has_bias)
+        places = [Placement(layer.projection, *part) for part in space.inputs]
+        self._place_each([names.projection], [*places, Placement(layer.dts, space.num_heads)])
+        layer.output = self._matrix([names.output], space.num_outputs, hidden, has_bias=space.has_output_bias)
+        self._place(layer.output, [names.output], [(hidden, 0)])
+        # The convolution is linear, so the multipliers of its inputs can be those of its taps.
+        factors = np.repeat(np.array(space.channel_multipliers, np.float32), space.channel_sizes)
+        layer.convolution = self._taps(names.convolution, space.num_channels, factors)
+        if space.has_convolution_bias:
+            layer.convolution_biases = self._vector(names.convolution_biases)
+        else:
+            layer.convolution_biases = self._arena.floats(padded(space.num_channels)).ctypes.data  # zeros
+        layer.rates = self._keep(self._checkpoint[names.rates].float().exp().numpy())
+        layer.dt_biases = self._vector(names.dt_biases)
+        layer.skips = self._vector(names.skips)
+        if space.norm_size:
+            layer.norm = self._vector(names.norm)
 
     def _fill_mlp(self, mlp: Layer | Expert, names: LayerTensors | ExpertTensors, size: int) -> None:
         hidden, has_bias = self.spec.hidden_size, self.spec.has_mlp_bias
@@ -269,26 +307,30 @@ class PackedWeights:
 
         ``parts`` are pairs (number of rows, first column). Each part is a tensor, or all of them form one.
         """
-        sizes, firsts = zip(*parts, strict=True)
-        places: list[Placement] = []
-        for source, size, first in zip(self._read_weights(names, sizes), sizes, firsts, strict=True):
-            place = Placement(matrix, size, first, run)
-            if isinstance(source, FourBits):
+        self._place_each(names, [Placement(matrix, *part, run) for part in parts])
+
+    def _place_each(self, names: Sequence[str], places: Sequence[Placement]) -> None:
+        """Pack tensors into these places, or the rows of one tensor one after another."""
+        sizes = [place.num_outputs for place in places]
+        for source, place in zip(self._read_weights(names, sizes), places, strict=True):
+            if isinstance(source, FourBits) and place.matrix.format == Format.FLOAT32:
+                weights = source.floats()
+                self._packer.pack(weights.ctypes.data, place, is_bf16=False)
+            elif isinstance(source, FourBits):
                 self._packer.pack_int4(source, place)
             elif isinstance(source, Mxfp4):
                 self._packer.pack_mxfp4(source, place)
             else:
                 usable = _usable(source)
                 self._packer.pack(usable.data_ptr(), place, is_bf16=usable.dtype == torch.bfloat16)
-            places.append(place)
-        if Format(matrix.format).arithmetic is Format.INT8:
-            of_each = [places] if len(names) == 1 else [[place] for place in places]
+        if Format(places[0].matrix.format).arithmetic is Format.INT8:
+            of_each = [list(places)] if len(names) == 1 else [[place] for place in places]
             self._quantised |= dict(zip(names, of_each, strict=True))
-        if matrix.bias:
-            bias = (ctypes.c_float * (64 * matrix.num_blocks)).from_address(matrix.bias)
-            for source, first in zip(self._read([bias_of(name) for name in names], sizes), firsts, strict=True):
-                n = np.arange(len(source))
-                np.frombuffer(bias, np.float32)[first + n // run * 64 + n % run] = source.float().numpy()
+        if places[0].matrix.bias:
+            for source, place in zip(self._read([bias_of(name) for name in names], sizes), places, strict=True):
+                bias = (ctypes.c_float * (64 * place.matrix.num_blocks)).from_address(place.matrix.bias)
+                whole, rest = np.divmod(np.arange(len(source)), place.run)
+                np.frombuffer(bias, np.float32)[place.first + whole * 64 + rest] = source.float().numpy()
 
     def _read_weights(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor | FourBits | Mxfp4]:
         """Like ``_read``, but yields weights in four bits if stored so."""
@@ -333,10 +375,10 @@ class PackedWeights:
         values: npt.NDArray[np.float32] = self._checkpoint[name].float().numpy()
         return self._keep((values + np.float32(offset)) / np.float32(divisor))
 
-    def _taps(self, name: str, width: int) -> int:
-        """Store the taps of a convolution, [taps][width], and return the address."""
-        taps = self._checkpoint[name].float()[:, 0].T
-        return self._keep(torch.nn.functional.pad(taps, (0, width - taps.shape[1])).numpy())
+    def _taps(self, name: str, width: int, factors: npt.NDArray[np.float32] | float = 1.0) -> int:
+        """Store the taps of a convolution times ``factors`` [channels], [taps][width], and return the address."""
+        taps = factors * self._checkpoint[name].float()[:, 0].T.numpy()
+        return self._keep(np.pad(taps, ((0, 0), (0, width - taps.shape[1]))))
 
     def _keep(self, values: npt.NDArray[np.float32]) -> int:
         """Store values computed from a tensor as contiguous padded floats and return the address."""

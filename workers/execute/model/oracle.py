@@ -166,10 +166,13 @@ def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     device = next(iter(tensors.values())).device
-    # Rotary frequencies and the embedding scale are not weights, so they are still on the meta device.
+    # Rotary frequencies, multipliers and the embedding scale are not weights, so they are still on the meta device.
     for name in ("rotary_emb", "pos_emb"):
         if (positions := getattr(model.base_model, name, None)) is not None:
             setattr(model.base_model, name, type(positions)(config).to(device))
+    for layer in getattr(model.base_model, "layers", ()):
+        if hasattr(getattr(layer, "mamba", None), "mup_vector"):
+            layer.mamba.mup_vector = _state_space_multipliers(config).to(device)
     for module in model.modules():  # nor are the positions and masks that some families compute in each layer
         if any(buffer.is_meta for buffer in module.buffers(recurse=False)) and not list(module.parameters(False)):
             module.to_empty(device=device, recurse=False)
@@ -179,6 +182,13 @@ def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
         embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale, device=device)
     ready: PreTrainedModel = model.eval().requires_grad_(False)
     return ready
+
+
+def _state_space_multipliers(config: PretrainedConfig) -> torch.Tensor:
+    from transformers.models.falcon_h1.modeling_falcon_h1 import compute_mup_vector  # here: few models need it
+
+    vector: torch.Tensor = compute_mup_vector(config)  # type: ignore[no-untyped-call]
+    return vector
 
 
 @torch.inference_mode()

@@ -20,7 +20,7 @@ from .text_part import text_names
 
 # Families that store all experts of a layer in one tensor, as inputs by outputs or as outputs by inputs.
 _STACKED = {"gpt_oss"}
-_STACKED_BY_OUTPUTS = {"granitemoe", "qwen3_5_moe", "qwen3_5_moe_text"}
+_STACKED_BY_OUTPUTS = {"granitemoe", "granitemoehybrid", "qwen3_5_moe", "qwen3_5_moe_text"}
 _NAMES = ("quantization_config", "compression_config")
 _MODELOPT_FILE = "hf_quant_config.json"  # where modelopt stores its settings, if not in config.json
 

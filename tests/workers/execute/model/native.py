@@ -25,7 +25,7 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.decoder_spec import describe_decoder
+from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_weights import PackedWeights
 from triptych.workers.execute.model.ropes import find_ropes

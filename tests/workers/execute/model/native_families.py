@@ -8,6 +8,7 @@ from transformers import CONFIG_MAPPING, GptOssConfig
 
 # Chosen so that some gates reach it; transformers 5.17 has the usual one in its code.
 _LOW_LIMIT = {"swiglu_limit": 0.9} if hasattr(GptOssConfig, "swiglu_limit") else {}
+_STATE_SPACES = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 32, "mamba_n_groups": 1}
 _SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -22,14 +23,30 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     },
     "hyperclovax": {"use_post_norm": True, "logits_scaling": 0.3, "residual_multiplier": 0.7},
     "granitemoehybrid": {
-        "num_local_experts": 0,
-        "shared_intermediate_size": 96,
-        "layer_types": ["attention"] * 3,
-        "position_embedding_type": "rope",
-        "mamba_n_heads": 8,
+        **_STATE_SPACES,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 40,
+        "shared_intermediate_size": 72,
         "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.3,
         "attention_multiplier": 0.2,
         "logits_scaling": 7.0,
+    },
+    "bamba": {**_STATE_SPACES, "mamba_n_groups": 2, "attn_layer_indices": [1], "head_dim": 32},
+    "falcon_h1": {
+        **_STATE_SPACES,
+        "mamba_d_ssm": 128,
+        "embedding_multiplier": 6.0,
+        "attention_in_multiplier": 0.8,
+        "key_multiplier": 2.0,
+        "attention_out_multiplier": 0.7,
+        "ssm_in_multiplier": 1.3,
+        "ssm_multipliers": [0.8, 0.9, 1.2, 1.1, 1.4],
+        "ssm_out_multiplier": 0.6,
+        "mlp_multipliers": [1.5, 0.4],
+        "lm_head_multiplier": 0.3,
     },
     "phi3": {},
     "cwm": {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},

@@ -13,13 +13,16 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, Pretr
 
 from tests.tiny import FAMILIES
 from tests.workers.execute.model.native import changed_tensors, make_checkpoint
-from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
+from triptych.workers.execute.model.decoder_spec import Unsupported
 from triptych.workers.execute.model.dense_checkpoint import open_checkpoint
+from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.ropes import find_ropes
 from triptych.workers.execute.model.stored_weights import open_tensors
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
+STATE_SPACES = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
+BESIDE = {**STATE_SPACES, "mamba_d_ssm": 128}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 
 
@@ -140,6 +143,10 @@ def test_experts_in_one_tensor_are_refused() -> None:
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "a token has 3 of 2 experts"),
         ("llama", {"hidden_act": "tanh"}, "tanh"),
         ("lfm2", {"layer_types": ["conv"] * 3, "conv_bias": True}, "its conv_bias is True"),
+        ("bamba", {**STATE_SPACES, "time_step_limit": (0.1, 1.0)}, r"time steps are limited to \(0.1, 1.0\)"),
+        ("falcon_h1", {**BESIDE, "mamba_proj_bias": True, "ssm_in_multiplier": 2.0}, "spaces have multipliers"),
+        ("falcon_h1", {**BESIDE, "attention_bias": True, "attention_in_multiplier": 2.0}, "attention has multipliers"),
+        ("falcon_h1", {**BESIDE, "key_multiplier": 0.0}, "key_multiplier is 0"),
         ("glm4_moe", {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2}, "experts are in 2 groups"),
         ("gemma3_text", {"hidden_activation": "tanh"}, "tanh"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attention is not causal"),
@@ -158,6 +165,10 @@ def test_experts_in_one_tensor_are_refused() -> None:
             "too few experts",
             "activation",
             "biases",
+            "time steps",
+            "biases of state spaces",
+            "biases of attention",
+            "multiplier of keys",
             "groups",
             "activation of gemma",
             "both ways",

@@ -45,7 +45,8 @@ from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
+from triptych.workers.execute.model.decoder_spec import Unsupported
+from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.oracle import Oracle, mapped_model
 from triptych.workers.execute.model.stored_weights import open_for_modules, open_tensors
 from triptych.workers.execute.scheduling.sequence import Sequence

@@ -84,7 +84,7 @@ def test_weights_are_stored_once(family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path / "checkpoint", **FAMILIES[family])
     from transformers import AutoConfig
 
-    from triptych.workers.execute.model.decoder_spec import describe_decoder
+    from triptych.workers.execute.model.describe import describe_decoder
 
     checkpoint = Checkpoint(folder)
     spec = describe_decoder(AutoConfig.from_pretrained(folder), checkpoint.shapes())

@@ -18,7 +18,7 @@ from tests.conftest import HAS_GPU
 from tests.workers.execute.model.native import make_checkpoint
 from triptych.protocol.lora import LoraModule
 from triptych.workers.execute.attention.interface import LayerCache
-from triptych.workers.execute.model.decoder_spec import describe_decoder
+from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.graphs import GraphKey
 from triptych.workers.execute.model.lora import load_adapters
 from triptych.workers.execute.model.mapped_checkpoint import Checkpoint

@@ -58,6 +58,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("llama", {"rope_parameters": ROPE | _LLAMA3}),
     "yarn": ("qwen3", {"rope_parameters": ROPE | {"rope_type": "yarn"}}),
     "multipliers": ("granite", FAMILIES["granite"] | {"tie_word_embeddings": True}),
+    "a name for the MLP that is shared elsewhere": (
+        "granitemoehybrid",
+        {"layer_types": ["attention"] * 3, "position_embedding_type": "rope", "num_local_experts": 0, "head_dim": 48},
+    ),
     "multipliers, biases": (
         "granite",
         {"embedding_multiplier": 0.1, "residual_multiplier": 2.5, "attention_multiplier": 0.03, "logits_scaling": 0.3}

@@ -26,7 +26,8 @@ from tests.workers.execute.model.native import make_decoder as make_any_decoder
 from tests.workers.execute.model.native_families import FAMILIES
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder
+from triptych.workers.execute.model.decoder_spec import DecoderSpec
+from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.expert_modules import ExpertStack, FollowedChoices
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.stored_weights import open_tensors

@@ -26,7 +26,7 @@ from triptych.protocol.errors import ConfigError
 from triptych.protocol.lora import LoraModule
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model.decoder_spec import describe_decoder
+from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.lora import load_adapters
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_lora import PackedAdapters

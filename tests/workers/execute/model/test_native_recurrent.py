@@ -1,4 +1,4 @@
-"""Gated delta rules on the compiled decoder: transformers' results, with the same bits in any chunks and batches."""
+"""Recurrent layers on the compiled decoder: transformers' results, with the same bits in any chunks and batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.loading import check_speculation
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.decoder_spec import describe_decoder
+from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -47,6 +47,7 @@ Int32 = npt.NDArray[np.int32]
 
 WITH_EXPERTS = "qwen3_5_moe_text"
 CONVOLVED = "lfm2"
+SPACED, BESIDE = "granitemoehybrid", "falcon_h1"  # the latter has state spaces beside attention
 FAMILY, NUM_PAGES, NUM_TOKENS, MAX_TOKENS = "qwen3_5_text", 12, 150, 24
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.1, Format.INT8: 0.3, Format.INT4: 0.3}  # of the greatest logit
 OF_DELTA_RULES = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj")
@@ -63,6 +64,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 80, "linear_conv_kernel_dim": 2, "head_dim": 48, "intermediate_size": 70,
     },
     "biases": {"attention_bias": True, "head_dim": 64},
+    "state spaces": {
+        "family": SPACED, "hidden_size": 128, "mamba_n_heads": 4, "mamba_d_head": 64, "mamba_d_state": 128,
+        "layer_types": [DELTA_RULE, DELTA_RULE, ATTENDS], "num_local_experts": 0, "mamba_proj_bias": True,
+        "mamba_conv_bias": False,
+    },
+    "state spaces in groups": {
+        "family": "bamba", "hidden_size": 80, "mamba_n_heads": 2, "mamba_d_head": 80, "mamba_d_state": 48,
+        "mamba_d_conv": 2, "attn_layer_indices": [0], "mlp_bias": True,
+    },
+    "state spaces beside attention": {"family": BESIDE, "hidden_size": 100, "projectors_bias": True},
+    "normed state spaces beside attention": {
+        "family": BESIDE, "mamba_rms_norm": True, "mamba_norm_before_gate": True, "mamba_n_groups": 2,
+        "attention_in_multiplier": 1.0, "attention_bias": True, "mlp_bias": True,
+    },
     "the last layer has one": {
         "num_hidden_layers": 2, "layer_types": [ATTENDS, DELTA_RULE], "tie_word_embeddings": True,
     },
@@ -122,7 +137,8 @@ def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("family", "sizes"), [(FAMILY, {}), ("qwen3_next", {"mlp_only_layers": [0, 1, 2, 3]}), (CONVOLVED, {})]
+    ("family", "sizes"),
+    [(FAMILY, {}), ("qwen3_next", {"mlp_only_layers": [0, 1, 2, 3]}), (CONVOLVED, {}), (BESIDE, {})],
 )
 def test_adapters_change_all_matrices(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     sizes = {"initializer_range": 0.1, "linear_num_value_heads": 6, **sizes}
@@ -144,7 +160,7 @@ def test_adapters_change_all_matrices(family: str, sizes: dict[str, Any], tmp_pa
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize("family", [FAMILY, WITH_EXPERTS, CONVOLVED])
+@pytest.mark.parametrize("family", [FAMILY, WITH_EXPERTS, CONVOLVED, BESIDE])
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
@@ -192,7 +208,9 @@ def test_step_can_be_repeated_in_parts_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize(("family", "value"), [(FAMILY, math.inf), (FAMILY, math.nan), (CONVOLVED, math.nan)])
+@pytest.mark.parametrize(
+    ("family", "value"), [(FAMILY, math.inf), (FAMILY, math.nan), (CONVOLVED, math.nan), (BESIDE, math.nan)]
+)
 def test_nan_state_is_reported_and_ends_with_its_sequence(
     family: str, value: float, level: str, format_: Format, tmp_path: Path
 ) -> None:
@@ -234,7 +252,7 @@ def requests() -> list[Sequence]:
 @pytest.mark.parametrize(("family", "dtype", "quantization"), [
     (FAMILY, "float32", "none"), (FAMILY, "bfloat16", "none"), (FAMILY, "bfloat16", "int8"),
     (FAMILY, "bfloat16", "int4"), (CONVOLVED, "bfloat16", "int8"),
-    (WITH_EXPERTS, "bfloat16", "none"), (WITH_EXPERTS, "bfloat16", "int8"),
+    (WITH_EXPERTS, "bfloat16", "none"), (WITH_EXPERTS, "bfloat16", "int8"), (SPACED, "bfloat16", "int8"),
 ])  # fmt: skip
 def test_batches_chunks_and_preemption_change_nothing(
     family: str, dtype: str, quantization: str, engines: Engines
@@ -251,7 +269,12 @@ def test_batches_chunks_and_preemption_change_nothing(
 
 @pytest.mark.parametrize(
     ("family", "dtype", "quantization"),
-    [(FAMILY, "float32", "none"), (FAMILY, "bfloat16", "none"), (CONVOLVED, "bfloat16", "int8")],
+    [
+        (FAMILY, "float32", "none"),
+        (FAMILY, "bfloat16", "none"),
+        (CONVOLVED, "bfloat16", "int8"),
+        (SPACED, "bfloat16", "none"),
+    ],
 )
 def test_cached_prefix_changes_nothing(family: str, dtype: str, quantization: str, engines: Engines) -> None:
     """A sequence that starts from another's snapshot gets the same bits, wherever their prompts diverge."""
@@ -313,15 +336,16 @@ def test_options_excluded_by_states_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sizes", "why"),
     [
+        ({"family": "bamba", "mamba_d_state": 24}, "states of its state spaces have 24 channels"),
         ({"linear_key_head_dim": 8}, "keys of its delta rules have 8 channels"),
         ({"linear_value_head_dim": 24}, "values of its delta rules have 24 channels"),
         ({"linear_conv_kernel_dim": 9}, "its convolutions see 9 tokens"),
         ({"hidden_act": "gelu_pytorch_tanh"}, "its convolutions' activation is gelu_pytorch_tanh"),
     ],
-    ids=["keys", "values", "convolution", "activation"],
+    ids=["state spaces", "keys", "values", "convolution", "activation"],
 )
 def test_transformers_runs_what_the_kernels_cannot(sizes: dict[str, Any], why: str, tmp_path: Path) -> None:
-    _, card = build(make_checkpoint(FAMILY, tmp_path / "model", **sizes))
+    _, card = build(make_checkpoint(folder=tmp_path / "model", **{"family": FAMILY, **sizes}))
     assert card.backend == "transformers with CpuAttention"
     assert card.keeps_states
     assert why in card.why_slow

@@ -14,7 +14,8 @@ from tests.workers.execute.model.native import changed_tensors, load_cached, mak
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model import oracle
-from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
+from triptych.workers.execute.model.decoder_spec import Unsupported
+from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.native_self_test import check_native
 from triptych.workers.execute.model.native_weights import PackedWeights

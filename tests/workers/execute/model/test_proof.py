@@ -27,7 +27,8 @@ from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.model import backends, native_proof, proof
 from triptych.workers.execute.model.build import build_runner, rehearse
 from triptych.workers.execute.model.checkpoint import read_config
-from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder
+from triptych.workers.execute.model.decoder_spec import DecoderSpec
+from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.native_self_test import check_native
 from triptych.workers.execute.model.proof import ProofStore
 from triptych.workers.execute.model.ropes import find_ropes

@@ -56,6 +56,22 @@ struct Xielu {
   float linear;
 };
 
+// A state space that replaces attention or runs beside it (see state_space.h), or none. Its projection holds x of the
+// heads, B and C of the groups, and the gates of the outputs.
+struct StateSpaceLayer {
+  Matrix projection;  // no blocks: the layer has no state space
+  Matrix dts;         // kFloat32: the dt of the heads
+  Matrix output;
+  const float* convolution;         // [conv_size][channels]
+  const float* convolution_biases;  // [channels]
+  const float* rates;      // [heads], of decay
+  const float* dt_biases;  // [heads]
+  const float* skips;      // [heads], D
+  const float* norm;       // [heads][head_dim], weights of the output norm; or null
+  float* states;           // [rows][heads] tiles, see state_space.h
+  float* inputs;           // [rows][conv_size - 1][channels], past inputs of the convolution, latest last
+};
+
 struct Layer {
   Matrix qkv;      // queries, keys and values side by side; if outputs are gated, each query is followed by its gate
   Matrix output;
@@ -72,6 +88,7 @@ struct Layer {
   const float* gated_norm;     // norm of what the rest of the layer adds, or null
   DeltaLayer delta;
   ShortConvolution convolution;
+  StateSpaceLayer space;
   const float* cosines;        // [positions][rotary_dim / 2]; null: no rotary embedding
   const float* sines;
   const float* sinks;          // [heads], scores of attention sinks, which have no value; or null
@@ -82,8 +99,14 @@ struct Layer {
 };
 
 // For a delta rule, kQuery is queries, keys and values together, kKey is the output gates, and kValue is unused.
-enum Tensor : int32_t { kQuery, kKey, kValue, kOutput, kGate, kUp, kDown, kBeta, kRate, kNumTensors };
-enum Product : int32_t { kQkvProduct, kOutputProduct, kGateUpProduct, kDownProduct, kGatesProduct };
+// kSpace is the whole projection of a state space.
+enum Tensor : int32_t {
+  kQuery, kKey, kValue, kOutput, kGate, kUp, kDown, kBeta, kRate, kSpace, kDt, kSpaceOutput, kNumTensors
+};
+enum Product : int32_t {
+  kQkvProduct, kOutputProduct, kGateUpProduct, kDownProduct, kGatesProduct, kSpaceProduct, kDtProduct,
+  kSpaceOutputProduct
+};
 
 // What an adapter adds to the outputs of one tensor: B (A x). In both A and B, each 16 outputs are contiguous:
 // [outputs / 16][steps][16] groups.
@@ -101,6 +124,20 @@ struct DeltaShape {
   int32_t key_dim;
   int32_t value_dim;
   int32_t conv_size;
+  int32_t unused;
+};
+
+// Sizes shared by all state spaces of a model.
+struct StateSpaceShape {
+  int32_t num_heads;
+  int32_t head_dim;
+  int32_t num_groups;  // of heads, with the same B and C
+  int32_t state_size;  // an even number
+  int32_t conv_size;
+  int32_t norm_size;      // outputs are normed in groups of so many channels; 0: they are only gated
+  int32_t norms_first;    // before they are gated
+  float gate_multiplier;  // of the gates of outputs
+  float dt_multiplier;    // of dt, before the biases
   int32_t unused;
 };
 
@@ -127,7 +164,10 @@ struct Model {
   int32_t has_layer_norms;  // of inputs: means are subtracted, and norms have biases; null weights aside, in all layers
   float score_divisor;  // the square root of head_dim in most models
   float embedding_multiplier;
-  float residual_multiplier;  // applied to everything added to the residual
+  // Applied to what is added to the residual: by attention or what replaces it, by state spaces, and by MLPs or experts.
+  float attended_multiplier;
+  float space_multiplier;
+  float gated_multiplier;
   float score_cap;            // scores y become cap * tanh(y / cap); 0: no cap
   float logit_cap;            // the same for logits
   float qkv_limit;            // queries, keys and values are clipped to +-qkv_limit; 0: they are not
@@ -136,8 +176,8 @@ struct Model {
   int32_t activation;         // Activation of the gate, or of the ups if there are no gates
   int32_t has_gates;          // in MLPs
   int32_t is_parallel;        // attention and MLP of a layer read the same x
-  float gate_slope;           // for kClampedSwiglu, as is gate_limit
-  float gate_limit;
+  float gate_slope;           // factor on gates, for kSilu and kClampedSwiglu
+  float gate_limit;           // for kClampedSwiglu
   int32_t max_rank;           // largest rank of any update, padded
   int32_t adapted_products;   // bit p: some adapter updates Product p
   int32_t eight_bit_pages;    // keys and values are stored in eight bits, see eight_bits.h
@@ -155,6 +195,7 @@ struct Model {
   int32_t gates_outputs;         // attention outputs are gated by a sigmoid
   int32_t num_taps;              // of short convolutions
   DeltaShape delta;
+  StateSpaceShape space;
 };
 
 // How a step is shared among threads.

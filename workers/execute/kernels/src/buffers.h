@@ -10,6 +10,7 @@
 #include "attention.h"
 #include "delta_rule.h"
 #include "matmul.h"
+#include "state_space.h"
 
 namespace triptych {
 
@@ -99,14 +100,15 @@ struct Buffers {
   Buffer<float> residual;                           // [tokens][hidden]
   Buffer<float> added;                              // [tokens][hidden], to be normed and added to the residual
   Operand<Format> operand;                          // [tokens], after the norm or quantisation
-  Buffer<float> qkv;                                // [tokens][all heads], as wide as the layer's qkv
+  Buffer<float> qkv;                                // [tokens][all heads], as wide as the layer's qkv or space.projection
   Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
   Buffer<Written> attended;                         // [tokens][heads * head_dim]
   Buffer<Written> gated;                            // [tokens][intermediate]
-  Buffer<float> exact;                              // [tokens][hidden], after the norm, for routers and delta gates
-  Buffer<float> gates;                              // [tokens][betas and rates], for a delta rule
-  Buffer<float> mixed;                              // [tokens][DeltaRule::width()]
+  Buffer<float> exact;                              // [tokens][hidden], after the norm, for float products
+  Buffer<float> gates;                              // [tokens][betas and rates] of a delta rule, or a state space's dt
+  Buffer<float> mixed;                              // [tokens][DeltaRule::width() or StateSpace::width()]
   Buffer<Written> delta_outputs;                    // [tokens][value heads * value_dim]
+  Buffer<Written> space_outputs;                    // [tokens][heads * head_dim], of a state space
   Buffer<Written> convolved;                        // [tokens][hidden], of a short convolution
   Buffer<float> router_logits;                      // [tokens][experts and the shared expert]
   Buffer<float> shared_weights;                     // [tokens], of the shared expert
@@ -122,17 +124,22 @@ struct Buffers {
     const int hidden = padded(model.hidden_size), heads = padded(model.num_heads * model.head_dim);
     const int inner = padded(model.intermediate_size), expert = padded(model.expert_size);
     const int values = padded(model.delta.num_value_heads * model.delta.value_dim);
-    const int widest = std::max({hidden, heads, inner, expert, values});
+    const int space = padded(StateSpace::num_outputs(model.space));
+    const int widest = std::max({hidden, heads, inner, expert, values, space});
     const int rows = rows_per_item(model.num_heads, model.num_kv_heads);
     residual.reserve(size_t(tokens) * hidden);
     if (model.layers[0].attended_norm) added.reserve(size_t(tokens) * hidden);
     operand.reserve(tokens, kIsQuantised ? widest : hidden);
-    for (int i = 0; i < model.num_layers; ++i) qkv.reserve(size_t(tokens) * model.layers[i].qkv.num_blocks * 64);
+    for (int i = 0; i < model.num_layers; ++i) {
+      const Layer& layer = model.layers[i];
+      qkv.reserve(size_t(tokens) * std::max(layer.qkv.num_blocks, layer.space.projection.num_blocks) * 64);
+    }
     queries.reserve(size_t(tokens) * model.num_heads * model.head_dim);
     attended.reserve(size_t(tokens) * heads);
     gated.reserve(size_t(tokens) * inner);
     if (model.num_experts) reserve_experts(model, tokens);
     if (model.delta.num_value_heads) reserve_delta(model, tokens);
+    if (model.space.num_heads) reserve_state_space(model, tokens);
     if (model.num_taps) convolved.reserve(size_t(tokens) * hidden);
     sequences.reserve(tokens);
     query_blocks.reserve(size_t(tokens) * model.num_kv_heads);
@@ -158,6 +165,13 @@ struct Buffers {
     gates.reserve(tokens * padded(2 * padded(delta.num_value_heads, kLanes)));
     mixed.reserve(tokens * DeltaRule::width(delta));
     delta_outputs.reserve(tokens * padded(delta.num_value_heads * delta.value_dim));
+  }
+
+  void reserve_state_space(const Model& model, size_t tokens) {
+    exact.reserve(tokens * padded(model.hidden_size));
+    gates.reserve(tokens * padded(model.space.num_heads));
+    mixed.reserve(tokens * StateSpace::width(model.space));
+    space_outputs.reserve(tokens * padded(StateSpace::num_outputs(model.space)));
   }
 
   void reserve_experts(const Model& model, size_t tokens) {

@@ -4,8 +4,7 @@
 // number of threads.
 #pragma once
 
-#include "expert_layers.h"
-#include "short_convolution.h"
+#include "recurrent_layers.h"
 
 namespace triptych {
 
@@ -21,22 +20,26 @@ class Decoder : public Computation {
 };
 
 template <class Format>
-class FormatDecoder : public Decoder, private ExpertLayers<Format> {
+class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
  public:
   using Cache = typename Format::Cache;
   using Written = typename Buffers<Format>::Written;
   using Added = Addition<Format>;
+  using Found = typename Products<Format>::Found;
 
   FormatDecoder(const Model& model, const Sharing& sharing)
-      : ExpertLayers<Format>(model, sharing.num_own + 1),
+      : RecurrentLayers<Format>(model, sharing.num_own + 1),
         sharing_(sharing),
-        adapters_(model_),
         team_(*this, stages_, sharing.num_own) {
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
-      const Matrix* of_all[] = {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router, &layer.delta.gates};
+      const StateSpaceLayer& space = layer.space;
+      const Matrix* of_all[] = {&layer.qkv,         &layer.output,     &layer.gate_up, &layer.down,  &layer.router,
+                                &layer.delta.gates, &space.projection, &space.dts,     &space.output};
       for (const Matrix* matrix : of_all) num_weights_ += num_weights(*matrix);
-      num_attending_ += !layer.delta.convolution && !layer.convolution.taps;
+      const bool has_state = layer.delta.convolution || layer.convolution.taps;
+      num_attending_ += layer.output.num_blocks && !has_state;
+      num_recurrent_ += has_state || space.output.num_blocks;
       if (layer.experts) num_expert_weights_ += num_weights(layer.experts->gate_up) + num_weights(layer.experts->down);
       has_groups_ |= layer.qkv.format == kInt4;
     }
@@ -73,12 +76,15 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
       const Layer& layer = model_.layers[i];
       const bool is_last = i + 1 == model_.num_layers;
       const auto added = [&](Product product) { return adapters_.to(product, i, is_last); };
-      const Added to_output = added(kOutputProduct), to_gate_up = added(kGateUpProduct), to_down = added(kDownProduct);
+      const Added to_gate_up = added(kGateUpProduct), to_down = added(kDownProduct);
+      const Found of_space = layer.space.output.num_blocks ? apply_state_space(layer, i, me) : Found{};
       const Found found = mix(layer, i, me);
-      if (is_last) num_rows = keep_sampled(found.rows.get(), found.width, me);
+      if (is_last) num_rows = keep_sampled({found, of_space}, me);
       const auto add_found = [&] {
-        const Rows rows = inputs_of(found.rows, num_rows, found.width, to_output, me);
-        add_product(layer.output, rows, to_output, layer.attended_norm, me);
+        if (layer.space.output.num_blocks)
+          add(layer.space.output, of_space, num_rows, added(kSpaceOutputProduct), nullptr, model_.space_multiplier, me);
+        if (layer.output.num_blocks)
+          add(layer.output, found, num_rows, added(kOutputProduct), layer.attended_norm, model_.attended_multiplier, me);
       };
       if (!model_.is_parallel) add_found();
       if (layer.experts) {
@@ -87,11 +93,12 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
         add_experts(layer, num_rows, to_gate_up, to_down, choices, me);
         continue;
       }
+      if (!layer.gate_up.num_blocks) continue;
       const Rows again = norm(num_rows, layer.mlp_norm, to_gate_up, me);
       product(layer.gate_up, again, to_gate_up, me, gate(layer, buffers_.gated.get(), inner_width(layer)));
       if (model_.is_parallel) add_found();  // only now, as the MLP reads x without it
-      const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(layer), to_down, me);
-      add_product(layer.down, gated, to_down, layer.gated_norm, me);
+      const Found gated{&buffers_.gated, inner_width(layer)};
+      add(layer.down, gated, num_rows, to_down, layer.gated_norm, model_.gated_multiplier, me);
     }
     const Rows last = norm(num_rows, model_.final_norm, Added{}, me);
     const size_t width = size_t(model_.head.num_blocks) * 64;
@@ -120,7 +127,7 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
     return num_weights_ * std::max<int64_t>(step.num_tokens, kRead) +
            num_expert_weights_ * std::max(num_choices, num_chosen * kRead) +
            num_pairs * 2 * num_attending_ * model_.num_heads * model_.head_dim +
-           kPasses * step.num_tokens * (model_.num_layers - num_attending_) * num_state_numbers();
+           kPasses * step.num_tokens * num_recurrent_ * num_state_numbers();
   }
 
   // The previous step's token if it was sampled there and is not yet known to the caller.
@@ -131,105 +138,32 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
 
   // Once the last layer's keys and values, or its states, are written, only the sampled rows continue. They are in
   // increasing order.
-  int keep_sampled(Written* found, size_t width, Member& me) {
+  int keep_sampled(std::initializer_list<Found> found, Member& me) {
     if (step_->num_rows == step_->num_tokens) return step_->num_tokens;
     stages_.run(me, [&] {
       for (int row = 0; me.rank == 0 && row < step_->num_rows; ++row) {
         const int from = step_->sample_rows[row];
         std::copy_n(residual(from), hidden_width(), residual(row));
-        std::copy_n(found + from * width, width, found + row * width);
+        for (const Found& each : found)
+          if (each.rows) std::copy_n(each.row(from), each.width, each.row(row));
       }
     });
     return step_->num_rows;
   }
 
-  struct Found {  // what a layer's attention, or what replaces it, puts out for all tokens
-    const Buffer<Written>& rows;
-    size_t width;
-  };
+  // Adds the product of what was found to the residual.
+  void add(const Matrix& matrix, const Found& found, int num_rows, const Added& more, const float* norm, float multiplier,
+           Member& me) {
+    add_product(matrix, inputs_of(*found.rows, num_rows, found.width, more, me), more, norm, multiplier, me);
+  }
+
+  // What the layer's attention, or what replaces it, puts out for all tokens; nothing if it has none.
   Found mix(const Layer& layer, int number, Member& me) {
-    if (layer.delta.convolution) {
-      apply_delta_rule(layer, number, me);
-      return {buffers_.delta_outputs, values_width()};
-    }
-    if (layer.convolution.taps) {
-      convolve(layer, number, me);
-      return {buffers_.convolved, hidden_width()};
-    }
+    if (!layer.output.num_blocks) return {};
+    if (layer.delta.convolution) return apply_delta_rule(layer, number, me);
+    if (layer.convolution.taps) return convolve(layer, number, me);
     attend(layer, number, me);
-    return {buffers_.attended, heads_width()};
-  }
-
-  // The outputs of the layer's short convolution, for all tokens.
-  void convolve(const Layer& layer, int number, Member& me) {
-    project(layer, number, me);
-    const ShortConvolver convolver(layer.convolution, model_.num_taps);
-    stages_.run(me, [&] {
-      for (int t : part(step_->num_tokens, me)) {
-        const int sequence = buffers_.sequences.get()[t], first = step_->query_starts[sequence];
-        const int segment = step_->segment_starts[sequence];
-        const ConvolutionChunk chunk{buffers_.qkv.get() + first * qkv_width(layer), qkv_width(layer),
-                                     int(hidden_width()), step_->state_reads[sequence],
-                                     step_->segment_starts[sequence + 1] - segment,
-                                     step_->segment_ends + segment, step_->state_writes + segment};
-        convolver.convolve(chunk, t - first, buffers_.convolved.get() + t * hidden_width());
-      }
-    });
-  }
-
-  // The outputs of the layer's delta rule, for all tokens.
-  void apply_delta_rule(const Layer& layer, int number, Member& me) {
-    const int num_rows = step_->num_tokens;
-    const Added to_qkv = adapters_.to(kQkvProduct, number, false);
-    const Added to_gates = adapters_.to(kGatesProduct, number, false);
-    // Betas and rates are computed from float rows in every format, as they scale all later tokens.
-    float* exact = num_rows <= kOwnRows ? buffers_.threads[me.place].rows.get() : buffers_.exact.get();
-    const Rows normed = norm(num_rows, layer.attention_norm, num_stages(to_qkv) + num_stages(to_gates), me,
-                             [&](int row) { return exact + row * hidden_width(); });
-    product(layer.qkv, normed, to_qkv, me, Store{buffers_.qkv.get(), qkv_width(layer)});
-    const Rows rows{reinterpret_cast<const uint32_t*>(exact), hidden_width(), nullptr, 0, num_rows};
-    const Store store{buffers_.gates.get(), gates_width(layer)};
-    if (to_gates) {
-      compress(to_gates, normed, me);
-      float_product(layer.delta.gates, rows, me, AddFirst<Format, Store>{to_gates, store});
-    } else {
-      float_product(layer.delta.gates, rows, me, store);
-    }
-    const DeltaRule rule(model_.delta, layer.delta, model_.norm_eps);
-    stages_.run(me, [&] {
-      const int num_heads = model_.delta.num_key_heads;
-      for (int item : part(num_rows * num_heads, me)) {
-        const int t = item / num_heads, sequence = buffers_.sequences.get()[t];
-        rule.mix(chunk_of(layer, sequence), t - step_->query_starts[sequence], item % num_heads);
-      }
-    });
-    stages_.run(me, [&] {
-      const int num_heads = model_.delta.num_value_heads, num_sequences = step_->num_sequences;
-      stages_.for_items(num_sequences * num_heads, [&](int item) {
-        // Chunks, which take longest, come last in a step, so they are started first.
-        const int sequence = num_sequences - 1 - item / num_heads;
-        rule.run(chunk_of(layer, sequence), item % num_heads,
-                 buffers_.delta_outputs.get() + step_->query_starts[sequence] * values_width(), values_width());
-      });
-    });
-  }
-
-  DeltaChunk chunk_of(const Layer& layer, int sequence) const {
-    const size_t first = step_->query_starts[sequence], stride = qkv_width(layer), gates_stride = gates_width(layer);
-    const int segment = step_->segment_starts[sequence];
-    return {buffers_.qkv.get() + first * stride, stride,
-            buffers_.gates.get() + first * gates_stride, gates_stride,
-            buffers_.mixed.get() + first * DeltaRule::width(model_.delta),
-            step_->query_starts[sequence + 1] - int(first),
-            step_->state_reads[sequence],
-            step_->segment_starts[sequence + 1] - segment,
-            step_->segment_ends + segment, step_->state_writes + segment};
-  }
-
-  void project(const Layer& layer, int number, Member& me) {
-    const Added to_qkv = adapters_.to(kQkvProduct, number, false);
-    const Rows normed = norm(step_->num_tokens, layer.attention_norm, to_qkv, me);
-    product(layer.qkv, normed, to_qkv, me, Store{buffers_.qkv.get(), qkv_width(layer)});
+    return {&buffers_.attended, heads_width()};
   }
 
   // The outputs of the layer's attention, for all tokens.
@@ -327,27 +261,23 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
   }
   bool is_last(int token) const { return token + 1 == step_->query_starts[buffers_.sequences.get()[token] + 1]; }
   size_t heads_width() const { return padded(model_.num_heads * model_.head_dim); }
-  size_t values_width() const { return padded(model_.delta.num_value_heads * model_.delta.value_dim); }
   static size_t qkv_width(const Layer& layer) { return size_t(layer.qkv.num_blocks) * 64; }
-  static size_t gates_width(const Layer& layer) { return size_t(layer.delta.gates.num_blocks) * 64; }
   int query_stride() const { return model_.head_dim * (model_.gates_outputs ? 2 : 1); }
   // In the states of one sequence, in one layer.
   int64_t num_state_numbers() const {
-    return int64_t{model_.delta.num_value_heads} * model_.delta.key_dim * model_.delta.value_dim;
+    const StateSpaceShape& space = model_.space;
+    return int64_t{model_.delta.num_value_heads} * model_.delta.key_dim * model_.delta.value_dim +
+           int64_t{space.num_heads} * space.head_dim * space.state_size;
   }
 
-  using Products<Format>::kOwnRows;
   using Products<Format>::model_;
   using Products<Format>::buffers_;
   using Products<Format>::stages_;
   using Products<Format>::has_groups_;
   using Products<Format>::add_product;
   using Products<Format>::product;
-  using Products<Format>::float_product;
-  using Products<Format>::compress;
   using Products<Format>::norm;
   using Products<Format>::inputs_of;
-  using Products<Format>::num_stages;
   using Products<Format>::part;
   using Products<Format>::hidden_width;
   using Products<Format>::residual;
@@ -355,12 +285,16 @@ class FormatDecoder : public Decoder, private ExpertLayers<Format> {
   using Products<Format>::gate;
   using ExpertLayers<Format>::routing_;
   using ExpertLayers<Format>::add_experts;
+  using RecurrentLayers<Format>::adapters_;
+  using RecurrentLayers<Format>::step_;
+  using RecurrentLayers<Format>::project;
+  using RecurrentLayers<Format>::convolve;
+  using RecurrentLayers<Format>::apply_delta_rule;
+  using RecurrentLayers<Format>::apply_state_space;
 
   const Sharing sharing_;
-  Adapters<Format> adapters_;
-  const Step* step_ = nullptr;
   int64_t num_weights_ = 0, num_expert_weights_ = 0;  // the latter of one expert in each layer
-  int num_query_blocks_ = 0, num_attending_ = 0;  // the latter counts layers
+  int num_query_blocks_ = 0, num_attending_ = 0, num_recurrent_ = 0;  // the last two count layers
   Team team_;  // last, because its threads use the other members
 };
 

@@ -11,39 +11,24 @@
 // to one tile, which stays in cache, before the next tile is touched.
 //
 // Tokens are applied one by one, however they are chunked, so a token's bits do not depend on how its prompt was cut. A
-// step writes the new state to a different row than it read, so it can be run again. It may also save intermediate
-// states for others to start from: a chunk consists of segments, and each segment continues from the row that the one
-// before it wrote.
-// chunk is segments, and each of them goes on from one row to the next.
+// step writes the new state to a different row than it read, so it can be run again.
 #pragma once
 
-#include <algorithm>
-
 #include "abi.h"
-#include "rows.h"
+#include "causal_convolution.h"
 #include "tile.h"
 
 namespace triptych {
 
-// The tokens of one sequence in a step.
-struct DeltaChunk {
-  const float* projected;  // [count][stride]: inputs of the convolution, then the output gates of each value head
-  size_t stride;
-  const float* gates;  // [count][gates_stride]: for each value head, see DeltaLayer
-  size_t gates_stride;
-  float* mixed;  // [count][DeltaRule::width(shape)]
-  int count;
-  int32_t read;                // row of the state and convolution inputs before the chunk
-  int num_segments;            // the state and inputs are written after each segment
-  const int32_t *ends, *writes;  // [num_segments]: token count at its end, increasing up to count; and row
-};
-
 class DeltaRule {
  public:
-  static constexpr int kMostTaps = 8;  // of the convolution
   static constexpr int kVectors = kParts == 1 ? 2 : 1;  // in a tile
 
-  DeltaRule(const DeltaShape& shape, const DeltaLayer& layer, float eps) : shape_(shape), layer_(layer), eps_(eps) {}
+  DeltaRule(const DeltaShape& shape, const DeltaLayer& layer, float eps)
+      : shape_(shape),
+        layer_(layer),
+        convolution_{layer.convolution, nullptr, layer.inputs, shape.conv_size, num_channels(shape)},
+        eps_(eps) {}
 
   // Channels of the convolution: queries, keys and values.
   static int num_channels(const DeltaShape& shape) {
@@ -56,13 +41,13 @@ class DeltaRule {
 
   // Computes a token's query, key and values for one key head and its value heads, as well as their decays, betas and
   // query^T key. The last token of a segment saves the inputs of the convolution for the tokens after it.
-  void mix(const DeltaChunk& chunk, int t, int key_head) const {
+  void mix(const RecurrentChunk& chunk, int t, int key_head) const {
     const int key_dim = shape_.key_dim, keys = shape_.num_key_heads * key_dim, num_channels = this->num_channels();
     const int group = num_heads() / shape_.num_key_heads, num_values = group * shape_.value_dim;
-    convolve(chunk, t, key_head * key_dim, key_dim);
-    convolve(chunk, t, keys + key_head * key_dim, key_dim);
-    convolve(chunk, t, 2 * keys + key_head * num_values, num_values);
     float *to = mixed(chunk, t), *query = to + key_head * key_dim, *key = query + keys;
+    convolution_.run(chunk, t, key_head * key_dim, key_dim, to);
+    convolution_.run(chunk, t, keys + key_head * key_dim, key_dim, to);
+    convolution_.run(chunk, t, 2 * keys + key_head * num_values, num_values, to);
     to_length(query, 1.0f / std::sqrt(float(key_dim)));
     to_length(key, 1.0f);
     to[num_channels + 2 * num_heads() + key_head] = product(query, key);
@@ -76,7 +61,7 @@ class DeltaRule {
 
   // The outputs of one head for each token, normed and gated: [count][stride].
   template <class Element>
-  void run(const DeltaChunk& chunk, int head, Element* outputs, size_t stride) const {
+  void run(const RecurrentChunk& chunk, int head, Element* outputs, size_t stride) const {
     const int size = shape_.value_dim;
     int c = 0;
     for (; c + kVectors * kLanes <= size; c += kVectors * kLanes) pass<kVectors>(chunk, head, c);
@@ -96,38 +81,11 @@ class DeltaRule {
  private:
   int num_heads() const { return shape_.num_value_heads; }
   int num_channels() const { return num_channels(shape_); }
-  size_t inputs_size() const { return size_t(shape_.conv_size - 1) * num_channels(); }  // of a row of saved inputs
-  float* mixed(const DeltaChunk& chunk, int t) const { return chunk.mixed + size_t(t) * width(shape_); }
-  float* value(const DeltaChunk& chunk, int t, int head) const {
+  float* mixed(const RecurrentChunk& chunk, int t) const { return chunk.mixed + size_t(t) * width(shape_); }
+  float* value(const RecurrentChunk& chunk, int t, int head) const {
     return mixed(chunk, t) + 2 * shape_.num_key_heads * shape_.key_dim + head * shape_.value_dim;
   }
 
-  // The convolution's input at token t of the chunk, or, for t < 0, at an earlier token.
-  const float* input(const DeltaChunk& chunk, int t) const {
-    if (t >= 0) return chunk.projected + t * chunk.stride;
-    return layer_.inputs + chunk.read * inputs_size() + size_t(shape_.conv_size - 1 + t) * num_channels();
-  }
-  // Convolves `count` channels of a token, from `first` on.
-  void convolve(const DeltaChunk& chunk, int t, int first, int count) const {
-    const int num_taps = shape_.conv_size;
-    const float* taps[kMostTaps];
-    for (int tap = 0; tap < num_taps; ++tap) taps[tap] = input(chunk, t - (num_taps - 1) + tap);
-    float* to = mixed(chunk, t);
-    for (int c = first; c < first + count; c += kLanes) {
-      Floats sums = broadcast(0.0f);
-      const float* weights = layer_.convolution + c;
-      for (int tap = 0; tap < num_taps; ++tap, weights += num_channels())
-        sums = fma(load<Floats>(taps[tap] + c), load<Floats>(weights), sums);
-      store(to + c, silu(sums));
-    }
-    for (int s = 0; s < chunk.num_segments; ++s) {
-      if (chunk.ends[s] != t + 1) continue;
-      float* kept = layer_.inputs + chunk.writes[s] * inputs_size() + first;
-      for (int tap = 1; tap < num_taps; ++tap, kept += num_channels()) std::copy_n(taps[tap] + first, count, kept);
-    }
-  }
-
-  static float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
   float product(const float* a, const float* b) const {
     Floats sums = broadcast(0.0f);
     for (int i = 0; i < shape_.key_dim; i += kLanes) sums = fma(load<Floats>(a + i), load<Floats>(b + i), sums);
@@ -141,7 +99,7 @@ class DeltaRule {
 
   // Applies all tokens to the tile of a head that begins at channel c. Outputs overwrite the values.
   template <int kWidth>
-  void pass(const DeltaChunk& chunk, int head, int c) const {
+  void pass(const RecurrentChunk& chunk, int head, int c) const {
     const int key_head = head / (num_heads() / shape_.num_key_heads), key_dim = shape_.key_dim;
     const size_t size = size_t(key_dim) * shape_.value_dim, first = head * size + size_t(c) * key_dim;
     const float* from = layer_.states + chunk.read * num_heads() * size + first;
@@ -200,6 +158,7 @@ class DeltaRule {
 
   const DeltaShape& shape_;
   const DeltaLayer& layer_;
+  const CausalConvolution<false> convolution_;
   const float eps_;  // for the norm of outputs
 };
 

@@ -36,7 +36,7 @@ class ExpertLayers : protected Products<Format> {
       multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, gate(layer, to, expert_width()));
     });
     if (has_shared(layer)) {  // only now, as its inputs may overwrite the normed rows
-      const AddWeighted add{residual(0), hidden_width(), model_.residual_multiplier, buffers_.shared_weights.get()};
+      const AddWeighted add{residual(0), hidden_width(), model_.gated_multiplier, buffers_.shared_weights.get()};
       product(layer.down, inputs_of(buffers_.gated, num_rows, width, to_down, me), to_down, me, add);
     }
     const int num_slots = num_rows * model_.experts_per_token;
@@ -49,7 +49,7 @@ class ExpertLayers : protected Products<Format> {
     });
     stages_.run(me, [&] {
       for (int row : part(num_rows, me))
-        routing_.add(row, buffers_.expert_outputs.get(), hidden_width(), model_.residual_multiplier, residual(row));
+        routing_.add(row, buffers_.expert_outputs.get(), hidden_width(), model_.gated_multiplier, residual(row));
     });
   }
 

@@ -42,7 +42,7 @@ void triptych_pack_mxfp4(const Matrix* matrix, const uint8_t* numbers, const uin
   pack_stored(*matrix, MxWeights{numbers, scales}, {first, run}, begin, end);
 }
 
-// The inverse, for eight and four bits: dequantises the weights.
+// The inverse, for floats, eight and four bits: dequantises the weights.
 void triptych_unpack(const Matrix* matrix, float* to, int32_t first, int32_t run, int32_t begin, int32_t end) {
   unpack(*matrix, {first, run}, begin, end, to);
 }
@@ -63,13 +63,29 @@ void triptych_delta_rule(const DeltaShape* shape, const DeltaLayer* layer, float
   const size_t num_outputs = size_t(shape->num_value_heads) * shape->value_dim;
   Buffer<float> mixed;
   mixed.reserve(size_t(count) * DeltaRule::width(*shape));
-  const DeltaChunk chunk{projected, DeltaRule::num_channels(*shape) + num_outputs,
+  const RecurrentChunk chunk{projected, DeltaRule::num_channels(*shape) + num_outputs,
                          gates, size_t(2) * padded(shape->num_value_heads, kLanes),
                          mixed.get(), count, read, num_segments, ends, writes};
   const DeltaRule rule(*shape, *layer, eps);
   for (int t = 0; t < count; ++t)
     for (int head = 0; head < shape->num_key_heads; ++head) rule.mix(chunk, t, head);
   for (int head = 0; head < shape->num_value_heads; ++head) rule.run(chunk, head, outputs, num_outputs);
+}
+
+// The same for one state space.
+void triptych_state_space(const StateSpaceShape* shape, const StateSpaceLayer* layer, float eps, const float* projected,
+                          const float* dts, int32_t count, int32_t read, int32_t num_segments, const int32_t* ends,
+                          const int32_t* writes, float* outputs) {
+  const size_t num_outputs = StateSpace::num_outputs(*shape);
+  Buffer<float> mixed;
+  mixed.reserve(size_t(count) * StateSpace::width(*shape));
+  const RecurrentChunk chunk{projected, StateSpace::num_channels(*shape) + num_outputs, dts, size_t(shape->num_heads),
+                             mixed.get(), count, read, num_segments, ends, writes};
+  const StateSpace space(*shape, *layer, eps);
+  for (int t = 0; t < count; ++t)
+    for (int head = 0; head < shape->num_heads; ++head) space.mix(chunk, t, head);
+  for (int head = 0; head < shape->num_heads; ++head) space.run(chunk, head);
+  for (int t = 0; t < count; ++t) space.finish(chunk, t, outputs + t * num_outputs);
 }
 
 // Returns a decoder of the model, whose arrays must outlive it; or null.

@@ -52,6 +52,9 @@ inline Parts parts_of(const Model& model, const Layer& layer, Product product) {
       const int heads = padded(model.delta.num_value_heads, kLanes) / kLanes;
       return {kBeta, 2, {heads, 2 * heads}};
     }
+    case kSpaceProduct: return {kSpace, 1, {}};
+    case kDtProduct: return {kDt, 1, {}};
+    case kSpaceOutputProduct: return {kSpaceOutput, 1, {}};
     case kOutputProduct: return {kOutput, 1, {}};
     case kGateUpProduct: return model.has_gates ? Parts{kGate, 2, {}} : Parts{kUp, 1, {}};
     default: return {kDown, 1, {}};

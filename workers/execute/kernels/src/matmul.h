@@ -221,7 +221,7 @@ struct Gate {
   size_t stride;
   bool has_gates;  // otherwise all columns are ups
   int32_t activation;
-  float slope, limit;  // for kClampedSwiglu
+  float slope, limit;  // see Model
   Xielu xielu_factors;
   void expect(int, int) const {}  // half as many lines or fewer: measured to gain nothing
   void operator()(int row, int block, int vector, Floats gate, Floats up) const {
@@ -241,7 +241,7 @@ struct Gate {
       case kRelu: return relu(x);
       case kSquaredRelu: return squared_relu(x);
       case kXielu: return xielu(x, xielu_factors.squared, xielu_factors.exponential, xielu_factors.linear);
-      default: return silu(x);
+      default: return silu(x * broadcast(slope));
     }
   }
 };

@@ -160,6 +160,11 @@ inline float byte_weight(const Matrix& matrix, int column, int input) {
   return matrix.scales[column] * reinterpret_cast<const int8_t*>(group)[input % Int8::kGroup];
 }
 
+inline float float_weight(const Matrix& matrix, int column, int input) {
+  const uint32_t* weight = matrix.blocks + (column / 64 * size_t(matrix.num_inputs) + input) * 64 + column % 64;
+  return *reinterpret_cast<const float*>(weight);
+}
+
 // The inverse of pack, for outputs begin..end. The outputs of a strip share cache lines.
 template <class Weight>
 void unpack(const Matrix& matrix, Placement placement, int begin, int end, float* to, const Weight& weight) {
@@ -176,6 +181,7 @@ inline void unpack(const Matrix& matrix, Placement placement, int begin, int end
   switch (matrix.format) {
     case kInt4: return with([](const auto&... of) { return int4_weight(of...); });
     case kMxfp4: return with([](const auto&... of) { return mxfp4_weight(of...); });
+    case kFloat32: return with([](const auto&... of) { return float_weight(of...); });
     default: return with([](const auto&... of) { return byte_weight(of...); });
   }
 }

@@ -15,14 +15,22 @@ class Products {
 
   Products(const Model& model, int num_threads) : model_(model), buffers_(num_threads) {}
 
-  // Adds a product to the residual, after a norm if `norm` is not null.
-  void add_product(const Matrix& matrix, const Rows& rows, const Added& added, const float* norm, Member& me) {
-    if (!norm) return product(matrix, rows, added, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
+  // What part of a layer puts out for all tokens, before the product whose result is added to the residual.
+  struct Found {
+    const Buffer<Written>* rows;  // null: the layer has no such part
+    size_t width;
+    Written* row(int number) const { return rows->get() + number * width; }
+  };
+
+  // Adds a product to the residual, times `multiplier`, after a norm if `norm` is not null.
+  void add_product(const Matrix& matrix, const Rows& rows, const Added& added, const float* norm, float multiplier,
+                   Member& me) {
+    if (!norm) return product(matrix, rows, added, me, Add{residual(0), hidden_width(), multiplier});
     product(matrix, rows, added, me, Store{buffers_.added.get(), hidden_width()});
     stages_.run(me, [&] {
       for (int r : part(rows.count, me))
         add_normed_row(buffers_.added.get() + r * hidden_width(), norm, model_.hidden_size, model_.norm_eps,
-                       model_.residual_multiplier, residual(r));
+                       multiplier, residual(r));
     });
   }
 

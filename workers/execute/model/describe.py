@@ -1,0 +1,113 @@
+"""Describes the decoder of a checkpoint by its config and its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from . import layer_kinds
+from .checks import ACTIVATIONS, activation_of, check_config, check_tensors
+from .decoder_spec import DecoderSpec
+from .delta_spec import describe_delta
+from .families import FAMILIES
+from .multipliers import find_multipliers
+from .ropes import head_dim, rotary_dim
+from .state_space_spec import describe_state_space
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
+    """Describe a checkpoint with this config and tensors of these shapes.
+
+    Raises:
+        Unsupported: it has a feature that ``DecoderSpec`` cannot express.
+    """
+    check_config(config)
+    family = FAMILIES[config.model_type]
+    modules = family.modules
+    is_recurrent, attends = layer_kinds.recurrent_layers(config), layer_kinds.attending_layers(config)
+    has_experts = layer_kinds.has_experts(config)
+    # The first attention layer, if there is one: all of them have the same tensors.
+    layer = f"{modules.layers}.{attends.index(True) if True in attends else 0}."
+    size = head_dim(config)
+    embedding_multiplier = config.hidden_size**0.5 if family.scales_embedding else 1.0
+    logits_scaling = float(getattr(config, family.logits_setting, 1.0))
+    query_growth, query_growth_span = layer_kinds.query_growth(config)
+    multipliers = find_multipliers(config)
+    inner = shapes.get(f"{layer}{modules.down}.weight", (0,))[0 if family.is_transposed else -1]
+
+    def has(module: str, kind: str) -> bool:
+        return f"{layer}{module}.{kind}" in shapes
+
+    spec = DecoderSpec(
+        model_type=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=getattr(config, family.mlp_size, 0) if family.mlp_size else inner,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=layer_kinds.num_kv_heads(config),
+        head_dim=size,
+        num_positions=config.max_position_embeddings if modules.positions else 0,
+        rotary_dim=rotary_dim(config),
+        turns_neighbours=family.turns_neighbours,
+        gates_outputs=family.gates_outputs,
+        delta=describe_delta(config, is_by_heads=family.delta_is_by_heads)
+        if family.has_delta_rules and any(is_recurrent)
+        else None,
+        num_taps=config.conv_L_cache if family.has_short_convolutions else 0,
+        space=describe_state_space(config, family.state_spaces) if family.state_spaces and any(is_recurrent) else None,
+        is_recurrent=is_recurrent,
+        attends=attends,
+        activation="clamped_swiglu" if family.has_limits else ACTIVATIONS[activation_of(config)],
+        gate_slope=getattr(config, "swiglu_alpha", 1.702) if family.has_limits else multipliers.gates,
+        gate_limit=getattr(config, "swiglu_limit", 7.0),
+        has_gates=family.has_gates,
+        is_parallel=getattr(config, family.parallel, family.is_parallel),
+        norm_eps=getattr(config, family.norm_eps, 1e-5),
+        has_layer_norms=family.has_layer_norms,
+        has_norm_weights=not modules.attention_norm or has(modules.attention_norm, "weight"),
+        has_norm_biases=has(modules.attention_norm, "bias"),
+        norm_offset=family.norm_offset,
+        attention_multiplier=multipliers.scores
+        * (
+            family.attention_multiplier
+            or float(getattr(config, "attention_multiplier", getattr(config, "query_pre_attn_scalar", size) ** -0.5))
+        ),
+        qkv_limit=getattr(config, "clip_qkv", None),
+        score_cap=config.attn_logit_softcapping if family.caps_scores else None,
+        logit_cap=config.final_logit_softcapping if family.caps_logits else None,
+        query_growth=query_growth,
+        query_growth_span=query_growth_span,
+        embedding_multiplier=float(getattr(config, "embedding_multiplier", embedding_multiplier)),
+        rounds_embedding_multiplier=family.scales_embedding,
+        residual_multiplier=float(getattr(config, "residual_multiplier", 1.0)),
+        multipliers=multipliers,
+        logits_scaling=1.0 / logits_scaling if family.multiplies_logits else logits_scaling,
+        windows=layer_kinds.windows(config),
+        ropes=layer_kinds.rope_numbers(config),
+        has_experts=has_experts,
+        num_experts=layer_kinds.num_experts(config) if any(has_experts) else 0,
+        experts_per_token=config.num_experts_per_tok if any(has_experts) else 0,
+        expert_size=layer_kinds.expert_size(config) if any(has_experts) else 0,
+        shared_size=layer_kinds.shared_size(config) if any(has_experts) else 0,
+        gates_shared_expert=family.gates_shared_expert,
+        has_sigmoid_routers=family.has_sigmoid_routers,
+        has_router_biases=any(name.endswith(modules.router_biases) for name in shapes),
+        expert_multiplier=float(getattr(config, "routed_scaling_factor", 1.0)) if family.has_sigmoid_routers else 1.0,
+        norms_expert_weights=not family.may_norm_expert_weights or bool(config.norm_topk_prob),
+        has_qk_norm=family.norms_heads or has(modules.query_norm, "weight"),
+        norms_whole_queries=family.norms_whole_queries,
+        norms_turned_heads=family.norms_turned_heads,
+        has_pre_norms=bool(modules.attention_norm),
+        has_post_norms=has(modules.attended_norm, "weight"),
+        has_qkv_bias=has(modules.qkv[0], "bias"),
+        has_output_bias=has(modules.output, "bias"),
+        has_mlp_bias=has(modules.down, "bias") or has(modules.router, "bias"),
+        has_sinks=family.has_sinks,
+        has_head_bias="lm_head.bias" in shapes and not config.tie_word_embeddings,
+        is_tied=bool(config.tie_word_embeddings),
+    )
+    check_tensors(spec, shapes)
+    return spec
