@@ -57,6 +57,7 @@ class DecoderSpec:
     space: StateSpaceSpec | None  # of layers with a state space
     is_recurrent: tuple[bool, ...]  # of each layer: whether it has a delta rule, a convolution or a state space
     attends: tuple[bool, ...]  # of each layer
+    has_mlp: tuple[bool, ...]  # of each layer, or experts
     activation: str  # one of ``ACTIVATIONS`` in checks.py, or "clamped_swiglu": see gate_limit
     gate_slope: float  # also a factor of the gates of "silu"
     gate_limit: float
@@ -135,6 +136,11 @@ class DecoderSpec:
         return self.embedding if self.is_tied else "lm_head.weight"
 
     @property
+    def has_plain_mlps(self) -> bool:
+        """Whether some layer has an MLP and no experts."""
+        return any(mlp and not experts for mlp, experts in zip(self.has_mlp, self.has_experts, strict=True))
+
+    @property
     def num_attending(self) -> int:
         """Number of layers with attention."""
         return sum(self.attends)
@@ -164,19 +170,23 @@ class DecoderSpec:
         modules = self.modules
         qkv, output, gate_up, down = modules.qkv, modules.output, modules.gate_up, modules.down
         if not self.attends[index]:
-            qkv, output = (modules.convolution_inputs,) * (self.space is None), modules.convolution_output
-            if self.delta is not None:
-                qkv, output = delta_modules(is_by_heads=self.delta.is_by_heads)
+            qkv, output = (), ""
+        if self.is_recurrent[index] and self.delta is not None:
+            qkv, output = delta_modules(is_by_heads=self.delta.is_by_heads)
+        elif self.is_recurrent[index] and self.space is None:
+            qkv, output = (modules.convolution_inputs,), modules.convolution_output
+        *in_expert, last = modules.expert if self.has_gates else modules.expert[1:]
         if self.has_experts[index] and modules.shared:
-            gate, up, down = (f"{modules.shared}.{name}" for name in modules.expert)
-            gate_up = (gate, up)
+            gate_up, down = tuple(f"{modules.shared}.{name}" for name in in_expert), f"{modules.shared}.{last}"
+        if not self.has_mlp[index]:
+            gate_up = ()
 
         def named(module: str) -> str:
             return f"{modules.layers}.{index}.{module}.weight"
 
         def expert(number: int) -> ExpertTensors:
-            gate, up, down = (named(f"{modules.experts}.{number}.{name}") for name in modules.expert)
-            return ExpertTensors((gate, up), down)
+            module = f"{modules.experts}.{number}"
+            return ExpertTensors(tuple(named(f"{module}.{name}") for name in in_expert), named(f"{module}.{last}"))
 
         return LayerTensors(
             qkv=tuple(map(named, qkv)),
@@ -205,9 +215,9 @@ class DecoderSpec:
     def mlps(self, layer: LayerTensors) -> Iterator[tuple[LayerTensors | ExpertTensors, int]]:
         """Yield the MLP of a layer, or its experts, with their sizes; the shared expert comes last."""
         yield from ((expert, self.expert_size) for expert in layer.experts)
-        if not layer.experts:
+        if layer.gate_up and not layer.experts:
             yield layer, self.intermediate_size
-        elif self.shared_size:
+        elif layer.experts and self.shared_size:
             yield layer, self.shared_size
 
     def tensors(self) -> dict[str, tuple[int, ...]]:

@@ -60,6 +60,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         space=describe_state_space(config, family.state_spaces) if family.state_spaces and any(is_recurrent) else None,
         is_recurrent=is_recurrent,
         attends=attends,
+        has_mlp=layer_kinds.layers_with_mlp(config),
         activation="clamped_swiglu" if family.has_limits else ACTIVATIONS[activation_of(config)],
         gate_slope=getattr(config, "swiglu_alpha", 1.702) if family.has_limits else multipliers.gates,
         gate_limit=getattr(config, "swiglu_limit", 7.0),

@@ -62,7 +62,7 @@ def _attach_router(router: Any, names: LayerTensors, read: Read) -> None:
 
 def _attach_experts(experts: Any, names: Sequence[ExpertTensors], read: Read) -> None:
     stacks: dict[str, list[tuple[str, ...]]] = {
-        "gate_up_proj": [expert.gate_up for expert in names],
+        "gate_up_proj" if hasattr(experts, "gate_up_proj") else "up_proj": [expert.gate_up for expert in names],
         "down_proj": [(expert.down,) for expert in names],
     }
     # Experts with biases, those of gpt-oss, interleave gates and ups, and store matrices as [inputs, outputs].
@@ -90,7 +90,8 @@ def _in_turns(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _block_of(layer: Any) -> Any:
-    return next(getattr(layer, name) for name in ("mlp", "feed_forward", "block_sparse_moe") if hasattr(layer, name))
+    names = ("mlp", "feed_forward", "block_sparse_moe", "mixer")
+    return next(getattr(layer, name) for name in names if hasattr(layer, name))
 
 
 def _router_of(layer: Any) -> Any:

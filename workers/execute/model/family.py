@@ -60,6 +60,7 @@ class Family:
     logits_setting: str = "logits_scaling"  # the name of the setting: what logits are divided by
     multiplies_logits: bool = False  # it is a factor instead
     has_multipliers: bool = False  # see multipliers.py
+    separates_mlps: bool = False  # a layer has an MLP or experts, or attention or a state space, as its type says
     has_experts: bool = False
     num_experts: str = "num_experts"  # the name of the setting
     # Likewise: only every so many layers have experts, from the first to the last of them; "": no setting says so.
@@ -74,6 +75,7 @@ class Family:
     router_biases_axes: tuple[int, ...] = ()  # before that of the experts
     may_norm_expert_weights: bool = False  # as the config says; otherwise they are always normed
     slides_everywhere: bool = False  # all layers have a window if the config has one, and names no types of layers
+    has_positions: bool = True
     may_lack_positions: bool = False  # as the config says
     turns_where_it_slides: bool = False  # if some layers have a window, only those have positions
     has_slopes: bool = False  # scores fall with the distance, by slopes of the heads; no layer has rotary positions
@@ -107,4 +109,4 @@ class Family:
     @property
     def may_turn(self) -> bool:
         """Whether positions are rotary, in some layers at least."""
-        return not self.modules.positions and not self.has_slopes
+        return self.has_positions and not self.modules.positions and not self.has_slopes

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-_CONVOLUTION = "conv"  # transformers' name of a type of layers
+_CONVOLUTION, _MLP, _EXPERTS = "conv", "mlp", "moe"  # transformers' names of types of layers
 _SAME_TYPES = {"global": "full_attention", "local": "sliding_attention"}  # older names
 
 
@@ -30,6 +30,7 @@ def layer_types(config: PretrainedConfig) -> list[str]:
     known = LAYER_TYPES | ({LAYER_TYPE} if family.has_delta_rules else set())
     known |= {_CONVOLUTION} if family.has_short_convolutions else set()
     known |= STATE_SPACES if family.state_spaces else set()
+    known |= {_MLP, _EXPERTS} if family.separates_mlps else set()
     if not known.issuperset(types):
         raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - known))}")
     return types
@@ -44,6 +45,12 @@ def attending_layers(config: PretrainedConfig) -> tuple[bool, ...]:
     return tuple(kind in {*LAYER_TYPES, BESIDE_ATTENTION} for kind in layer_types(config))
 
 
+def layers_with_mlp(config: PretrainedConfig) -> tuple[bool, ...]:
+    """Whether each layer has an MLP, or experts in place of it."""
+    separates = FAMILIES[config.model_type].separates_mlps
+    return tuple(not separates or kind in (_MLP, _EXPERTS) for kind in layer_types(config))
+
+
 def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
     """Whether each layer has experts."""
     layers = range(config.num_hidden_layers)
@@ -54,6 +61,8 @@ def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
     without = getattr(config, "mlp_only_layers", None) or ()
     if family.lists_expert_layers:
         without = [layer for layer in layers if config.mlp_layer_types[layer] != "sparse"]
+    if family.separates_mlps:
+        without = [layer for layer in layers if layer_types(config)[layer] != _EXPERTS]
     found = tuple(
         layer not in without and first <= layer <= last and (layer + 1) % step == 0 and count > 0 for layer in layers
     )

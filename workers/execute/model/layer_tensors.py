@@ -14,7 +14,7 @@ XIELU_SHAPES: dict[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "b
 class ExpertTensors(NamedTuple):
     """The names of one expert's weights."""
 
-    gate_up: tuple[str, str]
+    gate_up: tuple[str, ...]  # without gates: only up
     down: str
 
 

@@ -111,7 +111,7 @@ class PackedWeights:
             embedding_is_bf16=self._embedding.dtype == torch.bfloat16,
             num_layers=spec.num_layers,
             hidden_size=spec.hidden_size,
-            intermediate_size=max(0 if all(spec.has_experts) else spec.intermediate_size, spec.shared_size),
+            intermediate_size=max(spec.intermediate_size if spec.has_plain_mlps else 0, spec.shared_size),
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,

@@ -73,6 +73,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "family": "bamba", "hidden_size": 80, "mamba_n_heads": 2, "mamba_d_head": 80, "mamba_d_state": 48,
         "mamba_d_conv": 2, "attn_layer_indices": [0], "mlp_bias": True,
     },
+    "separate layers": {
+        "family": "nemotron_h", "layers_block_type": ["moe", ATTENDS, "mlp", DELTA_RULE, "mlp"], "hidden_size": 80,
+        "moe_intermediate_size": 33, "use_bias": True, "n_groups": 4, "norm_topk_prob": False,
+    },
     "state spaces beside attention": {"family": BESIDE, "hidden_size": 100, "projectors_bias": True},
     "normed state spaces beside attention": {
         "family": BESIDE, "mamba_rms_norm": True, "mamba_norm_before_gate": True, "mamba_n_groups": 2,
