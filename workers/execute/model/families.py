@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .family import Family, Modules
-from .state_space_spec import Settings as StateSpaceSettings
+from .hybrid_families import HYBRIDS
 
 _SANDWICHED = Modules(
     mlp_norm="pre_feedforward_layernorm",
@@ -16,19 +16,6 @@ _SANDWICHED = Modules(
     gated_norm="post_feedforward_layernorm",
 )
 _NORMED_AFTER = replace(_SANDWICHED, attention_norm="", mlp_norm="")
-_GRANITE_4 = Modules(
-    gate_up=("shared_mlp.input_linear",),
-    down="shared_mlp.output_linear",
-    router="block_sparse_moe.router.layer",
-    experts="block_sparse_moe.experts",
-    shared="",
-)
-_HYBRID = Modules(
-    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
-    down="feed_forward.down_proj",
-    mlp_norm="pre_ff_layernorm",
-    final_norm="model.final_layernorm",
-)
 _MERGED = Modules(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 
 _LLAMA = Family()
@@ -224,7 +211,6 @@ FAMILIES: dict[str, Family] = {
         has_gates=False,
     ),
     "arcee": Family(modules=_UNGATED, has_gates=False),
-    "bamba": Family(modules=_HYBRID, turns_in_part=True, state_spaces=StateSpaceSettings()),
     "bloom": _BLOOM,
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, turns_where_it_slides=True),
@@ -244,19 +230,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "exaone4": Family(modules=_NORMED_AFTER, turns_where_it_slides=True),
     "falcon": _FALCON,
-    "falcon_h1": Family(
-        modules=_HYBRID,
-        logits_setting="lm_head_multiplier",
-        multiplies_logits=True,
-        has_multipliers=True,
-        state_spaces=StateSpaceSettings(
-            has_output_bias="projectors_bias",
-            has_norm="mamba_rms_norm",
-            norms_first="mamba_norm_before_gate",
-            input_multiplier="ssm_in_multiplier",
-            multipliers="ssm_multipliers",
-        ),
-    ),
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA_3, caps_scores=True),
     "gemma3_text": _GEMMA_3,
@@ -274,15 +247,6 @@ FAMILIES: dict[str, Family] = {
         modules=Modules(router="block_sparse_moe.router.layer", experts="block_sparse_moe.experts"),
         has_experts=True,
         num_experts="num_local_experts",
-    ),
-    "granitemoehybrid": Family(
-        modules=_GRANITE_4,
-        mlp_size="shared_intermediate_size",
-        may_lack_positions=True,
-        has_experts=True,
-        num_experts="num_local_experts",
-        shared_size="shared_intermediate_size",
-        state_spaces=StateSpaceSettings(),
     ),
     "helium": Family(turns_neighbours=True),
     "hunyuan_v1_dense": Family(
@@ -334,44 +298,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "nemotron": replace(_JAIS, norm_eps="norm_eps", norm_offset=1.0, turns_in_part=True),
     "olmo": Family(norm_eps="", has_layer_norms=True),
-    "nemotron_h": Family(
-        modules=Modules(
-            embedding="model.embeddings",
-            final_norm="model.norm_f",
-            qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
-            output="mixer.o_proj",
-            gate_up=("mixer.up_proj",),
-            down="mixer.down_proj",
-            attention_norm="norm",
-            mlp_norm="norm",
-            router="mixer.gate",
-            router_biases="mixer.gate.e_score_correction_bias",
-            experts="mixer.experts",
-            shared="mixer.shared_experts",
-            state_space="mixer",
-        ),
-        activation="mlp_hidden_act",
-        norm_eps="layer_norm_epsilon",
-        has_gates=False,
-        separates_mlps=True,
-        has_experts=True,
-        num_experts="n_routed_experts",
-        shared_size="moe_shared_expert_intermediate_size",
-        has_sigmoid_routers=True,
-        may_norm_expert_weights=True,
-        has_positions=False,
-        renamed=((r"^backbone\.", "model."),),
-        state_spaces=StateSpaceSettings(
-            num_heads="mamba_num_heads",
-            head_dim="mamba_head_dim",
-            num_groups="n_groups",
-            state_size="ssm_state_size",
-            conv_size="conv_kernel",
-            has_convolution_bias="use_conv_bias",
-            has_bias="use_bias",
-            has_output_bias="use_bias",
-        ),
-    ),
     "olmo2": _OLMO,
     "olmo3": _OLMO,
     "olmoe": replace(_CHOOSY_EXPERTS, norms_whole_queries=True),
@@ -409,4 +335,5 @@ FAMILIES: dict[str, Family] = {
         has_gates=False,
     ),
     "vaultgemma": replace(_GEMMA_3, modules=Modules(mlp_norm="pre_feedforward_layernorm"), caps_scores=True),
+    **HYBRIDS,
 }
