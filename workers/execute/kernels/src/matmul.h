@@ -195,23 +195,13 @@ struct Add {
   float* to;
   size_t stride;
   float multiplier;  // if 1, the fma is an addition, at the same speed
+  const float* weights = nullptr;  // one for each row
   void expect(int row, int block) const { prefetch_columns(to + row * stride + 64 * block); }
   void operator()(int row, int block, int vector, Floats low, Floats high) const {
     float* place = to + row * stride + 64 * block + 16 * vector;
-    store(place, fma(low, broadcast(multiplier), load<Floats>(place)));
-    store(place + 32, fma(high, broadcast(multiplier), load<Floats>(place + 32)));
-  }
-};
-
-// Adds each row with a weight of its own.
-struct AddWeighted {
-  float* to;
-  size_t stride;
-  float multiplier;
-  const float* weights;
-  void expect(int row, int block) const { prefetch_columns(to + row * stride + 64 * block); }
-  void operator()(int row, int block, int vector, Floats low, Floats high) const {
-    Add{to, stride, multiplier * weights[row]}(row, block, vector, low, high);
+    const Floats factor = broadcast(weights ? multiplier * weights[row] : multiplier);
+    store(place, fma(low, factor, load<Floats>(place)));
+    store(place + 32, fma(high, factor, load<Floats>(place + 32)));
   }
 };
 

@@ -36,9 +36,8 @@ class Products {
 
   template <class Write>
   void product(const Matrix& matrix, const Rows& rows, const Added& added, Member& me, const Write& write) {
-    if (!added) return product(matrix, rows, me, write);
-    compress(added, rows, me);
-    product(matrix, rows, me, AddFirst<Format, Write>{added, write});
+    if (added) compress(added, rows, me);
+    multiply_all<Format>(matrix, rows, me, AddFirst<Format, Write>{added, write});
   }
 
   // Computes A x for all adapted rows, from the same rows as the product itself.
@@ -46,8 +45,8 @@ class Products {
     stages_.run(me, [&] { stages_.for_items(added.num_items(), [&](int item) { added.compress(rows, item); }); });
   }
 
-  template <class Arithmetic = Format, class Write>
-  void product(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
+  template <class Arithmetic, class Write>
+  void multiply_all(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
     stages_.run(me, [&] {
       const int num_blocks = matrix.num_blocks, num_halves = 2 * num_blocks, num_members = stages_.num_members();
       if (rows.count <= kFewRows)  // limited by memory bandwidth, which is best with one contiguous run for each thread
@@ -61,10 +60,9 @@ class Products {
     });
   }
 
-  // The same with rows and weights in float.
-  template <class Write>
-  void float_product(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
-    product<Float32>(matrix, rows, me, write);
+  // The same with rows and weights in float; A x has been computed.
+  void float_product(const Matrix& matrix, const Rows& rows, const Added& added, Member& me, const Store& store) {
+    multiply_all<Float32>(matrix, rows, me, AddFirst<Format, Store>{added, store});
   }
 
   // Calls make(row, operand) for all rows. Many rows are divided among the threads, in a stage of their own; few rows

@@ -107,12 +107,8 @@ class RecurrentLayers : protected ExpertLayers<Format> {
     product(matrix, normed, to_matrix, me, Store{buffers_.qkv.get(), width_of(matrix)});
     const Rows rows{reinterpret_cast<const uint32_t*>(exact), hidden_width(), nullptr, 0, num_rows};
     const Store store{buffers_.gates.get(), width_of(gates)};
-    if (to_gates) {
-      compress(to_gates, normed, me);
-      float_product(gates, rows, me, AddFirst<Format, Store>{to_gates, store});
-    } else {
-      float_product(gates, rows, me, store);
-    }
+    if (to_gates) compress(to_gates, normed, me);
+    float_product(gates, rows, to_gates, me, store);
   }
 
   // Calls mix(sequence, t, item) for items 0..num_items of token t of a sequence's chunk, for all tokens.
