@@ -17,6 +17,7 @@ from .structures import GROUP_INPUTS, Format, Matrix
 
 _COLUMNS = 64  # in a block
 _PIECES_PER_THREAD = 4  # so that all threads finish at about the same time
+_FEW_WEIGHTS = 1 << 18  # packed by one thread before another has started
 
 
 def matrix_bytes(format_: Format, num_inputs: int, num_outputs: int) -> int:
@@ -89,7 +90,7 @@ class Packer:
         def pack_piece(begin: int, end: int) -> None:
             self._library.triptych_pack(place.matrix, source, is_bf16, place.first, place.run, begin, end)
 
-        self._in_pieces(place.num_outputs, pack_piece)
+        self._in_pieces(place, pack_piece)
 
     def pack_int4(self, source: FourBits, place: Placement) -> None:
         """Packs weights that are already in four bits."""
@@ -101,7 +102,7 @@ class Packer:
                 place.first, place.run, begin, end,
             )  # fmt: skip
 
-        self._in_pieces(place.num_outputs, pack_piece)
+        self._in_pieces(place, pack_piece)
 
     def pack_mxfp4(self, source: Mxfp4, place: Placement) -> None:
         """Packs MXFP4 weights."""
@@ -112,7 +113,7 @@ class Packer:
                 place.matrix, numbers.ctypes.data, scales.ctypes.data, place.first, place.run, begin, end
             )
 
-        self._in_pieces(place.num_outputs, pack_piece)
+        self._in_pieces(place, pack_piece)
 
     def unpack(self, place: Placement) -> npt.NDArray[np.float32]:
         """Dequantises weights, to [num_outputs, num_inputs]."""
@@ -121,10 +122,14 @@ class Packer:
         def unpack_piece(begin: int, end: int) -> None:
             self._library.triptych_unpack(place.matrix, weights.ctypes.data, place.first, place.run, begin, end)
 
-        self._in_pieces(place.num_outputs, unpack_piece)
+        self._in_pieces(place, unpack_piece)
         return weights
 
-    def _in_pieces(self, count: int, run: Callable[[int, int], None]) -> None:
+    def _in_pieces(self, place: Placement, run: Callable[[int, int], None]) -> None:
+        count = place.num_outputs
+        if count * place.matrix.num_inputs < _FEW_WEIGHTS:
+            run(0, count)
+            return
         piece = padded(-(-count // (_PIECES_PER_THREAD * self._num_threads)), _COLUMNS)
         with ThreadPoolExecutor(self._num_threads) as pool:
             deque(pool.map(lambda begin: run(begin, min(begin + piece, count)), range(0, count, piece)), maxlen=0)

@@ -12,6 +12,7 @@ import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.workers.execute.model.native import in_sixteenths
+from triptych.workers.execute.kernels import matrix
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.matrix import Mxfp4, Packer, Placement, matrix_bytes, new_matrix
 from triptych.workers.execute.kernels.memory import Arena, padded
@@ -90,6 +91,11 @@ def _array(address: int, shape: tuple[int, ...], element: type) -> npt.NDArray[A
     dtype: np.dtype[Any] = np.dtype(element)
     size = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape)
+
+
+@pytest.fixture(autouse=True)
+def small_matrices_are_shared_by_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "_FEW_WEIGHTS", 0)
 
 
 @pytest.mark.parametrize("level", available_levels())
