@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests import tiny
@@ -22,6 +23,7 @@ from tests.workers.execute.model.native_families import FAMILIES
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.build import build_runner
@@ -140,19 +142,27 @@ EVERY_STEP = Thresholds(thread=0, team=0, ahead=1 << 62)  # large enough for sev
 load_cached = cache(load_library)
 
 
+def levels_and_formats(number: int) -> Iterator[tuple[str, Format]]:
+    """Every format at the fastest level, and one of them at each other level, which differ for consecutive numbers."""
+    fastest, *others = available_levels()
+    yield from product([fastest], PLAIN_FORMATS)
+    yield from ((level, PLAIN_FORMATS[(number + i) % len(PLAIN_FORMATS)]) for i, level in enumerate(others))
+
+
 def make_decoder(checkpoint: Path, level: str, format_: Format, **options: Any) -> NativeDecoder:
     """Options are those of ``NativeDecoder``."""
-    ropes = [rope.tables(512) for rope in find_ropes(AutoConfig.from_pretrained(checkpoint))]
-    weights = pack(checkpoint, level, format_)
+    config = AutoConfig.from_pretrained(checkpoint)
+    ropes = [rope.tables(512) for rope in find_ropes(config)]
+    weights = pack(checkpoint, level, format_, config)
     return NativeDecoder(
         load_cached(level), weights, ropes, page_size=PAGE_SIZE, num_state_rows=NUM_STATE_ROWS, **options
     )
 
 
-def pack(checkpoint: Path, level: str, format_: Format) -> PackedWeights:
+def pack(checkpoint: Path, level: str, format_: Format, config: PretrainedConfig | None = None) -> PackedWeights:
     tensors = open_tensors(checkpoint)
     return PackedWeights(
-        describe_decoder(AutoConfig.from_pretrained(checkpoint), tensors.shapes()),
+        describe_decoder(config or AutoConfig.from_pretrained(checkpoint), tensors.shapes()),
         tensors,
         library=load_cached(level),
         format_=format_,
