@@ -49,12 +49,12 @@ class Format(IntEnum):
             return -(-num_inputs // GROUP_INPUTS) * _GROUP_STEPS
         return -(-num_inputs // (1, 2, 4)[self])
 
-    def cache_bytes(self, head_dim: int, *, has_eight_bits: bool) -> tuple[int, int]:
+    def cache_bytes(self, key_dim: int, value_dim: int, *, has_eight_bits: bool) -> tuple[int, int]:
         """Bytes of a cached key and value of one head; for the scales in eight bits, see ``src/eight_bits.h``."""
         if has_eight_bits:
-            return head_dim + -(-head_dim // SCALE_CHANNELS) * 2, head_dim + 2
-        size = head_dim * (4 if self is Format.FLOAT32 else 2)
-        return size, size
+            return key_dim + -(-key_dim // SCALE_CHANNELS) * 2, value_dim + 2
+        size = 4 if self is Format.FLOAT32 else 2
+        return key_dim * size, value_dim * size
 
 
 class Matrix(ctypes.Structure):
@@ -120,6 +120,16 @@ class StateSpaceLayer(ctypes.Structure):
     ]
 
 
+class LatentLayer(ctypes.Structure):
+    _fields_ = [
+        ("query_up", Matrix),
+        ("key_ups", c_void_p),
+        ("value_ups", c_void_p),
+        ("query_norm", c_void_p),
+        ("norm", c_void_p),
+    ]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         ("qkv", Matrix),
@@ -138,6 +148,7 @@ class Layer(ctypes.Structure):
         ("delta", DeltaLayer),
         ("convolution", ShortConvolution),
         ("space", StateSpaceLayer),
+        ("latent", LatentLayer),
         ("cosines", c_void_p),
         ("sines", c_void_p),
         ("sinks", c_void_p),
@@ -183,6 +194,17 @@ class StateSpaceShape(ctypes.Structure):
     ]
 
 
+class LatentShape(ctypes.Structure):
+    _fields_ = [
+        ("rank", c_int32),
+        ("query_rank", c_int32),
+        ("plain_dim", c_int32),
+        ("head_value_dim", c_int32),
+        ("norm_eps", c_float),
+        ("unused", c_int32),
+    ]
+
+
 class Model(ctypes.Structure):
     _fields_ = [
         ("layers", c_void_p),
@@ -202,6 +224,7 @@ class Model(ctypes.Structure):
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
+        ("value_dim", c_int32),
         ("page_size", c_int32),
         ("norm_eps", c_float),
         ("has_layer_norms", c_int32),
@@ -226,6 +249,9 @@ class Model(ctypes.Structure):
         ("num_experts", c_int32),
         ("experts_per_token", c_int32),
         ("expert_size", c_int32),
+        ("num_expert_groups", c_int32),
+        ("num_chosen_groups", c_int32),
+        ("num_group_tops", c_int32),
         ("norms_expert_weights", c_int32),
         ("has_sigmoid_routers", c_int32),
         ("expert_multiplier", c_float),
@@ -238,6 +264,7 @@ class Model(ctypes.Structure):
         ("num_taps", c_int32),
         ("delta", DeltaShape),
         ("space", StateSpaceShape),
+        ("latent", LatentShape),
     ]
 
 

@@ -13,6 +13,7 @@ from ..kernels.memory import padded
 from .delta_spec import DeltaSpec, Part, delta_modules, delta_tensors
 from .families import FAMILIES
 from .family import Family, Modules
+from .latent_spec import LatentSpec, latent_modules, latent_tensors
 from .layer_kinds import Unsupported as Unsupported
 from .layer_tensors import XIELU_SHAPES, ExpertTensors, LayerTensors, bias_of
 from .multipliers import Multipliers
@@ -31,6 +32,8 @@ class DecoderSpec:
     of a router's logits or their sigmoids, and their outputs are weighted by these. There may also be a shared expert,
     with a size of its own, which every token uses.
 
+    The heads of attention may share latents in place of keys and values, see ``latent_spec.py``.
+
     A layer may have a gated delta rule in place of attention, see ``delta_spec.py``, or a state space in place of it or
     beside it, see ``state_space_spec.py``, or a short convolution, whose outputs are ``gate * convolution(input_gate *
     input)``. Outputs of attention may be multiplied by the sigmoids of gates; each head's gate rows follow its query
@@ -47,7 +50,8 @@ class DecoderSpec:
     intermediate_size: int  # of layers without experts
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # of what pages hold as a key
+    latent: LatentSpec | None  # of all attention layers, which then have one key per token
     num_positions: int  # with a learned vector; 0: positions are not learned
     rotary_dim: int  # the first channels of a head, which are rotated
     turns_neighbours: bool  # channel 2i is rotated with 2i + 1, not i with i + rotary_dim / 2
@@ -83,6 +87,9 @@ class DecoderSpec:
     ropes: tuple[int | None, ...]  # of each layer: the number of the rope that rotates queries and keys; None: no rope
     has_experts: tuple[bool, ...]  # of each layer
     num_experts: int  # of a layer with experts
+    num_expert_groups: int  # of equal size; a token's experts are from some of them; 1: from all
+    num_chosen_groups: int  # per token: those whose experts have the highest scores,
+    num_group_tops: int  # 1 or 2 of them added up
     experts_per_token: int
     expert_size: int  # intermediate size of an expert
     shared_size: int  # intermediate size of the shared expert; 0: there is none
@@ -153,8 +160,20 @@ class DecoderSpec:
         return 0, max(0, self.num_taps - 1) * padded(self.hidden_size)
 
     @property
-    def qkv_sizes(self) -> tuple[int, int, int]:
+    def value_dim(self) -> int:
+        """Channels of what pages hold as a value."""
+        return self.latent.rank if self.latent else self.head_dim
+
+    @property
+    def attended_size(self) -> int:
+        """Channels of the values of all heads, which are projected to what attention adds to x."""
+        return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim)
+
+    @property
+    def qkv_sizes(self) -> tuple[int, ...]:
         """Output sizes of the query, key and value projections of an attention layer; gates count as queries."""
+        if self.latent:
+            return self.latent.input_sizes(self.num_heads)
         keys = self.num_kv_heads * self.head_dim
         return (1 + self.gates_outputs) * self.num_heads * self.head_dim, keys, keys
 
@@ -169,6 +188,8 @@ class DecoderSpec:
     def layer(self, index: int) -> LayerTensors:
         modules = self.modules
         qkv, output, gate_up, down = modules.qkv, modules.output, modules.gate_up, modules.down
+        if self.latent is not None:
+            qkv = latent_modules(self.latent)
         if not self.attends[index]:
             qkv, output = (), ""
         if self.is_recurrent[index] and self.delta is not None:
@@ -210,6 +231,7 @@ class DecoderSpec:
             ),
             convolution=named(modules.convolution),
             space=state_space_tensors(f"{modules.layers}.{index}.{modules.state_space}"),
+            latent=latent_tensors(f"{modules.layers}.{index}.self_attn"),
         )
 
     def mlps(self, layer: LayerTensors) -> Iterator[tuple[LayerTensors | ExpertTensors, int]]:
@@ -247,9 +269,15 @@ class DecoderSpec:
             for names in [self.layer(index)]
             for name in (
                 *(name for name, _, _ in self._mixer_shapes(index, names)),
+                *self._latent_matrices(names),
                 *(name for mlp, _ in self.mlps(names) for name in (*mlp.gate_up, mlp.down)),
             )
         ]
+
+    def _latent_matrices(self, names: LayerTensors) -> list[str]:
+        if self.latent is None:
+            return []
+        return [*([names.latent.query_up] if self.latent.query_rank else []), names.latent.up]
 
     def _layer_shapes(self, index: int, names: LayerTensors) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name, shape, has_bias in (*self._mixer_shapes(index, names), *self._mlp_shapes(names)):
@@ -271,6 +299,8 @@ class DecoderSpec:
             yield names.convolution, (hidden, 1, self.num_taps)
         if not self.attends[index]:
             return
+        if self.latent is not None:
+            yield from self.latent.shapes(names.latent, self.num_heads)
         if self.has_qk_norm and self.has_norm_weights:
             yield names.query_norm, (queries if self.norms_whole_queries else self.head_dim,)
             yield names.key_norm, (keys if self.norms_whole_queries else self.head_dim,)
@@ -299,7 +329,7 @@ class DecoderSpec:
         yield from (
             (name, (rows, self.hidden_size), self.has_qkv_bias) for name, rows in zip(names.qkv, sizes, strict=True)
         )
-        yield names.output, (self.hidden_size, self.num_heads * self.head_dim), self.has_output_bias
+        yield names.output, (self.hidden_size, self.attended_size), self.has_output_bias
 
     def _convolution_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, int], bool]]:
         yield names.qkv[0], (3 * self.hidden_size, self.hidden_size), False

@@ -144,16 +144,35 @@ class FollowedChoices:
             chosen = self.choices[num_seen : num_seen + len(experts), index].to(logits.device)
             num_seen += len(experts)
             scores = logits.float().sigmoid() if spec.has_sigmoid_routers else logits.float().softmax(dim=-1)
-            ranks = logits.float() if biases is None else scores + biases
-            greatest = ranks.topk(chosen.shape[1]).values
-            taken = ranks.gather(1, chosen).sort(descending=True).values
-            self.difference = max(self.difference, float((greatest - taken).abs().max() / ranks.abs().max()))
+            ranks = scores if spec.num_expert_groups > 1 else logits.float()
+            if biases is not None:
+                ranks = scores + biases
+            self.difference = max(self.difference, float(_gaps(ranks, chosen, spec).max() / ranks.abs().max()))
             of_own, of_chosen = scores.gather(1, experts), scores.gather(1, chosen)
             if _are_normed(weights / multiplier, of_own):
                 of_chosen /= of_chosen.sum(dim=-1, keepdim=True)
             return logits, (of_chosen * multiplier).to(weights.dtype), chosen
 
         return follow
+
+
+def _gaps(ranks: torch.Tensor, chosen: torch.Tensor, spec: DecoderSpec) -> torch.Tensor:
+    """How far the chosen experts [tokens, ...] are from those with the highest ranks [tokens, experts], [tokens]."""
+    taken = ranks.gather(1, chosen).sort(descending=True).values
+    if spec.num_expert_groups == 1:
+        return (ranks.topk(chosen.shape[1]).values - taken).abs().amax(dim=-1)
+    in_groups, num_chosen = ranks.view(len(ranks), spec.num_expert_groups, -1), spec.num_chosen_groups
+    tops = in_groups.topk(spec.num_group_tops).values.sum(dim=-1)
+    ordered, groups = tops.sort(descending=True)
+    allowed = torch.zeros_like(tops, dtype=torch.bool).scatter(1, groups[:, :num_chosen], True)
+    highest = in_groups.masked_fill(~allowed[..., None], -torch.inf).flatten(1).topk(chosen.shape[1]).values
+    gaps = (highest - taken).abs().amax(dim=-1)
+    # Which of two almost equal groups is chosen depends on rounding too, and so do all experts then.
+    chosen_groups, last = chosen // in_groups.shape[2], ordered[:, num_chosen - 1]
+    if num_chosen < spec.num_expert_groups:
+        gaps = gaps.minimum(last - ordered[:, num_chosen])
+    has_others = ~allowed.gather(1, chosen_groups).all(dim=1)
+    return torch.where(has_others, last - tops.gather(1, chosen_groups).amin(dim=1), gaps)
 
 
 def _are_normed(weights: torch.Tensor, scores: torch.Tensor) -> bool:

@@ -30,7 +30,10 @@ _SIGMOID_EXPERTS = Family(
     num_shared_experts="n_shared_experts",
     has_sigmoid_routers=True,
     may_norm_expert_weights=True,
+    num_group_tops=2,
 )
+_LATENT = Family(has_latents=True, turns_neighbours=True)
+_LATENT_EXPERTS = replace(_SIGMOID_EXPERTS, has_latents=True, turns_neighbours=True, has_prediction_layer=True)
 _OLMO = Family(modules=_NORMED_AFTER, norms_whole_queries=True)
 _GEMMA = Family(norm_offset=1.0, scales_embedding=True)
 _GEMMA_3 = replace(_GEMMA, modules=_SANDWICHED, activation="hidden_activation", caps_logits=True)
@@ -215,6 +218,14 @@ FAMILIES: dict[str, Family] = {
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, turns_where_it_slides=True),
     "cwm": _LLAMA,
+    "deepseek_v2": replace(
+        _LATENT_EXPERTS,
+        has_sigmoid_routers=False,
+        scales_experts=True,
+        num_group_tops=1,
+        groups_setting="topk_method",
+    ),
+    "deepseek_v3": _LATENT_EXPERTS,
     "dots1": _SIGMOID_EXPERTS,
     "ernie4_5": Family(turns_neighbours=True),
     "ernie4_5_moe": Family(
@@ -242,6 +253,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_neo": _GPT_NEO,
     "gpt_neox": _GPT_NEOX,
     "gptj": _GPT_J,
+    "glm4_moe_lite": replace(_LATENT_EXPERTS, first_experts="", lists_expert_layers=True),
     "granite": _LLAMA,
     "granitemoe": Family(
         modules=Modules(router="block_sparse_moe.router.layer", experts="block_sparse_moe.experts"),
@@ -281,6 +293,7 @@ FAMILIES: dict[str, Family] = {
         norms_whole_queries=True,
         turns_in_part=True,
     ),
+    "minicpm3": replace(_LATENT, turns_neighbours=False, embedding_setting="scale_emb", scales_by_depth=True),
     "ministral": _LLAMA,
     "ministral3": replace(_SLIDING, grows_queries=True),
     "mistral": _SLIDING,
@@ -336,4 +349,5 @@ FAMILIES: dict[str, Family] = {
     ),
     "vaultgemma": replace(_GEMMA_3, modules=Modules(mlp_norm="pre_feedforward_layernorm"), caps_scores=True),
     **HYBRIDS,
+    "youtu": _LATENT,
 }

@@ -54,6 +54,8 @@ class Family:
     has_layer_norms: bool = False
     has_gates: bool = True  # in MLPs
     norm_offset: float = 0.0  # what stored norm weights are offsets from
+    embedding_setting: str = "embedding_multiplier"  # the name of the setting
+    scales_by_depth: bool = False  # what is added to x, by a setting divided by the square root of the number of layers
     scales_embedding: bool = False  # by the square root of the hidden size, rounded to the dtype of the model
     is_parallel: bool = False  # attention and MLP read the same x
     parallel: str = ""  # or the name of the setting
@@ -72,6 +74,11 @@ class Family:
     gates_shared_expert: bool = False  # by a sigmoid; otherwise its weight is 1
     num_shared_experts: str = ""  # the name of the setting, in families that have some: they are one
     has_sigmoid_routers: bool = False
+    scales_experts: bool = False  # their weights, by a setting, as do all families with sigmoid routers
+    # How many of the highest scores of a group of experts are added up to choose some groups first, in configs that
+    # have groups; 0: this is unknown.
+    num_group_tops: int = 0
+    groups_setting: str = ""  # the name of the setting that says whether groups matter
     router_biases_axes: tuple[int, ...] = ()  # before that of the experts
     may_norm_expert_weights: bool = False  # as the config says; otherwise they are always normed
     slides_everywhere: bool = False  # all layers have a window if the config has one, and names no types of layers
@@ -100,6 +107,7 @@ class Family:
     is_transposed: bool = False  # matrices of layers are stored as [inputs, outputs]
     renamed: tuple[tuple[str, str], ...] = ()  # patterns in the names of published tensors, and what replaces them
     ignored: str = r"mtp\."  # how the names of tensors without effect begin, such as those for multi-token prediction
+    has_latents: bool = False  # in place of keys and values, see latent_spec.py
     has_prediction_layer: bool = False  # or those of one more layer are for it
     has_short_convolutions: bool = False  # in some layers, in place of attention
     has_delta_rules: bool = False  # in some layers, see delta_spec.py

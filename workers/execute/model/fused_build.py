@@ -105,6 +105,8 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
         raise Unsupported(f"its heads have {spec.head_dim} channels, the limits are an even number and 256")
     if any(spec.is_recurrent):
         raise Unsupported("it has recurrent layers, which the fused decoder does not support")
+    if spec.latent is not None:
+        raise Unsupported("its heads share latents, which the fused decoder does not support")
     if spec.rotary_dim != spec.head_dim or spec.turns_neighbours or spec.gates_outputs:
         raise Unsupported("it has other rotary positions or gated heads, which the fused decoder does not support")
     if spec.norms_turned_heads:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .delta_spec import LAYER_TYPE
 from .families import FAMILIES
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _CONVOLUTION, _MLP, _EXPERTS = "conv", "mlp", "moe"  # transformers' names of types of layers
 _SAME_TYPES = {"global": "full_attention", "local": "sliding_attention"}  # older names
+_GROUPS, _NO_GROUPS = "group_limited_greedy", "greedy"  # its names of methods to choose experts
+_MOST_GROUPS = 64  # bits of a set of them, see kernels/src/experts.h
 
 
 class Unsupported(Exception):
@@ -68,31 +70,42 @@ def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
     )
     if any(found) and not 0 < config.num_experts_per_tok <= count:
         raise Unsupported(f"a token has {config.num_experts_per_tok} of {count} experts")
-    if any(found) and (getattr(config, "n_group", None) or 1) != 1:
-        raise Unsupported(f"its experts are in {config.n_group} groups")
     return found
+
+
+class ExpertGroups(NamedTuple):
+    num_groups: int
+    num_chosen: int  # per token
+    num_tops: int  # scores of its experts that are added up to that of a group
+
+
+UNGROUPED = ExpertGroups(1, 1, 1)
+
+
+def expert_groups(config: PretrainedConfig) -> ExpertGroups:
+    """The groups of experts of which a token chooses some before it chooses experts.
+
+    Source: "DeepSeek-V2", DeepSeek-AI 2024, arXiv 2405.04434, section 2.2.2; sums of two, "DeepSeek-V3", 2412.19437.
+    """
+    family, count = FAMILIES[config.model_type], getattr(config, "n_group", None) or 1
+    method = getattr(config, family.groups_setting, _GROUPS)
+    if method not in (_GROUPS, _NO_GROUPS):
+        raise Unsupported(f"its {family.groups_setting} is {method}")
+    if count == 1 or method == _NO_GROUPS:
+        return UNGROUPED
+    size, rest = divmod(num_experts(config), count)
+    chosen, tops = getattr(config, "topk_group", 0), family.num_group_tops
+    if not tops or rest or count > _MOST_GROUPS or not 0 < chosen <= count or size < tops:
+        raise Unsupported(f"its {num_experts(config)} experts are in {count} groups, {chosen} of which are chosen")
+    if chosen * size < config.num_experts_per_tok:
+        raise Unsupported(f"a token has {config.num_experts_per_tok} experts of {chosen} groups of {size}")
+    return ExpertGroups(count, chosen, tops)
 
 
 def num_experts(config: PretrainedConfig) -> int:
     """The number of experts of a layer that has any."""
     count: int = getattr(config, FAMILIES[config.model_type].num_experts)
     return count
-
-
-def expert_size(config: PretrainedConfig) -> int:
-    """The intermediate size of an expert."""
-    name = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
-    size: int = getattr(config, name)
-    return size
-
-
-def shared_size(config: PretrainedConfig) -> int:
-    """The intermediate size of the shared expert; 0: there is none."""
-    family = FAMILIES[config.model_type]
-    if family.num_shared_experts:
-        return expert_size(config) * (getattr(config, family.num_shared_experts) or 0)
-    size: int = getattr(config, family.shared_size) if family.shared_size else 0
-    return size
 
 
 def windows(config: PretrainedConfig) -> tuple[int | None, ...]:
@@ -102,13 +115,6 @@ def windows(config: PretrainedConfig) -> tuple[int | None, ...]:
 def _window(config: PretrainedConfig) -> int | None:
     window: int | None = getattr(config, FAMILIES[config.model_type].window, None)
     return window
-
-
-def num_kv_heads(config: PretrainedConfig) -> int:
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
-        return 1
-    count: int = getattr(config, FAMILIES[config.model_type].kv_heads, config.num_attention_heads)
-    return count
 
 
 def rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
@@ -128,13 +134,3 @@ def rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
         raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")
     attends = attending_layers(config)
     return tuple(0 if turns[layer] and attends[layer] else None for layer in range(count))
-
-
-def query_growth(config: PretrainedConfig) -> tuple[float, int]:
-    """Return the factor, and the span of positions over which queries are scaled alike.
-
-    Source: Llama 4 blog post, Meta 2025, "inference time temperature".
-    """
-    if not FAMILIES[config.model_type].grows_queries:
-        return 0.0, 1
-    return config.rope_parameters["llama_4_scaling_beta"], config.rope_parameters["original_max_position_embeddings"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .delta_spec import DeltaTensors
+from .latent_spec import LatentTensors
 from .state_space_spec import StateSpaceTensors
 
 # Of the parameters of this activation, by their names in its module.
@@ -23,7 +24,8 @@ class LayerTensors(NamedTuple):
 
     # Queries, keys and values, or one tensor with the rows of all three, in this order. For a delta rule: one tensor
     # with the rows of all three, and the output gates, as a second tensor or merged into the first. For a short
-    # convolution: one tensor with the rows of input gates, output gates and inputs. Empty if a layer has none of these.
+    # convolution: one tensor with the rows of input gates, output gates and inputs. With latents: queries or their
+    # latents, and the latents of keys and values, with the keys' rotated channels. Empty if a layer has none of these.
     qkv: tuple[str, ...]
     output: str
     gate_up: tuple[str, ...]  # gate and up, or one tensor with the rows of both; of the shared expert in MoE layers
@@ -43,6 +45,7 @@ class LayerTensors(NamedTuple):
     delta: DeltaTensors
     convolution: str  # of a short convolution: [hidden_size, 1, taps]
     space: StateSpaceTensors
+    latent: LatentTensors
 
 
 def bias_of(weight: str) -> str:

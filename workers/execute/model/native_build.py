@@ -19,6 +19,7 @@ from .facts import Progress
 from .lora import Adapter
 from .mapped_checkpoint import Checkpoint
 from .native_decoder import NativeDecoder
+from .native_latent import check_latents
 from .native_lora import PackedAdapters
 from .native_states import state_bytes
 from .native_weights import PackedWeights
@@ -86,6 +87,10 @@ class NativeSetting:
             _check_delta(spec.delta)
         if spec.space is not None:
             _check_state_space(spec.space)
+        if spec.latent is not None:
+            check_latents(spec.latent, rotary_dim=spec.rotary_dim)
+            if self.adapters:
+                raise Unsupported("its heads share latents, for which the kernels have no adapters")
         try:
             library = load_library()
         except NoCompiler as error:
@@ -133,8 +138,9 @@ class NativeSetting:
                 adapters=adapters, eight_bit_pages=self.has_eight_bit_pages,
             )  # fmt: skip
 
-        key_bytes, value_bytes = format_.cache_bytes(spec.head_dim, has_eight_bits=self.has_eight_bit_pages)
-        name = format_.name.lower() + (", int8 keys and values" if self.has_eight_bit_pages else "")
+        has_eight_bits = self.has_eight_bit_pages
+        key_bytes, value_bytes = format_.cache_bytes(spec.head_dim, spec.value_dim, has_eight_bits=has_eight_bits)
+        name = format_.name.lower() + (", int8 keys and values" if has_eight_bits else "")
         return NativeModel(
             proof=proof,
             dtype=getattr(torch, proof.dtype),

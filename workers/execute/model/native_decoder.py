@@ -189,7 +189,7 @@ class NativeDecoder:
         For the layout of a page see ``src/pages.h``.
         """
         spec = self._weights.spec
-        cells = self._weights.format.cache_bytes(spec.head_dim, has_eight_bits=has_eight_bits)
+        cells = self._weights.format.cache_bytes(spec.head_dim, spec.value_dim, has_eight_bits=has_eight_bits)
         sizes = [spec.num_kv_heads * page_size * cell * (num_pages + 1) for cell in cells] * spec.num_attending
         try:
             arena = Arena(sum(padded(size) for size in sizes))

@@ -112,7 +112,7 @@ def _modules(spec: DecoderSpec, layer: int) -> list[_Module]:
 
     if spec.attends[layer]:
         add(names.qkv, hidden, spec.qkv_sizes, 0, spec.qkv_parts)
-        add([names.output], spec.num_heads * spec.head_dim, [hidden], 3)
+        add([names.output], spec.attended_size, [hidden], 3)
     if spec.is_recurrent[layer] and (space := spec.space) is not None:
         num_rows, heads = space.num_outputs + space.num_channels, space.num_heads
         add([names.space.projection], hidden, (num_rows, heads), 9, [*space.inputs, Part(heads, num_rows)])

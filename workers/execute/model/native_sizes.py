@@ -9,7 +9,9 @@ from ..kernels.memory import padded
 from ..kernels.structures import LANES, Format
 from .decoder_spec import DecoderSpec
 from .delta_spec import DeltaSpec
+from .latent_spec import LatentSpec
 from .layer_tensors import ExpertTensors, LayerTensors
+from .native_latent import head_bytes
 from .state_space_spec import StateSpaceSpec
 
 _PER_LAYER_BYTES = 1 << 12  # for alignment to cache lines
@@ -17,8 +19,8 @@ _PER_LAYER_BYTES = 1 << 12  # for alignment to cache lines
 
 def packed_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
     """The size of all packed weights. ``format_of`` maps the name of a weight to its format."""
-    queries, hidden = spec.num_heads * spec.head_dim, spec.hidden_size
-    normed = queries if spec.norms_whole_queries else spec.head_dim
+    hidden = spec.hidden_size
+    normed = spec.num_heads * spec.head_dim if spec.norms_whole_queries else spec.head_dim
     vectors = 4 * (8 * padded(hidden) + 2 * padded(normed) + padded(spec.num_heads)) + _PER_LAYER_BYTES
 
     def mixer(names: LayerTensors, num_outputs: int, num_found: int) -> int:
@@ -38,13 +40,20 @@ def packed_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
         vectors = ((1 + space.conv_size) * space.num_channels, *[space.num_heads] * 3, space.num_outputs)
         return matrices + 4 * sum(map(padded, vectors)) + _PER_LAYER_BYTES
 
+    def latents(names: LayerTensors, latent: LatentSpec) -> int:
+        num_queries = latent.query_rank and spec.num_heads * latent.head_dim
+        up = matrix_bytes(format_of(names.latent.query_up), latent.query_rank, num_queries)
+        own = up + 4 * (padded(latent.query_rank) + padded(latent.rank))
+        return own + head_bytes(latent, format_of(names.latent.up).arithmetic, spec.num_heads)
+
     def mlp(names: LayerTensors | ExpertTensors, size: int) -> int:
         up = matrix_bytes(format_of(names.gate_up[0]), hidden, (1 + spec.has_gates) * padded(size))
         return up + matrix_bytes(format_of(names.down), size, hidden)
 
     def layer(index: int) -> int:
         names = spec.layer(index)
-        before = mixer(names, sum(spec.qkv_sizes), queries) if spec.attends[index] else vectors
+        before = mixer(names, sum(spec.qkv_sizes), spec.attended_size) if spec.attends[index] else vectors
+        before += latents(names, spec.latent) if spec.attends[index] and spec.latent else 0
         if spec.is_recurrent[index] and spec.space is not None:
             before += state_space(names, spec.space)
         elif spec.is_recurrent[index] and spec.delta is not None:

@@ -30,8 +30,10 @@ from ..kernels.structures import (
 from .decoder_spec import DecoderSpec
 from .delta_spec import DeltaSpec, DeltaTensors
 from .facts import Progress
+from .latent_spec import LatentSpec, LatentTensors
 from .layer_tensors import XIELU_SHAPES, ExpertTensors, LayerTensors, bias_of
 from .mapped_checkpoint import Checkpoint
+from .native_latent import HeadMatrices, latent_shape, whole_matrix
 from .native_sizes import packed_bytes
 from .state_space_spec import StateSpaceSpec, StateSpaceTensors
 
@@ -64,6 +66,7 @@ class PackedWeights:
         self._arena = Arena(packed_bytes(spec, self._format_of))
         self._packer = Packer(library, num_threads)
         self._quantised: dict[str, list[Placement]] = {}
+        self._heads: dict[str, HeadMatrices] = {}
         self._done, self._total, self._progress = 0, len(spec.tensors()), progress
         self._embedding = _usable(checkpoint[spec.embedding])
         self.layers = (Layer * spec.num_layers)()
@@ -86,11 +89,13 @@ class PackedWeights:
             values = torch.from_numpy(np.concatenate([self._packer.unpack(place) for place in places]))
             return self._turned(name, values)
 
-        return {
+        are_rounded = self.format.arithmetic is Format.INT8
+        plain = {
             name: partial(unpacked, name, places)
             for name, places in self._quantised.items()
             if name != self.spec.head or self._checkpoint.has_four_bits(name)
         }
+        return plain | {name: heads.weight for name, heads in self._heads.items() if are_rounded}
 
     def _make_model(self) -> Model:
         spec = self.spec
@@ -115,6 +120,7 @@ class PackedWeights:
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
+            value_dim=spec.value_dim,
             norm_eps=spec.norm_eps,
             has_layer_norms=spec.has_layer_norms,
             score_divisor=1 / spec.attention_multiplier,
@@ -135,6 +141,9 @@ class PackedWeights:
             num_experts=spec.num_experts,
             experts_per_token=spec.experts_per_token,
             expert_size=spec.expert_size,
+            num_expert_groups=spec.num_expert_groups,
+            num_chosen_groups=spec.num_chosen_groups,
+            num_group_tops=spec.num_group_tops,
             norms_expert_weights=spec.norms_expert_weights,
             has_sigmoid_routers=spec.has_sigmoid_routers,
             expert_multiplier=spec.expert_multiplier,
@@ -147,6 +156,7 @@ class PackedWeights:
             num_taps=spec.num_taps,
             delta=DeltaShape(*(getattr(spec.delta, name) for name in _DELTA_SIZES if spec.delta)),
             space=StateSpaceShape(*(getattr(spec.space, name) for name in _SPACE_SIZES if spec.space)),
+            latent=latent_shape(spec.latent),
         )
 
     def _xielu(self, module: str) -> Xielu:
@@ -184,7 +194,7 @@ class PackedWeights:
         spec = self.spec
         if spec.attends[index]:
             has_biases = spec.has_qkv_bias, spec.has_output_bias
-            self._fill_mixer(layer, names, spec.qkv_parts, spec.num_heads * spec.head_dim, has_biases)
+            self._fill_mixer(layer, names, spec.qkv_parts, spec.attended_size, has_biases)
             self._fill_attention(layer, names)
         if spec.is_recurrent[index]:
             self._fill_recurrent(layer, names)
@@ -233,6 +243,22 @@ class PackedWeights:
             layer.key_norm = self._norm(names.key_norm)
         if self.spec.has_sinks:
             layer.sinks = self._vector(names.sinks)
+        if self.spec.latent is not None:
+            self._fill_latents(layer, names.latent, self.spec.latent)
+
+    def _fill_latents(self, layer: Layer, names: LatentTensors, latent: LatentSpec) -> None:
+        if latent.query_rank:
+            num_queries = self.spec.num_heads * latent.head_dim
+            layer.latent.query_up = self._matrix([names.query_up], latent.query_rank, num_queries, has_bias=False)
+            self._place(layer.latent.query_up, [names.query_up], [(num_queries, 0)])
+            layer.latent.query_norm = self._vector(names.query_norm)
+        layer.latent.norm = self._vector(names.norm)
+        # Not in four bits: rows of a head have too few channels for groups once they are transposed.
+        weight = _usable(whole_matrix(self._checkpoint, names.up, self._packer))
+        heads = HeadMatrices(latent, weight, self._arena, self._packer, self.format.arithmetic)
+        heads.attach(layer.latent)
+        self._heads[names.up] = heads
+        self._count()
 
     def _fill_delta(self, layer: DeltaLayer, names: DeltaTensors, delta: DeltaSpec) -> None:
         behind = padded(delta.num_value_heads, LANES)

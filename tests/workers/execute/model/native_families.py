@@ -9,6 +9,33 @@ from transformers import CONFIG_MAPPING, GptOssConfig
 # Chosen so that some gates reach it; transformers 5.17 has the usual one in its code.
 _LOW_LIMIT = {"swiglu_limit": 0.9} if hasattr(GptOssConfig, "swiglu_limit") else {}
 _STATE_SPACES = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 32, "mamba_n_groups": 1}
+_LATENT = {
+    "kv_lora_rank": 64,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 64,
+    "num_key_value_heads": 4,
+}
+_LATENT_EXPERTS = {
+    **_LATENT,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.8,
+    "n_group": 4,
+    "topk_group": 2,
+}
+_SHARPENED = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
 _SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -236,6 +263,22 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "moe_layer_start_index": 1,
     },
+    "deepseek_v2": {
+        **_LATENT_EXPERTS,
+        "q_lora_rank": None,
+        "topk_method": "group_limited_greedy",
+        "rope_parameters": _SHARPENED,
+    },
+    "deepseek_v3": {**_LATENT_EXPERTS, "rope_parameters": _SHARPENED},
+    "glm4_moe_lite": {
+        **_LATENT_EXPERTS,
+        "n_group": 1,
+        "topk_group": 1,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "rms_norm_eps": 1e-2,
+    },
+    "minicpm3": {**_LATENT, "scale_emb": 6, "scale_depth": 0.7, "dim_model_base": 16},
+    "youtu": {**_LATENT, "rope_interleave": False},
     "gpt_oss": {
         "num_local_experts": 5,
         "num_experts_per_tok": 2,

@@ -147,7 +147,7 @@ def test_experts_in_one_tensor_are_refused() -> None:
         ("falcon_h1", {**BESIDE, "mamba_proj_bias": True, "ssm_in_multiplier": 2.0}, "spaces have multipliers"),
         ("falcon_h1", {**BESIDE, "attention_bias": True, "attention_in_multiplier": 2.0}, "attention has multipliers"),
         ("falcon_h1", {**BESIDE, "key_multiplier": 0.0}, "key_multiplier is 0"),
-        ("glm4_moe", {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2}, "experts are in 2 groups"),
+        ("glm4_moe", {"n_routed_experts": 5, "num_experts_per_tok": 2, "n_group": 2}, "5 experts are in 2 groups"),
         ("gemma3_text", {"hidden_activation": "tanh"}, "tanh"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attention is not causal"),
         ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping is 0"),

@@ -38,6 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 32, "hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1,
     },
 }  # fmt: skip
+LATENTS = "latents"
 ODD, IN_REGISTERS = "heads of 80", "heads of 128, window"  # the latter is the layout for decodes of few rows
 FASTEST = available_levels()[0]
 # Between layers, a value rounded to the other side changes by 0.4 % in bfloat16, in eight bits by 0.8 % of the
@@ -175,12 +176,14 @@ def test_attention_reads_the_values_that_the_bytes_stand_for(
         assert difference <= tolerance * np.abs(expected).max(), start
 
 
-@pytest.mark.parametrize(("family", "shape"), [("mistral", ODD), ("mistral", IN_REGISTERS), ("gemma2", IN_REGISTERS)])
+@pytest.mark.parametrize(
+    ("family", "shape"), [("mistral", ODD), ("mistral", IN_REGISTERS), ("gemma2", IN_REGISTERS), ("youtu", LATENTS)]
+)
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     format_: Format, family: str, shape: str, tmp_path: Path
 ) -> None:
-    checkpoint = make_checkpoint(family, tmp_path, **{"sliding_window": 70, **SHAPES[shape]})
+    checkpoint = make_checkpoint(family, tmp_path, **{"sliding_window": 70, **SHAPES.get(shape, {})})
     plain, decoder = decoders(checkpoint, FASTEST, format_)
     alone = run(decoder, NUM_TOKENS)
     for sizes in ([7] * 21 + [3], [64, 64, 22], [120, *[1] * 30]):

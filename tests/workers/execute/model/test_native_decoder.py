@@ -109,6 +109,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "latents": ("minicpm3", FAMILIES["minicpm3"] | {"hidden_size": 100, "v_head_dim": 128, "qk_nope_head_dim": 48}),
+    "latents, biases, queries without one": (
+        "youtu",
+        FAMILIES["youtu"] | {"attention_bias": True, "num_attention_heads": 7, "kv_lora_rank": 128},
+    ),
     "no layer turns": ("smollm3", {"no_rope_layers": [0, 0, 0], "head_dim": 32, "tie_word_embeddings": False}),
     "one layer turns": ("smollm3", {"no_rope_layers": [0, 1, 0], "attention_bias": True, "hidden_size": 100}),
     "those turn that do not slide": (
@@ -169,13 +174,13 @@ def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS]), alone)
 
 
-def test_content_left_in_a_page_by_an_earlier_sequence_has_no_effect(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint("llama", tmp_path)
+@pytest.mark.parametrize("family", ["llama", "youtu"])
+def test_content_left_in_a_page_by_an_earlier_sequence_has_no_effect(family: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(family, tmp_path)
     decoder, token_ids = make_decoder(checkpoint, available_levels()[0], Format.BFLOAT16), random_tokens(NUM_TOKENS)
     clean = run_chunks(decoder, token_ids, [33])
-    for layer in decoder._layers:
-        for address in (layer.keys, layer.values):
-            _fill_with_nan(address, 2 * NUM_KEYS)
+    for pool in decoder.pools:
+        pool[:] = 0xFF  # NaN
     assert np.array_equal(run_chunks(decoder, token_ids, [20, 1, 12]), clean)
 
 
@@ -210,10 +215,6 @@ def test_nan_key_is_reported(level: str, format_: Format, tmp_path: Path) -> Non
         keys[place] = (0x7FC0 << 8 * ctypes.sizeof(element) - 16) + payload
         outputs = decoder.run(make_inputs([(token_ids, 8, 1)], num_pages=NUM_PAGES))
         assert np.isnan(outputs.greatest).all(), outputs.greatest
-
-
-def _fill_with_nan(address: int, num_bytes: int) -> None:
-    ctypes.memset(address, 0xFF, num_bytes)
 
 
 @contextmanager

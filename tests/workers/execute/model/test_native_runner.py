@@ -62,7 +62,7 @@ def test_preemption_changes_no_token(family: str, engines: Engines) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3", "smollm3", "granite", "phi3", "gemma2", "gemma3_text", "qwen3_moe", "mixtral"]
+    "family", ["qwen3", "smollm3", "granite", "phi3", "gemma2", "gemma3_text", "qwen3_moe", "mixtral", "deepseek_v3"]
 )
 @pytest.mark.parametrize(("dtype", "quantization"), [
     ("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4"),

@@ -72,6 +72,16 @@ struct StateSpaceLayer {
   float* inputs;           // [rows][conv_size - 1][channels], past inputs of the convolution, latest last
 };
 
+// Attention to latent vectors (see latents.h), or none. The layer's qkv then holds its queries, or their latents, and
+// behind them the latents of the keys and the key channels that are rotated, which all heads share.
+struct LatentLayer {
+  Matrix query_up;            // makes queries of their latents; without blocks, qkv holds queries
+  const Matrix* key_ups;      // [heads], from the plain channels of a query to those of a latent; null: none of this
+  const Matrix* value_ups;    // [heads], from a latent to the values of the head
+  const float* query_norm;    // [query_rank], of the latents of queries
+  const float* norm;          // [rank], of those of keys
+};
+
 struct Layer {
   Matrix qkv;      // queries, keys and values side by side; if outputs are gated, each query is followed by its gate
   Matrix output;
@@ -89,6 +99,7 @@ struct Layer {
   DeltaLayer delta;
   ShortConvolution convolution;
   StateSpaceLayer space;
+  LatentLayer latent;
   const float* cosines;        // [positions][rotary_dim / 2]; null: no rotary embedding
   const float* sines;
   const float* sinks;          // [heads], scores of attention sinks, which have no value; or null
@@ -141,6 +152,16 @@ struct StateSpaceShape {
   int32_t unused;
 };
 
+// Sizes shared by all latent attention layers of a model, all multiples of 16; the first and the last of 64.
+struct LatentShape {
+  int32_t rank;       // channels of a latent; head_dim of the model has the rotated key channels behind it; 0: no latents
+  int32_t query_rank;
+  int32_t plain_dim;  // channels of a query that are not rotated, followed by rotary_dim that are
+  int32_t head_value_dim;  // channels of a head's value
+  float norm_eps;
+  int32_t unused;
+};
+
 struct Model {
   const Layer* layers;
   Matrix head;
@@ -158,7 +179,8 @@ struct Model {
   int32_t intermediate_size;  // the largest of any layer, routed experts excluded
   int32_t num_heads;
   int32_t num_kv_heads;
-  int32_t head_dim;
+  int32_t head_dim;   // channels of a cached key
+  int32_t value_dim;  // and of a cached value, at most head_dim
   int32_t page_size;
   float norm_eps;
   int32_t has_layer_norms;  // of inputs: means are subtracted, and norms have biases; null weights aside, in all layers
@@ -184,6 +206,9 @@ struct Model {
   int32_t num_experts;        // in each layer that has experts
   int32_t experts_per_token;
   int32_t expert_size;           // intermediate size of one expert
+  int32_t num_expert_groups;     // of equal size; a token's experts are in some of them; 1: in all
+  int32_t num_chosen_groups;     // those whose experts have the highest scores,
+  int32_t num_group_tops;        // 1 or 2 of them added up
   int32_t norms_expert_weights;  // the weights of a token's experts are normalised to sum to 1
   int32_t has_sigmoid_routers;   // scores of experts are sigmoids of logits, not their softmax
   float expert_multiplier;       // of the weights of experts
@@ -196,6 +221,7 @@ struct Model {
   int32_t num_taps;              // of short convolutions
   DeltaShape delta;
   StateSpaceShape space;
+  LatentShape latent;
 };
 
 // How a step is shared among threads.

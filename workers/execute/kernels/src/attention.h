@@ -22,7 +22,7 @@ constexpr float kLog2E = 1.44269504f;  // scores are base-2 logarithms
 // What a thread needs for one item; [rows] is rows_per_item.
 template <class Cache>
 struct AttentionScratch {
-  Floats* outputs;                   // [rows][head_dim / 16], not yet divided by the sums
+  Floats* outputs;                   // [rows][value_dim / 16], not yet divided by the sums
   typename Cache::Element* weights;  // [rows][64]; with eight-bit pages, multiplied by the scales of the values
   Floats* sums;                      // [rows], sums of the weights, by lane
   float* maxima;                     // [rows]
@@ -39,11 +39,12 @@ class Attention {
   // `cap` applies to scores as base-2 logarithms; 0: none.
   Attention(const Pages<Cache>& pages, const AttentionScratch<Cache>& scratch, int window, float cap)
       : pages_(pages),
-        eight_bits_(pages.head_dim),
+        key_bits_(pages.head_dim),
+        value_bits_(pages.value_dim),
         scratch_(scratch),
         window_(window),
         cap_(cap),
-        num_vectors_(pages.head_dim / kLanes) {}
+        num_vectors_(pages.value_dim / kLanes) {}
 
   // Attention for consecutive tokens, the first of them at `position`. Queries must be scaled so that scores are base-2
   // logarithms. The result is in scratch.outputs, one row for each query row.
@@ -101,24 +102,24 @@ class Attention {
   // scales, of which those of the values are folded into the weights.
   void read_keys(int num_keys) {
     for (int i = 0; i < kTiles; ++i) {
-      value_scales()[i] = eight_bits_.read_scales(reinterpret_cast<const char*>(tiles_.values[i]));
-      for (int group = 0; group < eight_bits_.num_groups(); ++group)
-        key_scales(group)[i] = eight_bits_.read_scales(reinterpret_cast<const char*>(tiles_.keys[i]), group);
+      value_scales()[i] = value_bits_.read_scales(reinterpret_cast<const char*>(tiles_.values[i]));
+      for (int group = 0; group < key_bits_.num_groups(); ++group)
+        key_scales(group)[i] = key_bits_.read_scales(reinterpret_cast<const char*>(tiles_.keys[i]), group);
     }
-    if (!in_registers_) read(tiles_.keys, scratch_.block, num_keys);
+    if (!in_registers_) read(tiles_.keys, key_bits_, scratch_.block, num_keys);
   }
   // Values overwrite the keys, unless later rows still need the keys: this keeps the working set in cache small.
   void read_values(int num_keys, int num_row_tiles) {
     if (in_registers_) return;
     Element* to = scratch_.block + (num_row_tiles > 1 ? size_t(kKeyBlock) * pages_.head_dim : 0);
-    read(tiles_.values, to, num_keys);
+    read(tiles_.values, value_bits_, to, num_keys);
   }
-  void read(const uint32_t** tiles, Element* to, int num_keys) const {
-    const size_t size = size_t(kLanes) * pages_.head_dim;
+  static void read(const uint32_t** tiles, const EightBits<Cache>& format, Element* to, int num_keys) {
+    const size_t size = format.num_numbers();
     const int num_tiles = (num_keys + kLanes - 1) / kLanes;
     for (int i = 0; i < kTiles; ++i) {
       Element* tile = to + std::min(i, num_tiles - 1) * size;
-      if (i < num_tiles) eight_bits_.read_numbers(reinterpret_cast<const char*>(tiles[i]), tile);
+      if (i < num_tiles) format.read_numbers(reinterpret_cast<const char*>(tiles[i]), tile);
       tiles[i] = reinterpret_cast<const uint32_t*>(tile);
     }
   }
@@ -137,7 +138,7 @@ class Attention {
   Adjacent<> values_of(const Tiles& tiles, int vector) const {
     Adjacent<> values;
     values.segment_steps = kLanes / Cache::kGroup;
-    values.stride = pages_.head_dim;
+    values.stride = pages_.value_dim;
     for (int i = 0; i < kTiles; ++i) values.start[i] = tiles.values[i] + vector * kLanes;
     return values;
   }
@@ -238,8 +239,8 @@ class Attention {
   // scores += the sum over channel groups of (rows * keys) * the scales of the keys.
   void add_scaled(int count, Floats* scores, const uint32_t** rows) {
     constexpr int kAtATime = InRegisters::kAreThere ? kTiles / 2 : kTileVectors;
-    for (int group = 0; group < eight_bits_.num_groups(); ++group) {
-      const int steps = eight_bits_.channels_of(group) / Cache::kGroup;
+    for (int group = 0; group < key_bits_.num_groups(); ++group) {
+      const int steps = key_bits_.channels_of(group) / Cache::kGroup;
       for (int tile = 0; tile < kTiles; tile += in_registers_ ? kAtATime : kTileVectors) {
         const TimesScales adding{key_scales(group) + tile};
         if (in_registers_)
@@ -273,7 +274,7 @@ class Attention {
       for (int r = 0; r < count; ++r) rows[r] = weights_of(begin + r);
       with_rows(count, [&](auto rows_of_tile) {
         InRegisters::template add_values<decltype(rows_of_tile)::value>(
-            output(begin) + group * InRegisters::kVectors, num_vectors_, rows, values, pages_.head_dim, steps,
+            output(begin) + group * InRegisters::kVectors, num_vectors_, rows, values, pages_.value_dim, steps,
             AskAhead{ahead_});
       });
     }
@@ -302,7 +303,7 @@ class Attention {
     const int steps = (num_keys + Cache::kGroup - 1) / Cache::kGroup;
     int vector = 0;
     if (in_registers_) {
-      for (int g = 0; g < eight_bits_.num_groups(); ++g) add_values(begin, count, g, steps);
+      for (int g = 0; g < value_bits_.num_groups(); ++g) add_values(begin, count, g, steps);
       return;
     }
     for (; vector + kTileVectors <= num_vectors_; vector += kTileVectors)
@@ -326,11 +327,11 @@ class Attention {
   static constexpr int32_t kLaneNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
   Pages<Cache> pages_;
-  EightBits<Cache> eight_bits_;
+  EightBits<Cache> key_bits_, value_bits_;
   AttentionScratch<Cache> scratch_;
   int window_;
   float cap_;
-  int num_vectors_;  // vectors in a head
+  int num_vectors_;  // vectors in a value
   Queries<Element> queries_{};
   int first_position_ = 0;
   Tiles tiles_{}, next_{};  // of the current block, and of the next
@@ -356,7 +357,8 @@ void Attention<Cache>::run(const Queries<Element>& queries, int position, const 
   const int num_tiles = (rows_per_group + kTileRows - 1) / kTileRows;
   const int begin = first / kKeyBlock * kKeyBlock;
   in_registers_ = InRegisters::kAreThere && pages_.has_eight_bits && num_tiles == 1 &&
-                  pages_.head_dim % EightBits<Cache>::kChannels == 0;
+                  pages_.head_dim % EightBits<Cache>::kChannels == 0 &&
+                  pages_.value_dim % EightBits<Cache>::kChannels == 0;
   next_ = find_tiles(table, first_kv_head, begin, last);
   for (int key = begin; key <= last; key += kKeyBlock) {
     const int num_keys = std::min(kKeyBlock, last + 1 - key);

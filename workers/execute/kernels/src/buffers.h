@@ -102,7 +102,7 @@ struct Buffers {
   Operand<Format> operand;                          // [tokens], after the norm or quantisation
   Buffer<float> qkv;                                // [tokens][all heads], as wide as the layer's qkv or space.projection
   Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
-  Buffer<Written> attended;                         // [tokens][heads * head_dim]
+  Buffer<Written> attended;                         // [tokens][heads * channels of a value]
   Buffer<Written> gated;                            // [tokens][intermediate]
   Buffer<float> exact;                              // [tokens][hidden], after the norm, for float products
   Buffer<float> gates;                              // [tokens][betas and rates] of a delta rule, or a state space's dt
@@ -110,6 +110,9 @@ struct Buffers {
   Buffer<Written> delta_outputs;                    // [tokens][value heads * value_dim]
   Buffer<Written> space_outputs;                    // [tokens][heads * head_dim], of a state space
   Buffer<Written> convolved;                        // [tokens][hidden], of a short convolution
+  Buffer<float> latent_queries;                     // [tokens][heads * channels], made of their latents
+  Operand<Format> plain_queries;                    // [tokens][heads][plain_dim], for latents
+  Operand<Format> attended_latents;                 // [tokens][heads][rank]
   Buffer<float> router_logits;                      // [tokens][experts and the shared expert]
   Buffer<float> shared_weights;                     // [tokens], of the shared expert
   Buffer<Written> expert_gated;                     // [choices][expert_size], see experts.h
@@ -121,15 +124,16 @@ struct Buffers {
   explicit Buffers(int num_threads) : threads(num_threads) {}
 
   void reserve(const Model& model, int tokens) {
-    const int hidden = padded(model.hidden_size), heads = padded(model.num_heads * model.head_dim);
+    const int hidden = padded(model.hidden_size), queries_rank = model.latent.query_rank;
+    const int heads = padded(model.num_heads * (model.latent.rank ? model.latent.head_value_dim : model.head_dim));
     const int inner = padded(model.intermediate_size), expert = padded(model.expert_size);
     const int values = padded(model.delta.num_value_heads * model.delta.value_dim);
     const int space = padded(StateSpace::num_outputs(model.space));
-    const int widest = std::max({hidden, heads, inner, expert, values, space});
+    const int widest = std::max({hidden, heads, inner, expert, values, space, queries_rank});
     const int rows = rows_per_item(model.num_heads, model.num_kv_heads);
     residual.reserve(size_t(tokens) * hidden);
     if (model.layers[0].attended_norm) added.reserve(size_t(tokens) * hidden);
-    operand.reserve(tokens, kIsQuantised ? widest : hidden);
+    operand.reserve(tokens, kIsQuantised ? widest : std::max(hidden, queries_rank));
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
       qkv.reserve(size_t(tokens) * std::max(layer.qkv.num_blocks, layer.space.projection.num_blocks) * 64);
@@ -140,12 +144,13 @@ struct Buffers {
     if (model.num_experts) reserve_experts(model, tokens);
     if (model.delta.num_value_heads) reserve_delta(model, tokens);
     if (model.space.num_heads) reserve_state_space(model, tokens);
+    if (model.latent.rank) reserve_latents(model, tokens);
     if (model.num_taps) convolved.reserve(size_t(tokens) * hidden);
     sequences.reserve(tokens);
-    query_blocks.reserve(size_t(tokens) * model.num_kv_heads);
+    query_blocks.reserve(size_t(tokens) * (model.latent.rank ? model.num_heads : model.num_kv_heads));
     for (ThreadBuffers<Format>& own : threads) {
       own.operand.reserve(ThreadBuffers<Format>::kOwnRows, widest);
-      own.rows.reserve(size_t(ThreadBuffers<Format>::kOwnRows) * hidden);
+      own.rows.reserve(std::max(ThreadBuffers<Format>::kOwnRows * hidden, queries_rank));
       own.head.reserve(2 * model.head_dim);
       own.outputs.reserve(size_t(rows) * model.head_dim / kLanes);
       own.weights.reserve(size_t(rows) * kKeyBlock);
@@ -172,6 +177,14 @@ struct Buffers {
     gates.reserve(tokens * padded(model.space.num_heads));
     mixed.reserve(tokens * StateSpace::width(model.space));
     space_outputs.reserve(tokens * padded(StateSpace::num_outputs(model.space)));
+  }
+
+  void reserve_latents(const Model& model, size_t tokens) {
+    const LatentShape& latent = model.latent;
+    for (int i = 0; i < model.num_layers; ++i)
+      latent_queries.reserve(tokens * model.layers[i].latent.query_up.num_blocks * 64);
+    plain_queries.reserve(tokens * model.num_heads, latent.plain_dim);
+    attended_latents.reserve(tokens * model.num_heads, latent.rank);
   }
 
   void reserve_experts(const Model& model, size_t tokens) {

@@ -4,6 +4,7 @@
 // number of threads.
 #pragma once
 
+#include "latents.h"
 #include "recurrent_layers.h"
 
 namespace triptych {
@@ -37,6 +38,9 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
       const Matrix* of_all[] = {&layer.qkv,         &layer.output,     &layer.gate_up, &layer.down,  &layer.router,
                                 &layer.delta.gates, &space.projection, &space.dts,     &space.output};
       for (const Matrix* matrix : of_all) num_weights_ += num_weights(*matrix);
+      num_weights_ += num_weights(layer.latent.query_up);
+      for (int h = 0; layer.latent.key_ups && h < model.num_heads; ++h)
+        num_weights_ += num_weights(layer.latent.key_ups[h]) + num_weights(layer.latent.value_ups[h]);
       const bool has_state = layer.delta.convolution || layer.convolution.taps;
       num_attending_ += layer.output.num_blocks && !has_state;
       num_recurrent_ += has_state || space.output.num_blocks;
@@ -64,7 +68,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     step_ = &step;
     reserve(std::max(step.num_tokens, step.num_rows));
     adapters_.begin(step);
-    plan_queries(max_members);
+    num_query_blocks_ =
+        plan_queries(model_, step, max_members, buffers_.sequences.get(), buffers_.query_blocks.get());
   }
 
   void compute(Member& me) override {
@@ -162,7 +167,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     if (!layer.output.num_blocks) return {};
     if (layer.delta.convolution) return apply_delta_rule(layer, number, me);
     if (layer.convolution.taps) return convolve(layer, number, me);
-    attend(layer, number, me);
+    layer.latent.key_ups ? attend_to_latents(layer, number, me) : attend(layer, number, me);
     return {&buffers_.attended, heads_width()};
   }
 
@@ -171,6 +176,31 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     project(layer, number, me);
     stages_.run(me, [&] { turn(layer, me); });
     stages_.run(me, [&] { attend(layer, me); });
+  }
+
+  // The same if all heads attend to latents.
+  void attend_to_latents(const Layer& layer, int number, Member& me) {
+    const LatentHeads<Format> heads(model_, layer, buffers_);
+    const int num_rows = step_->num_tokens;
+    project(layer, number, me);
+    if (model_.latent.query_rank) {
+      const Rows latents = make_rows(num_rows, model_.latent.query_rank, 1, me, [&](int row, Operand<Format>& to) {
+        heads.norm_query(row, buffers_.threads[me.place].rows.get(), to);
+      });
+      product(layer.latent.query_up, latents, Added{}, me, heads.latent_queries());
+    }
+    stages_.run(me, [&] {
+      const Pages<Cache> pages = pages_of(layer);
+      for (int t : part(num_rows, me)) {
+        const int position = step_->positions[t];
+        const float* latent = heads.turn(t, position, kLog2E / model_.score_divisor * query_factor(position));
+        pages.write(step_->slot_mapping[t], 0, latent, latent, is_last(t), buffers_.threads[me.place].head.get());
+      }
+    });
+    head_product(layer.latent.key_ups, heads.plain_queries(num_rows), me, [&](int h) { return heads.query_of(h); });
+    stages_.run(me, [&] { attend(layer, me); });
+    head_product(layer.latent.value_ups, heads.attended(num_rows), me,
+                 [&](int h) { return heads.value_of(h, heads_width()); });
   }
 
   // Applies norms and rotary embeddings to the queries and keys of the step, and writes keys and values to the pages.
@@ -210,24 +240,27 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   }
 
   void attend(const Layer& layer, const Member& me) {
-    const int size = model_.head_dim, group_size = model_.num_heads / model_.num_kv_heads;
+    const int size = model_.head_dim, value_size = model_.value_dim;
     const AttentionScratch<Cache> scratch = buffers_.threads[me.place].attention();
     Attention<Cache> attention(pages_of(layer), scratch, layer.window, kLog2E * model_.score_cap);
     stages_.for_items(num_query_blocks_, [&](int item) {
       const QueryBlock& block = buffers_.query_blocks.get()[item];
-      const int first_head = block.first_kv_head * group_size;
-      const size_t first = size_t(block.first_token) * model_.num_heads + first_head;
+      const size_t first = size_t(block.first_token) * model_.num_heads + block.first_head;
       const Queries<typename Cache::Element> queries{buffers_.queries.get() + first * size,
-                                                     size_t(model_.num_heads) * size, block.count, group_size, size,
-                                                     layer.sinks ? layer.sinks + first_head : nullptr,
-                                                     model_.slopes ? model_.slopes + first_head : nullptr};
+                                                     size_t(model_.num_heads) * size, block.count, block.group_size,
+                                                     size, layer.sinks ? layer.sinks + block.first_head : nullptr,
+                                                     model_.slopes ? model_.slopes + block.first_head : nullptr};
       attention.run(queries, step_->positions[block.first_token],
                     step_->block_tables + size_t(block.sequence) * step_->table_width, block.first_kv_head,
                     block.num_kv_heads);
       float* from = reinterpret_cast<float*>(scratch.outputs);
       for (int group = 0; group < block.num_kv_heads; ++group)
-        for (int r = 0; r < queries.rows_per_group(); ++r, from += size) {
-          const int token = block.first_token + queries.token(r), head = first_head + queries.head(group, r);
+        for (int r = 0; r < queries.rows_per_group(); ++r, from += value_size) {
+          const int token = block.first_token + queries.token(r), head = block.first_head + queries.head(group, r);
+          if (layer.latent.key_ups) {
+            LatentHeads<Format>(model_, layer, buffers_).keep(token, head, from);
+            continue;
+          }
           if (model_.gates_outputs)
             gate_head(from, size, buffers_.qkv.get() + token * qkv_width(layer) + head * query_stride() + size);
           store_all(buffers_.attended.get() + token * heads_width() + size_t(head) * size, from, size);
@@ -235,32 +268,14 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     });
   }
 
-  // Splits attention into work items, those with the most keys first.
-  void plan_queries(int max_members) {
-    constexpr int kItemsPerThread = 4;  // so that all threads finish at about the same time
-    const int num_kv_heads = model_.num_kv_heads, group_size = model_.num_heads / num_kv_heads;
-    const int most = tokens_per_item(group_size), room = rows_per_item(model_.num_heads, num_kv_heads);
-    const int wanted = step_->num_sequences * num_kv_heads / (kItemsPerThread * max_members);
-    QueryBlock* block = buffers_.query_blocks.get();
-    for (int s = step_->num_sequences - 1; s >= 0; --s) {
-      const int begin = step_->query_starts[s], end = step_->query_starts[s + 1];
-      std::fill(buffers_.sequences.get() + begin, buffers_.sequences.get() + end, s);
-      for (int last = end; last > begin; last = std::max(begin, last - most)) {
-        const int first = std::max(begin, last - most), count = last - first;
-        const int heads = std::max(1, std::min(wanted, room / (count * group_size)));
-        for (int head = 0; head < num_kv_heads; head += heads)
-          *block++ = {s, first, count, head, std::min(heads, num_kv_heads - head)};
-      }
-    }
-    num_query_blocks_ = int(block - buffers_.query_blocks.get());
-  }
-
   Pages<Cache> pages_of(const Layer& layer) const {
     return {static_cast<char*>(layer.keys), static_cast<char*>(layer.values), model_.num_kv_heads, model_.head_dim,
-            model_.page_size, model_.eight_bit_pages != 0};
+            model_.value_dim, model_.page_size, model_.eight_bit_pages != 0};
   }
   bool is_last(int token) const { return token + 1 == step_->query_starts[buffers_.sequences.get()[token] + 1]; }
-  size_t heads_width() const { return padded(model_.num_heads * model_.head_dim); }
+  size_t heads_width() const {
+    return padded(model_.num_heads * (model_.latent.rank ? model_.latent.head_value_dim : model_.head_dim));
+  }
   static size_t qkv_width(const Layer& layer) { return size_t(layer.qkv.num_blocks) * 64; }
   int query_stride() const { return model_.head_dim * (model_.gates_outputs ? 2 : 1); }
   // In the states of one sequence, in one layer.
@@ -276,6 +291,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   using Products<Format>::has_groups_;
   using Products<Format>::add_product;
   using Products<Format>::product;
+  using Products<Format>::head_product;
+  using Products<Format>::make_rows;
   using Products<Format>::norm;
   using Products<Format>::inputs_of;
   using Products<Format>::part;

@@ -22,7 +22,9 @@ class EightBits {
   using Element = typename Cache::Element;
   static constexpr int kChannels = 32;  // in a group of a key
 
-  explicit EightBits(int head_dim) : head_dim_(head_dim) {}
+  explicit EightBits(int head_dim) : head_dim_(head_dim) {}  // that of keys or values
+
+  size_t num_numbers() const { return size_t(kLanes) * head_dim_; }
 
   int num_groups() const { return (head_dim_ + kChannels - 1) / kChannels; }
   int channels_of(int group) const { return std::min(kChannels, head_dim_ - group * kChannels); }
@@ -55,7 +57,6 @@ class EightBits {
   static constexpr int kGroup = Cache::kGroup;
   static constexpr float kGreatest = 127.0f;
 
-  size_t num_numbers() const { return size_t(kLanes) * head_dim_; }
   uint16_t* scales_of(char* tile) const { return reinterpret_cast<uint16_t*>(tile + num_numbers()); }
 
   // Quantises these channels and writes the numbers; returns the scale.

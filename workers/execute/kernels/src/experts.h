@@ -37,7 +37,7 @@ class Routing {
     const int num_wanted = model_.experts_per_token;
     int32_t* experts = experts_.get() + size_t(row) * num_wanted;
     float* weights = weights_.get() + size_t(row) * num_wanted;
-    const bool has_scores = biases || model_.has_sigmoid_routers;
+    const bool has_scores = biases || model_.has_sigmoid_routers || model_.num_expert_groups > 1;
     if (has_scores) model_.has_sigmoid_routers ? to_sigmoids(logits) : to_softmax(logits);
     choose_highest(logits, biases, experts);
     float chosen = 1e-20f;  // as in GLM: experts chosen by their biases may all have a sigmoid of 0
@@ -89,14 +89,39 @@ class Routing {
  private:
   void choose_highest(const float* scores, const float* biases, int32_t* experts) const {
     const auto rank = [&](int expert) { return biases ? scores[expert] + biases[expert] : scores[expert]; };
-    const int num_wanted = model_.experts_per_token;
+    const int num_wanted = model_.experts_per_token, group_size = model_.num_experts / model_.num_expert_groups;
+    const uint64_t groups = model_.num_expert_groups > 1 ? highest_groups(rank) : 1;
     for (int expert = 0, count = 0; expert < model_.num_experts; ++expert) {
+      if (!(groups >> expert / group_size & 1)) continue;
       const float own = rank(expert);
       if (count == num_wanted && !(own > rank(experts[count - 1]))) continue;
       int place = count < num_wanted ? count++ : count - 1;
       for (; place > 0 && own > rank(experts[place - 1]); --place) experts[place] = experts[place - 1];
       experts[place] = expert;
     }
+  }
+  // The groups from which experts are chosen, a bit for each.
+  template <class Rank>
+  uint64_t highest_groups(const Rank& rank) const {
+    const int num_groups = model_.num_expert_groups, size = model_.num_experts / num_groups;
+    float tops[64];
+    for (int group = 0; group < num_groups; ++group) {
+      float first = -INFINITY, second = -INFINITY;
+      for (int expert = group * size; expert < (group + 1) * size; ++expert) {
+        const float own = rank(expert);
+        second = std::max(second, std::min(first, own));
+        first = std::max(first, own);
+      }
+      tops[group] = model_.num_group_tops == 1 ? first : first + second;
+    }
+    uint64_t chosen = 0;
+    for (int count = 0; count < model_.num_chosen_groups; ++count) {
+      int best = -1;
+      for (int group = 0; group < num_groups; ++group)
+        if (!(chosen >> group & 1) && (best < 0 || tops[group] > tops[best])) best = group;
+      chosen |= uint64_t{1} << best;
+    }
+    return chosen;
   }
   float sum_of_powers(const float* logits, float top) const {
     float total = 0.0f;

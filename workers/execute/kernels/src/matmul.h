@@ -150,13 +150,9 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
     }
 }
 
-// Computes the half blocks in `range` of the product, numbered 2 * block + half.
+// Computes the half blocks in `range` of the product, numbered 2 * block + half. The matrix is in this format.
 template <class Format, class Write>
-void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
-  if constexpr (std::is_same<Format, Int8>::value) {
-    if (matrix.format == kInt4) return multiply<Int4>(matrix, rows, range, write);
-    if (matrix.format == kMxfp4) return multiply<Mxfp4>(matrix, rows, range, write);
-  }
+void multiply_halves(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
   const int num_groups = (rows.count + most_rows<Format>() - 1) / most_rows<Format>();
   for (int unit = range.begin; unit < range.end;) {
     const bool is_whole = kTileVectors == 4 && unit % 2 == 0 && unit + 1 < range.end;
@@ -173,13 +169,23 @@ void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& 
   }
 }
 
+// The same, with a matrix in four bits too.
+template <class Format, class Write>
+void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
+  if constexpr (std::is_same<Format, Int8>::value) {
+    if (matrix.format == kInt4) return multiply_halves<Int4>(matrix, rows, range, write);
+    if (matrix.format == kMxfp4) return multiply_halves<Mxfp4>(matrix, rows, range, write);
+  }
+  multiply_halves<Format>(matrix, rows, range, write);
+}
+
 // Reads the 64 floats that a tile will write into the cache while it computes. A store has to wait for its cache line,
 // and of many rows the lines are far away: that would take a twentieth of the time of a prompt's products in int8.
 inline void prefetch_columns(const float* place) {
   for (int line = 0; line < 4; ++line) __builtin_prefetch(place + kLanes * line, 1);
 }
 
-// Epilogues: the results are stored, added to a residual, or passed through the activation.
+// Epilogues: the results are stored, converted and stored, added to a residual, or passed through the activation.
 struct Store {
   float* to;
   size_t stride;
@@ -188,6 +194,18 @@ struct Store {
     float* place = to + row * stride + 64 * block + 16 * vector;
     store(place, low);
     store(place + 32, high);
+  }
+};
+
+template <class Element>
+struct StoreAs {
+  Element* to;
+  size_t stride;
+  void expect(int, int) const {}
+  void operator()(int row, int block, int vector, Floats low, Floats high) const {
+    Element* place = to + row * stride + 64 * block + 16 * vector;
+    store_as(place, low);
+    store_as(place + 32, high);
   }
 };
 

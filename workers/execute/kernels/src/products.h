@@ -65,6 +65,21 @@ class Products {
     multiply_all<Float32>(matrix, rows, me, AddFirst<Format, Store>{added, store});
   }
 
+  // Multiplies the row of each head by the head's own matrix, which is in this format: rows are [tokens][heads].
+  // write_of(head) writes the results of all tokens.
+  template <class WriteOf>
+  void head_product(const Matrix* matrices, const Rows& rows, Member& me, const WriteOf& write_of) {
+    stages_.run(me, [&] {
+      const int num_heads = model_.num_heads, num_blocks = matrices->num_blocks;
+      stages_.for_items(num_heads * num_blocks, [&](int item) {
+        const int head = item / num_blocks, half = 2 * (item % num_blocks);
+        const Rows of_head{rows.row(head), rows.stride * num_heads, rows.scale(head), rows.scale_stride * num_heads,
+                           rows.count / num_heads};
+        multiply_halves<Format>(matrices[head], of_head, {half, half + 2}, write_of(head));
+      });
+    });
+  }
+
   // Calls make(row, operand) for all rows. Many rows are divided among the threads, in a stage of their own; few rows
   // are computed by every thread for itself, before the next `num_stages` stages, which use them.
   template <class Make>
