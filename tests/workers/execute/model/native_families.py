@@ -277,7 +277,19 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["dense", "sparse", "sparse"],
         "rms_norm_eps": 1e-2,
     },
-    "minicpm3": {**_LATENT, "scale_emb": 6, "scale_depth": 0.7, "dim_model_base": 16},
+    "minicpm3": {
+        **_LATENT,
+        "scale_emb": 6,
+        "scale_depth": 0.7,
+        "dim_model_base": 16,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 512,  # all that the model has
+            "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 4.0, 7.0, 9.0],
+            "long_factor": [1.0] * 8,
+        },
+    },
     "youtu": {**_LATENT, "rope_interleave": False},
     "gpt_oss": {
         "num_local_experts": 5,

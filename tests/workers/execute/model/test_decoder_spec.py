@@ -154,7 +154,7 @@ def test_experts_in_one_tensor_are_refused() -> None:
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
         ("smollm3", {"no_rope_layers": [1], "layer_types": ["full_attention"] * 3}, "says of 1 of 3 layers"),
         ("granite", {"attention_multiplier": 0.0}, "attention_multiplier is 0"),
-        ("phi3", {"rope_parameters": LONGROPE}, "longrope"),
+        ("phi3", {"rope_parameters": LONGROPE, "max_position_embeddings": 8192}, "longrope"),
         ("phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}, "only some of its"),
     ],
     ids=[
