@@ -227,13 +227,21 @@ class Backends:
         """Prove that the model runs on the compiled kernels, unless an earlier start has or there is too little memory.
 
         Raises:
-            ConfigError: see ``load_native``.
+            ConfigError: see ``load_native``; or the running model has to leave these kernels for its first adapter.
         """
         if self._why_not_native() is not None or proofs.find(run_dir) is not None:
             return
+        if len(self.adapters) == 1 and self._has_latents_without_adapters(run_dir):
+            # As many pages of transformers' modules, with the keys and values of all heads, may not fit into memory.
+            reason = f"the kernels that run {self.config.model} have no adapters for latent attention"
+            raise ConfigError(f"{reason}; name the adapter when the pipeline starts", param="lora_modules")
         num_bytes = sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
         if available_bytes(self.device) > PROOF_SHARE * num_bytes:
             self.with_tokenizer(run_dir).load_native(proofs, run_dir)
+
+    def _has_latents_without_adapters(self, run_dir: Path) -> bool:
+        proof = ProofStore(self.folder, replace(self.config, lora_modules=()), self.cache.kv_dtype).find(run_dir)
+        return proof is not None and proof.spec.latent is not None
 
     def load_native(self, proofs: ProofStore, run_dir: Path) -> Loaded | None:
         """Load the model on the compiled kernels; None if transformers' modules have to serve it.

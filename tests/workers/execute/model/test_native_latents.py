@@ -12,9 +12,11 @@ import pytest
 
 from tests.adapters import make_adapter
 from tests.workers.execute.model.native import NUM_PAGES, PAGE_SIZE, NativeEngine, make_checkpoint, make_decoder
+from triptych.protocol.config import ModelConfig, PipelineConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.model.build import rehearse
 
 
 @pytest.mark.parametrize(("has_eight_bits", "num_bytes"), [(False, (2 * 80, 2 * 64)), (True, (80 + 3 * 2, 64 + 2))])
@@ -44,3 +46,13 @@ def test_what_the_kernels_do_not_compute_is_refused(
     adapters = [f"a={make_adapter(tmp_path / 'a', checkpoint, targets=('o_proj',))}"] if is_adapted else []
     with pytest.raises(ConfigError, match=why):
         NativeEngine(checkpoint, tmp_path, lora_modules=tuple(adapters))
+
+
+def test_adapter_is_refused_once_the_kernels_run_the_model(tmp_path: Path) -> None:
+    """At a start with the adapter, transformers' modules run it; but their pages are several times as large."""
+    checkpoint = make_checkpoint("youtu", tmp_path / "checkpoint")
+    NativeEngine(checkpoint, tmp_path)
+    adapter = f"a={make_adapter(tmp_path / 'a', checkpoint, targets=('o_proj',))}"
+    config = PipelineConfig(model=ModelConfig(model=str(checkpoint), device="cpu", lora_modules=(adapter,)))
+    with pytest.raises(ConfigError, match="no adapters for latent attention; name the adapter when"):
+        rehearse(config, folder=checkpoint, run_dir=tmp_path)
