@@ -253,7 +253,7 @@ class PackedWeights:
             self._place(layer.latent.query_up, [names.query_up], [(num_queries, 0)])
             layer.latent.query_norm = self._vector(names.query_norm)
         layer.latent.norm = self._vector(names.norm)
-        # Not in four bits: rows of a head have too few channels for groups once they are transposed.
+        # Not in four bits: transposed, they would lose the groups in which a checkpoint has them.
         weight = _usable(whole_matrix(self._checkpoint, names.up, self._packer))
         heads = HeadMatrices(latent, weight, self._arena, self._packer, self.format.arithmetic)
         heads.attach(layer.latent)

@@ -32,6 +32,7 @@ from triptych.workers.execute.model.tokenizer import load_tokenizer
 
 Array = npt.NDArray[Any]
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "attention_bias": True, "mamba_expand": 1}
+LATENTS = {"head_dim": 16, "kv_lora_rank": 128, "q_lora_rank": 128}
 GROUP = 128
 
 
@@ -83,7 +84,7 @@ LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
 
 def make_pair(family: str, layout: str, folder: Path, **settings: Any) -> tuple[Path, Path]:
     """A checkpoint in that layout, and a plain one with the same weights, which include both ends of each 64 inputs."""
-    plain = make_checkpoint(family, folder / "plain", **SIZES)
+    plain = make_checkpoint(family, folder / "plain", **SIZES | (LATENTS if family == "youtu" else {}))
     shutil.copytree(plain, folder / "stored")
     pack, config = LAYOUTS[layout]
     tensors, stored, rng = load_file(plain / "model.safetensors"), {}, np.random.default_rng(0)
@@ -124,7 +125,7 @@ def logits(model: NativeModel) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize(
     ("family", "layout"),
     # The head of GPT-NeoX has another name, and the dt of Bamba are not kept in four bits.
-    [*product(["llama", "phi3"], LAYOUTS), ("gpt_neox", "gptq"), ("bamba", "awq")],
+    [*product(["llama", "phi3"], LAYOUTS), ("gpt_neox", "gptq"), ("bamba", "awq"), ("youtu", "gptq")],
 )
 def test_tokens_equal_the_plain_checkpoint_in_four_bits(family: str, layout: str, tmp_path: Path) -> None:
     stored, plain = make_pair(family, layout, tmp_path)
