@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from ..kernels.matrix import FourBits, Mxfp4, Packer, Placement, new_matrix
-from ..kernels.memory import Arena, padded
+from ..kernels.matrix import Placement, new_matrix
+from ..kernels.memory import padded
 from ..kernels.structures import (
     LANES,
     Activation,
@@ -21,7 +19,6 @@ from ..kernels.structures import (
     Expert,
     Format,
     Layer,
-    Matrix,
     Model,
     StateSpaceLayer,
     StateSpaceShape,
@@ -31,10 +28,10 @@ from .decoder_spec import DecoderSpec
 from .delta_spec import DeltaSpec, DeltaTensors
 from .facts import Progress
 from .latent_spec import LatentSpec, LatentTensors
-from .layer_tensors import XIELU_SHAPES, ExpertTensors, LayerTensors, bias_of
+from .layer_tensors import XIELU_SHAPES, ExpertTensors, LayerTensors
 from .mapped_checkpoint import Checkpoint
 from .native_latent import HeadMatrices, latent_shape, whole_matrix
-from .native_sizes import packed_bytes
+from .native_packing import Packing, readable
 from .state_space_spec import StateSpaceSpec, StateSpaceTensors
 
 _DELTA_SIZES = ("num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_size")
@@ -44,7 +41,7 @@ _SPACE_SIZES = (
 )  # fmt: skip
 
 
-class PackedWeights:
+class PackedWeights(Packing):
     """All weights of a decoder. ``model`` lacks what the checkpoint does not contain: rotary tables and pages.
 
     The embedding is not packed but read from the mapped file, one row per token of a step.
@@ -60,15 +57,9 @@ class PackedWeights:
         num_threads: int,
         progress: Progress,
     ) -> None:
-        self.spec = spec
-        self.format = format_
-        self._checkpoint = checkpoint
-        self._arena = Arena(packed_bytes(spec, self._format_of))
-        self._packer = Packer(library, num_threads)
-        self._quantised: dict[str, list[Placement]] = {}
+        super().__init__(spec, checkpoint, library, format_, num_threads, progress)
         self._heads: dict[str, HeadMatrices] = {}
-        self._done, self._total, self._progress = 0, len(spec.tensors()), progress
-        self._embedding = _usable(checkpoint[spec.embedding])
+        self._embedding = readable(checkpoint[spec.embedding])
         self.layers = (Layer * spec.num_layers)()
         self._experts = [(Expert * len(spec.layer(index).experts))() for index in range(spec.num_layers)]
         for index, layer in enumerate(self.layers):
@@ -254,7 +245,7 @@ class PackedWeights:
             layer.latent.query_norm = self._vector(names.query_norm)
         layer.latent.norm = self._vector(names.norm)
         # Not in four bits: transposed, they would lose the groups in which a checkpoint has them.
-        weight = _usable(whole_matrix(self._checkpoint, names.up, self._packer))
+        weight = readable(whole_matrix(self._checkpoint, names.up, self._packer))
         heads = HeadMatrices(latent, weight, self._arena, self._packer, self.format.arithmetic)
         heads.attach(layer.latent)
         self._heads[names.up] = heads
@@ -316,108 +307,3 @@ class PackedWeights:
         for expert, own_names in zip(experts, names.experts, strict=True):
             self._fill_mlp(expert, own_names, spec.expert_size)
         layer.experts = ctypes.addressof(experts)
-
-    def _matrix(self, names: Sequence[str], num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
-        """Allocate the matrix for the weights of these names."""
-        return new_matrix(self._arena, self._format_of(names[0]), num_inputs, num_outputs, has_bias=has_bias)
-
-    def _format_of(self, name: str) -> Format:
-        if self._checkpoint.quantised_format is None:
-            is_quantised = name != self.spec.head
-        else:
-            is_quantised = self._checkpoint.has_four_bits(name)
-        return self.format if is_quantised else self.format.arithmetic
-
-    def _place(self, matrix: Matrix, names: Sequence[str], parts: Sequence[tuple[int, int]], *, run: int = 64) -> None:
-        """Pack tensors into columns of the matrix, and their biases if it has one.
-
-        ``parts`` are pairs (number of rows, first column). Each part is a tensor, or all of them form one.
-        """
-        self._place_each(names, [Placement(matrix, *part, run) for part in parts])
-
-    def _place_each(self, names: Sequence[str], places: Sequence[Placement]) -> None:
-        """Pack tensors into these places, or the rows of one tensor one after another."""
-        sizes = [place.num_outputs for place in places]
-        for source, place in zip(self._read_weights(names, sizes), places, strict=True):
-            if isinstance(source, FourBits) and place.matrix.format == Format.FLOAT32:
-                weights = source.floats()
-                self._packer.pack(weights.ctypes.data, place, is_bf16=False)
-            elif isinstance(source, FourBits):
-                self._packer.pack_int4(source, place)
-            elif isinstance(source, Mxfp4):
-                self._packer.pack_mxfp4(source, place)
-            else:
-                usable = _usable(source)
-                self._packer.pack(usable.data_ptr(), place, is_bf16=usable.dtype == torch.bfloat16)
-        if Format(places[0].matrix.format).arithmetic is Format.INT8:
-            of_each = [list(places)] if len(names) == 1 else [[place] for place in places]
-            self._quantised |= dict(zip(names, of_each, strict=True))
-        if places[0].matrix.bias:
-            for source, place in zip(self._read([bias_of(name) for name in names], sizes), places, strict=True):
-                bias = (ctypes.c_float * (64 * place.matrix.num_blocks)).from_address(place.matrix.bias)
-                whole, rest = np.divmod(np.arange(len(source)), place.run)
-                np.frombuffer(bias, np.float32)[place.first + whole * 64 + rest] = source.float().numpy()
-
-    def _read_weights(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor | FourBits | Mxfp4]:
-        """Like ``_read``, but yields weights in four bits if stored so."""
-        are_merged = len(names) < len(sizes)
-        for name in names:
-            if not self._checkpoint.has_four_bits(name):
-                yield from self._read([name], sizes if are_merged else sizes[:1])
-                continue
-            stored = self._checkpoint.four_bits(name)
-            cuts = list(accumulate(sizes))[:-1] if are_merged else []
-            yield from map(type(stored), *(np.split(part, cuts) for part in stored))
-            self._count()
-
-    def _read(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor]:
-        """Yield tensors with ``sizes`` rows, or one tensor split into these. Each tensor is counted once processed."""
-        for name in names:
-            tensor = self._turned(name, self._checkpoint[name])
-            yield from [tensor] if len(names) == len(sizes) else torch.split(tensor, list(sizes))
-            self._count()
-
-    def _turned(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A matrix as [outputs, inputs] if it is given as stored, and the other way round."""
-        is_turned = self.spec.family.is_transposed and tensor.dim() == 2 and name != self.spec.head
-        return tensor.T if is_turned else tensor
-
-    def _norm(self, name: str, *, divisor: float = 1.0) -> int:
-        """Store the weights of a norm, and its biases behind them if the model has layer norms; return the address."""
-        if self.spec.has_norm_weights:
-            address = self._vector(name, offset=self.spec.norm_offset, divisor=divisor)
-        else:
-            weights = self._arena.floats(padded(self.spec.hidden_size))
-            weights[: self.spec.hidden_size] = 1 / divisor
-            address = weights.ctypes.data
-        if self.spec.has_norm_biases:
-            self._vector(bias_of(name), divisor=divisor)
-        elif self.spec.has_layer_norms:
-            self._arena.floats(padded(self.spec.hidden_size))  # zeros
-        return address
-
-    def _vector(self, name: str, *, offset: float = 0.0, divisor: float = 1.0) -> int:
-        """Store ``(x + offset) / divisor`` of a tensor x as a padded vector of floats and return the address."""
-        values: npt.NDArray[np.float32] = self._checkpoint[name].float().numpy()
-        return self._keep((values + np.float32(offset)) / np.float32(divisor))
-
-    def _taps(self, name: str, width: int, factors: npt.NDArray[np.float32] | float = 1.0) -> int:
-        """Store the taps of a convolution times ``factors`` [channels], [taps][width], and return the address."""
-        taps = factors * self._checkpoint[name].float()[:, 0].T.numpy()
-        return self._keep(np.pad(taps, ((0, 0), (0, width - taps.shape[1]))))
-
-    def _keep(self, values: npt.NDArray[np.float32]) -> int:
-        """Store values computed from a tensor as contiguous padded floats and return the address."""
-        vector = self._arena.floats(padded(values.size))
-        vector[: values.size] = values.ravel()
-        self._count()
-        return vector.ctypes.data
-
-    def _count(self) -> None:
-        self._done += 1
-        self._progress(self._done, self._total)
-
-
-def _usable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if the kernels can read its type and layout, otherwise a copy that they can read."""
-    return (tensor if tensor.dtype in (torch.bfloat16, torch.float32) else tensor.float()).contiguous()

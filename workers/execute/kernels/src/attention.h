@@ -82,10 +82,7 @@ class Attention {
   struct AskAhead {
     Ahead& ahead;
     void begin_segment(int) {}
-    void step() {
-      ahead.ask();
-      ahead.ask();
-    }
+    void step() { ahead.ask(), ahead.ask(); }
   };
   Tiles find_tiles(const int32_t* table, int kv_head, int first_key, int last_key) const {
     Tiles tiles;
