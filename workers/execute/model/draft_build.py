@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ....protocol.errors import ConfigError
-from ....protocol.run_dir import MODE
 from ....protocol.tokenizer_files import TOKENIZER_FILE
 from ..scheduling.proposals import MAX_CHECKED_TOKENS
 from .backends import Backends, Loaded
@@ -93,7 +92,7 @@ def _scratch(run_dir: Path) -> Iterator[Path]:
     """
     folder = run_dir / _SCRATCH
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(MODE)
+    folder.mkdir(0o700)
     try:
         yield folder
     finally:
