@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+import time
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
+from tests.workers.execute.kernels.levels import load_cached
 from triptych.workers.execute.kernels.compile import available_levels
-from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.matrix import Mxfp4, Packer, Placement, matrix_bytes, new_matrix
 from triptych.workers.execute.kernels.memory import Arena, padded
 from triptych.workers.execute.kernels.structures import Format, Matrix
@@ -22,8 +22,6 @@ Floats = npt.NDArray[np.float32]
 # and of one to 8 bits when the other is exactly what its 4 bits stand for.
 TOLERANCES = dict(zip(Format, (2e-6, 1e-2, 3e-2, 3e-2, 3e-2), strict=True))
 SHAPES = [(1, 1, 1), (1, 63, 65), (5, 100, 130), (7, 576, 192), (32, 49, 200), (13, 257, 64)]  # rows, inputs, outputs
-
-load_cached = cache(load_library)
 
 
 class Packed:
@@ -89,3 +87,20 @@ def test_bfloat16_weights_are_packed_like_equal_floats(level: str) -> None:
     Packer(again.library, num_threads=1).pack(narrow.data_ptr(), Placement(again.matrix, 90), is_bf16=True)
     x = random_rows(3, 70)
     assert np.array_equal(packed.multiply(x), again.multiply(x))
+
+
+def test_products_in_four_bits_take_at_most_twice_as_long_as_in_eight() -> None:
+    """A tile whose sums do not stay in registers gives the same results, in three times the time or more."""
+    x = random_rows(32, 1024)
+
+    def best_time(format_: Format) -> float:
+        packed = Packed(available_levels()[0], format_, 1024, 1024)
+        times = []
+        for _ in range(9):
+            start = time.thread_time()
+            packed.multiply(x)
+            times.append(time.thread_time() - start)
+        return min(times)
+
+    eight = best_time(Format.INT8)
+    assert max(best_time(Format.INT4), best_time(Format.MXFP4)) < 2 * eight

@@ -5,15 +5,14 @@ float64.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.workers.execute.kernels.levels import load_cached
 from triptych.workers.execute.kernels.compile import available_levels
-from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.memory import Arena, padded
 from triptych.workers.execute.kernels.structures import DeltaLayer, DeltaShape, StateSpaceLayer, StateSpaceShape
 
@@ -21,8 +20,6 @@ Floats = npt.NDArray[np.float32]
 Exact = npt.NDArray[np.float64]
 
 EPS, NUM_TOKENS, NOBODY = 1e-6, 23, 2  # NOBODY: the row of states that are zero
-
-load_cached = cache(load_library)
 
 
 class Recurrence:

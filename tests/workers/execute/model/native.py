@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests import tiny
 from tests.workers.execute.factories import make_scheduler, run
+from tests.workers.execute.kernels.levels import load_cached
 from tests.workers.execute.model.native_families import FAMILIES
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.kernels.compile import available_levels
-from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.describe import describe_decoder
@@ -139,7 +139,6 @@ PLAINLY: dict[str, Any] = {"attn_implementation": "eager", "experts_implementati
 _MOST_TOKENS = 200
 NUM_STATE_ROWS = 4 * _MOST_TOKENS
 EVERY_STEP = Thresholds(thread=0, team=0, ahead=1 << 62)  # large enough for several threads, and for planning ahead
-load_cached = cache(load_library)
 
 
 def levels_and_formats(number: int) -> Iterator[tuple[str, Format]]:

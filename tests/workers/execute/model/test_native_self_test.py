@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.workers.execute.model.native import changed_tensors, load_cached, make_checkpoint
+from tests.workers.execute.kernels.levels import load_cached
+from tests.workers.execute.model.native import changed_tensors, make_checkpoint
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model import oracle
