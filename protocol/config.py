@@ -61,7 +61,10 @@ class ModelConfig:
     model: str = _option(
         DEMO_MODEL, "a local directory, a GGUF file, a hub id, demo (ships with Triptych), or hash-lm (no weights)"
     )
-    dtype: str = _option("auto", f"{', '.join(DTYPES)}; auto is the checkpoint's own, of a GGUF file bfloat16")
+    dtype: str = _option(
+        "auto",
+        f"{', '.join(DTYPES)}; auto is the checkpoint's own; bfloat16 for GGUF files, and float16 on the CPU kernels",
+    )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda if available")
     backend: str = _option(
         "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from .native_self_test import check_native
 from .proof import Proof
 from .ropes import find_ropes
 
+logger = logging.getLogger(__name__)
+
 
 def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str, setting: NativeSetting) -> NativeModel:
     """Pack the dense decoder in a local checkpoint directory for the kernels, and prove that it works.
@@ -23,8 +26,11 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
     """
     config, checkpoint, spec = open_checkpoint(folder)
     is_quantised = setting.is_quantised or checkpoint.quantised_format is not None
-    if is_quantised and dtype == "auto" and config.dtype == torch.float16:
-        dtype = "bfloat16"  # only for keys and values: weights and activations are of neither type
+    if dtype == "auto" and config.dtype == torch.float16:
+        dtype = "bfloat16"  # if quantised, only for keys and values: weights and activations are of neither type
+        if not is_quantised:
+            advice = "choose dtype float32 to have all of their digits, in twice the memory"
+            logger.warning("bfloat16 for %s: its weights are stored in float16, %s", folder, advice)
     compute_dtype = choose_dtype(config, dtype, FORMATS)
     library, weights = setting.pack(checkpoint, spec, compute_dtype)
     adapters = setting.pack_adapters(weights)

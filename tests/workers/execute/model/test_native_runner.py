@@ -11,7 +11,14 @@ import pytest
 from tests import tiny
 from tests.tiny import make_tiny_model
 from tests.workers.execute.factories import Propose
-from tests.workers.execute.model.native import NativeEngine, greedy_choices, make_checkpoint, make_request
+from tests.workers.execute.model.native import (
+    NativeEngine,
+    change_config,
+    changed_tensors,
+    greedy_choices,
+    make_checkpoint,
+    make_request,
+)
 from tests.workers.execute.model.native_families import FAMILIES
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
@@ -143,6 +150,17 @@ def test_kernels_are_used_by_default_and_logged(tmp_path: Path, caplog: pytest.L
     assert engine.card.backend == "native float32"
     (line,) = caplog.messages
     assert f"the compiled kernels run {tmp_path / 'checkpoint'}: float32" in line
+
+
+def test_weights_in_float16_run_in_bfloat16(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """OPT, Pythia, Llama 2 and others are published so: on transformers' modules they are several times slower."""
+    checkpoint = make_checkpoint("llama", tmp_path / "checkpoint")
+    with changed_tensors(checkpoint) as tensors:
+        tensors |= {name: tensor.half() for name, tensor in tensors.items()}
+    change_config(checkpoint, dtype="float16")
+    assert NativeEngine(checkpoint, tmp_path, backend="auto").card.backend == "native bfloat16"
+    assert "its weights are stored in float16, choose dtype float32 to have all of their digits" in caplog.text
+    assert NativeEngine(checkpoint, tmp_path, backend="auto", dtype="float32").card.backend == "native float32"
 
 
 def test_other_families_fall_back_and_the_reason_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
