@@ -7,7 +7,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
