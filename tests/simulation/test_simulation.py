@@ -23,12 +23,12 @@ NUM_SEEDS, SEEDS_A_TEST = 1000, 100
 SEEDS_TO_FIND_A_MUTATION = 400
 FOUND_BY = {  # any seed will do; the one that found the bug last is tried first, because each takes 50 ms
     "no_deduplication": 71,
-    "count_before_token": 39,
+    "count_before_token": 91,
     "state_before_record": 19,
     "records_are_reused_while_execute_still_writes": 41,
     "ended_requests_are_resumed_by_a_restarted_execute": 24,
     "new_connections_are_not_noticed": 62,
-    "kills_from_outside_are_blamed_on_requests": 60,
+    "kills_from_outside_are_blamed_on_requests": 78,
     "suspects_are_cleared_by_tokens_known_before_the_crash": 23,
     "choices_are_ranked_before_all_candidates_are_known": 31,
     "only_a_beam_that_fails_now_ends_its_search": 225,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -146,6 +147,16 @@ def levels_and_formats(number: int) -> Iterator[tuple[str, Format]]:
     fastest, *others = available_levels()
     yield from product([fastest], PLAIN_FORMATS)
     yield from ((level, PLAIN_FORMATS[(number + i) % len(PLAIN_FORMATS)]) for i, level in enumerate(others))
+
+
+def over_levels(names: str, cases: list[Any]) -> pytest.MarkDecorator:
+    """Parametrise a test by ``names``, ``level`` and ``format_``, each case with some levels and formats."""
+    values, ids = [], []
+    for number, case in enumerate(cases):
+        for level, format_ in levels_and_formats(number):
+            values.append((*(case if isinstance(case, tuple) else (case,)), level, format_))
+            ids.append("-".join(map(str, (*values[-1][:-1], format_.name.lower()))))
+    return pytest.mark.parametrize(f"{names}, level, format_", values, ids=ids)
 
 
 def make_decoder(checkpoint: Path, level: str, format_: Format, **options: Any) -> NativeDecoder:

@@ -26,6 +26,7 @@ from tests.workers.execute.model.native import (
     levels_and_formats,
     make_checkpoint,
     make_inputs,
+    over_levels,
 )
 from tests.workers.execute.model.native import make_decoder as make_any_decoder
 from tests.workers.execute.model.native_families import FAMILIES
@@ -156,9 +157,7 @@ def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> Non
         assert difference < TOLERANCES[format_] * np.abs(exact).max(), f"{level} {format_.name}"
 
 
-@pytest.mark.parametrize("level", available_levels())
-@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize("family", ["mistral", "gemma2", "cohere2"])
+@over_levels("family", ["mistral", "gemma2", "cohere2"])
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
@@ -184,9 +183,7 @@ def test_content_left_in_a_page_by_an_earlier_sequence_has_no_effect(family: str
     assert np.array_equal(run_chunks(decoder, token_ids, [20, 1, 12]), clean)
 
 
-@pytest.mark.parametrize("level", available_levels())
-@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize("hidden_size", [64, 96, 100])  # whole, and two that are padded
+@over_levels("hidden_size", [64, 96, 100])  # whole, and two that are padded
 def test_nan_token_is_reported_and_ends_with_its_step(
     level: str, format_: Format, hidden_size: int, tmp_path: Path
 ) -> None:

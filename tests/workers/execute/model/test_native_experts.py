@@ -22,6 +22,7 @@ from tests.workers.execute.model.native import (
     levels_and_formats,
     make_checkpoint,
     make_inputs,
+    over_levels,
 )
 from tests.workers.execute.model.native import make_decoder as make_any_decoder
 from tests.workers.execute.model.native_families import FAMILIES
@@ -118,9 +119,7 @@ def test_choices_equal_transformers_in_float32(tmp_path: Path) -> None:
     assert np.abs(logits - exact).max() < TOLERANCES[Format.FLOAT32] * np.abs(exact).max()
 
 
-@pytest.mark.parametrize("level", available_levels())
-@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize(
+@over_levels(
     "shape", ["odd sizes", "more experts than a vector has lanes", "sinks, biases, limits", "two best of groups"]
 )
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(
@@ -154,9 +153,7 @@ def test_all_rows_may_choose_the_same_experts(format_: Format, tmp_path: Path) -
     assert np.array_equal(run_chunks(decoder, token_ids, [1] * NUM_TOKENS)[0], alone)
 
 
-@pytest.mark.parametrize("level", available_levels())
-@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize("value", [math.inf, math.nan])
+@over_levels("value", [math.inf, math.nan])
 def test_nan_row_affects_no_other(value: float, level: str, format_: Format, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("qwen3_moe", tmp_path, hidden_size=100, moe_intermediate_size=70)
     with changed_tensors(checkpoint) as tensors:

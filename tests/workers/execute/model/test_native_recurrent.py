@@ -28,6 +28,7 @@ from tests.workers.execute.model.native import (
     make_checkpoint,
     make_inputs,
     make_request,
+    over_levels,
 )
 from tests.workers.execute.model.native import make_decoder as make_any_decoder
 from tests.workers.execute.model.test_native_lora import make_adapted
@@ -162,9 +163,7 @@ def test_adapters_change_all_matrices(family: str, sizes: dict[str, Any], tmp_pa
         assert difference_of_most(plain, exact) > TOLERANCES[Format.BFLOAT16], "the adapter has an effect"
 
 
-@pytest.mark.parametrize("level", available_levels())
-@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize("family", [FAMILY, WITH_EXPERTS, CONVOLVED, BESIDE])
+@over_levels("family", [FAMILY, WITH_EXPERTS, CONVOLVED, BESIDE])
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
@@ -210,11 +209,7 @@ def test_step_can_be_repeated_in_parts_too(tmp_path: Path) -> None:
         decoder.run(make_inputs([(token_ids, 21, 9)], num_pages=NUM_PAGES))
 
 
-@pytest.mark.parametrize("level", available_levels())
-@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-@pytest.mark.parametrize(
-    ("family", "value"), [(FAMILY, math.inf), (FAMILY, math.nan), (CONVOLVED, math.nan), (BESIDE, math.nan)]
-)
+@over_levels("family, value", [(FAMILY, math.inf), (FAMILY, math.nan), (CONVOLVED, math.nan), (BESIDE, math.nan)])
 def test_nan_state_is_reported_and_ends_with_its_sequence(
     family: str, value: float, level: str, format_: Format, tmp_path: Path
 ) -> None:
