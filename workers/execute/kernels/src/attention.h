@@ -48,7 +48,57 @@ class Attention {
 
   // Attention for consecutive tokens, the first of them at `position`. Queries must be scaled so that scores are base-2
   // logarithms. The result is in scratch.outputs, one row for each query row.
-  void run(const Queries<Element>& queries, int position, const int32_t* table, int first_kv_head, int num_kv_heads);
+  void run(const Queries<Element>& queries, int position, const int32_t* table, int first_kv_head, int num_kv_heads) {
+    queries_ = queries;
+    first_position_ = position;
+    const int rows_per_group = queries.rows_per_group(), num_rows = num_kv_heads * rows_per_group;
+    const int last = position + queries.num_tokens - 1;
+    const int first = window_ ? std::max(0, position - window_ + 1) : 0;
+    for (int r = 0; r < num_rows; ++r) {
+      scratch_.maxima[r] = kNoMaximum;
+      scratch_.sums[r] = broadcast(0.0f);
+      std::fill_n(output(r), num_vectors_, broadcast(0.0f));
+      if (queries.sinks) begin_with_sink(r);
+    }
+    const int num_tiles = (rows_per_group + kTileRows - 1) / kTileRows;
+    const int begin = first / kKeyBlock * kKeyBlock;
+    in_registers_ = InRegisters::kAreThere && pages_.has_eight_bits && num_tiles == 1 &&
+                    pages_.head_dim % EightBits<Cache>::kChannels == 0 &&
+                    pages_.value_dim % EightBits<Cache>::kChannels == 0;
+    next_ = find_tiles(table, first_kv_head, begin, last);
+    for (int key = begin; key <= last; key += kKeyBlock) {
+      const int num_keys = std::min(kKeyBlock, last + 1 - key);
+      for (int group = 0; group < num_kv_heads; ++group) {
+        tiles_ = next_;
+        const bool is_last = group + 1 == num_kv_heads;
+        const int next_group = is_last ? 0 : group + 1, next_key = is_last ? key + kKeyBlock : key;
+        has_next_ = next_key <= last;
+        if (has_next_) next_ = find_tiles(table, first_kv_head + next_group, next_key, last);
+        if (pages_.has_eight_bits) {
+          ahead_ = {&next_, {pages_.key_bytes(), pages_.value_bytes()}, has_next_ ? 0 : Ahead::kAll};
+          has_next_ = false;
+        }
+        bool is_to_read = pages_.has_eight_bits;
+        for (int tile = 0; tile < num_tiles; ++tile) {
+          const int row = rows_per_group * tile / num_tiles, end = rows_per_group * (tile + 1) / num_tiles;
+          // Of the keys of the block, the tile's last row sees the most.
+          const int num_visible = std::min(num_keys, position + queries.token(end - 1) + 1 - key);
+          if (num_visible <= 0) continue;
+          if (is_to_read) read_keys(num_keys);
+          weigh(group, row, end - row, key);
+          if (is_to_read) read_values(num_keys, num_tiles);
+          gather(group * rows_per_group + row, end - row, num_visible);
+          is_to_read = false;
+          has_next_ = false;  // already prefetched by the first tile of rows
+          ahead_.tile = Ahead::kAll;  // likewise, as far as it matters
+        }
+      }
+    }
+    for (int r = 0; r < num_rows; ++r) {
+      const Floats factor = broadcast(1.0f / sum(scratch_.sums[r]));
+      for (int v = 0; v < num_vectors_; ++v) output(r)[v] = output(r)[v] * factor;
+    }
+  }
 
  private:
   using InRegisters = NumberTiles<Cache>;
@@ -336,63 +386,5 @@ class Attention {
   Ahead ahead_{nullptr, {}, Ahead::kAll};  // what is still to be prefetched of an eight-bit block
   bool in_registers_ = false;              // whether eight-bit numbers are converted in registers
 };
-
-template <class Cache>
-void Attention<Cache>::run(const Queries<Element>& queries, int position, const int32_t* table, int first_kv_head,
-                           int num_kv_heads) {
-  queries_ = queries;
-  first_position_ = position;
-  const int rows_per_group = queries.rows_per_group(), num_rows = num_kv_heads * rows_per_group;
-  const int last = position + queries.num_tokens - 1;
-  const int first = window_ ? std::max(0, position - window_ + 1) : 0;
-  for (int r = 0; r < num_rows; ++r) {
-    scratch_.maxima[r] = kNoMaximum;
-    scratch_.sums[r] = broadcast(0.0f);
-    std::fill_n(output(r), num_vectors_, broadcast(0.0f));
-    if (queries.sinks) begin_with_sink(r);
-  }
-  const int num_tiles = (rows_per_group + kTileRows - 1) / kTileRows;
-  const int begin = first / kKeyBlock * kKeyBlock;
-  in_registers_ = InRegisters::kAreThere && pages_.has_eight_bits && num_tiles == 1 &&
-                  pages_.head_dim % EightBits<Cache>::kChannels == 0 &&
-                  pages_.value_dim % EightBits<Cache>::kChannels == 0;
-  next_ = find_tiles(table, first_kv_head, begin, last);
-  for (int key = begin; key <= last; key += kKeyBlock) {
-    const int num_keys = std::min(kKeyBlock, last + 1 - key);
-    for (int group = 0; group < num_kv_heads; ++group) {
-      tiles_ = next_;
-      const bool is_last = group + 1 == num_kv_heads;
-      const int next_group = is_last ? 0 : group + 1, next_key = is_last ? key + kKeyBlock : key;
-      has_next_ = next_key <= last;
-      if (has_next_) next_ = find_tiles(table, first_kv_head + next_group, next_key, last);
-      if (pages_.has_eight_bits) {
-        ahead_ = {&next_, {pages_.key_bytes(), pages_.value_bytes()}, has_next_ ? 0 : Ahead::kAll};
-        has_next_ = false;
-      }
-      bool is_to_read = pages_.has_eight_bits;
-      for (int tile = 0; tile < num_tiles; ++tile) {
-        const int row = rows_per_group * tile / num_tiles, end = rows_per_group * (tile + 1) / num_tiles;
-        // Of the keys of the block, the tile's last row sees the most.
-        const int num_visible = std::min(num_keys, position + queries.token(end - 1) + 1 - key);
-        if (num_visible <= 0) continue;
-        if (is_to_read) read_keys(num_keys);
-        weigh(group, row, end - row, key);
-        if (is_to_read) read_values(num_keys, num_tiles);
-        gather(group * rows_per_group + row, end - row, num_visible);
-        is_to_read = false;
-        has_next_ = false;  // already prefetched by the first tile of rows
-        ahead_.tile = Ahead::kAll;  // likewise, as far as it matters
-      }
-    }
-  }
-  for (int r = 0; r < num_rows; ++r) {
-    const Floats factor = broadcast(1.0f / sum(scratch_.sums[r]));
-    for (int v = 0; v < num_vectors_; ++v) output(r)[v] = output(r)[v] * factor;
-  }
-}
-
-// Instantiated in attention.cpp: decoders with int8 weights attend as those with bfloat16 do.
-extern template class Attention<Float32>;
-extern template class Attention<BFloat16>;
 
 }  // namespace triptych

@@ -1,4 +1,0 @@
-#include "attention.h"
-
-template class triptych::Attention<triptych::Float32>;
-template class triptych::Attention<triptych::BFloat16>;
