@@ -31,8 +31,8 @@ void Entries<Format>::multiply_floats(const Matrix& matrix, const float* x, int 
     write_row(row.get(), width, operand.row(r, width), operand.scale(r, width));
     if (matrix.format == kInt4) operand.sum_groups(r, width);
   }
-  const AddFirst<Format, Store> write{{}, {y, size_t(matrix.num_blocks) * 64}};
-  multiply<Format>(matrix, operand.rows(num_rows, width), {0, 2 * matrix.num_blocks}, write);
+  multiply<Format>(matrix, operand.rows(num_rows, width), {0, 2 * matrix.num_blocks},
+                   Store{y, size_t(matrix.num_blocks) * 64});
 }
 
 extern template struct Entries<Float32>;

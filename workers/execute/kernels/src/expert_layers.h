@@ -33,7 +33,7 @@ class ExpertLayers : protected Products<Format> {
       rows.count = run.count();
       rows.places = routing_.rows_of(run);
       Written* to = buffers_.expert_gated.get() + run.slots.begin * expert_width();
-      multiply_plainly(layer.experts[run.expert].gate_up, rows, halves, gate(layer, to, expert_width()));
+      multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, gate(layer, to, expert_width()));
     });
     if (has_shared(layer)) {  // only now, as its inputs may overwrite the normed rows
       const Add add{residual(0), hidden_width(), model_.gated_multiplier, buffers_.shared_weights.get()};
@@ -45,7 +45,7 @@ class ExpertLayers : protected Products<Format> {
       const int first = run.slots.begin;
       const Rows rows{gated.row(first), gated.stride, gated.scale(first), gated.scale_stride, run.count()};
       float* to = buffers_.expert_outputs.get() + first * hidden_width();
-      multiply_plainly(layer.experts[run.expert].down, rows, halves, Store{to, hidden_width()});
+      multiply<Format>(layer.experts[run.expert].down, rows, halves, Store{to, hidden_width()});
     });
     stages_.run(me, [&] {
       for (int row : part(num_rows, me))
@@ -95,12 +95,6 @@ class ExpertLayers : protected Products<Format> {
     stages_.run(me, [&] {
       if (me.rank == 0) routing_.sort(num_rows);
     });
-  }
-
-  // Adapters have no updates for routed experts.
-  template <class Write>
-  void multiply_plainly(const Matrix& matrix, const Rows& rows, Range halves, const Write& write) const {
-    multiply<Format>(matrix, rows, halves, AddFirst<Format, Write>{Added{}, write});
   }
 
   // Calls compute(run, halves) for all halves of the matrices of all chosen experts, which have the shape of `matrix`.

@@ -36,7 +36,8 @@ class Products {
 
   template <class Write>
   void product(const Matrix& matrix, const Rows& rows, const Added& added, Member& me, const Write& write) {
-    if (added) compress(added, rows, me);
+    if (!added) return multiply_all<Format>(matrix, rows, me, write);
+    compress(added, rows, me);
     multiply_all<Format>(matrix, rows, me, AddFirst<Format, Write>{added, write});
   }
 
@@ -62,6 +63,7 @@ class Products {
 
   // The same with rows and weights in float; A x has been computed.
   void float_product(const Matrix& matrix, const Rows& rows, const Added& added, Member& me, const Store& store) {
+    if (!added) return multiply_all<Float32>(matrix, rows, me, store);
     multiply_all<Float32>(matrix, rows, me, AddFirst<Format, Store>{added, store});
   }
 
