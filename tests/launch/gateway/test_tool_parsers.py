@@ -1,0 +1,198 @@
+"""The syntax of tool calls of each model family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from triptych.launch.gateway.chat_messages import json_text
+from triptych.launch.gateway.errors import ApiError
+from triptych.launch.gateway.tools.parser import Call, Found, find_parser, make_parser
+from triptych.launch.gateway.tools.values import value_of
+
+WEATHER = Call("weather", '{"city": "Rom {}"}')
+TIME = Call("time", "{}")
+END = "</tool_call>"
+EDIT = f'{{"a": "{END}\\\\"}}'  # as of an agent that edits prompts
+HALF = r'{"a": "\ud83d"}'  # of a surrogate pair: JSON can spell it, and no reply can contain it
+CASES: list[tuple[str, str, Found]] = [
+    ("hermes", "plain text < and <tool", ["plain text < and <tool"]),
+    ("hermes", 'so: <tool_call>\n{"name": "weather", "arguments": {"city": "Rom {}"}}\n</tool_call>',
+     ["so: ", WEATHER]),
+    ("hermes", '<tool_call>{"name":"weather","arguments":{"city": "Rom {}"}}</tool_call>\n<tool_call>{"name":"time"}'
+     "</tool_call>", [WEATHER, "\n", TIME]),
+    ("hermes", '<tool_call>{"name": "time", "arguments": "{}"}', [TIME]),  # the end of sequence instead of the tag
+    ("hermes", "<tool_call>no json</tool_call>!", ["<tool_call>no json</tool_call>!"]),
+    ("hermes", "<tool_call>{cut", ["<tool_call>{cut"]),
+    ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": "{END}\\\\"}}}}{END}x', [Call("f", EDIT), "x"]),
+    ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": "{END}\\\\"}}}}', [Call("f", EDIT)]),
+    ("hermes", f'<tool_call>{{"a": "5"" {END} so <tool_call>{{"name": "time"}}{END}',  # a quote too many
+     [f'<tool_call>{{"a": "5"" {END} so ', TIME]),
+    ("hermes", f'<tool_call>{{"a": " {END} so', [f'<tool_call>{{"a": " {END} so']),
+    ("hermes", '<tool_call>{"name": "", "arguments": {}}', ['<tool_call>{"name": "", "arguments": {}}']),
+    ("hermes", '<tool_call>{"name": "time", "arguments": null}', [TIME]),
+    ("llama3_json", '{"name": "time", "parameters": ""}', [TIME]),
+    ("hermes", "so: <tool_call>", ["so: <tool_call>"]),
+    ("mistral", "plain [TOOL", ["plain [TOOL"]),
+    ("mistral", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rom {}"}}, {"name": "time"}]',
+     [WEATHER, TIME]),
+    ("mistral", 'a[TOOL_CALLS]weather[ARGS]{"city": "Rom {}"}[TOOL_CALLS]time{}', ["a", WEATHER, TIME]),
+    ("mistral", "[TOOL_CALLS]time[CALL_ID]a1b2c3d4e[ARGS]{}", [TIME]),
+    ("mistral", '[TOOL_CALLS] [{"name": "time"}', [TIME]),  # a cut list
+    ("mistral", '[TOOL_CALLS] [{"name": "time"}, {"na', [TIME, ', {"na']),
+    ("mistral", "[TOOL_CALLS]time{}[TOOL_CALLS]weather[ARGS]{", [TIME, "[TOOL_CALLS]weather[ARGS]{"]),
+    ("mistral", '[TOOL_CALLS] [{"na', ['[TOOL_CALLS] [{"na']),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}', [Call("f", '{"a": "[TOOL_CALLS]"}')]),
+    ("mistral", "[TOOL_CALLS]nothing", ["[TOOL_CALLS]nothing"]),
+    ("llama3_json", "plain { text", ["plain { text"]),
+    ("llama3_json", '{"name": "weather", "parameters": {"city": "Rom {}"}}', [WEATHER]),
+    ("llama3_json", '<|python_tag|>{"name": "weather", "parameters": {"city": "Rom {}"}}; '
+     '{"name": "time", "parameters": {}}', [WEATHER, TIME]),
+    ("llama3_json", '{"name": "time", "parameters": {}}; {"name": "time", "par',
+     [TIME, '; {"name": "time", "par']),
+    ("llama3_json", '{"name": "time", "parameters": {}} so: ', [TIME, " so: "]),
+    ("llama3_json", '{"name": "Bob", "age": 3}', ['{"name": "Bob", "age": 3}']),
+    ("llama3f", '{"name": "Bob"}', ['{"name": "Bob"}']),  # beside a form
+    ("llama3f", '{"name": "Bob", "parameters": {}}', ['{"name": "Bob", "parameters": {}}']),
+    ("llama3f", '{ "name": "time", "parameters": {}}', [TIME]),
+    ("llama3f", '{"age": 1}', ['{"age": 1}']),
+    ("llama3_json", '{"a": 1}', ['{"a": 1}']),
+    ("llama3_json", "{not json", ["{not json"]),
+    ("required", '[{"name": "weather", "arguments": {"city": "Rom {}"}} ,\n{"name": "time", "arguments": {}}]',
+     [WEATHER, TIME]),
+    ("required", '[{"name": "time", "arguments": {}}, {"name": "wea', [TIME]),
+    ("required", '[{"name": "ti', ['[{"name": "ti']),
+    ("required", r'[{"name": "time", "arguments": "{\"}{\\\\"}, {"name": "time"}]', [Call("time", r'{"}{\\'), TIME]),
+    ("named:time", "{}", [TIME]),
+    ("hermes", r'<tool_call>{"name": "time", "arguments": {"a": "\ud83d"}}</tool_call>', [Call("time", HALF)]),
+    ("hermes", r'<tool_call>{"name": "\ud83d"}</tool_call>', [r'<tool_call>{"name": "\ud83d"}</tool_call>']),
+    ("mistral", r'[TOOL_CALLS]time{"a": "\ud83d"}', [Call("time", HALF)]),
+    ("required", r'[{"name": "time", "arguments": "{\"a\": \"\ud83d\"}"}]', [Call("time", HALF)]),
+    ("qwen3_coder", 'so <tool_call>\n<function=weather>\n<parameter=city>\n  "Rom"\n\n</parameter>\n'
+     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+     ["so ", Call("weather", r'{"city": "  \"Rom\"\n", "days": 3}')]),
+    ("qwen3_coder", "<tool_call><function=time></function></tool_call>\n<tool_call>\n<function=time>\n</function>",
+     [TIME, "\n", TIME]),
+    ("qwen3_coder", f"<tool_call><function=f>\n<parameter=a>\n{END}</parameter>\\</parameter>\n{END}x",
+     [Call("f", r'{"a": "</tool_call></parameter>\\"}'), "x"]),
+    ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter>\n<parameter=b>\n2",  # cut
+     ["<tool_call><function=f><parameter=a>1</parameter>\n<parameter=b>\n2"]),
+    ("qwen3_coder", f"<tool_call>no{END} so <tool_call><function=time></function>{END}",
+     [f"<tool_call>no{END} so ", TIME]),
+    ("qwen3_coder", f"so <function=weather>\n<parameter=city>\n</function></parameter>\n</function>\n{END}\n"
+     "<function=time>\n</function> <f",  # without the first tag
+     ["so ", Call("weather", '{"city": "</function>"}'), "\n", TIME, " <f"]),
+    ("qwen3_coder", "<function=f></function> is no tool", ["<function=f></function> is no tool"]),
+    ("qwen3_coder", "<function=f> is a tag", ["<function=f> is a tag"]),
+    ("seed_oss", "<seed:tool_call>\n<function=f>\n<parameter=a>\nx</parameter>\n</function>\n</seed:tool_call>",
+     [Call("f", r'{"a": "\nx"}')]),
+    ("glm45", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value> 5 </arg_value>\n<arg_key>days</arg_key>\n"
+     f"<arg_value>[true]</arg_value>\n{END}", [Call("weather", '{"city": " 5 ", "days": [true]}')]),
+    ("glm45", f"<tool_call>time{END}<tool_call>f<arg_key>a</arg_key><arg_value>{END}\\</arg_value>{END}",
+     [TIME, Call("f", EDIT)]),
+    ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>",  # cut
+     ["<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>"]),
+    ("glm45", f"<tool_call>not a name{END}", [f"<tool_call>not a name{END}"]),
+    ("none", "<tool_call>{}</tool_call>", ["<tool_call>{}</tool_call>"]),
+]  # fmt: skip
+
+
+def joined(found: Found) -> Found:
+    """Merge neighbouring texts."""
+    result: Found = []
+    for part in found:
+        if isinstance(part, str) and result and isinstance(result[-1], str):
+            result[-1] += part
+        else:
+            result.append(part)
+    return result
+
+
+@pytest.mark.parametrize("size", [1, 3, 10_000], ids=["characters", "threes", "whole"])
+@pytest.mark.parametrize(("parser", "text", "expected"), CASES, ids=[f"{p}-{i}" for i, (p, _, _) in enumerate(CASES)])
+def test_calls_are_found_however_the_text_is_cut(parser: str, text: str, expected: Found, size: int) -> None:
+    reader = make_parser(parser, {"weather": {"properties": {"city": {"type": "string"}}}, "time": {}})
+    found = [part for start in range(0, len(text), size) for part in reader.push(text[start : start + size])]
+    assert joined([*found, *reader.flush()]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("5", {"type": "string"}, "5"),
+        ("5", {"type": "number"}, 5),
+        ("5", {"type": ["string", "null"]}, "5"),
+        ("null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("True", {"type": "boolean"}, True),
+        ("long", {"type": "integer"}, "long"),
+        ('{"a": 1}', {"$ref": "#/$defs/A"}, {"a": 1}),
+        ('"a"', {"type": "string"}, '"a"'),
+        ('"a"', {"type": "array"}, "a"),
+        ("a", {"enum": ["a", "b"]}, "a"),
+        ("1", {"enum": ["1", "2"]}, "1"),
+        ("1", {"const": 1}, 1),
+        ("1", {"$ref": "#/nowhere"}, 1),
+        ("[1]", {}, [1]),
+        ('"a"', {}, '"a"'),
+    ],
+)
+def test_type_of_an_argument_without_quotes_is_that_of_the_schema(text: str, schema: Any, value: Any) -> None:
+    root = {"properties": {"x": schema}, "$defs": {"A": {"type": "object"}}}
+    assert value_of(text, root, "x") == value
+
+
+DEEP = '{"name": "f", "arguments": ' + '{"a":' * 100_000
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", f"<tool_call>{DEEP}</tool_call>"),
+        ("llama3_json", DEEP),
+        ("mistral", f"[TOOL_CALLS][{DEEP}"),
+        ("mistral", f"[TOOL_CALLS]f{DEEP}"),
+        ("required", f"[{DEEP}" + "}" * 100_001),
+    ],
+)
+def test_too_deeply_nested_call_is_text(parser: str, text: str) -> None:
+    reader = make_parser(parser)
+    assert reader.push(text) + reader.flush() == [text]
+
+
+def test_too_deeply_nested_arguments_are_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(100_000):
+        schema = {"a": schema}
+    with pytest.raises(ApiError, match="tools is nested too deep") as caught:
+        json_text(schema, "tools")
+    assert (caught.value.http_status, caught.value.param) == (400, "tools")
+
+
+def test_list_of_calls_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr("triptych.launch.gateway.tools.forced.json.loads", lambda text: sizes.append(len(text)))
+    parser = make_parser("required")
+    for _ in range(1000):
+        parser.push('[{"name": "f", "arguments": {"a": "}{\\"}')
+    assert not sizes
+
+
+@pytest.mark.parametrize(
+    ("template", "parser"),
+    [
+        ("... <tool_call> ...", "hermes"),
+        (r"<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1", "qwen3_coder"),
+        ('<|python_tag|> <function=example_function_name>{"example_name": "example_value"}</function>', "llama3_json"),
+        ("<tool_call>{function-name}<arg_key>", "glm45"),
+        (r"<seed:tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>", "seed_oss"),
+        ("{% if tools %}[TOOL_CALLS]", "mistral"),
+        ("<|python_tag|>", "llama3_json"),
+        ('{{- \'{"name": function name, "parameters": dictionary of argument name and its value}.\' }}', "llama3_json"),
+        ('{"name": "{{ tool.name }}", "description": "", "parameters": {{ tool.parameters }}}', "none"),  # Command R's
+        ("{{ messages }}", "none"),
+    ],
+)
+def test_parser_is_detected_from_the_template(template: str, parser: str) -> None:
+    assert find_parser("auto", template) == parser
+    assert find_parser("mistral", template) == "mistral"
