@@ -106,7 +106,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
       add(layer.down, gated, num_rows, to_down, layer.gated_norm, model_.gated_multiplier, me);
     }
     const Rows last = norm(num_rows, model_.final_norm, Added{}, me);
-    const size_t width = size_t(model_.head.num_blocks) * 64;
+    const size_t width = width_of(model_.head);
     product(model_.head, last, Added{}, me, Store{step_->logits, width});
     stages_.run(me, [&] {
       for (int r : part(num_rows, me)) {
@@ -213,7 +213,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     const Pages<Cache> pages = pages_of(layer);
     auto* room = buffers_.threads[me.place].head.get();
     for (int t : part(step_->num_tokens, me)) {
-      float* head = buffers_.qkv.get() + t * qkv_width(layer);
+      float* head = buffers_.qkv.get() + t * width_of(layer.qkv);
       const size_t angle = size_t(step_->positions[t]) * (model_.rotary_dim / 2);
       const float *cosines = layer.cosines ? layer.cosines + angle : nullptr, *sines = layer.sines + angle;
       auto* query = buffers_.queries.get() + size_t(t) * num_heads * size;
@@ -222,7 +222,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
         norm_heads(head, num_heads * size, layer.query_norm, model_.norm_eps);
         norm_heads(head + num_heads * size, num_kv_heads * size, layer.key_norm, model_.norm_eps);
       }
-      if (model_.qkv_limit != 0.0f) clip_row(head, int(qkv_width(layer)), model_.qkv_limit);
+      if (model_.qkv_limit != 0.0f) clip_row(head, int(width_of(layer.qkv)), model_.qkv_limit);
       for (int h = 0; h < num_heads; ++h, head += query_stride, query += size) {
         turn_head(head, model_, query_norm, cosines, sines, factor);
         store_all(query, head, size);
@@ -262,7 +262,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
             continue;
           }
           if (model_.gates_outputs)
-            gate_head(from, size, buffers_.qkv.get() + token * qkv_width(layer) + head * query_stride() + size);
+            gate_head(from, size, buffers_.qkv.get() + token * width_of(layer.qkv) + head * query_stride() + size);
           store_all(buffers_.attended.get() + token * heads_width() + size_t(head) * size, from, size);
         }
     });
@@ -276,7 +276,6 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   size_t heads_width() const {
     return padded(model_.num_heads * (model_.latent.rank ? model_.latent.head_value_dim : model_.head_dim));
   }
-  static size_t qkv_width(const Layer& layer) { return size_t(layer.qkv.num_blocks) * 64; }
   int query_stride() const { return model_.head_dim * (model_.gates_outputs ? 2 : 1); }
   // In the states of one sequence, in one layer.
   int64_t num_state_numbers() const {
@@ -297,6 +296,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   using Products<Format>::inputs_of;
   using Products<Format>::part;
   using Products<Format>::hidden_width;
+  using Products<Format>::width_of;
   using Products<Format>::residual;
   using Products<Format>::inner_width;
   using Products<Format>::gate;

@@ -65,6 +65,7 @@ class ExpertLayers : protected Products<Format> {
   using Products<Format>::part;
   using Products<Format>::hidden_width;
   using Products<Format>::inner_width;
+  using Products<Format>::width_of;
   using Products<Format>::residual;
   using Products<Format>::gate;
 
@@ -81,7 +82,7 @@ class ExpertLayers : protected Products<Format> {
       }
     });
     const Rows rows{reinterpret_cast<const uint32_t*>(exact), size_t(width), nullptr, 0, num_rows};
-    const size_t num_logits = size_t(layer.router.num_blocks) * 64;
+    const size_t num_logits = width_of(layer.router);
     float_product(layer.router, rows, Added{}, me, Store{logits, num_logits});
     stages_.run(me, [&] {
       const int count = model_.experts_per_token;

@@ -125,6 +125,8 @@ class Products {
 
   static int num_stages(const Added& added) { return added ? 2 : 1; }  // taken by a product
   Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
+  // Of a row of a product.
+  static size_t width_of(const Matrix& matrix) { return size_t(matrix.num_blocks) * 64; }
   static size_t inner_width(const Layer& layer) { return padded(layer.down.num_inputs); }
   Gate<Written> gate(const Layer& layer, Written* to, size_t width) const {
     return {to, width, model_.has_gates != 0, model_.activation, model_.gate_slope, model_.gate_limit, layer.xielu};

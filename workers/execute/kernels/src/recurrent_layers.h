@@ -92,10 +92,9 @@ class RecurrentLayers : protected ExpertLayers<Format> {
   using Products<Format>::num_stages;
   using Products<Format>::part;
   using Products<Format>::hidden_width;
+  using Products<Format>::width_of;
 
  private:
-  static size_t width_of(const Matrix& matrix) { return size_t(matrix.num_blocks) * 64; }
-
   // Projects the normed rows by the matrix and by that of the gates.
   void project_exactly(const Layer& layer, const Matrix& matrix, const Added& to_matrix, const Matrix& gates,
                        const Added& to_gates, Member& me) {
