@@ -154,22 +154,23 @@ class NativeSetting:
 
 
 def _check_delta(delta: DeltaSpec) -> None:
-    for name, size in (("keys", delta.key_dim), ("values", delta.value_dim)):
-        if size % LANES:
-            raise Unsupported(f"{name} of its delta rules have {size} channels, which is not a multiple of {LANES}")
+    _check_channels("delta rules", keys=delta.key_dim, values=delta.value_dim)
     if delta.num_value_heads % delta.num_key_heads:
         raise Unsupported(f"its delta rules have {delta.num_value_heads} heads, and keys for {delta.num_key_heads}")
     _check_taps(delta.conv_size)
 
 
 def _check_state_space(space: StateSpaceSpec) -> None:
-    sizes = (("heads", space.head_dim), ("states", space.state_size), ("norms", space.norm_size))
-    for name, size in sizes:
-        if size % LANES:
-            raise Unsupported(f"{name} of its state spaces have {size} channels, which is not a multiple of {LANES}")
+    _check_channels("state spaces", heads=space.head_dim, states=space.state_size, norms=space.norm_size)
     if space.num_heads % space.num_groups:
         raise Unsupported(f"its state spaces have {space.num_heads} heads in {space.num_groups} groups")
     _check_taps(space.conv_size)
+
+
+def _check_channels(layers: str, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if size % LANES:
+            raise Unsupported(f"{name} of its {layers} have {size} channels, which is not a multiple of {LANES}")
 
 
 def _check_taps(count: int) -> None:
