@@ -1,4 +1,4 @@
-"""Links between the pages lead to existing files and headings."""
+"""What the pages refer to exists: files, headings, and the sources that they name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 
 from tests.docs.pages import DOCS
 
-PAGES = [*sorted(DOCS.glob("*.md")), *(DOCS.parent / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md"))]
+ROOT = DOCS.parent
+PAGES = [*sorted(DOCS.glob("*.md")), *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md"))]
+DECISIONS = sorted(DOCS.glob("decisions/*.md"))
+FOLDERS = ("triptych", "protocol", "driver", "workers", "launch", "tests", "benchmarks")
+YOURS = {"tasks.py"}  # named by a page, but written by its reader
 
 
 def anchors(page: Path) -> set[str]:
@@ -19,10 +23,35 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_resolves(page: Path) -> None:
+def broken_links(page: Path) -> list[str]:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    broken = []
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
         file = page.parent / target if target else page
-        assert file.exists(), target
-        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(f"{target}#{anchor}")
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_resolves(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_every_link_of_a_decision_resolves() -> None:
+    assert {page.name: broken for page in DECISIONS if (broken := broken_links(page))} == {}
+
+
+def test_every_decision_begins_with_its_number() -> None:
+    assert [page.name for page in DECISIONS if not page.read_text("utf-8").startswith(f"# {page.name[:4]}: ")] == []
+
+
+def test_every_source_that_a_page_names_exists() -> None:
+    sources = [f"/{file.relative_to(ROOT)}" for folder in FOLDERS for file in ROOT.joinpath(folder).rglob("*.*")]
+    known = "\n".join(sources) + "\n"
+    named = {
+        (page.name, name)
+        for page in (*PAGES, *DECISIONS)
+        for name in re.findall(r"`([\w./-]+\.(?:py|h|cpp|js|html))`", page.read_text(encoding="utf-8"))
+    }
+    assert sorted((page, name) for page, name in named if name not in YOURS and f"/{name}\n" not in known) == []
