@@ -9,7 +9,9 @@ from ..protocol import messages as m
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """The state of one request. Times are CLOCK_MONOTONIC of the service's machine."""
+    """The state of one request. Times are of the service's clock: CLOCK_MONOTONIC of its machine, which a journal on
+    disk continues over reboots.
+    """
 
     request_id: str  # as asked for
     state: str  # "queued" | "running" | "finished" | "aborted" | "failed" | "unknown"
@@ -25,7 +27,7 @@ class RequestStatus:
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """One request in a list. Times are CLOCK_MONOTONIC of the service's machine."""
+    """One request in a list. Times are of the service's clock, like ``RequestList.now_ns``."""
 
     request_id: str
     state: str  # "waiting" | "queued" | "prefill" | "decode" | "ended"; in ``RequestList.ended`` the finish reason

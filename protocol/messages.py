@@ -112,7 +112,7 @@ class GetStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """summarize -> client: where a request stands. Times are CLOCK_MONOTONIC of the service's machine, 0: not yet."""
+    """summarize -> client: where a request stands. Times are of the journal's clock, 0: not yet."""
 
     request_id: str
     state: str  # "queued" | "running" | "finished" | "aborted" | "failed" | "unknown"
@@ -147,7 +147,7 @@ class Requests:
     limit: int  # as requested
     rows: list[RequestRow]
     num_left_out: int  # later arrivals beyond the limit
-    now_ns: int  # time of this snapshot; CLOCK_MONOTONIC of the service's machine, like all times in the rows
+    now_ns: int  # time of this snapshot; of the journal's clock, like all times in the rows
     ended: list[RequestRow]  # the most recently ended, newest first, with the finish reason as state
 
 

@@ -28,7 +28,7 @@ class RequestRecord:
     lease_s: float
     priority: int = 0  # lowest first, if the policy uses priorities
     cache_salt: str = ""  # prefixes are shared only among requests with the same salt
-    deadline_at: int = 0  # when it must have ended, CLOCK_MONOTONIC in ns; 0: none
+    deadline_at: int = 0  # when it must have ended, ns of the journal's clock; 0: none
     queue_deadline_at: int = 0  # when it must have started
     return_prompt: bool = False  # the summary includes the prompt's token ids
     sampling: dict[str, Any]  # SamplingParams.to_wire()

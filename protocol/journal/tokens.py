@@ -226,7 +226,7 @@ class TokenWriter:
 class TokenTimes(NamedTuple):
     """Times of one request as execute recorded them."""
 
-    tokens_ns: npt.NDArray[np.int64]  # [n], CLOCK_MONOTONIC
+    tokens_ns: npt.NDArray[np.int64]  # [n], of the journal's clock
     scheduled_ns: int
     preempted_ns: int
     recovered_ns: int

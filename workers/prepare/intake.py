@@ -45,7 +45,7 @@ class Intake:
         return _takes_long(self.num_bytes, is_chat=self.request.messages is not None)
 
     def time_after(self, limit_ms: float | None) -> int:
-        """This long after the receipt, CLOCK_MONOTONIC in ns; 0 without a limit."""
+        """This long after the receipt, ns of the journal's clock; 0 without a limit."""
         return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Account(NamedTuple):
-    """Where a request's time went, and when each of its tokens was produced (ns of CLOCK_MONOTONIC)."""
+    """Where a request's time went, and when each of its tokens was produced (ns of the journal's clock)."""
 
     ledger: Ledger
     token_times_ns: list[int]

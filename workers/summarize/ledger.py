@@ -29,8 +29,8 @@ STAGES = (*dict.fromkeys(stage for stage, _ in _STAGE_ENDS), "preempted", "recov
 
 @dataclass(slots=True, kw_only=True)
 class Marks:
-    """What is known of one request: times in ns of CLOCK_MONOTONIC, which all processes of a machine share (0: not
-    reached), and the other figures of its ledger.
+    """What is known of one request: times in ns of the journal's clock (0: not reached), and the other figures of its
+    ledger.
     """
 
     received: int
