@@ -171,7 +171,7 @@ class Exchange:
         unacknowledged = request.assembly.num_tokens - request.followed_tokens
         return request.accepted and (request.again or unacknowledged >= ACKNOWLEDGE_TOKENS)
 
-    def _follow(self, requests: Any) -> None:
+    def _follow(self, requests: Iterable[OpenRequest]) -> None:
         entries = []
         for request in requests:
             entries.append([request.assembly.request_id, request.assembly.num_tokens, request.again])

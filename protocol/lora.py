@@ -58,7 +58,7 @@ def parse_modules(texts: Iterable[str]) -> tuple[LoraModule, ...]:
     """The adapters named by texts of the form ``NAME=PATH``.
 
     Raises:
-            ConfigError: one is not of this form, a name occurs twice, or there are too many.
+        ConfigError: one is not of this form, a name occurs twice, or there are too many.
     """
     modules = [_parse(text) for text in texts]
     if len(modules) > MAX_ADAPTERS:

@@ -45,7 +45,7 @@ class ModelCard:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether it has recurrent layers, so that sequences cannot fork or be swapped."""
+        """Whether it has recurrent layers, whose states can neither be swapped nor take a token back."""
         return self.num_snapshots is not None
 
     @classmethod

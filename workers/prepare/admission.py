@@ -94,7 +94,7 @@ def _beam_room(num_prompt_tokens: int, num_beams: int, card: ModelCard) -> int:
 
 
 def check_group(params: SamplingParams, card: ModelCard) -> None:
-    """Raise InvalidRequest if a request has more sequences than can be live, or beams on a recurrent model."""
+    """Raise InvalidRequest if a request has more sequences than can be live."""
     sizes = {"n": params.n, "best_of": params.best_of or 1, "num_beams": params.num_beams}
     for param, size in sizes.items():
         if size > card.max_live:
