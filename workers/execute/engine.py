@@ -203,7 +203,7 @@ class Engine:
         progress = self.scheduler.apply(plan, computed.token_ids, computed.failed, computed.candidates)
         self.scheduler.observe(plan, collected_at - max(planned_at, self._collected_at))
         self._collected_at = collected_at
-        self.history.append(StepRecord.of(plan, self.scheduler, began_at=began_at, collected_at=collected_at))
+        self.history.append(StepRecord.of(plan, began_at=began_at, collected_at=collected_at))
         times = planned_at, launched_at, began_at, collected_at
         outputs = StepOutputs(plan, progress, computed.logprobs, scores, *times)
         self._trace.write(outputs)

@@ -66,35 +66,19 @@ def test_history_contains_the_tokens_and_the_time_of_a_step() -> None:
     engine.step()
     (record,) = engine.history.last(1000)
     assert (record.num_prefill_tokens, record.num_decodes, record.elapsed_ns) == (12, 0, 1_000_000)
-    assert (record.num_running, record.num_held_pages) == (2, 4)
 
 
 def test_summary_covers_all_steps_in_the_history() -> None:
     engine = timed_engine()
-    assert engine.history.summary().num_steps == 0
+    assert engine.history.summary() == (0, 0, 0)
     run(engine)
-    summary = engine.history.summary()
-    assert (summary.num_steps, summary.mean_batch_tokens, summary.mean_decodes) == (4, 4.5, 1.5)
-    assert summary.median_step_ms == summary.slowest_step_ms == 1.0
+    assert engine.history.summary() == (4.5, 1.0, 1.0)
 
 
-def test_swaps_are_in_the_history() -> None:
-    scheduler = make_scheduler(
-        *make_sequences(2, num_tokens=8, max_tokens=30), num_pages=11, host_pages=12, preemption="swap"
-    )
-    engine = Engine(scheduler, HashRunner(VOCAB_SIZE, num_pages=11, page_size=4, num_host_pages=12))
-    run(engine)
-    records = engine.history.last(1000)
-    assert sum(record.num_preempted for record in records) == 1
-    num_out = sum(record.num_swapped_out_pages for record in records)
-    assert num_out == sum(record.num_swapped_in_pages for record in records) > 0
-    assert max(record.num_used_host_pages for record in records) == num_out
-
-
-def test_memory_is_computed_reserved_or_fragmented() -> None:
+def test_unused_memory_is_reserved_or_fragmented() -> None:
     engine = Engine(
         make_scheduler(make_sequence(0, num_tokens=5, max_tokens=2), make_sequence(1, num_tokens=7, max_tokens=30)),
         HashRunner(VOCAB_SIZE, num_pages=64, page_size=4),
     )
     engine.step()
-    assert measure_memory(engine.scheduler) == (12, 3, 1)
+    assert measure_memory(engine.scheduler) == (3, 1)

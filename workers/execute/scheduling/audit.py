@@ -48,7 +48,7 @@ class Stats:
 
 
 def take_stats(scheduler: Scheduler) -> Stats:
-    """Visits each running sequence once: for reports and traces. ``StepRecord.of`` has what is recorded every step."""
+    """Visits each running sequence once: for reports and traces, not for every step."""
     running, cache = scheduler.running.values(), scheduler.cache
     states = [sequence.state for sequence in running]
     num_limbo_pages = cache.limbo.num_pages
@@ -79,9 +79,8 @@ def take_stats(scheduler: Scheduler) -> Stats:
 
 
 class MemoryUse(NamedTuple):
-    """How the pages of running sequences are used, in tokens."""
+    """How much of the pages of running sequences is unused, in tokens."""
 
-    num_computed: int
     num_reserved: int  # cells without a token that the sequence can still fill
     num_fragmented: int  # cells that the sequence can never fill
 
@@ -89,14 +88,13 @@ class MemoryUse(NamedTuple):
 def measure_memory(scheduler: Scheduler) -> MemoryUse:
     """Visits each running sequence; for reports, not for every step."""
     size = scheduler.cache.pool.page_size
-    num_computed = num_reserved = num_fragmented = 0
+    num_reserved = num_fragmented = 0
     for sequence in scheduler.running.values():
         num_empty = len(sequence.block_table) * size - sequence.num_computed_tokens
         num_to_come = min(num_empty, len(sequence.tokens) - sequence.num_computed_tokens)
-        num_computed += sequence.num_computed_tokens
         num_reserved += num_to_come
         num_fragmented += num_empty - num_to_come
-    return MemoryUse(num_computed, num_reserved, num_fragmented)
+    return MemoryUse(num_reserved, num_fragmented)
 
 
 def check_plan(scheduler: Scheduler, plan: Plan) -> None:
