@@ -14,9 +14,8 @@ import pytest
 
 from triptych.protocol import codec, config, errors, grammar, sampling
 from triptych.protocol.config import ServiceConfig
-from triptych.protocol.messages import FINISH_REASONS, MAX_REFUSED_ID_CHARS
+from triptych.protocol.messages import FINISH_REASONS, LEDGER_STAGES, MAX_REFUSED_ID_CHARS
 from triptych.workers.prepare import request, structured
-from triptych.workers.summarize.ledger import STAGES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 FIRST_PRIVATE_TAG = 40
@@ -114,4 +113,4 @@ def test_limits_and_names_in_the_prose_match_the_code() -> None:
     assert f"in the fields of SUBMIT and FOLLOW | {codec.MAX_DEPTH} |" in PAGE
     assert f"cut to {MAX_REFUSED_ID_CHARS} characters" in PAGE
     assert f"`window_tokens` (INFO; {service.window_tokens} unless configured)" in PAGE
-    assert all(f"`{name}`" in PAGE for name in (*STAGES, *FINISH_REASONS[1:-1]))
+    assert all(f"`{name}`" in PAGE for name in (*LEDGER_STAGES, *FINISH_REASONS[1:-1]))

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .ledger import STAGES, Ledger
+from ...protocol.messages import LEDGER_STAGES
+from .ledger import Ledger
 
 _FAST_S = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
@@ -66,7 +67,7 @@ class RequestHistograms:
             "prompt_tokens": Histogram(_TOKENS),
             "output_tokens": Histogram(_TOKENS),
         }
-        self._stages_s = dict.fromkeys(STAGES, 0.0)
+        self._stages_s = dict.fromkeys(LEDGER_STAGES, 0.0)
 
     def observe(self, ledger: Ledger, token_times_ns: Sequence[int], num_prompt_tokens: int) -> None:
         """Add a request that ended. ``token_times_ns``: when each of its tokens was produced."""

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...protocol.messages import LEDGER_STAGES
+
 # In the order in which a request passes them: the stage, and the mark that ends it. A stage may have several parts.
 _STAGE_ENDS = (
     ("queue", "tokenize_start"),  # behind other prompts in prepare
@@ -24,7 +26,6 @@ _STAGE_ENDS = (
     ("deliver", "sent"),
 )
 _BEFORE_A_TOKEN = ("prefill", "schedule", "credit")  # where a preemption or crash may occur, likeliest first
-STAGES = (*dict.fromkeys(stage for stage, _ in _STAGE_ENDS), "preempted", "recovered")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class InterTokenTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Where a request's time went; part of its summary. ``stages_ns`` has all of ``STAGES``; its sum is ``wall_ns``."""
+    """Where a request's time went; part of its summary. ``stages_ns`` has all stages; its sum is ``wall_ns``."""
 
     wall_ns: int  # from receipt to the last mark reached
     stages_ns: dict[str, int]
@@ -96,8 +97,8 @@ def make_ledger(marks: Marks) -> Ledger:
 
 
 def book_stages(marks: Marks) -> dict[str, int]:
-    """ns by stage, for all of ``STAGES``; the time between the last mark and ``sent`` belongs to the current stage."""
-    stages_ns = dict.fromkeys(STAGES, 0)
+    """ns by stage, for all stages; the time between the last mark and ``sent`` belongs to the current stage."""
+    stages_ns = dict.fromkeys(LEDGER_STAGES, 0)
     now, stage = marks.received, None
     for name, end in _STAGE_ENDS:
         # A stage that never ended is where the request stopped: the time until the next mark belongs to it.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from triptych.protocol.messages import LEDGER_STAGES
 from triptych.workers.summarize.histograms import Histogram, RequestHistograms
-from triptych.workers.summarize.ledger import STAGES, Marks, make_ledger
+from triptych.workers.summarize.ledger import Marks, make_ledger
 
 MS = 1_000_000
 
@@ -31,7 +32,7 @@ def test_request_counts_once_in_each_histogram_and_its_gaps_one_by_one() -> None
     assert sums["e2e_s"] == (1, pytest.approx(0.14))
     assert sums["ttft_s"] == (1, pytest.approx(0.1))
     assert sums["prompt_tokens"] == (1, 7)
-    assert set(wire["stages_s"]) == set(STAGES)
+    assert set(wire["stages_s"]) == set(LEDGER_STAGES)
     assert sum(wire["stages_s"].values()) == pytest.approx(0.14)
 
 
