@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from .endpoints import check_endpoint
 from .errors import ConfigError
 from .lora import LoraModule, parse_modules
 from .plain import checked, load_map, make, type_hints
+from .settings import between, one_of, option, require
 
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
 PREEMPTIONS = ("auto", "recompute", "swap")
@@ -35,88 +35,70 @@ _DEVICE = re.compile(r"cuda:[0-9]{1,3}")
 HASH_MODEL = "hash-lm"  # no weights: a hash of the whole context, for testing everything around a model
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)
-
-
-def _between(name: str, value: float, low: float, high: float = math.inf) -> None:
-    limits = f"the least is {low}" if high == math.inf else f"the limits are {low} and {high}"
-    _require(low <= value <= high, f"{name} is {value}, {limits}")
-
-
-def _one_of(name: str, value: str, names: tuple[str, ...]) -> None:
-    _require(value in names, f"{name} is {value!r}, known are: {', '.join(names)}")
-
-
-def _option(default: Any, text: str) -> Any:
-    """A field with a description; ``launch`` derives a flag of the same name, with ``text`` as its help."""
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which model, and in which form."""
 
-    model: str = _option(
+    model: str = option(
         DEMO_MODEL, "a local directory, a GGUF file, a hub id, demo (ships with Triptych), or hash-lm (no weights)"
     )
-    dtype: str = _option(
+    dtype: str = option(
         "auto",
         f"{', '.join(DTYPES)}; auto is the checkpoint's own; bfloat16 for GGUF files, and float16 on the CPU kernels",
     )
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda if available")
-    backend: str = _option(
+    device: str = option("auto", "auto, cpu, cuda or cuda:N; auto is cuda if available")
+    backend: str = option(
         "auto",
         "native (compiled kernels, CPU), fused (Triton kernels, GPU), transformers, or auto: the fastest that works",
     )
-    quantization: str = _option(
+    quantization: str = option(
         "none", "none, int8 or int4 (native only; int4 has 4-bit weights and 8-bit activations) or fp8 (fused only)"
     )
-    deterministic: bool = _option(
+    deterministic: bool = option(
         False, "answers do not depend on batching, chunking, preemptions or crashes, in any dtype; costs speed"
     )
-    cuda_graphs: bool = _option(True, "run decodes as CUDA graphs on a GPU")
-    overlap: bool = _option(True, "plan and launch a step while the previous one runs (GPU, compiled kernels)")
-    max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
-    lora_modules: tuple[str, ...] = _option(
+    cuda_graphs: bool = option(True, "run decodes as CUDA graphs on a GPU")
+    overlap: bool = option(True, "plan and launch a step while the previous one runs (GPU, compiled kernels)")
+    max_model_len: int | None = option(None, "tokens of prompt and output together; by default the model's own limit")
+    lora_modules: tuple[str, ...] = option(
         (), "NAME=PATH of a LoRA adapter, which requests select by its name; may be given several times"
     )
-    draft_model: str | None = _option(
+    draft_model: str | None = option(
         None, "a smaller model with the same tokenizer that proposes tokens, specified like model (native only)"
     )
-    threads: int | None = _option(
+    threads: int | None = option(
         None, "CPU threads of execute, per rank; by default one per physical core, divided among the ranks"
     )
-    tensor_parallel_size: int = _option(1, "processes, one per GPU, that share each layer of the model on this machine")
-    hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: simulated cost of a step, in ms")
-    hash_token_us: float = _option(0.0, f"{HASH_MODEL} only: simulated cost of each token of a step, in us")
+    tensor_parallel_size: int = option(1, "processes, one per GPU, that share each layer of the model on this machine")
+    hash_step_ms: float = option(0.0, f"{HASH_MODEL} only: simulated cost of a step, in ms")
+    hash_token_us: float = option(0.0, f"{HASH_MODEL} only: simulated cost of each token of a step, in us")
 
     def __post_init__(self) -> None:
-        _require(bool(self.model), "model is empty")
-        _one_of("dtype", self.dtype, DTYPES)
-        _require(
+        require(bool(self.model), "model", "is empty")
+        one_of("dtype", self.dtype, DTYPES)
+        require(
             self.device in DEVICES or _DEVICE.fullmatch(self.device) is not None,
-            f"device is {self.device!r}, known are: {', '.join(DEVICES)}, cuda:N",
+            "device",
+            f"is {self.device!r}, known are: {', '.join(DEVICES)}, cuda:N",
         )
-        _one_of("backend", self.backend, BACKENDS)
-        _one_of("quantization", self.quantization, QUANTIZATIONS)
-        if self.max_model_len is not None:
-            _between("max_model_len", self.max_model_len, 2)
-        if self.threads is not None:
-            _between("threads", self.threads, 1, 4096)
+        one_of("backend", self.backend, BACKENDS)
+        one_of("quantization", self.quantization, QUANTIZATIONS)
+        between("max_model_len", self.max_model_len, 2)
+        between("threads", self.threads, 1, 4096)
         parse_modules(self.lora_modules)
         if self.draft_model is not None:
-            _require(bool(self.draft_model), "draft_model is empty")
+            require(bool(self.draft_model), "draft_model", "is empty")
             has_weights = HASH_MODEL not in (self.model, self.draft_model)
-            _require(has_weights, f"draft_model is {self.draft_model!r}, and {HASH_MODEL} has no weights to guess with")
-        _between("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
-        _require(
+            why = f"is {self.draft_model!r}, and {HASH_MODEL} has no weights to guess with"
+            require(has_weights, "draft_model", why)
+        between("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
+        require(
             self.model != HASH_MODEL or self.tensor_parallel_size == 1,
-            f"tensor_parallel_size is {self.tensor_parallel_size}, {HASH_MODEL} has no layers to share",
+            "tensor_parallel_size",
+            f"is {self.tensor_parallel_size}, {HASH_MODEL} has no layers to share",
         )
-        _between("hash_step_ms", self.hash_step_ms, 0, 60_000)
-        _between("hash_token_us", self.hash_token_us, 0, 1_000_000)
+        between("hash_step_ms", self.hash_step_ms, 0, 60_000)
+        between("hash_token_us", self.hash_token_us, 0, 1_000_000)
 
     @property
     def adapters(self) -> tuple[LoraModule, ...]:
@@ -128,99 +110,92 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    page_size: int = _option(16, "tokens per KV page, a power of two")
-    num_pages: int | None = _option(None, "KV pages; by default as many as the memory allows")
-    kv_dtype: str = _option("auto", "dtype of keys and values: auto is the model's own, int8 halves the memory (CPU)")
-    kv_memory_fraction: float = _option(0.5, "share of the memory left after loading the weights that KV pages may use")
-    prefix_cache: bool = _option(True, "share the pages of equal prefixes")
-    host_pages: int = _option(0, "KV pages in host memory, for swapped-out and evicted ones")
-    state_snapshots: int | None = _option(
+    page_size: int = option(16, "tokens per KV page, a power of two")
+    num_pages: int | None = option(None, "KV pages; by default as many as the memory allows")
+    kv_dtype: str = option("auto", "dtype of keys and values: auto is the model's own, int8 halves the memory (CPU)")
+    kv_memory_fraction: float = option(0.5, "share of the memory left after loading the weights that KV pages may use")
+    prefix_cache: bool = option(True, "share the pages of equal prefixes")
+    host_pages: int = option(0, "KV pages in host memory, for swapped-out and evicted ones")
+    state_snapshots: int | None = option(
         None, "states of recurrent layers kept for prompts with a common prefix; by default half of max_num_seqs"
     )
-    max_kv_bytes: int = _option(4 << 30, "upper limit for KV memory on a CPU")
+    max_kv_bytes: int = option(4 << 30, "upper limit for KV memory on a CPU")
 
     def __post_init__(self) -> None:
-        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         is_page = 1 <= self.page_size <= 4096 and self.page_size & (self.page_size - 1) == 0
-        _require(is_page, f"page_size is {self.page_size}, it must be a power of two from 1 to 4096")
-        if self.num_pages is not None:
-            _between("num_pages", self.num_pages, 2, 2**31 - 1)
-        _require(
+        require(is_page, "page_size", f"is {self.page_size}, it must be a power of two from 1 to 4096")
+        between("num_pages", self.num_pages, 2, 2**31 - 1)
+        require(
             0 < self.kv_memory_fraction <= 1,
-            f"kv_memory_fraction is {self.kv_memory_fraction}, the limits are above 0 and 1",
+            "kv_memory_fraction",
+            f"is {self.kv_memory_fraction}, the limits are above 0 and 1",
         )
-        _between("host_pages", self.host_pages, 0, 2**31 - 1)
-        if self.state_snapshots is not None:
-            _between("state_snapshots", self.state_snapshots, 0, 2**20)
-        _between("max_kv_bytes", self.max_kv_bytes, 1 << 20)
+        between("host_pages", self.host_pages, 0, 2**31 - 1)
+        between("state_snapshots", self.state_snapshots, 0, 2**20)
+        between("max_kv_bytes", self.max_kv_bytes, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """What a step may contain."""
 
-    max_num_seqs: int = _option(32, "rows of a decode batch")
-    prefill_chunk: int = _option(512, "maximum tokens of one prompt in one step")
-    mixed_prefill_tokens: int | None = _option(
+    max_num_seqs: int = option(32, "rows of a decode batch")
+    prefill_chunk: int = option(512, "maximum tokens of one prompt in one step")
+    mixed_prefill_tokens: int | None = option(
         None, "maximum prompt tokens in a step with decodes; by default 128 on a CPU, otherwise unlimited"
     )
-    max_num_batched_tokens: int | None = _option(
+    max_num_batched_tokens: int | None = option(
         None, "maximum tokens of a step; by default prefill_chunk + max_num_seqs"
     )
-    max_kv_reads: int | None = _option(None, "maximum tokens of context read by a step; by default unlimited")
-    policy: str = _option("fifo", f"which requests run next: {', '.join(POLICIES)}")
-    priority_ageing: int = _option(64, "policy priority only: later arrivals that outweigh one level of priority")
-    safety_margin: float | None = _option(
+    max_kv_reads: int | None = option(None, "maximum tokens of context read by a step; by default unlimited")
+    policy: str = option("fifo", f"which requests run next: {', '.join(POLICIES)}")
+    priority_ageing: int = option(64, "policy priority only: later arrivals that outweigh one level of priority")
+    safety_margin: float | None = option(
         None, "fraction of the pages that a new prompt must leave free while others run; by default set by the policy"
     )
-    max_prefill_skip: int = _option(8, "steps that may skip a waiting prompt for which there is memory")
-    max_decode_skip: int = _option(8, "consecutive steps that may skip the decodes")
-    preemption: str = _option(
+    max_prefill_skip: int = option(8, "steps that may skip a waiting prompt for which there is memory")
+    max_decode_skip: int = option(8, "consecutive steps that may skip the decodes")
+    preemption: str = option(
         "auto", f"{', '.join(PREEMPTIONS)}: handling of preempted keys and values; auto swaps those of long sequences"
     )
-    recovery: str = _option(
+    recovery: str = option(
         "auto",
         "after a crash or a preemption: exact replays the output, fast prefills it; auto is exact if that is free",
     )
-    num_speculative_tokens: int | None = _option(
+    num_speculative_tokens: int | None = option(
         None,
         "maximum tokens that a step proposes and verifies per answer, found in the answer and its prompt or, with "
         "draft_model, generated by that; by default 4 with draft_model, otherwise 0",
     )
-    decode_join_fill: float = _option(0.0, "decodes join a step with prompts only above this share of occupied rows")
-    itl_target_ms: float | None = _option(None, "target time between tokens; prompts are cut into chunks that meet it")
-    trace: str | None = _option(None, "a file for one JSON line per step: which sequences ran, and how long it took")
-    skip_ahead: int = _option(0, "waiting prompts that may be tried instead of one that does not fit")
+    decode_join_fill: float = option(0.0, "decodes join a step with prompts only above this share of occupied rows")
+    itl_target_ms: float | None = option(None, "target time between tokens; prompts are cut into chunks that meet it")
+    trace: str | None = option(None, "a file for one JSON line per step: which sequences ran, and how long it took")
+    skip_ahead: int = option(0, "waiting prompts that may be tried instead of one that does not fit")
 
     def __post_init__(self) -> None:
-        _between("max_num_seqs", self.max_num_seqs, 1, 65_536)
-        _between("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
-        if self.mixed_prefill_tokens is not None:
-            _between("mixed_prefill_tokens", self.mixed_prefill_tokens, 1, 1 << 20)
-        if self.max_num_batched_tokens is not None:
-            _between("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
-        if self.max_kv_reads is not None:
-            _between("max_kv_reads", self.max_kv_reads, 1)
-        _one_of("policy", self.policy, POLICIES)
-        _between("priority_ageing", self.priority_ageing, 1, 1 << 20)
-        if self.safety_margin is not None:
-            _between("safety_margin", self.safety_margin, 0, 1)
-        _between("max_prefill_skip", self.max_prefill_skip, 1, 1 << 20)
-        _between("max_decode_skip", self.max_decode_skip, 1, 1 << 20)
-        _one_of("preemption", self.preemption, PREEMPTIONS)
-        _one_of("recovery", self.recovery, RECOVERIES)
-        if self.num_speculative_tokens is not None:
-            _between("num_speculative_tokens", self.num_speculative_tokens, 0, 15)
+        between("max_num_seqs", self.max_num_seqs, 1, 65_536)
+        between("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
+        between("mixed_prefill_tokens", self.mixed_prefill_tokens, 1, 1 << 20)
+        between("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
+        between("max_kv_reads", self.max_kv_reads, 1)
+        one_of("policy", self.policy, POLICIES)
+        between("priority_ageing", self.priority_ageing, 1, 1 << 20)
+        between("safety_margin", self.safety_margin, 0, 1)
+        between("max_prefill_skip", self.max_prefill_skip, 1, 1 << 20)
+        between("max_decode_skip", self.max_decode_skip, 1, 1 << 20)
+        one_of("preemption", self.preemption, PREEMPTIONS)
+        one_of("recovery", self.recovery, RECOVERIES)
+        between("num_speculative_tokens", self.num_speculative_tokens, 0, 15)
         if self.num_speculative_tokens and self.trace is not None:
             raise ConfigError(
                 f"num_speculative_tokens is {self.num_speculative_tokens}, and with trace it must be 0: "
                 "a trace has no tokens to guess from",
                 param="num_speculative_tokens",
             )
-        _between("decode_join_fill", self.decode_join_fill, 0, 1)
-        if self.itl_target_ms is not None:
-            _between("itl_target_ms", self.itl_target_ms, 0.1, 60_000)
-        _between("skip_ahead", self.skip_ahead, 0, 1 << 20)
+        between("decode_join_fill", self.decode_join_fill, 0, 1)
+        between("itl_target_ms", self.itl_target_ms, 0.1, 60_000)
+        between("skip_ahead", self.skip_ahead, 0, 1 << 20)
 
     @property
     def token_budget(self) -> int:
@@ -241,56 +216,55 @@ class SchedulerConfig:
 class ServiceConfig:
     """The client-facing side: endpoints and limits."""
 
-    submit: str | None = _option(
+    submit: str | None = option(
         None,
         "endpoint for requests: ipc://PATH instead of the one in the run directory, or an additional tcp://HOST:PORT",
     )
-    follow: str | None = _option(None, "endpoint for answers, as for submit")
-    curve_keys: str | None = _option(None, "a folder made by triptych keys init; required for tcp:// endpoints")
-    share_requests: bool = _option(False, "holders of any key may follow, abort and list all requests, by their ids")
-    max_client_requests: int = _option(768, "unanswered requests per client; n choices or beams count as n")
-    max_client_bytes: int = _option(48 << 20, "prompts per client that wait for the tokenizer, in bytes")
-    tokenize_timeout_s: float = _option(30.0, "time limit for tokenizing one long prompt or chat")
-    max_queue: int = _option(1024, "accepted requests that wait for a credit")
-    max_frame_bytes: int = _option(8 << 20, "maximum size of a message from a client")
-    max_pending_bytes: int = _option(64 << 20, "prompts that wait for the tokenizer, in bytes")
-    window_tokens: int = _option(256, "tokens sent to a client beyond those it has acknowledged")
-    report_interval_ms: float | None = _option(
+    follow: str | None = option(None, "endpoint for answers, as for submit")
+    curve_keys: str | None = option(None, "a folder made by triptych keys init; required for tcp:// endpoints")
+    share_requests: bool = option(False, "holders of any key may follow, abort and list all requests, by their ids")
+    max_client_requests: int = option(768, "unanswered requests per client; n choices or beams count as n")
+    max_client_bytes: int = option(48 << 20, "prompts per client that wait for the tokenizer, in bytes")
+    tokenize_timeout_s: float = option(30.0, "time limit for tokenizing one long prompt or chat")
+    max_queue: int = option(1024, "accepted requests that wait for a credit")
+    max_frame_bytes: int = option(8 << 20, "maximum size of a message from a client")
+    max_pending_bytes: int = option(64 << 20, "prompts that wait for the tokenizer, in bytes")
+    window_tokens: int = option(256, "tokens sent to a client beyond those it has acknowledged")
+    report_interval_ms: float | None = option(
         None, "steps of at most half this time are reported together at this interval; by default 10 on a CPU, else 1"
     )
-    grammar_timeout_s: float = _option(2.0, "time limit for compiling a grammar for structured")
-    grammar_bytes: int = _option(256 << 20, "memory limit for compiling a grammar for structured")
-    lease_s: float = _option(10.0, "time without a follower after which a request is aborted and an answer dropped")
-    max_records: int = _option(4096, "journal: requests accepted, running, or answered and not yet acknowledged")
-    arena_bytes: int = _option(64 << 20, "journal: size of their prompts and tokens")
-    journal: str | None = _option(
+    grammar_timeout_s: float = option(2.0, "time limit for compiling a grammar for structured")
+    grammar_bytes: int = option(256 << 20, "memory limit for compiling a grammar for structured")
+    lease_s: float = option(10.0, "time without a follower after which a request is aborted and an answer dropped")
+    max_records: int = option(4096, "journal: requests accepted, running, or answered and not yet acknowledged")
+    arena_bytes: int = option(64 << 20, "journal: size of their prompts and tokens")
+    journal: str | None = option(
         None, "path of the journal; on disk it survives a reboot; by default in the run directory"
     )
-    journal_flush: str = _option(
+    journal_flush: str = option(
         "accept",
         f"for a journal on disk: {', '.join(FLUSHES)}; accept: before ACCEPTED, step: also after each step",
     )
-    journal_flush_ms: float = _option(100.0, "time between two flushes, for --journal-flush interval")
+    journal_flush_ms: float = option(100.0, "time between two flushes, for --journal-flush interval")
 
     def __post_init__(self) -> None:
         for name in ("submit", "follow"):
             check_endpoint(name, getattr(self, name), has_keys=self.curve_keys is not None)
-        _between("max_queue", self.max_queue, 1, 1 << 20)
-        _between("max_frame_bytes", self.max_frame_bytes, 1 << 10, 1 << 30)
-        _between("max_pending_bytes", self.max_pending_bytes, self.max_frame_bytes)
-        _between("max_client_requests", self.max_client_requests, 1, 1 << 20)
-        _between("max_client_bytes", self.max_client_bytes, 1, 1 << 40)
-        _between("tokenize_timeout_s", self.tokenize_timeout_s, 0.01, 86_400)
-        _between("window_tokens", self.window_tokens, 1, 1 << 20)
-        if self.report_interval_ms is not None:
-            _between("report_interval_ms", self.report_interval_ms, 0, 1000)
-        _between("grammar_timeout_s", self.grammar_timeout_s, 0.05, 60)
-        _between("grammar_bytes", self.grammar_bytes, 1 << 20, 1 << 40)
-        _between("lease_s", self.lease_s, MIN_LEASE_S, MAX_LEASE_S)
-        _one_of("journal_flush", self.journal_flush, FLUSHES)
-        _between("journal_flush_ms", self.journal_flush_ms, 1, 60_000)
-        _between("max_records", self.max_records, 1, 1 << 20)
-        _between("arena_bytes", self.arena_bytes, 1 << 16, 1 << 40)
+        between("max_queue", self.max_queue, 1, 1 << 20)
+        between("max_frame_bytes", self.max_frame_bytes, 1 << 10, 1 << 30)
+        between("max_pending_bytes", self.max_pending_bytes, self.max_frame_bytes)
+        between("max_client_requests", self.max_client_requests, 1, 1 << 20)
+        between("max_client_bytes", self.max_client_bytes, 1, 1 << 40)
+        between("tokenize_timeout_s", self.tokenize_timeout_s, 0.01, 86_400)
+        between("window_tokens", self.window_tokens, 1, 1 << 20)
+        between("report_interval_ms", self.report_interval_ms, 0, 1000)
+        between("grammar_timeout_s", self.grammar_timeout_s, 0.05, 60)
+        between("grammar_bytes", self.grammar_bytes, 1 << 20, 1 << 40)
+        between("lease_s", self.lease_s, MIN_LEASE_S, MAX_LEASE_S)
+        one_of("journal_flush", self.journal_flush, FLUSHES)
+        between("journal_flush_ms", self.journal_flush_ms, 1, 60_000)
+        between("max_records", self.max_records, 1, 1 << 20)
+        between("arena_bytes", self.arena_bytes, 1 << 16, 1 << 40)
 
     @property
     def max_client_records(self) -> int:
@@ -317,19 +291,19 @@ class ServiceConfig:
 class SupervisorConfig:
     """When a worker counts as dead, and how often it is restarted."""
 
-    start_timeout_s: float = _option(600.0, "time limit until every worker is ready")
-    hang_s: float = _option(3.0, "time without progress before a worker is killed; never less than 20 steps")
-    degrade_after: int = _option(5, "crashes of execute within restart_window_s before it runs one sequence at a time")
-    max_restarts: int = _option(10, "crashes of one worker within restart_window_s before the driver gives up")
-    spares: bool = _option(False, "keep an idle process of each worker, imports done: faster restarts for more memory")
-    restart_window_s: float = _option(60.0, "time over which crashes are counted")
+    start_timeout_s: float = option(600.0, "time limit until every worker is ready")
+    hang_s: float = option(3.0, "time without progress before a worker is killed; never less than 20 steps")
+    degrade_after: int = option(5, "crashes of execute within restart_window_s before it runs one sequence at a time")
+    max_restarts: int = option(10, "crashes of one worker within restart_window_s before the driver gives up")
+    spares: bool = option(False, "keep an idle process of each worker, imports done: faster restarts for more memory")
+    restart_window_s: float = option(60.0, "time over which crashes are counted")
 
     def __post_init__(self) -> None:
-        _between("start_timeout_s", self.start_timeout_s, 0.1)
-        _between("hang_s", self.hang_s, 0.1)
-        _between("degrade_after", self.degrade_after, 0)
-        _between("max_restarts", self.max_restarts, 0)
-        _between("restart_window_s", self.restart_window_s, 0.1)
+        between("start_timeout_s", self.start_timeout_s, 0.1)
+        between("hang_s", self.hang_s, 0.1)
+        between("degrade_after", self.degrade_after, 0)
+        between("max_restarts", self.max_restarts, 0)
+        between("restart_window_s", self.restart_window_s, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

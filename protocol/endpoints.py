@@ -21,15 +21,16 @@ def check_endpoint(name: str, endpoint: str | None, *, has_keys: bool) -> None:
         return
     match = _TCP.fullmatch(endpoint)
     if match is None:
-        raise ConfigError(f"{name} is {endpoint!r}, the forms are ipc://PATH and tcp://HOST:PORT")
+        raise ConfigError(f"{name} is {endpoint!r}, the forms are ipc://PATH and tcp://HOST:PORT", param=name)
     if _is_everywhere(match["host"]):
-        raise ConfigError(f"{name} is {endpoint!r}: give a single address, not a wildcard")
+        raise ConfigError(f"{name} is {endpoint!r}: give a single address, not a wildcard", param=name)
     if not 1 <= (port := int(match["port"])) <= 65535:
-        raise ConfigError(f"the port of {name} is {port}, the limits are 1 and 65535")
+        raise ConfigError(f"the port of {name} is {port}, the limits are 1 and 65535", param=name)
     if not has_keys:
         raise ConfigError(
             f"{name} is {endpoint!r}: tcp:// requires keys, make them with triptych keys init and pass their folder as"
-            " curve_keys"
+            " curve_keys",
+            param=name,
         )
 
 

@@ -80,4 +80,4 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def _refuse(value: Any, hint: Any, what: str) -> Any:
     name = getattr(hint, "__name__", str(hint))
-    raise ConfigError(f"{what} must be {name}, got {value!r:.80}")
+    raise ConfigError(f"{what} must be {name}, got {value!r:.80}", param=what)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hmac
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S, ModelConfig
 from ...protocol.errors import ConfigError
+from ...protocol.settings import between, one_of, option
 from ..not_utf8 import why_not_utf8
 
 LOG_FORMATS = ("text", "json")
@@ -22,10 +22,6 @@ _ORIGIN = re.compile(r"https?://[^\s/?#@*]+")  # as browsers send it: without a 
 _URL = re.compile(r"https?://[^\s/?#]+\S*")
 
 
-def _option(default: Any, text: str, *, secret: bool = False) -> Any:
-    return field(default=default, metadata={"help": text}, repr=not secret)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """Flags of ``serve`` for HTTP.
@@ -34,42 +30,42 @@ class GatewayConfig:
         ConfigError: a value is out of range.
     """
 
-    http: str | None = _option(
+    http: str | None = option(
         None,
         "serve OpenAI's and Anthropic's APIs at HOST:PORT, :PORT (on 127.0.0.1; port 0 is any free one) or unix:PATH",
     )
-    http_workers: int = _option(1, "number of gateway processes, all at the same address")
-    served_model_name: tuple[str, ...] = _option(
+    http_workers: int = option(1, "number of gateway processes, all at the same address")
+    served_model_name: tuple[str, ...] = option(
         (), "the model's name in the API; by default its own. May be given several times"
     )
-    api_key: str | None = _option(
+    api_key: str | None = option(
         None, "key required from clients, as bearer token or x-api-key; better a file or the environment", secret=True
     )
-    api_key_file: str | None = _option(None, "a file with keys accepted from clients, one per line")
-    allowed_origin: tuple[str, ...] = _option(
+    api_key_file: str | None = option(None, "a file with keys accepted from clients, one per line")
+    allowed_origin: tuple[str, ...] = option(
         (), "origin allowed by CORS, scheme://host[:port] or *; by default none. May be given several times"
     )
-    max_body_bytes: int = _option(8 << 20, "maximum size of an HTTP request")
-    body_timeout_s: float = _option(30.0, "time for the headers, and then the body, of an HTTP request to arrive")
-    request_timeout_s: float | None = _option(None, "time limit for answering an HTTP request; by default none")
-    keep_alive_s: float = _option(75.0, "how long an idle HTTP connection is kept open")
-    stream_interval: int = _option(1, "minimum tokens per streamed event, except for the first and the last one")
-    resume_s: float = _option(60.0, "how long a resumable answer is kept for its client; see docs/http.md")
-    lora_root: str | None = _option(
+    max_body_bytes: int = option(8 << 20, "maximum size of an HTTP request")
+    body_timeout_s: float = option(30.0, "time for the headers, and then the body, of an HTTP request to arrive")
+    request_timeout_s: float | None = option(None, "time limit for answering an HTTP request; by default none")
+    keep_alive_s: float = option(75.0, "how long an idle HTTP connection is kept open")
+    stream_interval: int = option(1, "minimum tokens per streamed event, except for the first and the last one")
+    resume_s: float = option(60.0, "how long a resumable answer is kept for its client; see docs/http.md")
+    lora_root: str | None = option(
         None, "folder below which POST /v1/load_lora_adapter may load adapters; by default that route is closed"
     )
-    tool_parser: str = _option("auto", f"{', '.join(TOOL_PARSERS)}; auto derives it from the chat template")
-    reasoning_parser: str = _option("auto", f"{', '.join(REASONING_PARSERS)}; auto derives it from the chat template")
-    otlp_traces_endpoint: str | None = _option(None, "OTLP/HTTP endpoint that receives a span per stage of a request")
-    log_format: str = _option("text", f"format of the log: {', '.join(LOG_FORMATS)}")
+    tool_parser: str = option("auto", f"{', '.join(TOOL_PARSERS)}; auto derives it from the chat template")
+    reasoning_parser: str = option("auto", f"{', '.join(REASONING_PARSERS)}; auto derives it from the chat template")
+    otlp_traces_endpoint: str | None = option(None, "OTLP/HTTP endpoint that receives a span per stage of a request")
+    log_format: str = option("text", f"format of the log: {', '.join(LOG_FORMATS)}")
 
     def __post_init__(self) -> None:
-        _between("http_workers", self.http_workers, 1, MAX_WORKERS)
-        _between("max_body_bytes", self.max_body_bytes, 1 << 10, 1 << 30)
-        _between("body_timeout_s", self.body_timeout_s, 0.1, 1e6)
-        _between("keep_alive_s", self.keep_alive_s, 0, 1e6)
-        _between("stream_interval", self.stream_interval, 1, 1 << 20)
-        _between("resume_s", self.resume_s, MIN_LEASE_S, MAX_LEASE_S)
+        between("http_workers", self.http_workers, 1, MAX_WORKERS)
+        between("max_body_bytes", self.max_body_bytes, 1 << 10, 1 << 30)
+        between("body_timeout_s", self.body_timeout_s, 0.1, 1e6)
+        between("keep_alive_s", self.keep_alive_s, 0, 1e6)
+        between("stream_interval", self.stream_interval, 1, 1 << 20)
+        between("resume_s", self.resume_s, MIN_LEASE_S, MAX_LEASE_S)
         if "" in self.served_model_name:
             raise ConfigError("served_model_name is empty", param="served_model_name")
         for origin in self.allowed_origin:
@@ -79,11 +75,10 @@ class GatewayConfig:
         if self.otlp_traces_endpoint is not None and not _URL.fullmatch(self.otlp_traces_endpoint):
             text = f"otlp_traces_endpoint is {self.otlp_traces_endpoint!r}, must be http[s]://host[:port]/path"
             raise ConfigError(text, param="otlp_traces_endpoint")
-        if self.request_timeout_s is not None:
-            _between("request_timeout_s", self.request_timeout_s, 0.01, 1e9)
-        _one_of("tool_parser", self.tool_parser, TOOL_PARSERS)
-        _one_of("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
-        _one_of("log_format", self.log_format, LOG_FORMATS)
+        between("request_timeout_s", self.request_timeout_s, 0.01, 1e9)
+        one_of("tool_parser", self.tool_parser, TOOL_PARSERS)
+        one_of("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
+        one_of("log_format", self.log_format, LOG_FORMATS)
 
     def check_names(self, model: ModelConfig) -> None:
         """
@@ -139,13 +134,3 @@ def _read_keys(path: Path) -> list[str]:
     if not keys:
         raise ConfigError(f"api_key_file {path} contains no key", param="api_key_file")
     return keys
-
-
-def _between(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"{name} is {value}, the limits are {low} and {high}", param=name)
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{name} is {value!r}, known are: {', '.join(known)}", param=name)

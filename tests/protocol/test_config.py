@@ -83,6 +83,7 @@ def test_value_beyond_its_limit_is_refused_with_value_and_name(name: str, value:
     with pytest.raises(ConfigError, match=name) as caught:
         PipelineConfig.from_options(**{name: value})
     assert str(value) in caught.value.message
+    assert caught.value.param == name
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,7 @@ def test_value_of_another_type_is_refused_with_its_name(name: str, value: Any, w
     with pytest.raises(ConfigError) as caught:
         PipelineConfig.from_options(**{name: value})
     assert caught.value.message == words
+    assert caught.value.param == name
 
 
 def test_path_may_be_given_as_a_string() -> None:
@@ -136,12 +138,14 @@ def test_nan_is_refused(name: str) -> None:
         ("preemption", "shoot"),
         ("page_size", 24),
         ("submit", "tcp://127.0.0.1:5555"),  # without keys
+        ("submit", "tcp://127.0.0.1:0"),
         ("follow", "tcp://*:5555"),
     ],
 )
 def test_unknown_name_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         PipelineConfig.from_options(**{name: value})
+    assert caught.value.param == name
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,9 @@ def test_missing_server_is_one_clear_line(bench: Triptych) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--request-rate", "0"], "request_rate is 0.0, the lower limit is 0.001"),
+        (["--request-rate", "0"], "request_rate is 0.0, the least is 0.001"),
         (["--request-rate", "nan"], "request_rate is nan"),
-        (["--num-prompts", "0"], "num_prompts is 0, the lower limit is 1"),
+        (["--num-prompts", "0"], "num_prompts is 0, the least is 1"),
         (["--arrival", "never"], "arrival is 'never', known are: poisson, fixed"),
         (["--url", "localhost"], "it must begin with http://"),
         (["--url", "http://x", "--connect", "y"], "give --url or --connect, not both"),
