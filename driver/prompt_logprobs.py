@@ -1,10 +1,12 @@
-"""How likely the model found the tokens of a prompt, in a form for callers."""
+"""The tokens of a prompt, and how likely the model found them, in a form for callers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ..protocol.scores import NO_TOKEN, ScoreColumns
 
@@ -16,6 +18,12 @@ class PromptLogprob:
     logprob: float
     rank: int  # 1: the likeliest token
     alternatives: list[tuple[int, float]]  # (token id, logprob) of the likeliest, best first, as many as requested
+
+
+def read_prompt_ids(summary: Mapping[str, Any]) -> list[int] | None:
+    """The token ids of the prompt, after truncation; None if they were not requested."""
+    packed = summary.get("prompt_token_ids")
+    return None if packed is None else [int(token_id) for token_id in np.frombuffer(packed, "<i4")]
 
 
 def read_prompt_logprobs(summary: Mapping[str, Any]) -> list[PromptLogprob | None] | None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ..protocol.errors import InvalidRequest, PipelineClosed, RequestTimeout, TriptychError
 from ..protocol.messages import Accepted, Failed, Finished
-from .prompt_logprobs import PromptLogprob, read_prompt_logprobs
+from .prompt_logprobs import PromptLogprob, read_prompt_ids, read_prompt_logprobs
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,11 @@ class Completion:
         """What it was ranked by: a hypothesis' score, or the mean logprob with ``best_of``; else None."""
         score: float | None = self.summary.get("score")
         return score
+
+    @property
+    def prompt_token_ids(self) -> list[int] | None:
+        """If the request asked for ``return_prompt`` or ``prompt_logprobs``: its tokens, after truncation."""
+        return read_prompt_ids(self.summary)
 
     @property
     def prompt_logprobs(self) -> list[PromptLogprob | None] | None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
@@ -113,6 +114,10 @@ class JsonlWriter:
             row["score"] = completion.score
         if completion.logprobs is not None:
             row["logprobs"] = completion.logprobs
+        if (prompt := completion.prompt_token_ids) is not None:
+            row.setdefault("prompt_token_ids", prompt)  # --resume compares those of the line, before truncation
+        if (of_prompt := completion.prompt_logprobs) is not None:
+            row["prompt_logprobs"] = [None if token is None else asdict(token) for token in of_prompt]
         self._write(job, row)
 
     def failure(self, job: Job, error: RequestError) -> None:

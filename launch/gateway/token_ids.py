@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from starlette.requests import Request
 
+from ...driver.prompt_logprobs import read_prompt_ids
 from .generation import Generation
 from .ids import new_id
 from .parameters import named_as
@@ -22,7 +22,9 @@ _IN_COMMON = (
 
 def prompt_ids(summary: Mapping[str, Any]) -> list[int]:
     """The prompt's ids, from the summary of a request with ``return_prompt``."""
-    return [int(token_id) for token_id in np.frombuffer(summary["prompt_token_ids"], "<i4")]
+    ids = read_prompt_ids(summary)
+    assert ids is not None, "requested"
+    return ids
 
 
 async def chat_ids(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> list[int]:

@@ -99,6 +99,21 @@ def test_line_may_be_an_object_with_its_own_parameters(generate: Triptych) -> No
     assert rows[3]["prompt"] == "{plain text} in braces"
 
 
+def test_row_has_what_was_asked_about_the_prompt(generate: Triptych) -> None:
+    lines = [
+        {"prompt": "abc", "return_prompt": True},
+        {"prompt_token_ids": [5, 6, 7], "max_prompt_tokens": 2, "truncation": "left"},
+    ]
+    stdin = "\n".join(map(json.dumps, lines)).encode()
+    text, ids = rows_of(generate("--prompt-logprobs", "1", "--format", "jsonl", stdin=stdin).out)
+    first, *others = text["prompt_logprobs"]
+    assert first is None
+    assert len(text["prompt_token_ids"]) == 1 + len(others) == text["usage"]["prompt_tokens"]
+    assert all(token["rank"] >= 1 and len(token["alternatives"]) == 1 for token in others)
+    assert ids["prompt_token_ids"] == [5, 6, 7]  # as in the line, which --resume compares
+    assert len(ids["prompt_logprobs"]) == 2
+
+
 def test_every_choice_of_an_answer_has_a_row(generate: Triptych) -> None:
     request = {"prompt": "a", "n": 2, "best_of": 3, "temperature": 1.0, "seed": 3}
     stdin = "\n".join(map(json.dumps, [request, {"prompt": "b"}])).encode()
