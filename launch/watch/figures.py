@@ -53,7 +53,8 @@ def execute_figures(stage: Stage, watched: Watched) -> list[Figure]:
 
 def summarize_figures(stage: Stage, watched: Watched) -> list[Figure]:
     finished = stage.get("finished", {})
-    bad = stage.get("bad_frames", 0) + stage.get("forgotten_unread", 0)
+    unread, bad = stage.get("forgotten_unread", 0), stage.get("bad_frames", 0)
+    tone = "warning" if unread or bad else ""
     return [
         Figure("rate", "tokens/s", number(stage.get("tokens_per_second", 0.0)), tone="strong"),
         Figure("live", "answers live", f"{stage.get('live', 0)}"),
@@ -64,7 +65,7 @@ def summarize_figures(stage: Stage, watched: Watched) -> list[Figure]:
         _figure(
             "failed", "aborted · failed", f"{finished.get('abort', 0)} · {finished.get('error', 0)}", short="abort·fail"
         ),
-        _figure("bad", "unread · bad frames", number(bad), short="unread·bad", tone="warning" if bad else ""),
+        _figure("bad", "unread · bad frames", f"{unread} · {bad}", short="unread·bad", tone=tone),
     ]
 
 
