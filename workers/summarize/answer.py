@@ -14,6 +14,7 @@ from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs, read_scores, read_times, was_scheduled
 from ...protocol.messages import DeltaRow, Failed, Finished
 from ...protocol.scores import ScoreColumns
+from .columns import Key
 from .ledger import Ledger, Marks, make_ledger
 from .stream import OutputStream
 
@@ -65,7 +66,7 @@ class Answer:
         self._summary: dict[str, Any] | None = None  # computed once, with the end: it must not change afterwards
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> Key:
         return self.view.slot, self.view.generation
 
     @property

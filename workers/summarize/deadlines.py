@@ -10,10 +10,9 @@ from ...protocol.errors import DeadlineExceeded
 from ...protocol.journal.layout import ACCEPTED, Journal
 from ...protocol.record import RequestRecord
 from .answer import Answer
+from .columns import Key
 
 LOOK_AGAIN_NS = 250_000_000  # how often to check a request on which execute decides
-
-Key = tuple[int, int]  # (slot, generation)
 
 
 class Deadlines:

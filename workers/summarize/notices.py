@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from ...protocol import messages as m
 from ...protocol.channels import Links
-from .columns import columns_of
-
-Key = tuple[int, int]  # (slot, generation)
+from .columns import Key, columns_of
 
 
 class Notices:

@@ -28,7 +28,7 @@ from ...protocol.run_dir import follow_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext, received_frames, wait_for_model
 from .answer import Answer
 from .choices import Choices, Requests, unknown
-from .columns import runs_of
+from .columns import Key, runs_of
 from .deadlines import Deadlines
 from .delivery import RETRY_S, Delivery
 from .ends import Ends
@@ -376,7 +376,7 @@ class Summarize:
                     self._ends.fail(answer, error)
         self._deadlines.tidy(self._is_open, num_live=len(self._answers))
 
-    def _is_open(self, key: tuple[int, int]) -> bool:
+    def _is_open(self, key: Key) -> bool:
         answer = self._answers.get(key[0])
         return answer is not None and answer.key == key and not answer.stream.is_finished
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .memory import Arena, padded
 from .structures import GROUP_INPUTS, Format, Matrix
 
-_COLUMNS = 64  # in a block
+COLUMNS = 64  # in a block
 _PIECES_PER_THREAD = 4  # so that all threads finish at about the same time
 _FEW_WEIGHTS = 1 << 18  # packed by one thread before another has started
 
@@ -39,7 +39,7 @@ def new_matrix(arena: Arena, format_: Format, num_inputs: int, num_outputs: int,
         scales=per_column(format_ is Format.INT8),
         offsets=per_column(format_.arithmetic is Format.INT8),
         num_inputs=num_inputs,
-        num_blocks=columns // _COLUMNS,
+        num_blocks=columns // COLUMNS,
         format=format_,
     )
 
@@ -51,7 +51,7 @@ class Placement:
     matrix: Matrix
     num_outputs: int
     first: int = 0
-    run: int = _COLUMNS
+    run: int = COLUMNS
 
 
 class FourBits(NamedTuple):
@@ -130,6 +130,6 @@ class Packer:
         if count * place.matrix.num_inputs < _FEW_WEIGHTS:
             run(0, count)
             return
-        piece = padded(-(-count // (_PIECES_PER_THREAD * self._num_threads)), _COLUMNS)
+        piece = padded(-(-count // (_PIECES_PER_THREAD * self._num_threads)), COLUMNS)
         with ThreadPoolExecutor(self._num_threads) as pool:
             deque(pool.map(lambda begin: run(begin, min(begin + piece, count)), range(0, count, piece)), maxlen=0)

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from .checkpoint import check_generation_config, check_weights, context_limit, read_config
 from .decoder_spec import DecoderSpec, Unsupported
 from .describe import describe_decoder
-from .facts import ModelFacts
+from .facts import ModelFacts, end_tokens
 from .families import FAMILIES
 from .family import Family
 from .mapped_checkpoint import Checkpoint
@@ -82,12 +82,10 @@ def read_facts(
         generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
     except OSError:  # no such file: fall back to the model's config
         generation = GenerationConfig.from_model_config(config)
-    eos = generation.eos_token_id
-    eos_ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
     return ModelFacts(
         model_type=config.model_type,
         num_parameters=sum(map(prod, spec.tensors().values())),
         vocab_size=config.vocab_size,
-        eos_token_ids=tuple(sorted(int(token_id) for token_id in eos_ids)),
+        eos_token_ids=end_tokens(tokenizer, generation),
         context_limit=context_limit(config),
     )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from ....protocol.config import ModelConfig
 from ....protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 Progress = Callable[[int, int], None]  # (done, total), in tensors
 
@@ -22,6 +26,13 @@ class ModelFacts:
     vocab_size: int  # of the model: the width of its logits
     eos_token_ids: tuple[int, ...]  # sorted; from tokenizer and generation config together
     context_limit: int | None  # tokens; None: the model does not say
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerFast, generation: GenerationConfig | None) -> tuple[int, ...]:
+    """The ids that end an answer, as ``ModelFacts`` has them."""
+    stated = generation.eos_token_id if generation else None
+    ids = {tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])} - {None}
+    return tuple(sorted(int(token_id) for token_id in ids))
 
 
 def take_device(name: str) -> torch.device:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import inspect
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-Int32 = npt.NDArray[np.int32]
+from ..step import Int32
 
 
 class RaggedForward:

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 
 from ..kernels.triton_matmul import invariant_linear
 from .decoder_spec import DecoderSpec
+from .facts import Progress
 from .fp8 import Fp8Projection
 from .fused_experts import FusedExperts
 from .layer_tensors import LayerTensors, bias_of
-
-Progress = Callable[[int, int], None]  # (done, total), in tensors
 
 
 class Projection(Protocol):

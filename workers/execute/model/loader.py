@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from ....protocol.errors import ConfigError
 from .checkpoint import check_generation_config, check_layer_types, check_weights, context_limit, read_config
-from .facts import ModelFacts, Progress
+from .facts import ModelFacts, Progress, end_tokens
 from .fp8_weights import Fp8Checkpoint, is_of_quantised
 from .group import ALONE, Group
 from .stored_weights import kind_of, open_for_modules, read_settings
@@ -153,13 +153,11 @@ def _of_group(group: Group) -> dict[str, DistributedConfig]:
 
 
 def _facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> ModelFacts:
-    eos = model.generation_config.eos_token_id if model.generation_config else None
-    eos_ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
     return ModelFacts(
         model_type=model.config.model_type,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocab_size=model.config.get_text_config().vocab_size,
-        eos_token_ids=tuple(sorted(int(token_id) for token_id in eos_ids)),
+        eos_token_ids=end_tokens(tokenizer, model.generation_config),
         context_limit=context_limit(model.config),
     )
 

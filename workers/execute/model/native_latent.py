@@ -8,33 +8,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..kernels.matrix import FourBits, Packer, Placement, matrix_bytes, new_matrix
+from ..kernels.matrix import COLUMNS, FourBits, Packer, Placement, matrix_bytes, new_matrix
 from ..kernels.memory import Arena
-from ..kernels.structures import Format, LatentLayer, LatentShape, Matrix
+from ..kernels.structures import LANES, Format, LatentLayer, LatentShape, Matrix
 from .decoder_spec import Unsupported
 from .latent_spec import LatentSpec
 
 if TYPE_CHECKING:
     from .mapped_checkpoint import Checkpoint
 
-_COLUMNS, _LANES = 64, 16  # in a block of a matrix, and in a vector; see kernels/src/latents.h
-
 
 def check_latents(latent: LatentSpec, *, rotary_dim: int) -> None:
     """
     Raises:
-        Unsupported: the kernels have no latents of these sizes.
+        Unsupported: the kernels have no latents of these sizes, see kernels/src/latents.h.
     """
     if rotary_dim != latent.rotary_dim:
         raise Unsupported(
             f"its positions turn {rotary_dim} channels, and its latents have {latent.rotary_dim} for them"
         )
     for name, size, multiple in (
-        ("latents", latent.rank, _COLUMNS),
-        ("latents of queries", latent.query_rank, _COLUMNS),
-        ("values", latent.value_dim, _COLUMNS),
-        ("plain keys", latent.plain_dim, _LANES),
-        ("turned keys", latent.rotary_dim, _LANES),
+        ("latents", latent.rank, COLUMNS),
+        ("latents of queries", latent.query_rank, COLUMNS),
+        ("values", latent.value_dim, COLUMNS),
+        ("plain keys", latent.plain_dim, LANES),
+        ("turned keys", latent.rotary_dim, LANES),
     ):
         if size % multiple:
             raise Unsupported(f"its {name} have {size} channels, which is not a multiple of {multiple}")
@@ -61,7 +59,7 @@ def whole_matrix(checkpoint: Checkpoint, name: str, packer: Packer) -> torch.Ten
     num_outputs, num_inputs = checkpoint.shapes()[name]
     arena = Arena(matrix_bytes(Format.INT4, num_inputs, num_outputs))
     matrix = new_matrix(arena, Format.INT4, num_inputs, num_outputs, has_bias=False)
-    place = Placement(matrix, num_outputs, 0, _COLUMNS)
+    place = Placement(matrix, num_outputs, 0, COLUMNS)
     packer.pack_int4(stored, place)
     return torch.from_numpy(packer.unpack(place))
 
@@ -79,7 +77,7 @@ class HeadMatrices:
             self.keys[number] = new_matrix(arena, format_, plain, rank, has_bias=False)
             self.values[number] = new_matrix(arena, format_, rank, of_value, has_bias=False)
         self._places = [
-            (Placement(key, rank, 0, _COLUMNS), Placement(value, of_value, 0, _COLUMNS))
+            (Placement(key, rank, 0, COLUMNS), Placement(value, of_value, 0, COLUMNS))
             for key, value in zip(self.keys, self.values, strict=True)
         ]
         is_bf16 = weight.dtype == torch.bfloat16

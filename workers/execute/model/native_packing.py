@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..kernels.matrix import FourBits, Mxfp4, Packer, Placement, new_matrix
+from ..kernels.matrix import COLUMNS, FourBits, Mxfp4, Packer, Placement, new_matrix
 from ..kernels.memory import Arena, padded
 from ..kernels.structures import Format, Matrix
 from .decoder_spec import DecoderSpec
@@ -49,7 +49,9 @@ class Packing:
             is_quantised = self._checkpoint.has_four_bits(name)
         return self.format if is_quantised else self.format.arithmetic
 
-    def _place(self, matrix: Matrix, names: Sequence[str], parts: Sequence[tuple[int, int]], *, run: int = 64) -> None:
+    def _place(
+        self, matrix: Matrix, names: Sequence[str], parts: Sequence[tuple[int, int]], *, run: int = COLUMNS
+    ) -> None:
         """Pack tensors into columns of the matrix, and their biases if it has one.
 
         ``parts`` are pairs (number of rows, first column). Each part is a tensor, or all of them form one.
@@ -75,9 +77,9 @@ class Packing:
             self._quantised |= dict(zip(names, of_each, strict=True))
         if places[0].matrix.bias:
             for source, place in zip(self._read([bias_of(name) for name in names], sizes), places, strict=True):
-                bias = (ctypes.c_float * (64 * place.matrix.num_blocks)).from_address(place.matrix.bias)
+                bias = (ctypes.c_float * (COLUMNS * place.matrix.num_blocks)).from_address(place.matrix.bias)
                 whole, rest = np.divmod(np.arange(len(source)), place.run)
-                np.frombuffer(bias, np.float32)[place.first + whole * 64 + rest] = source.float().numpy()
+                np.frombuffer(bias, np.float32)[place.first + whole * COLUMNS + rest] = source.float().numpy()
 
     def _read_weights(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor | FourBits | Mxfp4]:
         """Like ``_read``, but yields weights in four bits if stored so."""

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ..kernels.matrix import Placement, new_matrix
+from ..kernels.matrix import COLUMNS, Placement, new_matrix
 from ..kernels.memory import padded
 from ..kernels.structures import (
     LANES,
@@ -285,7 +285,8 @@ class PackedWeights(Packing):
         hidden, has_bias = self.spec.hidden_size, self.spec.has_mlp_bias
         if self.spec.has_gates:
             mlp.gate_up = self._matrix(names.gate_up, hidden, 2 * padded(size), has_bias=has_bias)
-            self._place(mlp.gate_up, names.gate_up, [(size, 0), (size, 32)], run=32)
+            half = COLUMNS // 2  # of each block are gates
+            self._place(mlp.gate_up, names.gate_up, [(size, 0), (size, half)], run=half)
         else:
             mlp.gate_up = self._matrix(names.gate_up, hidden, size, has_bias=has_bias)
             self._place(mlp.gate_up, names.gate_up, [(size, 0)])

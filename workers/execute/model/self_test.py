@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -22,7 +21,7 @@ from transformers import PreTrainedModel
 from ....protocol.errors import ConfigError
 from ..attention.forward_context import PagedLayers, attending, use_paged_attention
 from ..attention.interface import AttentionForm, PagedAttention
-from ..step import StepInputs
+from ..step import Int32, StepInputs
 from .checkpoint import NO_MIXING
 from .forward import RaggedForward
 from .lora import Adapter
@@ -32,8 +31,6 @@ from .probe import NUM_PAGES, NUM_STATE_ROWS, Chunks, paged_rows, random_sequenc
 from .recurrent import StateProbe, cut_batches, going_on, remembering
 from .states import SequenceStates, StateLayout
 from .torch_lora import TorchAdapters, merged
-
-Int32 = npt.NDArray[np.int32]
 
 _PAGE_SIZE = 4  # small, so that short sequences have several pages
 _CHUNKS: Chunks = ((6, 1), (3, 8), (9, 2))
