@@ -282,6 +282,6 @@ def test_requests_are_aborted_when_answers_cannot_be_written(triptych: Triptych,
     stdin = b"\n".join(json.dumps(line).encode() for line in [*quick, slow])
     with Driver("hash-lm", hash_step_ms=10.0) as driver, Client(driver.run_dir) as client:
         outcome = triptych("generate", "--connect", driver.run_dir, "--output", "/dev/full", *flags, stdin=stdin)
-        assert "cannot write /dev/full" in outcome.err
+        assert (outcome.code, outcome.err) == (1, "error: cannot write /dev/full: No space left on device\n")
         # Its end may have been acknowledged and forgotten already, but it is still in the list of ended requests.
         eventually(lambda: ("slow", "abort") in [(line.request_id, line.state) for line in client.requests().ended])

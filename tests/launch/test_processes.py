@@ -175,16 +175,6 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat() -> None:
     assert "= wall" in errors
 
 
-def test_full_standard_output_is_named() -> None:
-    with open("/dev/full", "w") as full:
-        command = [*COMMAND, "generate", "hi", *HASH]
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert (result.returncode, result.stderr) == (
-        1,
-        "error: cannot write standard output: No space left on device\n",
-    )
-
-
 def test_closed_pipe_ends_generate_quietly() -> None:
     with process("generate", "hi", *HASH, "--max-tokens", "3000", "--stream") as running:
         assert running.stdout is not None

@@ -13,14 +13,15 @@ from tests.launch.test_processes import COMMAND, HASH
 @pytest.mark.parametrize(
     ("closed", "arguments", "words"),
     [
-        ("<&-", ["generate"], "nothing to answer"),
-        (">&-", ["generate", "hi"], "cannot write standard output"),
-        (">&-", ["generate", "hi", "--stream"], "cannot write standard output"),
-        (">&-", ["info"], "cannot write the output"),
+        ("<&-", ["generate", *HASH], "nothing to answer"),
+        (">&-", ["generate", "hi", *HASH], "cannot write standard output"),
+        (">&-", ["generate", "hi", "--stream", "--connect", "{run_dir}"], "cannot write standard output"),
+        (">&-", ["info", "--connect", "{run_dir}"], "cannot write the output"),
     ],
 )
-def test_closed_stream_is_reported(closed: str, arguments: list[str], words: str) -> None:
-    shell = ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND, *arguments, *HASH]
+def test_closed_stream_is_reported(closed: str, arguments: list[str], words: str, run_dir: str) -> None:
+    arguments = [argument.format(run_dir=run_dir) for argument in arguments]
+    shell = ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND, *arguments]
     outcome = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
     assert words in outcome.stderr
     assert "Traceback" not in outcome.stderr
@@ -65,6 +66,11 @@ def test_full_output_is_an_error_in_one_line(arguments: list[str], is_unbuffered
     arguments = [argument.format(run_dir=run_dir) for argument in arguments]
     outcome = run_with_full_output(*arguments, PYTHONUNBUFFERED=is_unbuffered)
     assert outcome == (1, "error: cannot write the output: No space left on device\n")
+
+
+def test_full_standard_output_is_named_for_answers(run_dir: str) -> None:
+    outcome = run_with_full_output("generate", "hi", "--connect", run_dir)
+    assert outcome == (1, "error: cannot write standard output: No space left on device\n")
 
 
 def test_closed_output_pipe_is_not_an_error(run_dir: str) -> None:
