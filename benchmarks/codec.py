@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment, spread  # noqa: E402
-from triptych.protocol import messages as m  # noqa: E402
-from triptych.protocol.codec import decode, decode_public, encode  # noqa: E402
+from benchmarks.report import environment, spread
+from triptych.protocol import messages as m
+from triptych.protocol.codec import decode, decode_public, encode
 
 SEED, WARM_UP, REPEATS, CALLS = 0, 5, 101, 200
 STEP_ROWS, TEXT_ROWS, PROMPT_TOKENS = 256, 64, 1000

@@ -295,9 +295,7 @@ def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tenso
         values = torch.randn(size, generator=generator, device=device)
         inputs = size[1] if len(size) == 3 else size[-1]
         std = 0.02 if name == "model.embed_tokens.weight" else inputs**-0.5
-        tensors[name] = (
-            values.mul_(std).to(torch.bfloat16).cpu()
-        )  # rounded on the device: half as much is copied to the host
+        tensors[name] = values.mul_(std).to(torch.bfloat16).cpu()  # rounded before it is copied to the host
     return tensors
 
 

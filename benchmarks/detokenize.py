@@ -13,15 +13,14 @@ from time import perf_counter_ns
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment  # noqa: E402
-from tests.workers import tokenizer_zoo  # noqa: E402
-from triptych.protocol.sampling import SamplingParams  # noqa: E402
-from triptych.workers.summarize.detokenizer import make_detokenizer  # noqa: E402
-from triptych.workers.summarize.stream import OutputStream  # noqa: E402
-from triptych.workers.summarize.vocabulary import Vocabulary  # noqa: E402
+from benchmarks.report import environment
+from tests.workers import tokenizer_zoo
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.summarize.detokenizer import make_detokenizer
+from triptych.workers.summarize.stream import OutputStream
+from triptych.workers.summarize.vocabulary import Vocabulary
 
 SEED, WARM_UP, REPEATS = 0, 3, 15
 NUM_TOKENS = (200, 2000)

@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment  # noqa: E402
-from triptych import AsyncClient, Driver  # noqa: E402
-from triptych.launch.gateway.config import GatewayConfig  # noqa: E402
-from triptych.launch.gateway.processes import gateways  # noqa: E402
+from benchmarks.report import environment
+from triptych import AsyncClient, Driver
+from triptych.launch.gateway.config import GatewayConfig
+from triptych.launch.gateway.processes import gateways
 
 STREAMS, OUTPUT_TOKENS, TURNS, STEP_MS = 256, 60, 3, 30.0
 NUM_TOKENS = re.compile(rb"^id: (\d+)$", re.MULTILINE)

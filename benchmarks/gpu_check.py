@@ -288,7 +288,7 @@ def last_line(text: str) -> str:
 
 
 def wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Why the part did not complete, or None. All its processes end with it."""
+    """Why the part did not complete; empty if it did. All its processes end with it."""
     try:
         code = process.wait(limit_s)
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}" if code else ""

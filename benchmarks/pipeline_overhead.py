@@ -26,24 +26,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.records import random_prompts  # noqa: E402
-from benchmarks.report import environment  # noqa: E402
-from triptych import Driver  # noqa: E402
-from triptych.driver.client import request_map  # noqa: E402
-from triptych.driver.session import Session  # noqa: E402
-from triptych.driver.stream import Completion, Delta  # noqa: E402
-from triptych.protocol.config import PipelineConfig  # noqa: E402
-from triptych.protocol.connection import Address, Connection  # noqa: E402
-from triptych.protocol.messages import Accepted  # noqa: E402
-from triptych.protocol.run_dir import follow_endpoint, submit_endpoint  # noqa: E402
-from triptych.protocol.sampling import SamplingParams  # noqa: E402
-from triptych.workers.execute.engine import Engine  # noqa: E402
-from triptych.workers.execute.model.build import build_runner  # noqa: E402
-from triptych.workers.execute.scheduling.scheduler import Scheduler  # noqa: E402
-from triptych.workers.execute.scheduling.sequence import Sequence  # noqa: E402
+from benchmarks.records import random_prompts
+from benchmarks.report import environment
+from triptych import Driver
+from triptych.driver.client import request_map
+from triptych.driver.session import Session
+from triptych.driver.stream import Completion, Delta
+from triptych.protocol.config import PipelineConfig
+from triptych.protocol.connection import Address, Connection
+from triptych.protocol.messages import Accepted
+from triptych.protocol.run_dir import follow_endpoint, submit_endpoint
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.scheduling.sequence import Sequence
 
 PROMPT_TOKENS, TURNS = 64, 5
 BUSY = "while True: pass"

@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment, spread  # noqa: E402
-from triptych.protocol.sampling import SamplingParams  # noqa: E402
-from triptych.workers.execute.sampling.sampler import Sampler  # noqa: E402
-from triptych.workers.execute.scheduling.sequence import Sequence  # noqa: E402
+from benchmarks.report import environment, spread
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.sampling.sampler import Sampler
+from triptych.workers.execute.scheduling.sequence import Sequence
 
 VOCAB_SIZE, BATCH, SEED, WARM_UP, REPEATS = 151_936, 32, 0, 2, 15
 PARAMS: dict[str, dict[str, Any]] = {

@@ -21,22 +21,21 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment, spread  # noqa: E402
-from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig  # noqa: E402
-from triptych.protocol.model_card import ModelCard  # noqa: E402
-from triptych.protocol.sampling import SamplingParams  # noqa: E402
-from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer  # noqa: E402
-from triptych.workers.execute.engine import Engine  # noqa: E402
-from triptych.workers.execute.grammar.masks import MaskMaker  # noqa: E402
-from triptych.workers.execute.grammar.matcher import GrammarCompiler  # noqa: E402
-from triptych.workers.execute.hash_model import byte_tokenizer_json  # noqa: E402
-from triptych.workers.execute.model.build import build_runner  # noqa: E402
-from triptych.workers.execute.sampling.sampler import Sampler  # noqa: E402
-from triptych.workers.execute.scheduling.scheduler import Scheduler  # noqa: E402
-from triptych.workers.execute.scheduling.sequence import Sequence  # noqa: E402
+from benchmarks.report import environment, spread
+from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig
+from triptych.protocol.model_card import ModelCard
+from triptych.protocol.sampling import SamplingParams
+from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.grammar.masks import MaskMaker
+from triptych.workers.execute.grammar.matcher import GrammarCompiler
+from triptych.workers.execute.hash_model import byte_tokenizer_json
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.sampling.sampler import Sampler
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.scheduling.sequence import Sequence
 
 BATCHES, VOCAB_SIZE, STEPS, TURNS, SEED = (1, 32), 128_000, 60, 4, 0
 PARAMS = {"greedy": SamplingParams(max_tokens=None), "temperature": SamplingParams(max_tokens=None, temperature=1.0)}

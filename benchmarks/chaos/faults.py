@@ -63,8 +63,7 @@ class Faults:
                 self._timed(f"{role} stopped", role, signal.SIGSTOP)
             case ["segv", "one"]:
                 # An external kill in these moments looks like a crash: two of them that hit the same request alone
-                # would
-                # rightly poison it. No request is alone while there are no suspects and many streams.
+                # would rightly poison it. No request is alone while there are no suspects and many streams.
                 is_safe = not self._service.board.stats()["execute"].get("suspects")
                 self._send(role, signal.SIGSEGV if is_safe else signal.SIGKILL)
             case ["kill", "at", "start-up"]:
