@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from . import CHECKPOINT
+from ...protocol.config import DEMO_CHECKPOINT
 from .conversations import EXTRA_PHRASINGS, Conversation, Turn, ordered_pairs
 from .entries import OFF_TOPIC_ANSWER, PHRASINGS, load_entries
 from .off_topic import HELD_OUT_OFF_TOPIC, invented_name
@@ -52,7 +52,7 @@ def held_out_turns() -> list[Turn]:
 
 
 def load_checkpoint(
-    folder: Path = CHECKPOINT, *, dtype: torch.dtype = torch.float32
+    folder: Path = DEMO_CHECKPOINT, *, dtype: torch.dtype = torch.float32
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """The model in evaluation mode, computing in ``dtype`` from the stored bfloat16 weights, and its tokenizer."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -158,5 +158,5 @@ def _padded(row: Sequence[int], length: int) -> list[int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Count the exact answers of a demo model checkpoint.")
-    parser.add_argument("folder", type=Path, nargs="?", default=CHECKPOINT)
+    parser.add_argument("folder", type=Path, nargs="?", default=DEMO_CHECKPOINT)
     print_table(parser.parse_args().folder)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from triptych.launch.demo_model import CHECKPOINT
 from triptych.launch.demo_model.conversations import Conversation, Mixture, Turn, sample_epoch
 from triptych.launch.demo_model.entries import (
     BARE_METHOD_ANSWER,
@@ -22,6 +21,7 @@ from triptych.launch.demo_model.entries import (
 from triptych.launch.demo_model.evaluate import generate_answers, load_checkpoint, one_question
 from triptych.launch.demo_model.off_topic import HELD_OUT_OFF_TOPIC
 from triptych.launch.demo_model.tokenizer import ConversationEncoder
+from triptych.protocol.config import DEMO_CHECKPOINT
 
 MAX_FOLDER_BYTES = 8_000_000
 
@@ -136,8 +136,8 @@ def test_tokenizer_round_trips_any_text(text: str) -> None:
 
 
 def test_checkpoint_has_the_standard_format() -> None:
-    model = AutoModelForCausalLM.from_pretrained(CHECKPOINT)
-    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    model = AutoModelForCausalLM.from_pretrained(DEMO_CHECKPOINT)
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_CHECKPOINT)
     assert isinstance(model, LlamaForCausalLM)
     assert model.dtype == torch.bfloat16
     assert model.config.head_dim == 64
@@ -145,5 +145,5 @@ def test_checkpoint_has_the_standard_format() -> None:
 
 
 def test_checkpoint_is_small() -> None:
-    files = [file for file in CHECKPOINT.parent.rglob("*.*") if "__pycache__" not in file.parts]
+    files = [file for file in DEMO_CHECKPOINT.parent.rglob("*.*") if "__pycache__" not in file.parts]
     assert sum(file.stat().st_size for file in files) <= MAX_FOLDER_BYTES

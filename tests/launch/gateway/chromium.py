@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -79,10 +78,6 @@ class Browser:
     def press(self, key: str, *, code: int) -> None:
         for kind in ("rawKeyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code)
-
-    def screenshot(self, path: Path) -> None:
-        shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=False)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """The result of a command; messages that arrive meanwhile are kept."""

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.workers.execute.model.native import NativeEngine, make_inputs
-from triptych.launch.demo_model import CHECKPOINT
 from triptych.launch.demo_model.conversations import Conversation, ordered_pairs
 from triptych.launch.demo_model.entries import PHRASINGS, load_entries
 from triptych.launch.demo_model.evaluate import MAX_NEW_TOKENS, load_checkpoint
 from triptych.launch.demo_model.tokenizer import ConversationEncoder
+from triptych.protocol.config import DEMO_CHECKPOINT
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.model.native_build import NativeSetting
 from triptych.workers.execute.model.native_proof import load_native
@@ -77,15 +77,15 @@ def test_answers_are_exact(
 ) -> None:
     folder = tmp_path_factory.mktemp("demo")
     options: dict[str, Any] = {"dtype": dtype, "quantization": quantization}
-    engine = NativeEngine(CHECKPOINT, folder, num_pages=NUM_PAGES, kv_dtype=kv_dtype, **options)
+    engine = NativeEngine(DEMO_CHECKPOINT, folder, num_pages=NUM_PAGES, kv_dtype=kv_dtype, **options)
     assert num_exact(engine) >= least
 
 
 def answer_losses(quantization: str, kv_dtype: str = "auto") -> np.ndarray:
     """For every token of some conversations, the negative logarithm of its probability."""
     native = load_native(
-        CHECKPOINT,
-        load_tokenizer(CHECKPOINT),
+        DEMO_CHECKPOINT,
+        load_tokenizer(DEMO_CHECKPOINT),
         dtype="bfloat16",
         setting=NativeSetting(
             quantization=quantization, page_size=16, kv_dtype=kv_dtype, threads=None, progress=lambda done, total: None

@@ -13,7 +13,7 @@ import torch
 
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.launch.demo_model import CHECKPOINT
+from triptych.protocol.config import DEMO_CHECKPOINT
 from triptych.workers.execute.kernels.memory import HUGE_PAGE, Arena, populate
 from triptych.workers.execute.model import prefault
 from triptych.workers.execute.model.prefault import Prefault
@@ -97,7 +97,7 @@ def test_nothing_to_do_without_pages_on_the_host() -> None:
 @needs_populate
 def test_an_idle_pipeline_has_its_pool_in_memory() -> None:
     pool_bytes = 64 << 20
-    config = json.loads((CHECKPOINT / "config.json").read_text())
+    config = json.loads((DEMO_CHECKPOINT / "config.json").read_text())
     numbers_per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     with Driver("demo", dtype="float32", num_pages=pool_bytes // (4 * numbers_per_token * 16), page_size=16) as driver:
         eventually(lambda: most_resident(driver.pids["execute"]) >= pool_bytes)
