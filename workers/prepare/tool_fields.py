@@ -105,8 +105,21 @@ def _with_arguments(name: str, message: Message, texts: _JsonTexts) -> Message:
             # A model wrote them, and max_tokens may have cut them off. Clients tell it so, with its turn before that;
             # templates take any object, but not any text, list or null.
             arguments = {} if arguments is None else {"arguments": arguments}
-        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+        calls.append({**call, "function": {**call["function"], "arguments": _Arguments(arguments)}})
     return {**message, "tool_calls": calls}
+
+
+class _Arguments(dict[str, Any]):
+    """Arguments for any template: most go through an object, and some (Apertus, DeepSeek) join JSON text to others."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
 
 
 def _read_tools(text: str, texts: _JsonTexts) -> list[Any]:

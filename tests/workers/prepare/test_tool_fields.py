@@ -89,6 +89,17 @@ def test_arguments_always_reach_the_template_as_an_object(written: str, seen: di
     assert message["tool_calls"][0]["function"]["arguments"] == seen
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["'<' + arguments + '>'", "'<' ~ arguments ~ '>'", "'<' + arguments|string + '>'", "'<' + arguments|tojson + '>'"],
+)
+def test_template_may_join_arguments_as_text(written: str) -> None:
+    """As DeepSeek's and Apertus's do: it failed, or wrote a dictionary as Python does."""
+    source = "{% set arguments = messages[1].tool_calls[0].function.arguments %}{{ " + written + " }}"
+    messages, _ = read({"messages": CHAT})
+    assert ChatTemplate(source, {}).render(messages) == '<{"a": [1]}>'
+
+
 def test_texts_of_a_refused_request_are_not_parsed() -> None:
     """For 8 MB this took a second, in which no other client was served, at no cost to the sender."""
     with pytest.raises(InvalidRequest, match="temperature"):
