@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .call_schemas import arguments_form, calls_form
 from .chat_messages import wire_tools
 from .errors import ApiError, required, unsupported
 from .reasoning import words_of
 from .schemas.chat import Tool, ToolChoice
 from .state import Gateway
-from .structure import arguments_form, call_alternative, calls_form
+from .structure import call_alternative
 from .tools.parser import Call, Found, Schemas, make_parser
 
 MISTRAL_ID_CHARS = 9  # its template rejects ids of another length

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .grammar_text import json_rule, literal
-from .tools.tagged import GlmParser, QwenCoderParser
+from .tools.tagged import GlmParser, MiniMaxParser, QwenCoderParser, TaggedParser
 from .tools.values import types_of
 from .words import Words
 
@@ -15,9 +15,7 @@ _LINE = "\n"
 _SHARED = ("$defs", "definitions")  # what the schema of an argument may refer to
 
 
-def tagged_rules(
-    words: Words, tools: Sequence[Signature], parser: type[GlmParser | QwenCoderParser], *, single: bool
-) -> list[str]:
+def tagged_rules(words: Words, tools: Sequence[Signature], parser: type[TaggedParser], *, single: bool) -> list[str]:
     """The rules of ``calls`` in the format of ``parser``, with arguments in the order of the tools' schemas."""
     heads = " | ".join(f"call{index}" for index in range(len(tools)))
     return [
@@ -27,25 +25,29 @@ def tagged_rules(
     ]
 
 
-def _call(words: Words, rule: str, tool: Signature, parser: type[GlmParser | QwenCoderParser]) -> Iterator[str]:
+def _call(words: Words, rule: str, tool: Signature, parser: type[TaggedParser]) -> Iterator[str]:
     if issubclass(parser, GlmParser):
         return _glm_call(words, rule, tool)
-    return _qwen_call(rule, tool, parser.padding)
+    if issubclass(parser, MiniMaxParser):
+        return _nested_call(rule, tool, ('<invoke name="{}">', '<parameter name="{}">', "</invoke>"), "")
+    padding = parser.padding if issubclass(parser, QwenCoderParser) else ""
+    return _nested_call(rule, tool, ("<function={}>", "<parameter={}>", "</function>"), padding)
 
 
-def _qwen_call(rule: str, tool: Signature, padding: str) -> Iterator[str]:
+def _nested_call(rule: str, tool: Signature, tags: tuple[str, str, str], padding: str) -> Iterator[str]:
+    """``tags``: that of the function, that of an argument, and the end tag of the function."""
     name, schema = tool
-    arguments = _arguments(rule, schema)
-    head, end = literal(f"<function={name}>" + _LINE), literal(f"{padding}</parameter>{_LINE}")
-    yield f'{rule}: {head} {_sequence(arguments, schema)} "</function>"'
+    arguments = argument_rules(rule, schema)
+    head, end = literal(tags[0].format(name) + _LINE), literal(f"{padding}</parameter>{_LINE}")
+    yield f"{rule}: {head} {_sequence(arguments, schema)} {literal(tags[2])}"
     for key, own in arguments.items():
-        yield f"{own}: {literal(f'<parameter={key}>{padding}')} {own}v"
+        yield f"{own}: {literal(tags[1].format(key) + padding)} {own}v"
         yield from _value(f"{own}v", end, key, schema)
 
 
 def _glm_call(words: Words, rule: str, tool: Signature) -> Iterator[str]:
     name, schema = tool
-    arguments = _arguments(rule, schema)
+    arguments = argument_rules(rule, schema)
     yield f"{rule}: {literal(name)} {_sequence(arguments, schema)}"
     for key, own in arguments.items():
         marks = [words.in_grammar(mark) for mark in ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")]
@@ -53,11 +55,18 @@ def _glm_call(words: Words, rule: str, tool: Signature) -> Iterator[str]:
         yield from _value(f"{own}v", marks[3], key, schema)
 
 
-def _arguments(rule: str, schema: Mapping[str, Any]) -> dict[str, str]:
+def argument_rules(rule: str, schema: Mapping[str, Any]) -> dict[str, str]:
     """The rule of each argument."""
     properties = schema.get("properties")
     keys = properties if isinstance(properties, Mapping) else ()
     return {key: f"{rule}a{index}" for index, key in enumerate(keys)}
+
+
+def value_schema(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The schema of the argument ``key`` alone."""
+    argument = schema["properties"][key]
+    shared = {name: schema[name] for name in _SHARED if name in schema}
+    return {**shared, **argument} if isinstance(argument, Mapping) else {}
 
 
 def _sequence(arguments: Mapping[str, str], schema: Mapping[str, Any]) -> str:
@@ -74,8 +83,7 @@ def _value(rule: str, end: str, key: str, schema: Mapping[str, Any]) -> Iterator
     if types == {"string"} and isinstance(choices, list):
         yield f"{rule}: ({' | '.join(map(literal, choices))}) {end}"
     elif types and "string" not in types:
-        shared = {name: schema[name] for name in _SHARED if name in schema}
-        yield f"{rule}: {json_rule({**shared, **argument}, 'tools')} {end}"
+        yield f"{rule}: {json_rule(value_schema(schema, key), 'tools')} {end}"
     elif end.startswith("<["):  # a token, which text does not contain
         yield f"{rule}: /(?s:.*)/ {end}"
     else:

@@ -56,9 +56,9 @@ class HermesParser:
     def flush(self) -> Found:
         found: Found = []
         while self._finder is not None:
-            if (call := self.last_call_in(self._text)) is not None:
+            if last := self.last_calls_in(self._text):
                 self._text, self._finder = "", None
-                return [*found, call]
+                return [*found, *last]
             if self._finder.hidden is None:
                 self._text, self._finder = self._tags[0] + self._text, None
             else:
@@ -87,9 +87,14 @@ class HermesParser:
         """How many characters at the end of the text may be a part of a tag."""
         return held_back(self._text, self.start)
 
-    def last_call_in(self, text: str) -> Call | None:
-        """The call behind a start tag if the answer ended without the end tag; None if it is not complete."""
-        return self.call_in(text)
+    def last_calls_in(self, text: str) -> Found:
+        """What follows a start tag, if the answer ended without the end tag; nothing if no call is complete."""
+        return self.calls_in(text)
+
+    def calls_in(self, text: str) -> Found:
+        """What is between two tags; nothing if it cannot be parsed."""
+        call = self.call_in(text)
+        return [] if call is None else [call]
 
     def call_in(self, text: str) -> Call | None:
         """The call between two tags; None if it cannot be parsed."""
@@ -99,14 +104,14 @@ class HermesParser:
             return None
 
     def _close(self, place: int) -> Found:
-        """A call that ends at this tag, or text including the tags if it cannot be parsed."""
+        """Calls that end at this tag, or text including the tags if it cannot be parsed."""
         assert self._finder is not None, "within a call"
-        call, hidden, self._finder = self.call_in(self._text[:place]), self._finder.hidden, None
-        if call is None and hidden is not None:
+        calls, hidden, self._finder = self.calls_in(self._text[:place]), self._finder.hidden, None
+        if not calls and hidden is not None:
             place = hidden
         start, end = self._tags
         text, self._text = self._text[:place], self._text[place + len(end) :]
-        return [call] if call is not None else [f"{start}{text}{end}"]
+        return calls or [f"{start}{text}{end}"]
 
 
 def visible(text: str) -> Found:

@@ -5,29 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .objects import ObjectsParser
+from .objects import BareParser
 from .parser import UNREADABLE, Call, Found, Schemas, call_of
 
 TAG = "<|python_tag|>"
-_HEAD, _MAX_HEAD_CHARS = '{"name":"', 256  # without and with white space
+_HEAD = '{"name":"'  # without white space
 
 
-class LlamaParser(ObjectsParser):
-    """An answer that begins like a call is held back until the call is complete; any other is text."""
-
+class LlamaParser(BareParser):
     between = " \t\r\n;"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._head = ""
-
-    def push(self, text: str) -> Found:
-        if len(self._head) < _MAX_HEAD_CHARS and not self._is_over:
-            self._head = (self._head + text)[:_MAX_HEAD_CHARS]
-            begun = self._head.lstrip()
-            if not (self._may_be_call(begun) or TAG.startswith(begun[: len(TAG)])):
-                return self._end(text)
-        return super().push(text)
+    def _may_begin(self, begun: str) -> bool:
+        return self._may_be_call(begun) or TAG.startswith(begun[: len(TAG)])
 
     def _may_be_call(self, begun: str) -> bool:
         return begun.startswith("{")

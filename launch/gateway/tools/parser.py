@@ -24,6 +24,30 @@ class Call:
 
 # Only what a call is to look like: other families' templates describe tools with the same names, for other calls.
 _ASKS_FOR_LLAMA = re.compile(r'\{\s*"name":[^{},]{0,64},\s*"parameters":')
+_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # in a template that has all of them
+    (("<|channel|>commentary",), "harmony"),
+    (("<seed:tool_call>",), "seed_oss"),
+    (("<minimax:tool_call>",), "minimax"),
+    (("<parameter=",), "qwen3_coder"),
+    (("<arg_key>",), "glm45"),
+    (("<tool_calls>", "<tool_call>", "```json"), "hunyuan"),
+    (("<tool_call>",), "hermes"),
+    (("<tool_calls>",), "jamba"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<function_calls>",), "olmo3"),
+    (("<|tool_call|>",), "granite"),
+    (("functools[",), "granite"),
+    (("<|START_ACTION|>",), "cohere"),
+    (("<TOOLCALL>",), "nemotron"),
+    (("<|tools_prefix|>",), "apertus"),
+    (("<|action_start|>",), "internlm"),
+    (("<｜tool▁calls▁begin｜>", "tools"), "deepseek"),  # most know calls of earlier turns, but not the tools
+    (("<|python_tag|>",), "llama3_json"),
+    (("single JSON array", '[{"name":'), "xlam"),
+    (("[func_name1(",), "pythonic"),
+    (("List of tools: ",), "lfm2"),  # of LFM2.5, some of whose templates have no marks
+)
 UNREADABLE = (ValueError, RecursionError)  # errors for a model's JSON: malformed, or nested too deeply
 Found = list[str | Call]  # in the order of the text
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of tools, by their names
@@ -48,16 +72,8 @@ def find_parser(name: str, template: str) -> str:
     """The parser's name: as configured, or derived from the chat template; "none" if that has no known marks."""
     if name != "auto":
         return name
-    for word, parser in (
-        ("<|channel|>commentary", "harmony"),
-        ("<seed:tool_call>", "seed_oss"),
-        ("<parameter=", "qwen3_coder"),
-        ("<arg_key>", "glm45"),
-        ("<tool_call>", "hermes"),
-        ("[TOOL_CALLS]", "mistral"),
-        ("<|python_tag|>", "llama3_json"),
-    ):
-        if word in template:
+    for words, parser in _MARKS:
+        if all(word in template for word in words):
             return parser
     return "llama3_json" if _ASKS_FOR_LLAMA.search(template) else "none"
 
@@ -71,7 +87,7 @@ def make_parser(name: str, tools: Schemas | None = None) -> ToolParser:
     from .harmony import HarmonyParser
     from .hermes import HermesParser
     from .llama import FormLlamaParser, LlamaParser
-    from .mistral import MistralParser
+    from .marked import FORMATS, MarkedParser
     from .tagged import TAGGED
 
     parsers: dict[str, Callable[[], ToolParser]] = {
@@ -80,12 +96,13 @@ def make_parser(name: str, tools: Schemas | None = None) -> ToolParser:
         "llama3_json": LlamaParser,
         "llama3": LlamaParser,  # in ids
         "llama3f": lambda: FormLlamaParser(tools),
-        "mistral": MistralParser,
         "required": ListParser,
     }
     kind, _, tool = name.partition(":")
     if name in TAGGED:
         return TAGGED[name](tools)
+    if name in FORMATS:
+        return MarkedParser(FORMATS[name])
     return ArgumentsParser(tool) if kind == "named" and tool else parsers.get(name, PlainText)()
 
 

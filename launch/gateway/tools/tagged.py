@@ -1,8 +1,10 @@
-"""Calls with a tag around each argument instead of JSON: Qwen3-Coder, Qwen 3.5 and Seed-OSS, and those of GLM-4.5.
+"""Calls with a tag around each argument instead of JSON: Qwen3-Coder, Qwen 3.5 and Seed-OSS, those of GLM-4.5, and
+those of MiniMax-M2.
 
-``<tool_call><function=NAME><parameter=KEY>\\nVALUE\\n</parameter>...</function></tool_call>``, and
-``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...</tool_call>``. Text stands as it is, and other
-values as JSON: the tool's schema tells which it is.
+``<tool_call><function=NAME><parameter=KEY>\\nVALUE\\n</parameter>...</function></tool_call>``,
+``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...</tool_call>``, and
+``<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>...</minimax:tool_call>``.
+Text stands as it is, and other values as JSON: the tool's schema tells which it is.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 
-from .hermes import HermesParser
-from .parser import Call, Schemas, arguments_text, held_back
+from .hermes import HermesParser, visible
+from .parser import Call, Found, Schemas, arguments_text, held_back
 from .values import value_of
 
 _TAIL_CHARS = 512  # in front of an end tag, where it is told from one in an argument
@@ -23,6 +25,9 @@ _HEAD = re.compile(rf"\s*<function=({_NAME})>")
 _PARAMETER = re.compile(
     r"\s*<parameter=([^>\n]+)>(.*?)</parameter>(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))", re.DOTALL
 )
+_INVOKE, _INVOKE_END = re.compile(r'\s*<invoke name="([^"\n]+)">'), re.compile(r"\s*</invoke>")
+_BEHIND_NAMED = r'<parameter name="|</invoke>\s*(?:<invoke name="|(?:<[a-z ]*)?\Z)'
+_NAMED_PARAMETER = re.compile(rf'\s*<parameter name="([^"\n]+)">(.*?)</parameter>(?=\s*(?:{_BEHIND_NAMED}))', re.DOTALL)
 _PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*(?:<arg_key>|\Z))", re.DOTALL)
 
 
@@ -44,7 +49,7 @@ class _TailFinder:
         return None
 
 
-class TaggedParser(HermesParser, ABC):
+class TaggedParser(HermesParser):
     tail: re.Pattern[str]  # what ends a call
 
     def __init__(self, tools: Schemas | None = None) -> None:
@@ -55,19 +60,24 @@ class TaggedParser(HermesParser, ABC):
     def make_finder(self) -> _TailFinder:
         return _TailFinder(self.end, self.tail)
 
-    def call_in(self, text: str) -> Call | None:
-        if (found := self._read(text)) is None:
-            return None
-        name, pairs = found
+    def _call(self, name: str, pairs: dict[str, str]) -> Call:
         schema = self._tools.get(name, {})
         return Call(name, arguments_text({key: value_of(value, schema, key) for key, value in pairs.items()}))
+
+
+class _OneCallParser(TaggedParser, ABC):
+    """One call between the tags."""
+
+    def call_in(self, text: str) -> Call | None:
+        found = self._read(text)
+        return None if found is None else self._call(*found)
 
     @abstractmethod
     def _read(self, text: str) -> tuple[str, dict[str, str]] | None:
         """The name and the arguments of the call; None if it is none."""
 
 
-class QwenCoderParser(TaggedParser):
+class QwenCoderParser(_OneCallParser):
     """Qwen3-Coder often leaves out the first tag, so that the name comes at once; then the last may be missing too."""
 
     padding = "\n"  # around each value
@@ -105,8 +115,8 @@ class QwenCoderParser(TaggedParser):
     def _num_held(self) -> int:
         return len(self._text) if self._is_behind_bare else max(super()._num_held(), held_back(self._text, _FUNCTION))
 
-    def last_call_in(self, text: str) -> Call | None:
-        return self.call_in(text) if text.rstrip().endswith(_FUNCTION_END) else None
+    def last_calls_in(self, text: str) -> Found:
+        return self.calls_in(text) if text.rstrip().endswith(_FUNCTION_END) else []
 
     def _read(self, text: str) -> tuple[str, dict[str, str]] | None:
         if (head := _HEAD.match(text)) is None:
@@ -121,7 +131,7 @@ class SeedParser(QwenCoderParser):
     start, end, padding = "<seed:tool_call>", "</seed:tool_call>", ""
 
 
-class GlmParser(TaggedParser):
+class GlmParser(_OneCallParser):
     tail = re.compile(rf"</arg_value>\s*\Z|\A\s*{_NAME}\s*\Z")
 
     @classmethod
@@ -131,8 +141,8 @@ class GlmParser(TaggedParser):
         rest, marks = text[head.end() :], ("<arg_key>", cls.end)
         return rest.startswith(marks) or (None if any(mark.startswith(rest) for mark in marks) else False)
 
-    def last_call_in(self, text: str) -> Call | None:
-        return None  # more arguments might have followed
+    def last_calls_in(self, text: str) -> Found:
+        return []  # more arguments might have followed
 
     def _read(self, text: str) -> tuple[str, dict[str, str]] | None:
         name = text.partition("<")[0]
@@ -141,8 +151,41 @@ class GlmParser(TaggedParser):
         return (name.strip(), pairs) if is_call else None
 
 
-TAGGED: dict[str, type[GlmParser | QwenCoderParser]] = {
+class MiniMaxParser(TaggedParser):
+    """Several calls between the tags."""
+
+    start, end = "<minimax:tool_call>", "</minimax:tool_call>"
+    tail = re.compile(r'(?:</parameter>|<invoke name="[^"\n]+">)\s*</invoke>\s*\Z')
+
+    @classmethod
+    def begins(cls, text: str) -> bool | None:
+        begun, head = text.lstrip(), "<invoke name="
+        return begun.startswith(head) or (None if head.startswith(begun) else False)
+
+    def calls_in(self, text: str) -> Found:
+        calls, rest = self._calls_before(text)
+        return [] if rest.strip() else calls
+
+    def last_calls_in(self, text: str) -> Found:
+        calls, rest = self._calls_before(text)
+        return [*calls, *visible(rest)] if calls else []
+
+    def _calls_before(self, text: str) -> tuple[Found, str]:
+        """The complete calls at the beginning, and the text behind them."""
+        calls: Found = []
+        place = 0
+        while (head := _INVOKE.match(text, place)) is not None:
+            pairs, behind = _pairs(_NAMED_PARAMETER, text, head.end())
+            if (end := _INVOKE_END.match(text, behind)) is None:
+                break
+            calls.append(self._call(head[1], pairs))
+            place = end.end()
+        return calls, text[place:]
+
+
+TAGGED: dict[str, type[GlmParser | MiniMaxParser | QwenCoderParser]] = {
     "glm45": GlmParser,
+    "minimax": MiniMaxParser,
     "qwen3_coder": QwenCoderParser,
     "qwen3": QwenCoderParser,  # in ids
     "seed_oss": SeedParser,

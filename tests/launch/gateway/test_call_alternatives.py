@@ -75,7 +75,20 @@ def test_calls_of_llama_differ_from_any_json_by_the_name_of_a_tool(pipeline: Dri
             assert "calls" in client.asked[0]["structured"]["grammar"]
 
 
-MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>")
+MARKS = (
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<|python_tag|>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<|action_start|>",
+    "<|plugin|>",
+)
 F, GO = '{"name": "f", "arguments": {"days": 3}}', '{"name": "go", "arguments": {"days": 4}}'
 LLAMA_F, LLAMA_GO = F.replace("arguments", "parameters"), GO.replace("arguments", "parameters")
 ONE: list[tuple[str, str, str]] = [  # parser, template, and an answer that is one call
@@ -88,12 +101,53 @@ ONE: list[tuple[str, str, str]] = [  # parser, template, and an answer that is o
     ("glm45", "", "<tool_call>f\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"),
     ("llama3_json", "", LLAMA_F),
     ("llama3_json", "", f"<|python_tag|>{LLAMA_F}"),
+    (
+        "minimax",
+        "",
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+    ),
+    ("apertus", "", '<|tools_prefix|>[{"f": {"days": 3}}]<|tools_suffix|>'),
+    ("granite", "", f"<|tool_call|>[{F}]"),
+    ("granite", "<|/tool_call|>", f"<|tool_call|>[{F}]<|/tool_call|>"),
+    ("internlm", "", f"<|action_start|><|plugin|>\n{LLAMA_F}<|action_end|>"),
+    ("lfm2", "```python", "<|tool_call_start|>\n```python\nf(days=3)\n```\n<|tool_call_end|>"),
 ]
 TWO = [
     ("hermes", "", f"<tool_call>{F}</tool_call>\n<tool_call>{GO}</tool_call>"),
     ("mistral", "", f"[TOOL_CALLS][{F}, {GO}]"),
     ("mistral", "[ARGS]", '[TOOL_CALLS]f[ARGS]{"days": 3}[TOOL_CALLS]go[ARGS]{"days": 4}'),
     ("llama3_json", "", f"{LLAMA_F}; {LLAMA_GO}"),
+    ("lfm2", "", "<|tool_call_start|>[f(days=3), go(days=4)]<|tool_call_end|>"),
+    ("olmo3", "", "<function_calls>\nf(days=3)\ngo(days=4)\n</function_calls>"),
+    ("pythonic", "", "[f(days=3), go(days=4)]"),
+    ("granite", "functools[", f"functools[{F}, {GO}]"),
+    ("jamba", "", f"<tool_calls>[{F}, {GO}]</tool_calls>"),
+    ("nemotron", "", f"<TOOLCALL>[{F}, {GO}]</TOOLCALL>"),
+    (
+        "cohere",
+        "",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"days": 3}},\n'
+        '    {"tool_call_id": "1", "tool_name": "go", "parameters": {"days": 4}}\n]<|END_ACTION|>',
+    ),
+    (
+        "deepseek",
+        "```json",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+        '{"days": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>go\n```json\n{"days": 4}\n```'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    (
+        "deepseek",
+        "",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"days": 3}<｜tool▁call▁end｜>'
+        '<｜tool▁call▁begin｜>go<｜tool▁sep｜>{"days": 4}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    ),
+    (
+        "hunyuan",
+        "",
+        '<tool_calls>\n<tool_call>f\n```json\n{"days": 3}\n```\n</tool_call>\n<tool_call>go\n```json\n'
+        '{"days": 4}\n```\n</tool_call>\n</tool_calls>',
+    ),
 ]
 
 
@@ -131,7 +185,7 @@ def test_form_allows_the_calls_that_the_model_writes(
     tokenizer: Tokenizer, parser: str, template: str, text: str, single: bool
 ) -> None:
     """The marks are tokens of their own, which a grammar does not count as text."""
-    is_two = '"days": 4' in text
+    is_two = (parser, template, text) in TWO
     assert allows(tokenizer, parser, template, text, single=single) is not (single and is_two)
     reader = CallReader("llama3f" if parser == "llama3_json" else parser)
     assert len([*reader.push(text), *reader.flush()]) == 1 + is_two
@@ -148,15 +202,36 @@ EDIT = {
 
 
 @pytest.mark.parametrize("how", ["", "a", "c"])
-@pytest.mark.parametrize("parser", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize("parser", ["qwen3_coder", "glm45", "minimax"])
 def test_form_allows_any_text_between_the_tags_of_an_argument(tokenizer: Tokenizer, parser: str, how: str) -> None:
     before, middle, after = ("<parameter=", ">\n", "\n</parameter>\n")
     head, end = "<tool_call><function=f>\n", "</function></tool_call>"
     if parser == "glm45":
         before, middle, after = "<arg_key>", "</arg_key><arg_value>", "</arg_value>\n"
         head, end = "<tool_call>f\n", "</tool_call>"
+    if parser == "minimax":
+        before, middle, after = '<parameter name="', '">', "</parameter>\n"
+        head, end = '<minimax:tool_call><invoke name="f">\n', "</invoke></minimax:tool_call>"
     values = {"text": 'a "<\n</b>\n', **({"how": how} if how else {}), "at": "3"}
     text = head + "".join(f"{before}{key}{middle}{value}{after}" for key, value in values.items()) + end
     assert allows(tokenizer, parser, "", text, arguments=EDIT) is (how != "c")
     [call] = CallReader(parser, {"f": EDIT}).push(text)
     assert json.loads(cast(Any, call).arguments) == {**values, "at": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ('f(text="a)", how="b", at=3)', True),
+        ('f(text="a", at=3)', True),
+        ('f(text="a")', False),
+        ('f(text="a" at=3)', False),
+        ("f(at=3)", False),
+    ],
+)
+def test_form_allows_optional_arguments_in_the_syntax_of_python(
+    tokenizer: Tokenizer, text: str, is_allowed: bool
+) -> None:
+    assert allows(tokenizer, "pythonic", "", f"[{text}]", arguments=EDIT) is is_allowed
+    optional = {"type": "object", "properties": EDIT["properties"], "$defs": EDIT["$defs"]}
+    assert allows(tokenizer, "pythonic", "", f"[{text}]", arguments=optional) is (" at" not in text or ", at" in text)

@@ -11,8 +11,8 @@ from openai.types.chat import ChatCompletion
 
 from tests.launch.gateway.conftest import Site
 from tests.launch.gateway.sse import stream
+from triptych.launch.gateway.call_schemas import arguments_form, calls_form
 from triptych.launch.gateway.schemas.chat import Tool
-from triptych.launch.gateway.structure import arguments_form, calls_form
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "What does len do?"}]

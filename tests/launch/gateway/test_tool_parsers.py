@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from triptych.launch.gateway.chat_messages import json_text
+from triptych.launch.gateway.config import TOOL_PARSERS
 from triptych.launch.gateway.errors import ApiError
-from triptych.launch.gateway.tools.parser import Call, Found, find_parser, make_parser
+from triptych.launch.gateway.tools.parser import Call, Found, PlainText, find_parser, make_parser
 from triptych.launch.gateway.tools.values import value_of
 
 WEATHER = Call("weather", '{"city": "Rom {}"}')
@@ -95,6 +96,53 @@ CASES: list[tuple[str, str, Found]] = [
      ["<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>"]),
     ("glm45", f"<tool_call>not a name{END}", [f"<tool_call>not a name{END}"]),
     ("none", "<tool_call>{}</tool_call>", ["<tool_call>{}</tool_call>"]),
+    ("minimax", 'so <minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">\n5</parameter>\n'
+     '<parameter name="days">[1]</parameter>\n</invoke>\n<invoke name="time">\n</invoke>\n</minimax:tool_call> x',
+     ["so ", Call("weather", r'{"city": "\n5", "days": [1]}'), TIME, " x"]),
+    ("minimax", '<minimax:tool_call><invoke name="f"><parameter name="a"></invoke></minimax:tool_call></parameter>'
+     "</invoke></minimax:tool_call>", [Call("f", '{"a": "</invoke></minimax:tool_call>"}')]),
+    ("minimax", '<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke>\n<invo',  # cut
+     [Call("f", '{"a": 1}'), "\n<invo"]),
+    ("minimax", "<minimax:tool_call>no</minimax:tool_call>", ["<minimax:tool_call>no</minimax:tool_call>"]),
+    ("lfm2", "so <|tool_call_start|>[weather(city='Rom {}'), time()]<|tool_call_end|> x", ["so ", WEATHER, TIME, " x"]),
+    ("lfm2", "<|tool_call_start|>[f(a=\"<|tool_call_end|>)]\\\"\", b=[1, -.5, {'c': (None,)}, {}], d=False, e=true,)",
+     [Call("f", r'{"a": "<|tool_call_end|>)]\"", "b": [1, -0.5, {"c": [null]}, {}], "d": false, "e": true}')]),
+    ("lfm2", "<|tool_call_start|>[f(a='it's Bob's', b='\\u00e9\\n\\d'), time(",  # cut, and quotes without escapes
+     [Call("f", r"""{"a": "it's Bob's", "b": "é\n\\d"}"""), ", time("]),
+    ("lfm2", '<|tool_call_start|>[{"name": "weather", "arguments": {"city": "Rom {}"}}]<|tool_call_end|>', [WEATHER]),
+    ("lfm2", "<|tool_call_start|>[f(5)]", ["<|tool_call_start|>[f(5)]"]),
+    ("lfm2", "<|tool_call_start|>[f(a={1})]", ["<|tool_call_start|>[f(a={1})]"]),
+    ("lfm2", "<|tool_call_start|>[f(a=b)]<|tool_call_end|>", ["<|tool_call_start|>[f(a=b)]<|tool_call_end|>"]),
+    ("lfm2", "<|thought_start|>\nso\n<|thought_end|>\n<|tool_call_start|>\n```python\nweather(city=\"Rom {}\")\n"
+     "time()\n```\n<|tool_call_end|>\n", ["\nso\n\n", WEATHER, TIME]),  # MiniCPM3
+    ("olmo3", "<function_calls>\nweather(city='Rom {}')\ntime()\n</function_calls>", [WEATHER, TIME]),
+    ("pythonic", '[weather(city="Rom {}"), time()]', [WEATHER, TIME]),
+    ("pythonic", "[1](a) b", ["[1](a) b"]),
+    ("pythonic", "[f(x)] is", ["[f(x)] is"]),
+    ("xlam", '[{"name": "weather", "arguments": {"city": "Rom {}"}}, {"name": "time"}]', [WEATHER, TIME]),
+    ("xlam", '[{"na": 1}]', ['[{"na": 1}]']),
+    ("granite", 'so <|tool_call|>[{"name": "weather", "arguments": {"city": "Rom {}"}}, {"name": "ti',
+     ["so ", WEATHER, ', {"name": "ti']),
+    ("granite", '<|tool_call|>{"name": "f", "arguments": {"a": "<|/tool_call|>"}}<|/tool_call|><|tool_call|>'
+     '{"name": "time"}<|/tool_call|> x', [Call("f", '{"a": "<|/tool_call|>"}'), TIME, " x"]),
+    ("granite", 'functools[{"name": "time", "arguments": {}}]', [TIME]),
+    ("granite", "functools[] <|tool_ca", ["functools[] <|tool_ca"]),
+    ("nemotron", '<TOOLCALL>[{"name": "time", "arguments": {}}]</TOOLCALL>', [TIME]),
+    ("jamba", '<tool_calls>[\n{"name": "time", "arguments": {}}\n]</tool_calls>\n', [TIME]),
+    ("internlm", '<|action_start|><|plugin|>\n{"name": "time", "parameters": {}}<|action_end|>', [TIME]),
+    ("apertus", '<|tools_prefix|>[{"weather": {"city": "Rom {}"}}, {"time": {}}]<|tools_suffix|>', [WEATHER, TIME]),
+    ("apertus", "<|tools_prefix|>[{}]", ["<|tools_prefix|>[{}]"]),
+    ("cohere", '<|START_THINKING|>So.<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0", '
+     '"tool_name": "weather", "parameters": {"city": "Rom {}"}},\n    {"tool_call_id": "1", "tool_name": "time", '
+     '"parameters": {}}\n]<|END_ACTION|>', ["So.", WEATHER, TIME]),
+    ("cohere", "<|START_RESPONSE|>So.<|END_RESPONSE|>", ["So."]),
+    ("deepseek", "so <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+     '{"city": "Rom {}"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{}\n```'
+     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", ["so ", WEATHER, TIME]),
+    ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Rom {}"}<｜tool▁call▁end｜>'
+     "<｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", [WEATHER, TIME]),  # V3.1
+    ("hunyuan", '<tool_calls>\n<tool_call>weather\n```json\n{"city": "Rom {}"}\n```\n</tool_call>\n<tool_call>time\n'
+     "```json\n{}\n```\n</tool_call>\n</tool_calls>", [WEATHER, TIME]),
 ]  # fmt: skip
 
 
@@ -153,6 +201,7 @@ DEEP = '{"name": "f", "arguments": ' + '{"a":' * 100_000
         ("mistral", f"[TOOL_CALLS][{DEEP}"),
         ("mistral", f"[TOOL_CALLS]f{DEEP}"),
         ("required", f"[{DEEP}" + "}" * 100_001),
+        ("lfm2", "<|tool_call_start|>[f(a=" + "[" * 100_000 + "]" * 100_000 + ")]"),
     ],
 )
 def test_too_deeply_nested_call_is_text(parser: str, text: str) -> None:
@@ -178,6 +227,12 @@ def test_list_of_calls_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not sizes
 
 
+def test_each_format_can_be_chosen_by_name() -> None:
+    named = set(TOOL_PARSERS) - {"auto", "none"}
+    assert named == {parser for parser, *_ in CASES} - {"llama3f", "none", "required", "named:time"} | {"harmony"}
+    assert not [name for name in named if isinstance(make_parser(name), PlainText)]
+
+
 @pytest.mark.parametrize(
     ("template", "parser"),
     [
@@ -191,6 +246,23 @@ def test_list_of_calls_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ('{{- \'{"name": function name, "parameters": dictionary of argument name and its value}.\' }}', "llama3_json"),
         ('{"name": "{{ tool.name }}", "description": "", "parameters": {{ tool.parameters }}}', "none"),  # Command R's
         ("{{ messages }}", "none"),
+        ('{{ tools }} <minimax:tool_call>\n<invoke name="tool-name-1">', "minimax"),
+        ("List of tools: <|tool_list_start|>[", "lfm2"),
+        ('{{ "List of tools: [" }}', "lfm2"),
+        ("<|tool_call_start|>\n```python\n", "lfm2"),
+        ("wrapped in <function_calls></function_calls> XML tags", "olmo3"),
+        ("respond only with <|tool_call|> followed by a JSON list of tools used", "granite"),
+        ("formatted as functools[{", "granite"),
+        ("<|START_ACTION|>[", "cohere"),
+        ("<TOOLCALL>[{{", "nemotron"),
+        ("<|tools_prefix|>", "apertus"),
+        ("<|action_start|><|plugin|>", "internlm"),
+        ("first print <tool_calls> ... <tool_call>function_name\n```json", "hunyuan"),
+        ('<tool_calls>[{"name": "func_name1"', "jamba"),
+        ("{% for tool in tools %} <｜tool▁calls▁begin｜>", "deepseek"),
+        ("{% for tool in message['tool_calls'] %}<｜tool▁calls▁begin｜>", "none"),  # the model is not told its tools
+        ('in a single JSON array: [{"name": "tool_call_name"', "xlam"),
+        ("Use exact format: [func_name1(param1=value1)]", "pythonic"),
     ],
 )
 def test_parser_is_detected_from_the_template(template: str, parser: str) -> None:
