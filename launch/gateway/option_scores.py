@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ...driver.stream import Completion
 from ...protocol.sampling import MAX_LOGPROBS
-from .errors import ApiError, aborted
+from .errors import ApiError, aborted, unsupported
 from .state import Gateway
 from .submission import MAX_IN_FLIGHT
 from .token_ids import prompt_ids
@@ -78,10 +78,10 @@ class OptionScorer:
         })  # fmt: skip
         [chosen], [[logprob, others]] = completion.token_ids, completion.logprobs or [[0.0, []]]
         if chosen != token_id:
-            raise ApiError(
-                f"token {token_id} of an option cannot be scored: the model always chooses {chosen}",
-                status=500,
-                code="model_failed",
+            raise unsupported(
+                "questions",
+                f"this model cannot score options: it is so sure of token {chosen} that token {token_id} of an option"
+                f" is less likely by a factor of more than e^{FORCE:.0f}",
             )
         return {**dict(others), token_id: logprob}
 

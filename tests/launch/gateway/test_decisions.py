@@ -84,6 +84,13 @@ def test_invalid_question_is_refused(demo: Site, body: dict[str, object], param:
     assert (status, error["param"]) == (400, param)
 
 
+def test_model_that_cannot_score_options_is_told_from_a_failure(api: Site) -> None:
+    """The hash model never chooses another token than its own. Clients send a request again after a 500."""
+    status, error = api.refusal(PATH, state="s", questions=[{"question": "?", "options": ["a", "b"]}])
+    assert (status, error["code"], error["param"]) == (400, "unsupported_value", "questions")
+    assert "this model cannot score options" in error["message"]
+
+
 def test_decision_is_aborted_when_its_connection_closes() -> None:
     with Driver("hash-lm", hash_step_ms=1000, lease_s=60) as slow, site(slow.run_dir) as api:
         question = {"question": "?", "options": ["a", "b"]}
