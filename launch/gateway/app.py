@@ -35,7 +35,10 @@ _WHAT_THERE_IS = (
 
 def create_app(gateway: Gateway) -> ASGIApp:
     """The gateway as an ASGI application. It answers 503 until the pipeline is ready."""
-    app = FastAPI(title="Triptych", version=__version__, lifespan=_lifespan(gateway), docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Triptych", version=__version__, lifespan=_lifespan(gateway), docs_url=None, redoc_url=None,
+        redirect_slashes=False,
+    )  # fmt: skip
     app.include_router(server_routes(gateway))
     app.include_router(api_routes(gateway))
     app.include_router(page_routes(gateway))

@@ -49,6 +49,8 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"] != "/" and scope["path"].endswith("/"):  # served as without it: a redirect may lose the body
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         if scope["method"] == "HEAD" and scope["path"] in HEAD_ROUTES:
             scope = {**scope, "method": "GET"}  # the server still knows, and leaves the body out
         visit = _Visit(scope, receive, send, self._gateway)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launch.gateway.conftest import Site
+from tests.launch.gateway.conftest import Site, site
+from triptych import Driver
 
 CHAT = "/v1/chat/completions"
 
@@ -32,3 +33,11 @@ def test_unknown_route_gives_an_error_of_the_same_shape(api: Site, method: str, 
 def test_wrong_method_lists_the_allowed_ones(api: Site, method: str, path: str, allowed: set[str]) -> None:
     reply = api.http.request(method, path)
     assert (reply.status_code, set(reply.headers["allow"].split(", "))) == (405, allowed)
+
+
+def test_slash_at_the_end_makes_no_difference(pipeline: Driver) -> None:
+    """A redirect named the host and http, which is not what the client of a proxy with TLS has asked."""
+    with site(pipeline.run_dir, api_key="k") as api:
+        body, headers = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}, {"x-api-key": "k"}
+        statuses = [api.http.post(f"{CHAT}/", json=body, headers=each).status_code for each in (headers, {})]
+        assert (statuses, api.http.get("/health/").status_code) == ([200, 401], 200)
