@@ -108,7 +108,16 @@ def _without(content: dict[str, Any], token_ids: set[int]) -> dict[str, Any]:
 
 
 def _default_template(template: Any) -> str | None:
-    """The template itself, or the one named "default" if there are several."""
-    if isinstance(template, dict):
-        template = template.get("default")
-    return template if isinstance(template, str) else None
+    """The template itself; of several the one named "default", and beside it "tool_use" for chats with tools, as in
+    transformers.
+    """
+    if not isinstance(template, dict):
+        return template if isinstance(template, str) else None
+    default: str | None = template.get("default")
+    tool_use = template.get("tool_use")
+    if default is None or tool_use is None:
+        return default
+    # The empty texts keep Jinja from taking the line break with which a template begins for the end of the tag's line.
+    # Of the one with which it ends, Jinja would drop one.
+    parts = [part.removesuffix("\n") for part in (tool_use, default)]
+    return "{% if tools %}{{ '' }}" + parts[0] + "{{ '' }}{% else %}{{ '' }}" + parts[1] + "{{ '' }}{% endif %}"

@@ -10,6 +10,7 @@ from tests.tiny import CHAT_TEMPLATE, VOCAB_SIZE, make_tiny_tokenizer
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, TokenizerFacts, load_facts
 from triptych.workers.execute.model.tokenizer import load_tokenizer, write_tokenizer
+from triptych.workers.prepare.chat_template import ChatTemplate
 
 
 @pytest.fixture
@@ -92,9 +93,23 @@ def test_template_in_a_separate_file_is_found(folder: Path, tmp_path: Path) -> N
 def test_default_template_of_several_is_used(folder: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     edit_tokenizer_config(
-        folder, chat_template=[{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+        folder, chat_template=[{"name": "default", "template": "D"}, {"name": "rag", "template": "R"}]
     )
     assert export(folder, tmp_path).chat_template == "D"
+
+
+def test_template_for_tools_is_used_for_chats_with_tools(folder: Path, tmp_path: Path) -> None:
+    """As of Hermes 3: its default template has no tools, so they were refused."""
+    (folder / "chat_template.jinja").unlink()
+    templates = {
+        "default": "\n{% if tools %}!{% endif %}\nD\n",
+        "tool_use": "{% for tool in tools %}{{ tool }}{% endfor %}\n ",
+    }
+    edit_tokenizer_config(folder, chat_template=[{"name": name, "template": templates[name]} for name in templates])
+    facts = export(folder, tmp_path)
+    for tools in (None, ["f"]):
+        expected = ChatTemplate(templates["tool_use" if tools else "default"], {}).render([], tools=tools)
+        assert ChatTemplate(facts.chat_template or "", {}).render([], tools=tools) == expected
 
 
 def test_tokenizer_without_a_template_has_none(folder: Path, tmp_path: Path) -> None:
