@@ -60,7 +60,7 @@ class _QuickGroup(typer.core.TyperGroup):
 app = typer.Typer(
     name="triptych",
     cls=_QuickGroup,
-    help="An LLM inference server in three processes that never loses a request.",
+    help="An LLM inference server in three processes that loses no request when one of them crashes.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -1,4 +1,4 @@
-"""Triptych: an LLM inference driver in three processes that never loses a request.
+"""Triptych: an LLM inference driver in three processes that loses no request when one of them crashes.
 
 >>> from triptych import Driver                                     # doctest: +SKIP
 >>> with Driver(model="demo") as driver:                            # doctest: +SKIP
