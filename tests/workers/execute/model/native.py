@@ -36,9 +36,10 @@ from triptych.workers.execute.model.stored_weights import open_tensors
 from triptych.workers.execute.model.threads import Thresholds
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.scheduling.states import Segment
-from triptych.workers.execute.step import Int32, StepCut, StepInputs
+from triptych.workers.execute.step import Float32, Int32, StepCut, StepInputs
 
 PAGE_SIZE, NUM_PAGES = 16, 64
+FEW_PAGES = 12  # enough for a sequence of 150 tokens
 PLAIN_FORMATS = tuple(format_ for format_ in Format if format_ is not Format.MXFP4)  # of plain checkpoints
 
 
@@ -167,6 +168,21 @@ def make_decoder(checkpoint: Path, level: str, format_: Format, **options: Any) 
     return NativeDecoder(
         load_cached(level), weights, ropes, page_size=PAGE_SIZE, num_state_rows=NUM_STATE_ROWS, **options
     )
+
+
+def make_small_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int = 2) -> NativeDecoder:
+    """A decoder with ``FEW_PAGES`` whose steps are shared by its threads."""
+    options = {"num_pages": FEW_PAGES, "num_threads": num_threads, "thresholds": EVERY_STEP}
+    return make_decoder(checkpoint, level, format_, **options)
+
+
+def run_chunks(decoder: NativeDecoder, token_ids: Int32, sizes: Iterable[int]) -> Float32:
+    """Logits [tokens, V] of one sequence in chunks, on ``FEW_PAGES`` in reverse order."""
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(decoder.run(make_inputs([(token_ids, start, size)], num_pages=FEW_PAGES)).logits.copy())
+        start += size
+    return np.concatenate(pieces)
 
 
 def pack(checkpoint: Path, level: str, format_: Format, config: PretrainedConfig | None = None) -> PackedWeights:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.workers.execute.model.native import (
     EVERY_STEP,
+    FEW_PAGES,
     PLAIN_FORMATS,
     NativeEngine,
     changed_tensors,
@@ -19,6 +20,7 @@ from tests.workers.execute.model.native import (
     make_decoder,
     make_inputs,
     make_request,
+    run_chunks,
 )
 from triptych.protocol.config import CacheConfig
 from triptych.protocol.errors import ConfigError
@@ -29,7 +31,7 @@ from triptych.workers.execute.model.native_decoder import NativeDecoder
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-NUM_PAGES, NUM_TOKENS, CHANNELS = 12, 150, 32
+NUM_PAGES, NUM_TOKENS, CHANNELS = FEW_PAGES, 150, 32
 SHAPES: dict[str, dict[str, Any]] = {
     "heads of 16": {},
     "heads of 80": {"head_dim": 80, "hidden_size": 70, "num_attention_heads": 3, "num_key_value_heads": 1},
@@ -56,11 +58,7 @@ def decoders(checkpoint: Path, level: str, format_: Format) -> tuple[NativeDecod
 
 def run(decoder: NativeDecoder, *sizes: int, token_ids: npt.NDArray[np.int32] = TOKENS) -> Floats:
     """Logits of one sequence in chunks."""
-    pieces, start = [], 0
-    for size in sizes:
-        pieces.append(decoder.run(make_inputs([(token_ids, start, size)], num_pages=NUM_PAGES)).logits.copy())
-        start += size
-    return np.concatenate(pieces)
+    return run_chunks(decoder, token_ids, sizes)
 
 
 class Layout:

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.workers.execute.model.native import (
-    EVERY_STEP,
+    FEW_PAGES,
     PAGE_SIZE,
     PLAIN_FORMATS,
     PLAINLY,
@@ -26,18 +26,18 @@ from tests.workers.execute.model.native import (
     levels_and_formats,
     make_checkpoint,
     make_inputs,
+    make_small_decoder,
     over_levels,
+    run_chunks,
 )
-from tests.workers.execute.model.native import make_decoder as make_any_decoder
 from tests.workers.execute.model.native_families import FAMILIES
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model.native_decoder import NativeDecoder
 
 Floats = npt.NDArray[np.float32]
 
-NUM_PAGES, NUM_TOKENS = 12, 150
+NUM_PAGES, NUM_TOKENS = FEW_PAGES, 150
 NUM_KEYS = (NUM_PAGES + 1) * PAGE_SIZE * 2 * 16  # numbers per layer, with two heads of 16 channels unless given
 
 
@@ -124,21 +124,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int = 2) -> NativeDecoder:
-    return make_any_decoder(
-        checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, thresholds=EVERY_STEP
-    )
-
-
-def run_chunks(decoder: NativeDecoder, token_ids: npt.NDArray[np.int32], sizes: list[int]) -> Floats:
-    """Logits [tokens, V] of one sequence in chunks, its pages in reverse order."""
-    pieces, start = [], 0
-    for size in sizes:
-        pieces.append(decoder.run(make_inputs([(token_ids, start, size)], num_pages=NUM_PAGES)).logits.copy())
-        start += size
-    return np.concatenate(pieces)
-
-
 def random_tokens(count: int, seed: int = 0) -> npt.NDArray[np.int32]:
     return np.random.default_rng(seed).integers(0, 77, count, dtype=np.int32)
 
@@ -152,7 +137,7 @@ def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> Non
     with torch.inference_mode():
         exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
     for level, format_ in levels_and_formats(list(SHAPES).index(shape)):
-        decoder = make_decoder(checkpoint, level, format_)
+        decoder = make_small_decoder(checkpoint, level, format_)
         difference = np.abs(run_chunks(decoder, token_ids, [100, 1, 40, 9]) - exact).max()
         assert difference < TOLERANCES[format_] * np.abs(exact).max(), f"{level} {format_.name}"
 
@@ -162,21 +147,24 @@ def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
     checkpoint = make_checkpoint(family, tmp_path, sliding_window=70)
-    decoder, token_ids = make_decoder(checkpoint, level, format_), random_tokens(NUM_TOKENS)
+    decoder, token_ids = make_small_decoder(checkpoint, level, format_), random_tokens(NUM_TOKENS)
     alone = run_chunks(decoder, token_ids, [NUM_TOKENS])
     for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22], [149, 1]):
         assert np.array_equal(run_chunks(decoder, token_ids, sizes), alone), sizes
     mates = [(random_tokens(NUM_TOKENS, seed), 0, 30 + seed) for seed in (1, 2)]
     first = decoder.run(make_inputs([(token_ids, 0, 60), *mates], num_pages=NUM_PAGES)).logits[:60]
     assert np.array_equal(first, alone[:60])
-    single = make_decoder(checkpoint, level, format_, num_threads=1)
+    single = make_small_decoder(checkpoint, level, format_, num_threads=1)
     assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS]), alone)
 
 
 @pytest.mark.parametrize("family", ["llama", "youtu"])
 def test_content_left_in_a_page_by_an_earlier_sequence_has_no_effect(family: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(family, tmp_path)
-    decoder, token_ids = make_decoder(checkpoint, available_levels()[0], Format.BFLOAT16), random_tokens(NUM_TOKENS)
+    decoder, token_ids = (
+        make_small_decoder(checkpoint, available_levels()[0], Format.BFLOAT16),
+        random_tokens(NUM_TOKENS),
+    )
     clean = run_chunks(decoder, token_ids, [33])
     for pool in decoder.pools:
         pool[:] = 0xFF  # NaN
@@ -191,7 +179,7 @@ def test_nan_token_is_reported_and_ends_with_its_step(
     with changed_tensors(checkpoint) as tensors:
         for token_id, value in zip(bad, (math.inf, -math.inf, math.nan), strict=True):
             tensors["model.embed_tokens.weight"][token_id, 0] = value
-    decoder = make_decoder(checkpoint, level, format_)
+    decoder = make_small_decoder(checkpoint, level, format_)
     clean = np.setdiff1d(random_tokens(NUM_TOKENS), bad).astype(np.int32)[:20]
     expected = run_chunks(decoder, clean, [len(clean)])
     for token_id in bad:
@@ -203,7 +191,7 @@ def test_nan_token_is_reported_and_ends_with_its_step(
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 def test_nan_key_is_reported(level: str, format_: Format, tmp_path: Path) -> None:
-    decoder, token_ids = make_decoder(make_checkpoint("llama", tmp_path), level, format_), random_tokens(9)
+    decoder, token_ids = make_small_decoder(make_checkpoint("llama", tmp_path), level, format_), random_tokens(9)
     run_chunks(decoder, token_ids, [8])
     element = ctypes.c_uint32 if format_ is Format.FLOAT32 else ctypes.c_uint16
     keys = (element * NUM_KEYS).from_address(decoder._layers[0].keys)
@@ -228,7 +216,10 @@ def address_space(num_bytes: int) -> Iterator[None]:
 
 def test_step_without_enough_memory_is_reported(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path)
-    decoder, token_ids = make_decoder(checkpoint, available_levels()[0], Format.FLOAT32), random_tokens(NUM_TOKENS)
+    decoder, token_ids = (
+        make_small_decoder(checkpoint, available_levels()[0], Format.FLOAT32),
+        random_tokens(NUM_TOKENS),
+    )
     expected = run_chunks(decoder, token_ids, [NUM_TOKENS])
     with address_space(1 << 30), pytest.raises(MemoryError, match="step of 2147483647 tokens"):
         decoder.reserve(num_tokens=(1 << 31) - 1, num_rows=1)
@@ -238,4 +229,4 @@ def test_step_without_enough_memory_is_reported(tmp_path: Path) -> None:
 def test_more_threads_than_the_system_allows_are_refused(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path)
     with address_space(256 << 20), pytest.raises(ConfigError, match="cannot start 500 threads"):
-        make_decoder(checkpoint, available_levels()[0], Format.FLOAT32, num_threads=500)
+        make_small_decoder(checkpoint, available_levels()[0], Format.FLOAT32, num_threads=500)

@@ -15,16 +15,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.workers.execute.model.native import (
     EVERY_STEP,
+    FEW_PAGES,
     PLAIN_FORMATS,
     PLAINLY,
     changed_tensors,
     in_four_bits,
     levels_and_formats,
     make_checkpoint,
+    make_decoder,
     make_inputs,
+    make_small_decoder,
     over_levels,
 )
-from tests.workers.execute.model.native import make_decoder as make_any_decoder
 from tests.workers.execute.model.native_families import FAMILIES
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
@@ -37,7 +39,7 @@ from triptych.workers.execute.model.stored_weights import open_tensors
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
-NUM_PAGES, NUM_TOKENS = 12, 150
+NUM_PAGES, NUM_TOKENS = FEW_PAGES, 150
 # Relative to the greatest logit, and to the routers' logits.
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2, Format.INT4: 0.2}
 MANY = {"num_experts": 70, "num_experts_per_tok": 8, "moe_intermediate_size": 33, "norm_topk_prob": True}
@@ -63,12 +65,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "best of groups": ("deepseek_v2", FAMILIES["deepseek_v2"] | {"num_experts_per_tok": 3}),
     "one of eight": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 1, "head_dim": 32}),
 }
-
-
-def make_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int = 2) -> NativeDecoder:
-    return make_any_decoder(
-        checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, thresholds=EVERY_STEP
-    )
 
 
 def random_tokens(count: int = NUM_TOKENS, seed: int = 0) -> Int32:
@@ -101,7 +97,7 @@ def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> Non
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
     token_ids, spec = random_tokens(), read_spec(checkpoint)
     for level, format_ in levels_and_formats(list(SHAPES).index(shape)):
-        decoder = make_decoder(checkpoint, level, format_)
+        decoder = make_small_decoder(checkpoint, level, format_)
         logits, choices = run_chunks(decoder, token_ids, [100, 1, 40, 9], spec)
         followed = FollowedChoices(torch.from_numpy(choices))
         with torch.inference_mode(), followed.by(model, spec):
@@ -115,7 +111,9 @@ def test_choices_equal_transformers_in_float32(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
     with torch.inference_mode():
         exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
-    logits, _ = run_chunks(make_decoder(checkpoint, available_levels()[0], Format.FLOAT32), token_ids, [NUM_TOKENS])
+    logits, _ = run_chunks(
+        make_small_decoder(checkpoint, available_levels()[0], Format.FLOAT32), token_ids, [NUM_TOKENS]
+    )
     assert np.abs(logits - exact).max() < TOLERANCES[Format.FLOAT32] * np.abs(exact).max()
 
 
@@ -127,14 +125,14 @@ def test_logits_have_the_same_bits_in_any_chunks_and_batches(
 ) -> None:
     family, overrides = SHAPES[shape]
     checkpoint, token_ids = make_checkpoint(family, tmp_path, **overrides), random_tokens()
-    decoder = make_decoder(checkpoint, level, format_)
+    decoder = make_small_decoder(checkpoint, level, format_)
     alone, _ = run_chunks(decoder, token_ids, [NUM_TOKENS])
     for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22], [149, 1]):
         assert np.array_equal(run_chunks(decoder, token_ids, sizes)[0], alone), sizes
     mates = [(random_tokens(seed=seed), 0, 30 + seed) for seed in (1, 2)]
     first = decoder.run(make_inputs([(token_ids, 0, 60), *mates], num_pages=NUM_PAGES)).logits[:60]
     assert np.array_equal(first, alone[:60])
-    single = make_decoder(checkpoint, level, format_, num_threads=1)
+    single = make_small_decoder(checkpoint, level, format_, num_threads=1)
     assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS])[0], alone)
 
 
@@ -147,7 +145,7 @@ def test_all_rows_may_choose_the_same_experts(format_: Format, tmp_path: Path) -
             if name.endswith("gate.weight"):
                 tensors[name] = torch.zeros_like(tensors[name])
     spec = read_spec(checkpoint)
-    decoder = make_decoder(checkpoint, available_levels()[0], format_)
+    decoder = make_small_decoder(checkpoint, available_levels()[0], format_)
     alone, choices = run_chunks(decoder, token_ids, [NUM_TOKENS], spec)
     assert np.array_equal(choices, np.broadcast_to(np.array([0, 1], np.int32), choices.shape))
     assert np.array_equal(run_chunks(decoder, token_ids, [1] * NUM_TOKENS)[0], alone)
@@ -158,7 +156,7 @@ def test_nan_row_affects_no_other(value: float, level: str, format_: Format, tmp
     checkpoint = make_checkpoint("qwen3_moe", tmp_path, hidden_size=100, moe_intermediate_size=70)
     with changed_tensors(checkpoint) as tensors:
         tensors["model.embed_tokens.weight"][5, 0] = value
-    decoder, bad = make_decoder(checkpoint, level, format_), (np.full(20, 5, np.int32), 0, 20)
+    decoder, bad = make_small_decoder(checkpoint, level, format_), (np.full(20, 5, np.int32), 0, 20)
     mates = [(random_tokens(30, seed), 0, 30) for seed in (1, 2)]
     expected = [decoder.run(make_inputs([mate], num_pages=NUM_PAGES)).logits.copy() for mate in mates]
     outputs = decoder.run(make_inputs([mates[0], bad, mates[1]], num_pages=NUM_PAGES))
@@ -171,7 +169,7 @@ def test_nan_row_affects_no_other(value: float, level: str, format_: Format, tmp
 def test_choices_that_are_not_the_likeliest_are_detected(tmp_path: Path) -> None:
     checkpoint, token_ids = make_checkpoint("mixtral", tmp_path), random_tokens(40)
     model, spec = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32), read_spec(checkpoint)
-    decoder = make_decoder(checkpoint, available_levels()[0], Format.FLOAT32)
+    decoder = make_small_decoder(checkpoint, available_levels()[0], Format.FLOAT32)
     _, right = run_chunks(decoder, token_ids, [40], spec)
     twice, others = right[..., :1].repeat(2, axis=-1), (right + 1) % spec.num_experts
     for choices, is_right in ((right, True), (right[..., ::-1].copy(), True), (twice, False), (others, False)):
@@ -196,9 +194,9 @@ def test_only_requested_parts_of_a_stack_are_read() -> None:
 def test_steps_computed_in_the_background_give_the_same_logits(tmp_path: Path) -> None:
     checkpoint, token_ids = make_checkpoint("qwen3_moe", tmp_path), random_tokens()
     level, sizes = available_levels()[0], [40, 1, 1, 50, 1, 57]
-    alone, _ = run_chunks(make_decoder(checkpoint, level, Format.BFLOAT16, num_threads=1), token_ids, sizes)
+    alone, _ = run_chunks(make_small_decoder(checkpoint, level, Format.BFLOAT16, num_threads=1), token_ids, sizes)
     options: dict[str, Any] = {"num_pages": NUM_PAGES, "thresholds": EVERY_STEP, "overlaps": True, "num_threads": 4}
-    decoder = make_any_decoder(checkpoint, level, Format.BFLOAT16, **options)
+    decoder = make_decoder(checkpoint, level, Format.BFLOAT16, **options)
     steps = [
         make_inputs([(token_ids, start, size)], num_pages=NUM_PAGES)
         for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False)

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.adapters import ALL_LINEAR, make_adapter, merge, write_adapter
 from tests.tiny import needs_states
 from tests.workers.execute.model.native import (
-    EVERY_STEP,
+    FEW_PAGES,
     PLAIN_FORMATS,
     PLAINLY,
     NativeEngine,
@@ -28,9 +28,10 @@ from tests.workers.execute.model.native import (
     make_checkpoint,
     make_inputs,
     make_request,
+    make_small_decoder,
     over_levels,
+    run_chunks,
 )
-from tests.workers.execute.model.native import make_decoder as make_any_decoder
 from tests.workers.execute.model.test_native_lora import make_adapted
 from tests.workers.execute.model.test_native_lora import run_chunks as run_adapted
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -41,7 +42,6 @@ from triptych.workers.execute.loading import check_speculation
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
-from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
@@ -50,7 +50,7 @@ Int32 = npt.NDArray[np.int32]
 WITH_EXPERTS = "qwen3_5_moe_text"
 CONVOLVED = "lfm2"
 SPACED, BESIDE = "granitemoehybrid", "falcon_h1"  # the latter has state spaces beside attention
-FAMILY, NUM_PAGES, NUM_TOKENS, MAX_TOKENS = "qwen3_5_text", 12, 150, 24
+FAMILY, NUM_PAGES, NUM_TOKENS, MAX_TOKENS = "qwen3_5_text", FEW_PAGES, 150, 24
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.1, Format.INT8: 0.3, Format.INT4: 0.3}  # of the greatest logit
 OF_DELTA_RULES = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj")
 OF_CONVOLUTIONS = ("in_proj", "w1", "w2", "w3")
@@ -90,21 +90,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int = 2) -> NativeDecoder:
-    return make_any_decoder(
-        checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, thresholds=EVERY_STEP
-    )
-
-
-def run_chunks(decoder: NativeDecoder, token_ids: Int32, sizes: list[int]) -> Floats:
-    """Logits [tokens, V] of one sequence in chunks."""
-    pieces, start = [], 0
-    for size in sizes:
-        pieces.append(decoder.run(make_inputs([(token_ids, start, size)], num_pages=NUM_PAGES)).logits.copy())
-        start += size
-    return np.concatenate(pieces)
-
-
 def random_tokens(count: int = NUM_TOKENS, seed: int = 0) -> Int32:
     return np.random.default_rng(seed).integers(8, 77, count, dtype=np.int32)
 
@@ -137,7 +122,7 @@ def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> Non
     with torch.inference_mode():
         exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
     for level, format_ in levels_and_formats(list(SHAPES).index(shape)):
-        found = run_chunks(make_decoder(checkpoint, level, format_), token_ids, [100, 1, 40, 9])
+        found = run_chunks(make_small_decoder(checkpoint, level, format_), token_ids, [100, 1, 40, 9])
         assert difference_of_most(found, exact) < TOLERANCES[format_], f"{level} {format_.name}"
 
 
@@ -158,7 +143,7 @@ def test_adapters_change_all_matrices(family: str, sizes: dict[str, Any], tmp_pa
         adapted = run_adapted(decoder, token_ids, [40, 1, 19], 1)
         assert difference_of_most(adapted, exact) < TOLERANCES[format_], format_.name
         assert np.array_equal(run_adapted(decoder, token_ids, [1] * 30 + [30], 1), adapted)
-        plain = run_chunks(make_decoder(checkpoint, available_levels()[0], format_), token_ids, [60])
+        plain = run_chunks(make_small_decoder(checkpoint, available_levels()[0], format_), token_ids, [60])
         assert np.array_equal(run_adapted(decoder, token_ids, [60], 0), plain)
         assert difference_of_most(plain, exact) > TOLERANCES[Format.BFLOAT16], "the adapter has an effect"
 
@@ -168,14 +153,14 @@ def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
     checkpoint, token_ids = make_checkpoint(family, tmp_path), random_tokens()
-    decoder = make_decoder(checkpoint, level, format_)
+    decoder = make_small_decoder(checkpoint, level, format_)
     alone = run_chunks(decoder, token_ids, [NUM_TOKENS])
     for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22], [149, 1]):
         assert np.array_equal(run_chunks(decoder, token_ids, sizes), alone), sizes
     mates = [(random_tokens(seed=seed), 0, 30 + seed) for seed in (1, 2)]
     first = decoder.run(make_inputs([(token_ids, 0, 60), *mates], num_pages=NUM_PAGES)).logits[:60]
     assert np.array_equal(first, alone[:60])
-    single = make_decoder(checkpoint, level, format_, num_threads=1)
+    single = make_small_decoder(checkpoint, level, format_, num_threads=1)
     assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS]), alone)
 
 
@@ -198,7 +183,7 @@ def test_adapters_change_the_shared_expert(tmp_path: Path) -> None:
 
 def test_step_can_be_repeated_in_parts_too(tmp_path: Path) -> None:
     checkpoint, token_ids = make_checkpoint(FAMILY, tmp_path), random_tokens()
-    decoder = make_decoder(checkpoint, available_levels()[0], Format.BFLOAT16)
+    decoder = make_small_decoder(checkpoint, available_levels()[0], Format.BFLOAT16)
     expected = run_chunks(decoder, token_ids, [NUM_TOKENS])
     run_chunks(decoder, token_ids, [20])
     step = make_inputs([(token_ids, 20, 9)], num_pages=NUM_PAGES)
@@ -217,7 +202,7 @@ def test_nan_state_is_reported_and_ends_with_its_sequence(
     checkpoint, token_ids = make_checkpoint(family, tmp_path, **sizes), random_tokens(40)
     with changed_tensors(checkpoint) as tensors:
         tensors["model.embed_tokens.weight"][5, 0] = value
-    decoder = make_decoder(checkpoint, level, format_)
+    decoder = make_small_decoder(checkpoint, level, format_)
     expected = run_chunks(decoder, token_ids, [40])
     bad = token_ids.copy()
     bad[3] = 5

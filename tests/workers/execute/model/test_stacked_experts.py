@@ -12,20 +12,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.workers.execute.model.native import (
-    EVERY_STEP,
     PLAINLY,
     NativeEngine,
     change_config,
     changed_tensors,
     in_mxfp4,
     make_checkpoint,
-    make_decoder,
     make_request,
+    make_small_decoder,
     pack,
 )
 from tests.workers.execute.model.test_four_bits import load
 from tests.workers.execute.model.test_native_experts import (
-    NUM_PAGES,
     NUM_TOKENS,
     TOLERANCES,
     Floats,
@@ -60,7 +58,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def decoder_of(checkpoint: Path, level: str, format_: Format = Format.MXFP4, num_threads: int = 2) -> NativeDecoder:
-    return make_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, thresholds=EVERY_STEP)
+    return make_small_decoder(checkpoint, level, format_, num_threads)
 
 
 def test_each_expert_gets_its_part_of_the_stack(tmp_path: Path) -> None:
