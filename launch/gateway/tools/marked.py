@@ -44,8 +44,8 @@ class Format:
 
     @cached_property
     def behind(self) -> re.Pattern[str]:
-        """What ends with the mark behind the last call."""
-        return re.compile(rf"(?:[\s\],;]*(?:{_any_of(self.ends)}))+" if self.ends else "")
+        """What ends with the mark behind the last call, or with the list."""
+        return re.compile(rf"(?:[\s\],;]*(?:{_any_of(self.ends)}))+|\s*\]|")
 
     @cached_property
     def marks(self) -> re.Pattern[str]:

@@ -116,7 +116,7 @@ CASES: list[tuple[str, str, Found]] = [
     ("lfm2", "<|thought_start|>\nso\n<|thought_end|>\n<|tool_call_start|>\n```python\nweather(city=\"Rom {}\")\n"
      "time()\n```\n<|tool_call_end|>\n", ["\nso\n\n", WEATHER, TIME]),  # MiniCPM3
     ("olmo3", "<function_calls>\nweather(city='Rom {}')\ntime()\n</function_calls>", [WEATHER, TIME]),
-    ("pythonic", '[weather(city="Rom {}"), time()]', [WEATHER, TIME]),
+    ("pythonic", '[weather(city="Rom {}"), time()] x', [WEATHER, TIME, " x"]),
     ("pythonic", "[1](a) b", ["[1](a) b"]),
     ("pythonic", "[f(x)] is", ["[f(x)] is"]),
     ("xlam", '[{"name": "weather", "arguments": {"city": "Rom {}"}}, {"name": "time"}]', [WEATHER, TIME]),
