@@ -29,11 +29,6 @@ def test_block_answers_with_text(block: int, demo_driver: Driver, tmp_path: Path
     assert_no_text_is_blank(run_borrowed(BLOCKS[block], tmp_path, demo_driver))
 
 
-def test_service_accepts_its_line_without_the_end(demo_driver: Driver, tmp_path: Path) -> None:
-    [block] = [block for block in BLOCKS if "readline" in block]
-    assert run_borrowed(block, tmp_path, demo_driver).startswith("Make an iterator")
-
-
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|protocol|launch)/[\w/.]+\.\w+)`", README))))
 def test_named_files_exist(path: str) -> None:
     assert (ROOT / path).is_file()
