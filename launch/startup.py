@@ -20,6 +20,10 @@ Say = Callable[[str], None]
 Show = Callable[[Phases, list[str]], None]
 
 
+_SILENCE_S = 6.0  # of a load that shows no progress, as while the compiler runs
+_COMPILING = "still loading: the first start on a machine compiles the kernels, in about half a minute on two cores"
+
+
 def _say_nothing(_: str) -> None: ...
 
 
@@ -30,6 +34,7 @@ class Startup:
         self._clock = clock
         self._started = clock()
         self._since: dict[str, list[tuple[str, float]]] = {}  # by role: phases, and when each was first seen
+        self._is_explained = False
 
     def observe(self, phases: Phases) -> list[str]:
         """A line for every phase except the last that began since the previous call."""
@@ -43,6 +48,14 @@ class Startup:
                 if phase != "ready":
                     news.append(f"{role:<10} {phase}{what} after {now:.1f} s")
         return news
+
+    def explanation(self, phases: Phases) -> str | None:
+        """What a user may wonder about, once."""
+        phase, _, total = phases.get("execute", ("down", 0, 0))
+        if self._is_explained or phase != "loading" or total:
+            return None
+        self._is_explained = self._clock() - self._started - self._since["execute"][-1][1] > _SILENCE_S
+        return _COMPILING if self._is_explained else None
 
     def account(self, pids: dict[str, int | None]) -> list[str]:
         """One line per process: its id, and the time spent in each phase."""
@@ -79,6 +92,8 @@ def start(driver: Driver, console: Console, *, say: Say = _say_nothing) -> Start
                 raise KeyboardInterrupt
             phases = driver.phases
             show(phases, startup.observe(phases))
+            if (text := startup.explanation(phases)) is not None:
+                write(console, text) if console.is_terminal else say(text)
 
         driver.start(progress=look)
         look(driver)

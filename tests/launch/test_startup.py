@@ -37,6 +37,18 @@ def test_last_process_is_the_one_the_start_waited_for() -> None:
     assert observed().last() == "execute ready after 5.0 s (starting 1.0 s, loading 1.0 s, warming 1.0 s)"
 
 
+@pytest.mark.parametrize(("seconds", "total", "num_told"), [(9, 0, 1), (5, 0, 0), (9, 7, 0)])
+def test_load_without_progress_is_explained_once(seconds: int, total: int, num_told: int) -> None:
+    """``make demo`` on a fresh machine said nothing for half a minute."""
+    now = itertools.count(0, 0.5)  # read twice a look
+    startup, phases = Startup(clock=lambda: next(now)), {"execute": ("loading", 0, total)}
+    texts = []
+    for _ in range(seconds):
+        startup.observe(phases)
+        texts.append(startup.explanation(phases))
+    assert len(list(filter(None, texts))) == num_told
+
+
 class Starting:
     """A driver that is sampled once, before any worker appears."""
 
