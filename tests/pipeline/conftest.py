@@ -14,6 +14,8 @@ import pytest
 from tests.pipeline.checks import assert_quiet
 from triptych import Driver
 
+SLOW_STEP_MS = 4.0
+
 
 def hash_driver(*, model: str = "hash-lm", **options: Any) -> Driver:
     return Driver(model, **{"lease_s": 2.0, "max_restarts": 1000, **options})
@@ -27,7 +29,7 @@ def _fast_pipeline() -> Iterator[Driver]:
 
 @pytest.fixture(scope="session")
 def _slow_pipeline() -> Iterator[Driver]:
-    with hash_driver(hash_step_ms=4.0, lease_s=30.0) as driver:
+    with hash_driver(hash_step_ms=SLOW_STEP_MS, lease_s=30.0) as driver:
         yield driver
 
 
