@@ -115,7 +115,8 @@ class FollowedChoices:
         """``choices`` [tokens, layers, experts per token] of all tokens, in the order in which the model sees them."""
         self.choices = choices.long()
         # Greatest difference between the routers' top ranks and their ranks of the chosen experts, relative to the
-        # greatest absolute rank. Logits are ranks unless there are biases for them.
+        # greatest absolute rank. Logits are ranks unless there are biases for them. Or between their own weights of
+        # experts and those that follow from the description, relative to the greatest.
         self.difference = 0.0
 
     @contextmanager
@@ -147,10 +148,16 @@ class FollowedChoices:
             ranks = scores if spec.num_expert_groups > 1 else logits.float()
             if biases is not None:
                 ranks = scores + biases
-            self.difference = max(self.difference, float(_gaps(ranks, chosen, spec).max() / ranks.abs().max()))
             of_own, of_chosen = scores.gather(1, experts), scores.gather(1, chosen)
             if _are_normed(weights / multiplier, of_own):
+                of_own /= of_own.sum(dim=-1, keepdim=True)
                 of_chosen /= of_chosen.sum(dim=-1, keepdim=True)
+            # The router's own choices show whether it ranks and weights experts as the description says.
+            differences = (
+                *(_gaps(ranks, taken, spec).max() / ranks.abs().max() for taken in (chosen, experts)),
+                (weights / multiplier - of_own).abs().max() / of_own.max(),
+            )
+            self.difference = max(self.difference, *map(float, differences))
             return logits, (of_chosen * multiplier).to(weights.dtype), chosen
 
         return follow

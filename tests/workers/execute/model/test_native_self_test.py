@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ def sharp(tmp_path: Path) -> Path:
     return folder
 
 
-def check(folder: Path, format_: Format = Format.BFLOAT16, **overrides: Any) -> float:
-    """``overrides`` change the config that transformers gets."""
+def check(
+    folder: Path, format_: Format = Format.BFLOAT16, described: dict[str, Any] | None = None, **overrides: Any
+) -> float:
+    """``overrides`` change the config that transformers gets, ``described`` the description that the kernels get."""
     library, tensors = load_cached(available_levels()[0]), Checkpoint(folder)
-    spec = describe_decoder(AutoConfig.from_pretrained(folder), tensors.shapes())
+    spec = replace(describe_decoder(AutoConfig.from_pretrained(folder), tensors.shapes()), **described or {})
     weights = PackedWeights(
         spec, tensors, library=library, format_=format_, num_threads=1, progress=lambda done, total: None
     )
@@ -87,6 +90,19 @@ def test_decoder_that_weights_experts_otherwise_is_refused(tmp_path: Path) -> No
     assert check(folder, Format.FLOAT32) < 1e-4
     with pytest.raises(Unsupported, match="its logits differ from transformers' by"):
         check(folder, Format.FLOAT32, norm_topk_prob=True)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [{"has_sigmoid_routers": False}, {"num_group_tops": 1}, {"num_expert_groups": 1, "num_chosen_groups": 1}],
+    ids=["scores", "scores of groups", "groups"],
+)
+def test_decoder_that_chooses_experts_otherwise_is_refused(described: dict[str, Any], tmp_path: Path) -> None:
+    """It may choose like transformers by chance, so transformers' own choices are compared with the description."""
+    folder = make_checkpoint("deepseek_v3", tmp_path, n_group=4, topk_group=2)
+    assert check(folder, Format.FLOAT32) < 1e-4
+    with pytest.raises(Unsupported, match="its logits differ from transformers' by"):
+        check(folder, Format.FLOAT32, described)
 
 
 @pytest.mark.parametrize("lost", ["all", "before one token"])
