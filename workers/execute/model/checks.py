@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .families import FAMILIES
 from .layer_kinds import Unsupported
@@ -27,7 +27,8 @@ ACTIVATIONS = {
     "relu2": "squared_relu",
     "xielu": "xielu",
 }
-_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the sequence length
+# Those whose frequencies do not depend on the length of a sequence, unless it is beyond ``context_limit``.
+_ROPE_TYPES = {"default", "linear", "llama3", "yarn", "longrope", "dynamic"}
 _SUPPORTED = {  # values of settings, in families that have them
     "alibi": False,
     "apply_residual_connection_post_layernorm": False,
@@ -80,16 +81,10 @@ def check_config(config: PretrainedConfig) -> None:
         if getattr(config, name, None) == 0:
             raise Unsupported(f"its {name} is 0")
     for rope in rope_parameters(config).values():
-        if rope.get("rope_type") not in _ROPE_TYPES and not _is_never_long(config, rope):
+        if rope.get("rope_type") not in _ROPE_TYPES:
             raise Unsupported(f"its rotary positions are of type {rope.get('rope_type')}")
         if rope.get("partial_rotary_factor", 1.0) != 1.0 and not family.turns_in_part:
             raise Unsupported("its rotary positions turn only some of its channels")
-
-
-def _is_never_long(config: PretrainedConfig, rope: Mapping[str, Any]) -> bool:
-    """Whether positions have other frequencies only beyond the model's context, as in MiniCPM3."""
-    original = rope.get("original_max_position_embeddings", 0)
-    return rope.get("rope_type") == "longrope" and bool(config.max_position_embeddings <= original)
 
 
 def check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:

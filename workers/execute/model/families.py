@@ -329,7 +329,7 @@ FAMILIES: dict[str, Family] = {
         is_parallel=True,
         turns_in_part=True,
     ),
-    "phi3": replace(_SLIDING, modules=_MERGED),
+    "phi3": replace(_SLIDING, modules=_MERGED, turns_in_part=True),
     "qwen2": _LLAMA,
     "qwen2_moe": replace(_CHOOSY_EXPERTS, shared_size=_SHARED_SIZE, gates_shared_expert=True),
     "qwen3": _LLAMA,

@@ -49,6 +49,13 @@ def _heads(num_heads: int, num_kv_heads: int) -> dict[str, Any]:
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2, Format.INT4: 0.2}
 ROPE = {"factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4}
+_STRETCHED = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 4.0],
+    "long_factor": [8.0] * 6,
+}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "heads of 64": ("llama", {"head_dim": 64, "hidden_size": 100, "vocab_size": 77, "intermediate_size": 70}),
     "heads of 80, one group": ("llama", {"head_dim": 80, "hidden_size": 70} | _heads(7, 1)),
@@ -71,7 +78,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "multipliers of 1": ("granite", {"head_dim": 32}),  # and that of scores
     "merged tensors": ("phi3", {"head_dim": 32, "intermediate_size": 70, "hidden_size": 100} | _heads(6, 2)),
-    "merged tensors, tied": ("phi3", {"tie_word_embeddings": True, "intermediate_size": 33} | _heads(3, 3)),
+    "merged tensors, tied, positions of Phi-4-mini": (
+        "phi3",
+        {"tie_word_embeddings": True, "intermediate_size": 33, "rope_parameters": _STRETCHED}
+        | {"original_max_position_embeddings": 256},
+    ),
     "merged tensors, window": ("phi3", {"sliding_window": 70}),
     "norms behind": (
         "olmo2",
