@@ -134,7 +134,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
     "gpt2": {},
     "opt": {"ffn_dim": 96, "init_std": 0.2},
-    "gpt_neox": {"hidden_size": 128, "head_dim": 32},
+    "gpt_neox": {"hidden_size": 128, "head_dim": 32, "hidden_act": "gelu_fast"},
     "gpt_bigcode": {"multi_query": True},
     "gpt_neo": {"attention_types": [[["global", "local"], 1], [["global"], 1]], "window_size": 8},
     "gptj": {"rotary_dim": 8},
