@@ -107,9 +107,6 @@ class NativeSetting:
         if self.quantization not in ("none", stored.name.lower()):
             raise Unsupported(f"its weights have four bits already, and quantization is {self.quantization}")
         if stored is Format.INT4:
-            plain = [name for name in spec.matrices() if not checkpoint.has_four_bits(name)]
-            if plain:
-                raise Unsupported(f"{len(plain)} of its matrices do not have 4 bits like the others, {plain[0]} first")
             for names in map(spec.layer, range(spec.num_layers)):
                 if any(map(checkpoint.has_four_bits, (names.router, *names.delta.gates))):
                     raise Unsupported("its routers have 4 bits; only the layers' matrices and the head can have 4 bits")

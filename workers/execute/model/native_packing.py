@@ -40,13 +40,14 @@ class Packing:
 
     def _matrix(self, names: Sequence[str], num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
         """Allocate the matrix for the weights of these names."""
-        return new_matrix(self._arena, self._format_of(names[0]), num_inputs, num_outputs, has_bias=has_bias)
+        return new_matrix(self._arena, self._format_of(*names), num_inputs, num_outputs, has_bias=has_bias)
 
-    def _format_of(self, name: str) -> Format:
+    def _format_of(self, *names: str) -> Format:
+        """The format of a matrix with the weights of these names."""
         if self._checkpoint.quantised_format is None:
-            is_quantised = name != self.spec.head
+            is_quantised = names != (self.spec.head,)
         else:
-            is_quantised = self._checkpoint.has_four_bits(name)
+            is_quantised = all(map(self._checkpoint.has_four_bits, names))
         return self.format if is_quantised else self.format.arithmetic
 
     def _place(
@@ -62,7 +63,7 @@ class Packing:
         """Pack tensors into these places, or the rows of one tensor one after another."""
         sizes = [place.num_outputs for place in places]
         for source, place in zip(self._read_weights(names, sizes), places, strict=True):
-            if isinstance(source, FourBits) and place.matrix.format == Format.FLOAT32:
+            if isinstance(source, FourBits) and place.matrix.format != Format.INT4:
                 weights = source.floats()
                 self._packer.pack(weights.ctypes.data, place, is_bf16=False)
             elif isinstance(source, FourBits):

@@ -17,14 +17,14 @@ from .state_space_spec import StateSpaceSpec
 _PER_LAYER_BYTES = 1 << 12  # for alignment to cache lines
 
 
-def packed_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
-    """The size of all packed weights. ``format_of`` maps the name of a weight to its format."""
+def packed_bytes(spec: DecoderSpec, format_of: Callable[..., Format]) -> int:
+    """The size of all packed weights. ``format_of`` maps the names of the weights of a matrix to its format."""
     hidden = spec.hidden_size
     normed = spec.num_heads * spec.head_dim if spec.norms_whole_queries else spec.head_dim
     vectors = 4 * (8 * padded(hidden) + 2 * padded(normed) + padded(spec.num_heads)) + _PER_LAYER_BYTES
 
     def mixer(names: LayerTensors, num_outputs: int, num_found: int) -> int:
-        qkv = matrix_bytes(format_of(names.qkv[0]), hidden, num_outputs)
+        qkv = matrix_bytes(format_of(*names.qkv), hidden, num_outputs)
         return vectors + qkv + matrix_bytes(format_of(names.output), num_found, hidden)
 
     def delta_rule(names: LayerTensors, delta: DeltaSpec) -> int:
@@ -47,7 +47,7 @@ def packed_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
         return own + head_bytes(latent, format_of(names.latent.up).arithmetic, spec.num_heads)
 
     def mlp(names: LayerTensors | ExpertTensors, size: int) -> int:
-        up = matrix_bytes(format_of(names.gate_up[0]), hidden, (1 + spec.has_gates) * padded(size))
+        up = matrix_bytes(format_of(*names.gate_up), hidden, (1 + spec.has_gates) * padded(size))
         return up + matrix_bytes(format_of(names.down), size, hidden)
 
     def layer(index: int) -> int:

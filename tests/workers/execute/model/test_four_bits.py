@@ -135,6 +135,20 @@ def test_tokens_equal_the_plain_checkpoint_in_four_bits(family: str, layout: str
     assert model.proof.facts == expected.proof.facts
 
 
+# As Qwen3.5 is published, with attention and shared experts in 16 bits, or DeepSeek, with one of two merged matrices.
+@pytest.mark.parametrize(("family", "plain_part"), [("llama", "self_attn"), ("youtu", "kv_a_proj_with_mqa")])
+def test_matrices_that_are_not_in_four_bits_get_eight(family: str, plain_part: str, tmp_path: Path) -> None:
+    stored, plain = make_pair(family, "awq", tmp_path)
+    expected, tensors = logits(load(stored)), load_file(plain / "model.safetensors")
+    with changed_tensors(stored) as parts:
+        for name in [name for name in parts if f"{plain_part}." in name and not name.endswith(("bias", "norm.weight"))]:
+            weight = f"{name.rpartition('.')[0]}.weight"
+            del parts[name]
+            parts[weight] = tensors[weight].half()
+    found = logits(load(stored))
+    assert 0 < np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
 def test_head_may_have_four_bits_too(tmp_path: Path) -> None:
     stored, plain = make_pair("llama", "gptq", tmp_path)
     expected = logits(load(plain, "int4"))
