@@ -58,11 +58,13 @@ def test_other_divisors_are_refused(tmp_path: Path) -> None:
 
 def test_yarn_is_kept(tmp_path: Path) -> None:
     settings = {
+        "ARCH.rope.scaling.yarn_beta_fast": 16.0,
         "ARCH.rope.scaling.type": "yarn", "ARCH.rope.scaling.factor": 4.0,
         "ARCH.rope.scaling.original_context_length": 128,
     }  # fmt: skip
     rope = config_of(tmp_path, "qwen2", settings=settings).rope_parameters
     assert (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"]) == ("yarn", 4.0, 128)
+    assert rope["beta_fast"] == 16.0
 
 
 def test_gemma_scales_only_the_layers_without_a_window(tmp_path: Path) -> None:
@@ -78,6 +80,26 @@ def test_the_largest_gemma_2_divides_scores_by_something_else(
 ) -> None:
     monkeypatch.setitem(settings_of_files._LAYERS_OF_27B, "gemma2", num_layers)  # the model has 3
     assert config_of(tmp_path, "gemma2").query_pre_attn_scalar == divisor
+
+
+def test_phi_keeps_its_factors_for_long_contexts(tmp_path: Path) -> None:
+    settings = {
+        "ARCH.rope.dimension_count": 12, "ARCH.rope.scaling.original_context_length": 64,
+        "ARCH.rope.scaling.attn_factor": 1.2247449, "ARCH.attention.sliding_window": 0,
+    }  # fmt: skip
+
+    def with_factors(arrays: Arrays) -> Arrays:
+        factors = {"long": np.linspace(2, 8, 6, dtype=np.float32), "short": np.ones(6, np.float32)}
+        return {**arrays, **{f"rope_factors_{name}.weight": array for name, array in factors.items()}}
+
+    config = config_of(tmp_path, "phi3", settings=settings, tensors=with_factors)
+    assert config.rope_parameters["long_factor"] == pytest.approx([2.0, 3.2, 4.4, 5.6, 6.8, 8.0])
+    assert config.rope_parameters["partial_rotary_factor"] == 0.75
+    assert (config.rope_parameters["rope_type"], config.original_max_position_embeddings) == ("longrope", 64)
+    assert config.sliding_window is None  # Phi-4 states 0
+    settings["ARCH.rope.scaling.attn_factor"] = 1.5
+    with pytest.raises(ConfigError, match=r"states phi3.rope.scaling.attn_factor = 1.5, which is not supported"):
+        config_of(tmp_path, "phi3", settings=settings, tensors=with_factors)
 
 
 @pytest.mark.parametrize("pattern", [6, [True] * 5 + [False]])
@@ -108,7 +130,8 @@ def test_other_windows_than_the_family_has_are_refused(settings: dict[str, Any],
         ({"ARCH.rope.scaling.type": "longrope"}, "scales its frequencies by 'longrope', known are: linear, yarn"),
         ({"ARCH.rope.scaling.attn_factor": 1.2}, "states llama.rope.scaling.attn_factor = 1.2"),
         ({"ARCH.logit_scale": 0.5}, "states llama.logit_scale = 0.5"),
-        ({"ARCH.expert_count": 8}, "states llama.expert_count = 8"),
+        ({"ARCH.expert_count": 8}, "does not state llama.expert_used_count"),
+        ({"ARCH.expert_group_count": 8}, "states llama.expert_group_count = 8"),
         ({"ARCH.rope.dimension_count": 8}, "rotates 8 of the 16 channels"),
         ({"ARCH.block_count": None}, "does not state llama.block_count"),
         ({"ARCH.context_length": "long"}, "cannot use the settings"),

@@ -27,7 +27,7 @@ from ...kernels.cache import cache_folder, keep_newest, note_use
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".gguf"
-_VERSION = 1  # of what is made of a file; increase it when the result changes
+_VERSION = 2  # of what is made of a file; increase it when the result changes
 _NUM_KEPT = 8  # unpacked files in the cache
 _KEY_SIZE = 16
 _SCRATCH = "unpacking-"

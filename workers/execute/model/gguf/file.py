@@ -14,12 +14,13 @@ from gguf.quants import dequantize
 
 from .....protocol.errors import ConfigError
 from ..hub import first_line
+from .architectures import BY_NAME
 
-# Families whose settings and tensors were checked against ordinary checkpoints. transformers knows the names of more,
-# but not all settings of theirs.
-ARCHITECTURES = (
+# Those of which transformers' reader knows enough. Like the others, they were checked against ordinary checkpoints.
+_KNOWN_TO_TRANSFORMERS = (
     "gemma2", "gemma3", "lfm2", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
 )  # fmt: skip
+ARCHITECTURES = sorted({*_KNOWN_TO_TRANSFORMERS, *BY_NAME})
 _BLOCK = 256  # numbers; that many are in a block of any type, or a multiple of a block
 _NO_MODELS = {"mmproj": "a projector for images or audio", "adapter": "an adapter", "imatrix": "statistics"}
 

@@ -21,7 +21,7 @@ from ..facts import Progress
 from ..give_back import forget_mapped
 from .file import GgufFile
 from .layouts import layout_of
-from .settings import ROPE_FACTORS, layer_of, unused_layers
+from .settings import OF_CONFIG, layer_of, unused_layers
 
 _RUN = 1 << 20  # numbers dequantised at a time and thread
 
@@ -36,7 +36,7 @@ class GgufTensors:
         """
         self._file = file
         self.skeleton = _skeleton(config)
-        self._layout = layout_of(file.architecture, self.skeleton)
+        self._layout = layout_of(file, self.skeleton)
         self._sources = self._find_sources()
 
     def _find_sources(self) -> dict[str, list[str]]:
@@ -45,7 +45,7 @@ class GgufTensors:
         for name in self._file.tensors:
             if (weight := self._layout.weight_of(name)) is not None:
                 sources[weight].append(name)
-            elif name != ROPE_FACTORS and layer_of(name) not in unused:
+            elif name not in OF_CONFIG and layer_of(name) not in unused:
                 what = type(self.skeleton).__name__
                 raise ConfigError(f"{name} in {self._file.path} has no place in {what}", param="model")
         wanted = self.skeleton.state_dict().keys()

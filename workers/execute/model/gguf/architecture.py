@@ -1,0 +1,72 @@
+"""What is known of an architecture of GGUF files that transformers' own reader does not know, or not completely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from .steps import by_experts, by_rows
+
+if TYPE_CHECKING:
+    from .file import GgufFile
+
+Attributes = dict[str, Any]  # of a config
+Step = Callable[[torch.Tensor, Any], torch.Tensor]  # (a weight as the file has it, the config) -> as the model has it
+
+
+class Named(NamedTuple):
+    """Weights that the package gguf has no name for, or whose tensors are not one for one."""
+
+    weights: str  # a pattern
+    tensors: tuple[str, ...]  # without "blk.N." in front, if the weight is one of a layer
+    join: Callable[[list[torch.Tensor]], torch.Tensor] = by_experts  # if there are several
+
+
+COMMON: Mapping[str, str] = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+NAMES = (
+    Named(r"\.experts\.gate_up_proj$", ("ffn_gate_exps.weight", "ffn_up_exps.weight")),
+    Named(r"\.experts\.gate_up_proj$", ("ffn_gate_up_exps.weight",)),  # an option of the converter
+    Named(r"\.experts\.up_proj$", ("ffn_up_exps.weight",)),
+    Named(r"\.experts\.down_proj$", ("ffn_down_exps.weight",)),
+    Named(r"\.(e_score_correction_bias|expert_bias)$", ("exp_probs_b.bias",)),
+    Named(r"\.dt_bias$", ("ssm_dt.bias",)),
+)
+
+OF_GRANITE = (
+    Named(r"\.block_sparse_moe\.router\.weight$", ("ffn_gate_inp.weight",)),
+    Named(r"\.shared_mlp\.input_linear\.weight$", ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), by_rows),
+    Named(r"\.shared_mlp\.output_linear\.weight$", ("ffn_down_shexp.weight",)),
+)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a config of one of transformers' families is made of the settings, and its weights of the tensors."""
+
+    # A setting, without the architecture's prefix, and the attribute it is, beside or instead of the common ones.
+    settings: Mapping[str, str] = field(default_factory=dict)
+    needed: frozenset[str] = frozenset()  # settings without which the model would be another
+    # Attributes that are true if some layer has a tensor of this name.
+    flags: Mapping[str, str] = field(default_factory=dict)
+    # What all models of the family have, no setting tells, and transformers has another default for.
+    fixed: Attributes = field(default_factory=dict)
+    complete: Callable[[GgufFile, Attributes], None] | None = None  # adds attributes that need more than one setting
+    reads: frozenset[str] = frozenset()  # settings that ``complete`` reads or checks
+    turns: bool = True  # queries and keys, by rotary embeddings
+    turns_in_part: bool = False  # the file may state fewer channels than a head has
+    names: tuple[Named, ...] = ()  # as NAMES, and before them
+    steps: tuple[tuple[str, Step], ...] = ()  # patterns of weights, and what undoes the converter's change
+
+    def attributes(self) -> Mapping[str, str]:
+        return {**COMMON, **self.settings}
