@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import gguf
 import numpy as np
 import numpy.typing as npt
+from gguf import GGMLQuantizationType as Type
 from transformers import PreTrainedModel
 
 from tests.tiny import LLAMA_LIKE, build_tiny_model
@@ -215,8 +216,17 @@ def build(case: Case) -> PreTrainedModel:
     return build_tiny_model(case.family, **{key: value for key, value in options.items() if value is not ...})
 
 
-def write(path: Path, case: Case, model: PreTrainedModel, **settings: Any) -> None:
-    """Write ``model`` without a tokenizer. ``settings`` are added or replace others."""
+def write(
+    path: Path,
+    case: Case,
+    model: PreTrainedModel,
+    *,
+    tensors: Callable[[str, Array], Array] = lambda name, array: array,
+    **settings: Any,
+) -> None:
+    """Write ``model`` without a tokenizer. ``settings`` are added or replace others. What ``tensors`` makes bytes of is
+    in MXFP4.
+    """
     writer = gguf.GGUFWriter(path, case.architecture)
     writer.add_tokenizer_pre(settings.pop("pre", None) or settings_of(case, model.config).get("tokenizer.ggml.pre", ""))
     for key, value in {**settings_of(case, model.config), **settings}.items():
@@ -235,7 +245,8 @@ def write(path: Path, case: Case, model: PreTrainedModel, **settings: Any) -> No
             case _:
                 writer.add_array(name, value)
     for name, array in tensors_of(case, model):
-        writer.add_tensor(name, np.ascontiguousarray(array))
+        made = np.ascontiguousarray(tensors(name, array))
+        writer.add_tensor(name, made, raw_dtype=Type.MXFP4 if made.dtype == np.uint8 else None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -11,6 +11,9 @@ import torch
 from transformers.core_model_loading import revert_weight_conversion
 
 pytest.importorskip("gguf")
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.workers.execute.model.gguf_tables import CASES, build, write
 from triptych.workers.execute.model.gguf.file import GgufFile, open_gguf
@@ -65,3 +68,31 @@ def test_the_model_is_the_one_that_was_converted(name: str, tmp_path: Path) -> N
     }
     assert weights.keys() == expected.keys()
     assert [n for n in expected if not np.allclose(weights[n], expected[n], rtol=1e-6, atol=1e-6)] == []
+
+
+def test_experts_in_mxfp4_stay_in_mxfp4(tmp_path: Path) -> None:
+    case, random = CASES["gpt_oss"], np.random.default_rng(0)
+    blocks = {}
+
+    def in_blocks(name: str, array: Any) -> Any:
+        if not name.endswith("_exps.weight"):
+            return array
+        made = random.integers(0, 256, (*array.shape[:-1], array.shape[-1] // 32, 17), dtype=np.uint8)
+        made[..., 0] = random.integers(118, 126, made.shape[:-1])
+        blocks[name] = made.reshape(*array.shape[:-1], -1)
+        return blocks[name]
+
+    write(tmp_path / "x.gguf", case, build(case), tensors=in_blocks)
+    file = open_gguf([tmp_path / "x.gguf"])
+    config = config_of(file)
+    read = list(GgufTensors(file, config).read(torch.bfloat16, lambda done, total: None))
+    made = {name: weight for group in read for name, weight in group.items()}
+    prefix = "model.layers.1.mlp.experts."
+    values = convert_moe_packed_tensors(made[f"{prefix}gate_up_proj_blocks"], made[f"{prefix}gate_up_proj_scales"])
+    for part, number in (("gate", 0), ("up", 1)):
+        expected = dequantize(blocks[f"blk.1.ffn_{part}_exps.weight"], GGMLQuantizationType.MXFP4)
+        assert np.array_equal(values[..., number::2].float().swapaxes(1, 2), expected)
+    values = convert_moe_packed_tensors(made[f"{prefix}down_proj_blocks"], made[f"{prefix}down_proj_scales"])
+    expected = dequantize(blocks["blk.1.ffn_down_exps.weight"], GGMLQuantizationType.MXFP4)
+    assert np.array_equal(values.float().swapaxes(1, 2), expected)
+    assert made["model.layers.1.mlp.experts.down_proj_bias"].dtype == torch.bfloat16

@@ -21,6 +21,7 @@ from ..facts import Progress
 from ..give_back import forget_mapped
 from .file import GgufFile
 from .layouts import layout_of
+from .mxfp4 import in_blocks, kept
 from .settings import OF_CONFIG, layer_of, unused_layers
 
 _RUN = 1 << 20  # numbers dequantised at a time and thread
@@ -38,6 +39,7 @@ class GgufTensors:
         self.skeleton = _skeleton(config)
         self._layout = layout_of(file, self.skeleton)
         self._sources = self._find_sources()
+        self._kept = kept(file)
 
     def _find_sources(self) -> dict[str, list[str]]:
         """Return the names of the tensors that each weight of the model is made of."""
@@ -65,6 +67,11 @@ class GgufTensors:
         done, total = 0, len(self._file.tensors)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             for weight, sources in self._sources.items():
+                if not self._kept.isdisjoint(sources):
+                    yield in_blocks(weight, [self._file.tensors[name] for name in sorted(sources)])
+                    forget_mapped(part.path for part in self._file.parts)
+                    progress(done := done + len(sources), total)
+                    continue
                 made = self._layout.make(weight, sources, partial(self._values, threads))
                 if _without_ones(made.shape) != _without_ones(shapes[weight]):
                     text = f"{sources[0]} in {self._file.path} has shape {tuple(made.shape)}"

@@ -16,6 +16,7 @@ from .....protocol.errors import ConfigError
 from ..facts import Progress
 from ..give_back import trim_heap
 from .file import GgufFile, open_gguf
+from .mxfp4 import QUANTISATION, kept
 from .settings import read_settings
 from .tensors import GgufTensors
 from .vocabulary import write_generation_config, write_tokenizer_files
@@ -51,6 +52,8 @@ def _unpack(file: GgufFile, target: Path, dtype: torch.dtype, progress: Progress
         (Path(beside) / _NAME).symlink_to(file.path)
         config = read_settings(file, Path(beside), _NAME)
         tensors = GgufTensors(file, config)
+        if kept(file):
+            config.quantization_config = dict(QUANTISATION)
         _write_config(config, type(tensors.skeleton).__name__, dtype, target)
         write_tokenizer_files(file, Path(beside), _NAME, target)
     write_generation_config(file, target)
@@ -62,7 +65,10 @@ def check_room(file: GgufFile, folder: Path, dtype: torch.dtype) -> None:
     Raises:
         ConfigError: the disk of ``folder`` has too little space for the weights.
     """
-    needed = sum(int(tensor.n_elements) for tensor in file.tensors.values()) * dtype.itemsize + _MARGIN_BYTES
+    as_they_are = kept(file)
+    needed = _MARGIN_BYTES
+    for name, tensor in file.tensors.items():
+        needed += int(tensor.n_bytes if name in as_they_are else tensor.n_elements * dtype.itemsize)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ConfigError(
