@@ -70,6 +70,7 @@ def settings(config: Any) -> dict[str, Any]:
             "ARCH.shortconv.l_cache": config.conv_L_cache,
         }
     return {
+        "ARCH.attention.recurrent_layers": [kind == "linear_attention" for kind in config.layer_types],
         "ARCH.full_attention_interval": 4,
         "ARCH.rope.dimension_count": 8,
         "ARCH.rope.dimension_sections": [2, 1, 1, 0],

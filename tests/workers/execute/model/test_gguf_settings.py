@@ -153,7 +153,8 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
             "blk.4.nextn.enorm.weight": np.ones(64, np.float32),
         }
 
-    settings = {"ARCH.block_count": 5, "ARCH.nextn_predict_layers": 1}
+    settings: dict[str, Any] = {"ARCH.block_count": 5, "ARCH.nextn_predict_layers": 1}
+    settings["ARCH.attention.recurrent_layers"] = [True, True, True, False, False]
     assert config_of(tmp_path, "qwen35", settings=settings, tensors=with_guessing).num_hidden_layers == 4
 
 

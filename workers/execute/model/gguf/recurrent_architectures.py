@@ -226,7 +226,7 @@ FAMILIES: Mapping[str, Architecture] = {
         },
         needed=_EXPERTS | _SIZES,
         complete=_qwen3_next,
-        reads=frozenset({"attention.recurrent_layers", "full_attention_interval", "ssm.inner_size"}),
+        reads=frozenset({"full_attention_interval", "ssm.inner_size"}),
         turns_in_part=True,
         names=(Named(r"\.in_proj_qkvz\.weight$", ("attn_qkv.weight", "attn_gate.weight"), steps.by_rows),),
         steps=(

@@ -52,6 +52,7 @@ _READ_BY_FUNCTIONS: dict[str, set[str]] = {
         "ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
     },
 }  # fmt: skip
+_RECURRENT = "attention.recurrent_layers"
 _READ_BY_FUNCTIONS["qwen35moe"] = _READ_BY_FUNCTIONS["qwen35"] | {
     "expert_count", "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_used_count",
 }  # fmt: skip
@@ -63,6 +64,7 @@ _YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slo
 _UNDERSTOOD = {  # in all architectures
     _BASE_OF_WINDOWS,
     _PATTERN,
+    _RECURRENT,
     *_SIZES_OF_WINDOWS,
     _NUM_GUESSING,
     *_NEEDED,
@@ -255,13 +257,19 @@ def _check_rotary_size(file: GgufFile, config: Any) -> None:
         raise ConfigError(text, param="model")
 
 
+def _of_layers(file: GgufFile, key: str) -> Any:
+    """A setting that may be a list, of the layers that are used."""
+    stated = file.of_model(key)
+    return stated[: unused_layers(file).start] if isinstance(stated, list) else stated
+
+
 def _read_windows(file: GgufFile, config: Any) -> None:
     """Read what is stated of layers with a window only, which is the same as of the others except for frequencies.
 
     Raises:
         ConfigError: it is not.
     """
-    base, pattern = file.of_model(_BASE_OF_WINDOWS), file.of_model(_PATTERN)
+    base, pattern = file.of_model(_BASE_OF_WINDOWS), _of_layers(file, _PATTERN)
     if base is not None and "sliding_attention" in config.rope_parameters:
         config.rope_parameters["sliding_attention"]["rope_theta"] = base
         base = None
@@ -272,6 +280,7 @@ def _read_windows(file: GgufFile, config: Any) -> None:
     for key, value, known in (
         (_BASE_OF_WINDOWS, base, None),
         (_PATTERN, pattern, [kind == "sliding_attention" for kind in kinds]),
+        (_RECURRENT, _of_layers(file, _RECURRENT), [kind == "linear_attention" for kind in kinds]),
         *((key, file.of_model(key), head_dim) for key in _SIZES_OF_WINDOWS),
     ):
         if value not in (None, known):
