@@ -19,7 +19,7 @@ from .output import Sink, Writer, check_output, make_writer, open_sink
 from .pipeline import Pipeline, open_pipeline
 from .progress import batch_bar
 from .prompts import Job, as_chat, jobs_from_lines, jobs_from_texts
-from .report import number, say, summary_line
+from .report import batch_line, say, summary_line
 from .resume import left_to_answer
 
 if TYPE_CHECKING:
@@ -150,12 +150,10 @@ def _write_all(batch: Batch, task: Task, writer: Writer, console: Console) -> in
         raise
     elapsed_s = time.monotonic() - started
     if batch.num_jobs > 1 or num_failed:
-        say(
-            console,
-            f"{batch.num_jobs - num_failed} of {batch.num_jobs} prompts answered, {num_failed} failed ·"
-            f" {num_tokens} tokens in {elapsed_s:.1f} s · {number(num_tokens / elapsed_s)} tok/s",
-            "red" if num_failed else "dim",
+        line = batch_line(
+            "prompts", num_ended=batch.num_jobs, num_failed=num_failed, num_tokens=num_tokens, elapsed_s=elapsed_s
         )
+        say(console, line, "red" if num_failed else "dim")
     return 1 if num_failed else 0
 
 

@@ -74,6 +74,14 @@ def summary_line(completion: Any) -> str:
     )
 
 
+def batch_line(what: str, *, num_ended: int, num_failed: int, num_tokens: int, elapsed_s: float) -> str:
+    """The cost of many answers in one line."""
+    return (
+        f"{num_ended - num_failed} of {num_ended} {what} answered, {num_failed} failed · {num_tokens} tokens in"
+        f" {elapsed_s:.1f} s · {number(num_tokens / elapsed_s)} tok/s"
+    )
+
+
 def ledger_table(ledgers: Mapping[str, Mapping[str, Any]]) -> Table:
     """One column per ledger: the milliseconds of every stage that took any time, and their sum."""
     table = _table("ms", *ledgers)

@@ -22,7 +22,7 @@ from ..gateway.state import Gateway
 from ..output import Sink, check_output, open_sink
 from ..pipeline import Pipeline, open_pipeline
 from ..progress import count_bar
-from ..report import number, say
+from ..report import batch_line, say
 from .in_process import post
 from .lines import Line, Reply, left_to_answer, read_lines, row_of
 
@@ -128,8 +128,10 @@ class _Run:
         return reply
 
     def account(self) -> str:
-        elapsed_s = time.monotonic() - self._began
-        return (
-            f"{self.num_ended - self.num_failed} of {self.num_ended} requests answered, {self.num_failed} failed ·"
-            f" {self._num_tokens} tokens in {elapsed_s:.1f} s · {number(self._num_tokens / elapsed_s)} tok/s"
+        return batch_line(
+            "requests",
+            num_ended=self.num_ended,
+            num_failed=self.num_failed,
+            num_tokens=self._num_tokens,
+            elapsed_s=time.monotonic() - self._began,
         )
