@@ -100,6 +100,16 @@ def test_template_may_join_arguments_as_text(written: str) -> None:
     assert ChatTemplate(source, {}).render(messages) == '<{"a": [1]}>'
 
 
+@pytest.mark.parametrize("own", ["", "{% if messages[1].tool_calls %}{% endif %}"], ids=["LFM2's", "another one"])
+def test_calls_that_a_template_leaves_out_are_in_the_text(own: str) -> None:
+    """As LFM2's does: the model did not see what it had called, and only the results."""
+    source = "List of tools: <|tool_list_start|>{% for m in messages %}<{{ m.content }}>{% endfor %}" + own
+    call = {"function": {"name": "f", "arguments": '{"a": "it\'s", "b": [true, null]}'}}
+    messages, _ = read({"messages": [CHAT[0], {"role": "assistant", "content": "So.", "tool_calls": [call, CALL]}]})
+    calls = "" if own else """<|tool_call_start|>[f(a="it's", b=[True, None]), f(a=[1])]<|tool_call_end|>"""
+    assert ChatTemplate(source, {}).render(messages).endswith(f"<hi><{calls}So.>")
+
+
 def test_texts_of_a_refused_request_are_not_parsed() -> None:
     """For 8 MB this took a second, in which no other client was served, at no cost to the sender."""
     with pytest.raises(InvalidRequest, match="temperature"):
