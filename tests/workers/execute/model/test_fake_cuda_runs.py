@@ -172,6 +172,7 @@ def test_pages_are_swapped_out_and_in(device: FakeCuda) -> None:
 
 LENGTHS, MAX_TOKENS = (19, 9, 5, 6), 4
 SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+STATES_AND_PAGES = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 SIZES: dict[str, Any] = {"max_num_seqs": 4, "prefill_chunk": 8}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "fused": ("qwen3", {}),
@@ -196,7 +197,7 @@ def test_whole_model_gives_the_tokens_of_a_cpu(way: str, tmp_path: Path, monkeyp
     shorten_self_test(monkeypatch)
     family, options = WAYS[way]
     keeps_states = family == "qwen3_5_text"
-    checkpoint = make_checkpoint(family, tmp_path / "checkpoint", **({} if keeps_states else SMALL))
+    checkpoint = make_checkpoint(family, tmp_path / "checkpoint", **(STATES_AND_PAGES if keeps_states else SMALL))
     with pytest.MonkeyPatch.context() as patch, fake_cuda(patch):
         engine = NativeEngine(
             checkpoint, tmp_path, **SIZES,
