@@ -47,6 +47,7 @@ class NoDevice:
 
 
 def main() -> None:
+    knobs.compilation.disable_line_info = True  # it takes a tenth of the time, and the code is the same
     run = JITFunction.run
     parts = {
         "every": launch_every, "products": launch_products, "experts": launch_expert_products,
