@@ -82,7 +82,7 @@ def test_loading_model_is_a_503() -> None:
             assert reply.headers["retry-after"]
             assert api.http.get("/v1/models").status_code == 200
             assert api.http.get("/metrics").status_code == 200
-            eventually(lambda: api.http.get("/ready").status_code == 200, timeout=60)
+            eventually(lambda: api.http.get("/ready").status_code == 200, timeout=300)  # kernels may be compiled
             api.ask("/v1/completions", prompt="hi", max_tokens=1)
     finally:
         driver.stop(mode="abort")
