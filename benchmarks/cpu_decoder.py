@@ -3,7 +3,8 @@
 W1: 32 prompts of 32..512 tokens at once, 32..128 tokens each (output tokens per second). W2: one stream, 128 in and 128
 out (decoded tokens per second). W3: one prompt of 1024 tokens (prompt tokens per second). Prints one JSON line, with
 the memory and matrix rates measured in the same run, and each workload's share of them: of memory for W2, where every
-token reads every weight, of arithmetic for W3. Arguments choose models, formats and repeats.
+token reads every weight, of arithmetic for W3. Arguments choose models, formats, levels of the kernels (``--kernels avx512
+avx2`` compares both) and repeats.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,20 +55,21 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=dense, choices=list(SHAPES))
     formats = ["bf16", "int8", "int4", "transformers"]
     parser.add_argument("--formats", nargs="*", default=formats[:3], choices=formats)
+    parser.add_argument("--kernels", nargs="*", default=["auto"])
     parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     cases = {}
-    for model in arguments.models:
-        for form in arguments.formats:
-            cases[f"{model} {form}"] = measure(model, form, arguments.workloads, arguments.repeats)
+    for model, form, kernels in product(arguments.models, arguments.formats, arguments.kernels):
+        name = " ".join([model, form, *([kernels] if kernels != "auto" else [])])
+        loaded = load(model, form, kernels=kernels)
+        cases[name] = measure(loaded, model, form, workloads=arguments.workloads, repeats=arguments.repeats)
     report = {"what": "cpu_decoder", **environment("torch", "transformers"), "seed": 0, "repeats": arguments.repeats}
     print(json.dumps({**report, "cases": cases}))
 
 
-def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[str, object]:
+def measure(loaded: Loaded, model: str, form: str, *, workloads: list[str], repeats: int) -> dict[str, object]:
     """Medians of one model in one format, with machine limits measured before each workload."""
-    loaded = load(model, form)
     case: dict[str, object] = {"load_s": round(loaded.load_s, 2)}
     layers, head = num_weights(SHAPES[model])
     run_workload("W2", 0, loaded)  # warm-up

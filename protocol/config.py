@@ -51,6 +51,9 @@ class ModelConfig:
         "auto",
         "native (compiled kernels, CPU), fused (Triton kernels, GPU), transformers, or auto: the fastest that works",
     )
+    kernels: str = option(
+        "auto", "instructions that the compiled kernels use, such as avx512; auto is the fastest level of the processor"
+    )
     quantization: str = option(
         "none", "none, int8 or int4 (native only; int4 has 4-bit weights and 8-bit activations) or fp8 (fused only)"
     )
@@ -82,6 +85,7 @@ class ModelConfig:
             f"is {self.device!r}, known are: {', '.join(DEVICES)}, cuda:N",
         )
         one_of("backend", self.backend, BACKENDS)
+        require(bool(self.kernels), "kernels", "is empty")
         one_of("quantization", self.quantization, QUANTIZATIONS)
         between("max_model_len", self.max_model_len, 2)
         between("threads", self.threads, 1, 4096)

@@ -44,6 +44,7 @@ CONFIG_VALUES: dict[str, Any] = {
     "decode_join_fill": 0.75,
     "trace": "/tmp/trace.jsonl",
     "backend": "native",
+    "kernels": "avx2",
     "quantization": "int8",
     "deterministic": True,
     "cuda_graphs": False,

@@ -20,6 +20,7 @@ from tests.waiting import eventually
 from tests.workers.execute.model.native import make_checkpoint, make_pair
 from triptych import Driver
 from triptych.launch.demo_model.entries import OFF_TOPIC_ANSWER, PHRASINGS, load_entries
+from triptych.workers.execute.kernels.compile import available_levels
 
 PROMPTS = ["Hello, world", "a", "The quick brown fox jumps over the lazy dog. " * 3, "naïve café 😀", "1 2 3"]
 
@@ -63,7 +64,7 @@ def test_answers_with_8_bit_pages_are_unchanged_after_a_kill(folder: Path) -> No
         kill(driver, "execute")
         disturbed = stream.result(60).token_ids
         assert disturbed == driver.generate(PROMPTS[2], max_tokens=120, ignore_eos=True).token_ids
-        assert driver.info()["model"]["backend"] == "native bfloat16, int8 keys and values"
+        assert driver.info()["model"]["backend"] == f"native bfloat16, int8 keys and values on {available_levels()[0]}"
         assert_quiet(driver)
 
 
@@ -77,7 +78,7 @@ def test_answers_with_experts_are_unchanged_after_a_kill(tmp_path: Path) -> None
         disturbed = [stream.result(60).token_ids for stream in streams]
         alone = [driver.generate(prompt, max_tokens=120, ignore_eos=True).token_ids for prompt in PROMPTS]
         assert disturbed == alone
-        assert driver.info()["model"]["backend"] == "native bfloat16"
+        assert driver.info()["model"]["backend"] == f"native bfloat16 on {available_levels()[0]}"
         assert_quiet(driver)
 
 

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from ....protocol.errors import ConfigError
 from .cache import cache_folder, keep_newest, note_use
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,20 @@ def available_levels() -> list[str]:
     """The levels this processor can run, fastest first."""
     flags = _processor_flags()
     return [level for level, needed in LEVELS.items() if flags.issuperset(needed)]
+
+
+def levels_to_try(wanted: str) -> list[str]:
+    """The available levels if any is wanted, which is "auto", otherwise the one that is.
+
+    Raises:
+        ConfigError: it is not available.
+    """
+    levels = available_levels()
+    if wanted == "auto":
+        return levels
+    if wanted not in levels:
+        raise ConfigError(f"kernels is {wanted!r}, this machine can run: auto, {', '.join(levels)}", param="kernels")
+    return [wanted]
 
 
 def library_name(level: str) -> str:

@@ -7,7 +7,7 @@ import ctypes
 import logging
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-from .compile import NoCompiler, available_levels, build_library
+from .compile import NoCompiler, build_library, levels_to_try
 from .structures import (
     DeltaLayer,
     DeltaShape,
@@ -48,14 +48,15 @@ class Kernels(ctypes.CDLL):
     level: str
 
 
-def load_library(level: str | None = None) -> Kernels:
-    """The kernels of that level, by default the fastest that this processor can run and this compiler can build.
+def load_library(wanted: str = "auto") -> Kernels:
+    """The kernels of that level, or the fastest that this processor can run and this compiler can build.
 
     Raises:
+        ConfigError: see ``compile.levels_to_try``.
         NoCompiler: see ``compile.build_library``.
     """
     failures: list[NoCompiler] = []
-    for each in [level] if level else available_levels():
+    for each in levels_to_try(wanted):
         try:
             library = _prepared(_open(each), each)
         except NoCompiler as error:

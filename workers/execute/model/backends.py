@@ -301,6 +301,7 @@ class Backends:
         config = self.config
         return NativeSetting(
             quantization=config.quantization,
+            kernels=config.kernels,
             page_size=self.cache.page_size,
             kv_dtype=self.cache.kv_dtype,
             threads=config.threads,

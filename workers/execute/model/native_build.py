@@ -55,6 +55,7 @@ class NativeSetting:
     """How the kernels should run."""
 
     quantization: str  # "none" or a key of QUANTISED
+    kernels: str = "auto"  # or a level of kernels/compile.py
     page_size: int  # tokens
     kv_dtype: str = "auto"  # or "int8"
     threads: int | None  # None: as many as pay off
@@ -78,6 +79,7 @@ class NativeSetting:
 
         Raises:
             Unsupported: the kernels do not support this model, or cannot be built here; the message says why.
+            ConfigError: this machine cannot run the kernels that are wanted.
         """
         if self.page_size % _TILE_TOKENS:
             raise Unsupported(f"a page has {self.page_size} tokens, which is not a multiple of {_TILE_TOKENS}")
@@ -92,7 +94,7 @@ class NativeSetting:
             if self.adapters:
                 raise Unsupported("its heads share latents, for which the kernels have no adapters")
         try:
-            library = load_library()
+            library = load_library(self.kernels)
         except NoCompiler as error:
             raise Unsupported(str(error)) from error
         format_ = self._format(checkpoint, spec, dtype)
@@ -141,11 +143,11 @@ class NativeSetting:
         return NativeModel(
             proof=proof,
             dtype=getattr(torch, proof.dtype),
-            backend=f"native {name}",
+            backend=f"native {name} on {library.level}",
             shapes=[LayerShape(spec.num_kv_heads, key_bytes, value_bytes, torch.uint8)] * spec.num_attending,
             make_decoder=make_decoder,
             state_bytes=lambda num_rows: state_bytes(spec, num_rows=num_rows),
-            why=f"{name}, {library.level}, {threads} threads; "
+            why=f"{name} on {library.level}, {threads} threads; "
             f"its logits differ from transformers' by {proof.difference:.1g} of the greatest",
         )
 

@@ -28,7 +28,7 @@ from ....protocol.lora import parse_modules
 from ....protocol.plain import load_map, make
 from ....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
 from ..kernels.cache import cache_folder, keep_newest, note_use
-from ..kernels.compile import NoCompiler, available_levels, library_name
+from ..kernels.compile import NoCompiler, levels_to_try, library_name
 from .decoder_spec import DecoderSpec
 from .facts import ModelFacts
 from .ropes import Rope
@@ -108,7 +108,7 @@ def _key(checkpoint: Path, config: ModelConfig, kv_dtype: str) -> str:
     """A hash of everything that the outcome depends on. Of weights and other large files, it covers size and time but
     not content.
     """
-    digest = hashlib.sha256(f"{config.dtype} {config.quantization} {kv_dtype} {_kernels()}\n".encode())
+    digest = hashlib.sha256(f"{config.dtype} {config.quantization} {kv_dtype} {_library(config.kernels)}\n".encode())
     modules = parse_modules(config.lora_modules)
     digest.update(" ".join(version(library) for library in _LIBRARIES).encode())
     for file in sorted(file for folder in _OWN_FOLDERS for file in folder.glob("*.py")):
@@ -123,10 +123,10 @@ def _key(checkpoint: Path, config: ModelConfig, kv_dtype: str) -> str:
     return digest.hexdigest()[:_KEY_SIZE]
 
 
-def _kernels() -> str:
+def _library(kernels: str) -> str:
     """The library's name, which depends on its sources and compiler: other kernels are proven again."""
     try:
-        return library_name(available_levels()[0])
+        return library_name(levels_to_try(kernels)[0])
     except NoCompiler:
         return "none"
 

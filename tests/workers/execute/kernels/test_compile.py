@@ -90,7 +90,7 @@ def test_slower_kernels_are_used_if_the_compiler_cannot_build_the_fastest(
 ) -> None:
     best = available_levels()[0]
     monkeypatch.setitem(LEVELS, "future", ("no-such-instructions",))
-    monkeypatch.setattr(libraries, "available_levels", lambda: ["future", best])
+    monkeypatch.setattr(compiling, "available_levels", lambda: ["future", best])
     assert load_library().level == best
     assert f"using the {best} kernels, faster ones cannot be compiled" in caplog.text
 

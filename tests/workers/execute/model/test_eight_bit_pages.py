@@ -218,7 +218,7 @@ def test_page_takes_about_half_the_memory_of_bfloat16(tmp_path: Path) -> None:
     plain, eight = decoders(checkpoint, FASTEST, Format.BFLOAT16)
     assert [e.nbytes / p.nbytes for e, p in zip(eight.pools[:2], plain.pools, strict=False)] == [136 / 256, 130 / 256]
     engine = NativeEngine(checkpoint, tmp_path, kv_dtype="int8", dtype="bfloat16")
-    assert engine.card.backend == "native bfloat16, int8 keys and values"
+    assert engine.card.backend == f"native bfloat16, int8 keys and values on {available_levels()[0]}"
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])

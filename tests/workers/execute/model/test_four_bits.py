@@ -25,6 +25,7 @@ from tests.workers.execute.model.native import (
     make_inputs,
 )
 from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.model.decoder_spec import Unsupported
 from triptych.workers.execute.model.native_build import NativeModel, NativeSetting, load_proven
 from triptych.workers.execute.model.native_proof import load_native
@@ -130,7 +131,7 @@ def logits(model: NativeModel) -> npt.NDArray[np.float32]:
 def test_tokens_equal_the_plain_checkpoint_in_four_bits(family: str, layout: str, tmp_path: Path) -> None:
     stored, plain = make_pair(family, layout, tmp_path)
     model, expected = load(stored), load(plain, "int4")
-    assert (model.backend, model.dtype) == ("native int4", torch.bfloat16)
+    assert (model.backend, model.dtype) == (f"native int4 on {available_levels()[0]}", torch.bfloat16)
     assert np.array_equal(logits(model), logits(expected))
     assert model.proof.facts == expected.proof.facts
 

@@ -44,6 +44,7 @@ from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.decoder_spec import Unsupported
 from triptych.workers.execute.model.describe import describe_decoder
@@ -87,7 +88,7 @@ def make_requests() -> list[Sequence]:
 def test_tokens_equal_transformers_with_dequantised_weights(form: str, tmp_path: Path) -> None:
     stored, plain = make_fp8_pair("llama", form, tmp_path, **ODD)
     tokens, card = greedy_tokens(stored)
-    assert card.backend == "native float32"
+    assert card.backend == f"native float32 on {available_levels()[0]}"
     assert tokens == greedy_tokens(stored, backend="transformers")[0] == expected(plain, tokens)
 
 
@@ -96,7 +97,7 @@ def test_tokens_equal_transformers_with_dequantised_weights(form: str, tmp_path:
 def test_kernels_and_modules_give_the_same_tokens(family: str, form: str, tmp_path: Path) -> None:
     stored, plain = make_fp8_pair(family, form, tmp_path, **MODELS[family])
     tokens, card = greedy_tokens(stored)
-    assert card.backend == "native float32"
+    assert card.backend == f"native float32 on {available_levels()[0]}"
     assert card.num_parameters == sum(tensor.numel() for tensor in load_file(plain / "model.safetensors").values())
     by_modules, card = greedy_tokens(stored, backend="transformers")
     assert "transformers" in card.backend
@@ -147,7 +148,7 @@ def test_scales_may_be_exponents_of_two(tmp_path: Path) -> None:
             tensors[name] = torch.randint(117, 121, size, dtype=torch.uint8)
     scales = torch.exp2(tensors[f"{DOWN}_scale_inv"].double() - 127)
     assert torch.equal(open_tensors(stored)[DOWN], dequantised(tensors[DOWN], scales, 1, 32).float())
-    assert greedy_tokens(stored)[1].backend == "native float32"
+    assert greedy_tokens(stored)[1].backend == f"native float32 on {available_levels()[0]}"
 
 
 @pytest.mark.parametrize("type_", [torch.bfloat16, torch.float16, torch.float8_e8m0fnu], ids=str)

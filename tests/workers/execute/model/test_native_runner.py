@@ -22,10 +22,12 @@ from tests.workers.execute.model.native import (
 from tests.workers.execute.model.native_families import FAMILIES
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.kernels.compile import available_levels, levels_to_try
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.native_runner import NativeRunner
 from triptych.workers.execute.scheduling.sequence import Sequence
 
+FASTEST = available_levels()[0]
 LENGTHS = (1, 7, 16, 45, 90)
 MAX_TOKENS = 24
 
@@ -115,8 +117,8 @@ def test_time_of_full_steps_is_estimated_from_small_ones(tmp_path: Path, monkeyp
 
 
 def test_card_describes_what_runs(engines: Engines) -> None:
-    assert engines("llama").card.backend == "native float32"
-    assert engines("qwen3", "bfloat16", "int8").card.backend == "native int8"
+    assert engines("llama").card.backend == f"native float32 on {FASTEST}"
+    assert engines("qwen3", "bfloat16", "int8").card.backend == f"native int8 on {FASTEST}"
 
 
 @pytest.mark.parametrize(
@@ -147,9 +149,17 @@ def test_kernels_are_used_by_default_and_logged(tmp_path: Path, caplog: pytest.L
     caplog.set_level("INFO", logger="triptych.workers.execute.model.backends")
     default = ModelConfig().backend
     engine = NativeEngine(make_checkpoint("llama", tmp_path / "checkpoint"), tmp_path, backend=default)
-    assert engine.card.backend == "native float32"
+    assert engine.card.backend == f"native float32 on {FASTEST}"
     (line,) = caplog.messages
     assert f"the compiled kernels run {tmp_path / 'checkpoint'}: float32" in line
+
+
+def test_kernels_of_a_level_are_used_if_they_are_wanted(tmp_path: Path) -> None:
+    checkpoint, wanted = make_checkpoint("llama", tmp_path / "checkpoint"), available_levels()
+    assert [levels_to_try(level) for level in wanted] == [[level] for level in wanted]
+    assert NativeEngine(checkpoint, tmp_path, kernels=wanted[0]).card.backend == f"native float32 on {wanted[0]}"
+    with pytest.raises(ConfigError, match=f"'mmx', this machine can run: auto, {', '.join(wanted)}"):
+        NativeEngine(checkpoint, tmp_path, kernels="mmx")
 
 
 def test_weights_in_float16_run_in_bfloat16(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -158,9 +168,10 @@ def test_weights_in_float16_run_in_bfloat16(tmp_path: Path, caplog: pytest.LogCa
     with changed_tensors(checkpoint) as tensors:
         tensors |= {name: tensor.half() for name, tensor in tensors.items()}
     change_config(checkpoint, dtype="float16")
-    assert NativeEngine(checkpoint, tmp_path, backend="auto").card.backend == "native bfloat16"
+    assert NativeEngine(checkpoint, tmp_path, backend="auto").card.backend == f"native bfloat16 on {FASTEST}"
     assert "its weights are stored in float16, choose dtype float32 to have all of their digits" in caplog.text
-    assert NativeEngine(checkpoint, tmp_path, backend="auto", dtype="float32").card.backend == "native float32"
+    exact = NativeEngine(checkpoint, tmp_path, backend="auto", dtype="float32")
+    assert exact.card.backend == f"native float32 on {FASTEST}"
 
 
 def test_other_families_fall_back_and_the_reason_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -210,9 +210,12 @@ def test_proven_decoder_starts_without_importing_transformers() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_kernels_of_another_compiler_are_proven_again(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_another_level_or_compiler_are_proven_again(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = ModelConfig(model=str(checkpoint))
     before = ProofStore(checkpoint, config).folder
+    assert ProofStore(checkpoint, dataclasses.replace(config, kernels="portable")).folder != before
     monkeypatch.setattr(compiling, "_version", lambda compiler: "another version")
     assert ProofStore(checkpoint, config).folder != before
 

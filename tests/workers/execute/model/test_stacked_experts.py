@@ -110,7 +110,7 @@ def test_published_format_is_served(pair: tuple[Path, Path], tmp_path: Path) -> 
     outputs = []
     for _ in range(2):
         engine = NativeEngine(published, tmp_path, dtype="auto", num_pages=32)
-        assert engine.card.backend == "native mxfp4"
+        assert engine.card.backend == f"native mxfp4 on {available_levels()[0]}"
         outputs.append(engine.run(*(make_request(index, 20 + index, 12) for index in range(3)), num_pages=32))
     assert outputs[0] == outputs[1]
 
@@ -118,7 +118,7 @@ def test_published_format_is_served(pair: tuple[Path, Path], tmp_path: Path) -> 
 def test_eight_bit_pages_work_with_attention_sinks(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("gpt_oss", tmp_path / "checkpoint", head_dim=32)
     engine = NativeEngine(checkpoint, tmp_path, kv_dtype="int8", dtype="float32")
-    assert engine.card.backend == "native float32, int8 keys and values"
+    assert engine.card.backend == f"native float32, int8 keys and values on {available_levels()[0]}"
 
 
 def test_sinks_take_weight(tmp_path: Path) -> None:
