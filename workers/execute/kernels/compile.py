@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ....protocol.errors import ConfigError
 from .cache import cache_folder, keep_newest, note_use
+from .tile_registers import are_permitted
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +35,11 @@ _FLAGS = [
     "-Wno-psabi", "-Wno-ignored-attributes",
 ]  # fmt: skip
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma")
+_TILES = "amx_tile"
 
 # Fastest first: the processor features that each level needs, as named in /proc/cpuinfo.
 LEVELS: dict[str, tuple[str, ...]] = {
+    "amx": (*_AVX512, "avx512_bf16", _TILES, "amx_bf16", "amx_int8"),  # Sapphire Rapids and later
     "avx512": (*_AVX512, "avx512_bf16"),
     "avx512_vnni": _AVX512,  # Cascade Lake, Ice Lake
     "avx2": ("avx2", "fma"),
@@ -44,7 +47,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
 }
 
 # Features that a level uses if the processor has them and the compiler knows them.
-_WELCOME = {"avx512": ("avx512vbmi",), "avx512_vnni": ("avx512vbmi",), "avx2": ("avx_vnni",)}
+_WELCOME = {**dict.fromkeys(("amx", "avx512", "avx512_vnni"), ("avx512vbmi",)), "avx2": ("avx_vnni",)}
 
 _NUM_KEPT = 16  # libraries in the cache: of several versions and levels
 _SCRATCH = "building-"
@@ -55,8 +58,10 @@ class NoCompiler(Exception):
 
 
 def available_levels() -> list[str]:
-    """The levels this processor can run, fastest first."""
+    """The levels this process can run, fastest first."""
     flags = _processor_flags()
+    if _TILES in flags and not are_permitted():
+        flags.remove(_TILES)
     return [level for level, needed in LEVELS.items() if flags.issuperset(needed)]
 
 
@@ -167,7 +172,7 @@ def _features(level: str) -> list[str]:
 
 
 def _option(feature: str) -> str:
-    return "-m" + feature.replace("avx512_", "avx512").replace("avx_", "avx")
+    return "-m" + feature.replace("avx512_", "avx512").replace("avx_", "avx").replace("amx_", "amx-")
 
 
 @cache

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "abi.h"
+#include "amx.h"
 #include "mxfp4.h"
 
 namespace triptych {
@@ -82,6 +83,21 @@ inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix,
   return matrix.bias ? result + load<Floats>(matrix.bias + column) : result;
 }
 
+// Calls write(row, block, vector, values, values of the vector 32 columns further) for the sums of `kVectors` vectors of
+// a block, from `half` on, and a range of rows.
+template <class Format, int kVectors, class Write>
+INLINED void write_sums(const typename Format::Accumulators* sums, const Matrix& matrix, const Rows& rows, int block,
+                        int half, Range range, const Write& write) {
+  const int first = range.begin, count = range.end - range.begin;
+  for (int r = 0; r < count; ++r)
+    for (int v = 0; v < kVectors / 2; ++v) {
+      const int column = 64 * block + 16 * (half + v);
+      const auto *low = sums + r * kVectors + v, *high = low + kVectors / 2;
+      write(first + r, block, half + v, finished<Format>(*low, matrix, rows, first + r, column),
+            finished<Format>(*high, matrix, rows, first + r, column + 32));
+    }
+}
+
 // Cache lines to prefetch while a tile is computed: `lines` at each step, from `start` on.
 struct Prefetch {
   const char* start;
@@ -101,8 +117,7 @@ inline Prefetch prefetch_of(const Matrix& matrix, int block, int steps, const Ro
 }
 
 // One tile: `kVectors` vectors of a block from `half` on, for a range of rows.
-// Calls write.expect(row, block) before it computes a row, then write(row, block, vector, values, values of the vector
-// 32 columns further).
+// Calls write.expect(row, block) before it computes a row, then write_sums.
 template <class Format, int kVectors, class Write>
 inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int half, Range range,
                           const Prefetch& prefetch, const Write& write) {
@@ -141,18 +156,11 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
     case 2: run(PrefetchLines<kWhole ? 2 : 0>{prefetch.start}); break;
     default: run(PrefetchLines<kWhole ? 4 : 0>{prefetch.start});
   }
-  for (int r = 0; r < count; ++r)
-    for (int v = 0; v < kVectors / 2; ++v) {
-      const int column = 64 * block + 16 * (half + v);
-      const auto *low = sums + r * kVectors + v, *high = low + kVectors / 2;
-      write(first + r, block, half + v, finished<Format>(*low, matrix, rows, first + r, column),
-            finished<Format>(*high, matrix, rows, first + r, column + 32));
-    }
+  write_sums<Format, kVectors>(sums, matrix, rows, block, half, range, write);
 }
 
-// Computes the half blocks in `range` of the product, numbered 2 * block + half. The matrix is in this format.
 template <class Format, class Write>
-void multiply_halves(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
+void multiply_in_vectors(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
   const int num_groups = (rows.count + most_rows<Format>() - 1) / most_rows<Format>();
   for (int unit = range.begin; unit < range.end;) {
     const bool is_whole = kTileVectors == 4 && unit % 2 == 0 && unit + 1 < range.end;
@@ -167,6 +175,19 @@ void multiply_halves(const Matrix& matrix, const Rows& rows, Range range, const 
     }
     unit += is_whole ? 2 : 1;
   }
+}
+
+// Defined in amx_products.h.
+template <class Format, class Write>
+void multiply_in_registers(const Matrix& matrix, const Rows& rows, Range range, const Write& write);
+
+// Computes the half blocks in `range` of the product, numbered 2 * block + half. The matrix is in this format.
+template <class Format, class Write>
+void multiply_halves(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
+  if constexpr (kInTileRegisters<Format>)
+    multiply_in_registers<Format>(matrix, rows, range, write);
+  else
+    multiply_in_vectors<Format>(matrix, rows, range, write);
 }
 
 // The same, with a matrix in four bits too.
@@ -255,3 +276,7 @@ struct Gate {
 };
 
 }  // namespace triptych
+
+#if defined(__AMX_TILE__)
+#include "amx_products.h"
+#endif

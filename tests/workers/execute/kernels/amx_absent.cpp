@@ -1,0 +1,25 @@
+// Stands in for what amx_library.cpp leaves out.
+#include <cstdlib>
+
+#include "abi.h"
+
+namespace triptych {
+
+class Decoder;
+struct Float32;
+struct Int8;
+
+template <class Format>
+struct Entries {
+  static Decoder* new_decoder(const Model& model, const Sharing& sharing);
+  static void multiply_floats(const Matrix& matrix, const float* x, int num_rows, float* y);
+};
+
+template <>
+Decoder* Entries<Int8>::new_decoder(const Model&, const Sharing&) { std::abort(); }
+template <>
+Decoder* Entries<Float32>::new_decoder(const Model&, const Sharing&) { std::abort(); }
+template <>
+void Entries<Float32>::multiply_floats(const Matrix&, const float*, int, float*) { std::abort(); }
+
+}  // namespace triptych
