@@ -9,8 +9,9 @@ logprobs of the prompt (see ``scores``); they are valid once ``tokens_word`` cou
 
 The four publishing words hold ``generation << 32 | value`` (``tokens_word``: ``count << 32 | check``) and are stored by
 one aligned eight-byte write. ``check`` is a hash of the generation, of the prompt's scores and of the counted tokens
-with their logprobs, and a request carries a CRC: so a reader never trusts a partial write, in whatever order a weakly
-ordered machine shows it, or a disk has written it.
+with their logprobs, a request carries a CRC, and ``finish_word`` holds, besides the reason, a check of ``tokens_word``
+and of the error: so a reader never trusts a partial write, in whatever order a weakly ordered machine shows it, or a
+disk has written it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..errors import ConfigError, JournalError
 from ..lock import LockFile
 
 MAGIC = b"TRIPTYCH"
-LAYOUT_VERSION = 9
+LAYOUT_VERSION = 10
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 BYTES_A_TOKEN = 8  # per output token: its id and its time; a prompt token takes half

@@ -54,12 +54,15 @@ def _reset_impossible_ends(journal: Journal, slot: int, lines: list[str]) -> Non
     """A word with a value that no process writes counts as not written: the request goes on."""
     generation = journal.generation(slot)
     entry = journal.records[slot]
-    limits = {"finish_word": len(FINISH_REASONS) - 1, "release_word": ACKNOWLEDGED}
-    for name, limit in limits.items():
-        current, value = split_word(entry[name])
-        if current == generation and value > limit:
-            entry[name] = 0
-            lines.append(f"record {slot}: {name} says {value}, the limit is {limit}; it is taken as not written")
+    if split_word(entry["finish_word"])[0] == generation and read_finish(journal, slot, generation) is None:
+        entry["finish_word"] = 0
+        lines.append(f"record {slot}: finish_word does not match its tokens and error; it is taken as not written")
+    current, value = split_word(entry["release_word"])
+    if current == generation and value > ACKNOWLEDGED:
+        entry["release_word"] = 0
+        lines.append(
+            f"record {slot}: release_word says {value}, the limit is {ACKNOWLEDGED}; it is taken as not written"
+        )
     if split_word(entry["release_word"])[0] == generation and int(entry["end_reason"]) >= len(FINISH_REASONS):
         entry["release_word"] = 0
         lines.append(f"record {slot}: its end has the reason {int(entry['end_reason'])}; it is taken as not ended")

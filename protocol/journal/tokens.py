@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,6 +19,7 @@ MULTIPLIER = 0x01000193  # odd, so that no token's contribution is ever lost
 MASK = 0xFFFFFFFF
 SHORT = 32  # below this many tokens a Python loop beats numpy
 FEW = 4  # the same threshold for the tokens of one or several steps
+_REASON = 0xF  # the bits of a finish_word that hold the reason
 _LOST = ("preempted_ns", "recovered_ns", "lost_early_ns")
 _SINCE = {"preempted_ns": "preempted_since_ns", "recovered_ns": "recovered_since_ns"}
 
@@ -218,9 +220,10 @@ class TokenWriter:
 
     def finish(self, slot: int, generation: int, reason: str, error: str = "") -> None:
         """Publish that no token follows; ``error`` is cut to 104 bytes."""
-        kept = error.encode()[:MAX_ERROR_BYTES].decode(errors="ignore")  # not half a character
-        self._journal.records["error"][slot] = kept.encode()
-        self._journal.finish_words[slot] = word(generation, FINISH_REASONS.index(reason))
+        kept = error.encode()[:MAX_ERROR_BYTES].decode(errors="ignore").encode()  # not half a character
+        self._journal.records["error"][slot] = kept
+        check = _finish_check(self._journal.tokens_words[slot], kept)
+        self._journal.finish_words[slot] = word(generation, check | FINISH_REASONS.index(reason))
 
 
 class TokenTimes(NamedTuple):
@@ -273,11 +276,19 @@ def read_chunk_ends(journal: Journal, slot: int) -> list[int]:
 
 
 def read_finish(journal: Journal, slot: int, generation: int) -> tuple[str, str] | None:
-    """``(finish reason, error)`` if execute finished this request, else None."""
-    current, reason = split_word(journal.finish_words[slot])
-    if current != generation:
+    """``(finish reason, error)`` if execute finished this request, else None; None too while the error, or the word of
+    its last tokens, is not visible yet.
+    """
+    current, value = split_word(journal.finish_words[slot])
+    error = bytes(journal.records["error"][slot])
+    if current != generation or value & ~_REASON != _finish_check(journal.tokens_words[slot], error):
         return None
-    return finish_reason(reason), bytes(journal.records["error"][slot]).decode(errors="replace")
+    return finish_reason(value & _REASON), error.decode(errors="replace")
+
+
+def _finish_check(tokens_word: np.uint64, error: bytes) -> int:
+    """What the end of a request comes with, as the upper 28 of 32 bits."""
+    return zlib.crc32(error, zlib.crc32(tokens_word.tobytes())) & ~_REASON
 
 
 def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTimes:

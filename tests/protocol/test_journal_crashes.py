@@ -179,6 +179,27 @@ def test_half_written_finish_does_not_count(tmp_path: Path, store: int) -> None:
     assert read_finish(journal, *key) == ("length", "")
 
 
+def test_reader_that_sees_the_end_before_the_last_token_waits_for_it(tmp_path: Path) -> None:
+    """Otherwise it would take the answer, without its last token, as complete."""
+    journal, view = live_request(tmp_path)
+    key = view.slot, view.generation
+    publish(view, 0, 5)(journal)
+    before = int(journal.tokens_words[view.slot])
+    publish(view, 1, 6)(journal)
+    after = int(journal.tokens_words[view.slot])
+    TokenWriter(journal).finish(*key, "length")
+    journal.tokens_words[view.slot] = before
+    assert read_finish(journal, *key) is None
+    journal.tokens_words[view.slot] = after
+    assert read_finish(journal, *key) == ("length", "")
+
+
+def test_reader_that_sees_the_end_before_its_error_waits_for_it(tmp_path: Path) -> None:
+    journal, view = live_request(tmp_path)
+    loses(0, journal, lambda mortal: TokenWriter(mortal).finish(view.slot, view.generation, "error", "new error"))
+    assert read_finish(journal, view.slot, view.generation) is None
+
+
 @pytest.mark.parametrize("store", range(3))
 def test_half_written_release_does_not_count(tmp_path: Path, store: int) -> None:
     journal, view = live_request(tmp_path)

@@ -78,12 +78,12 @@ def test_id_of_a_given_up_record_is_free_again(tmp_path: Path) -> None:
     assert RequestWriter(journal).past_ids() == []
 
 
-@pytest.mark.parametrize("name", ["finish_word", "release_word"])
-def test_invalid_end_is_taken_back(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "why"), [("finish_word", "does not match"), ("release_word", "says 99")])
+def test_invalid_end_is_taken_back(tmp_path: Path, name: str, why: str) -> None:
     journal = filled(tmp_path)
     journal.records[name][0] = word(int(journal.generations()[0]), 99)
     (line,) = salvage(journal)
-    assert f"{name} says 99" in line
+    assert f"{name} {why}" in line
     assert live_ids(journal) == ["r0", "r1", "r2", "r3"]
     assert not journal.release_states().any()
 
