@@ -26,6 +26,7 @@ from .tile_registers import are_permitted
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "src"
+_CPUINFO = Path("/proc/cpuinfo")
 
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = [
@@ -43,11 +44,19 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "avx512": (*_AVX512, "avx512_bf16"),
     "avx512_vnni": _AVX512,  # Cascade Lake, Ice Lake
     "avx2": ("avx2", "fma"),
+    "neon_bf16": ("asimd", "asimddp", "bf16", "i8mm"),  # Graviton 3, Grace, Axion, Cobalt, Apple M2
+    "neon_dot": ("asimd", "asimddp"),  # Graviton 2, Ampere Altra, Raspberry Pi 5, Apple M1
+    "neon": ("asimd",),  # every 64-bit Arm processor
     "portable": (),
 }
 
 # Features that a level uses if the processor has them and the compiler knows them.
 _WELCOME = {**dict.fromkeys(("amx", "avx512", "avx512_vnni"), ("avx512vbmi",)), "avx2": ("avx_vnni",)}
+
+# The features above, as extensions of the architecture.
+_ARM_EXTENSIONS = {"asimd": "", "asimddp": "+dotprod", "bf16": "+bf16", "i8mm": "+i8mm"}
+# Before registers are allocated, GCC would move the loads of a tile to its front, and spill sums.
+_ARM_FLAGS = ["-fno-schedule-insns"]
 
 _NUM_KEPT = 16  # libraries in the cache: of several versions and levels
 _SCRATCH = "building-"
@@ -62,7 +71,10 @@ def available_levels() -> list[str]:
     flags = _processor_flags()
     if _TILES in flags and not are_permitted():
         flags.remove(_TILES)
-    return [level for level, needed in LEVELS.items() if flags.issuperset(needed)]
+    levels = [level for level, needed in LEVELS.items() if flags.issuperset(needed)]
+    if "neon" in levels:
+        levels.remove("portable")  # the same, as the sources always use NEON on Arm
+    return levels
 
 
 def levels_to_try(wanted: str) -> list[str]:
@@ -88,7 +100,7 @@ def library_name(level: str) -> str:
     compiler = _compiler()
     # The identity uses the resolved path, as the same compiler may be found by another one. It is run by the path
     # found, because its behaviour depends on the name it is called by.
-    options = [*_FLAGS, *map(_option, _features(level))]
+    options = [*_FLAGS, *_options(_features(level))]
     identity = [os.path.realpath(compiler), *options, _version(compiler), platform.machine()]
     digest = hashlib.sha256("\0".join(identity).encode())
     for source in sorted(SOURCES.iterdir()):
@@ -161,9 +173,9 @@ def compile_options(level: str) -> list[str]:
         NoCompiler: there is no C++ compiler.
     """
     known = [
-        feature for feature in _features(level) if feature in LEVELS[level] or _knows(_compiler(), _option(feature))
+        feature for feature in _features(level) if feature in LEVELS[level] or _knows(_compiler(), *_options([feature]))
     ]
-    return [*_FLAGS, *map(_option, known)]
+    return [*_FLAGS, *_options(known)]
 
 
 def _features(level: str) -> list[str]:
@@ -171,21 +183,27 @@ def _features(level: str) -> list[str]:
     return [*LEVELS[level], *(feature for feature in _WELCOME.get(level, ()) if feature in _processor_flags())]
 
 
-def _option(feature: str) -> str:
-    return "-m" + feature.replace("avx512_", "avx512").replace("avx_", "avx").replace("amx_", "amx-")
+def _options(features: list[str]) -> list[str]:
+    if "asimd" in features:
+        extensions = "".join(_ARM_EXTENSIONS[feature] for feature in features)
+        return [f"-march=armv8.2-a{extensions}" if extensions else "-march=armv8-a", *_ARM_FLAGS]
+    return [
+        "-m" + feature.replace("avx512_", "avx512").replace("avx_", "avx").replace("amx_", "amx-")
+        for feature in features
+    ]
 
 
 @cache
-def _knows(compiler: str, option: str) -> bool:
-    command = [compiler, option, "-E", "-x", "c++", os.devnull]
+def _knows(compiler: str, *options: str) -> bool:
+    command = [compiler, *options, "-E", "-x", "c++", os.devnull]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _processor_flags() -> set[str]:
-    cpuinfo = Path("/proc/cpuinfo")
-    if platform.machine() != "x86_64" or not cpuinfo.exists():
+    name = {"x86_64": "flags", "aarch64": "Features"}.get(platform.machine())
+    if name is None or not _CPUINFO.exists():
         return set()
-    for line in cpuinfo.read_text().splitlines():
-        if line.startswith("flags"):
+    for line in _CPUINFO.read_text().splitlines():
+        if line.startswith(name):
             return set(line.partition(":")[2].split())
     return set()

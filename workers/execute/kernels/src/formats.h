@@ -7,15 +7,16 @@
 #pragma once
 
 #include "simd.h"
+#if defined(__aarch64__)
+#include "neon_groups.h"
+#endif
 
 namespace triptych {
 
-struct Float32 {
-  using Element = float;  // of activations and of cached keys and values
-  using Accumulators = Floats;
-  using Cache = Float32;  // the format of keys and values
-  static constexpr int kGroup = 1;
-
+#if defined(__aarch64__)
+using Float32Groups = OfLanes<NeonFloat32Groups>;
+#else
+struct Float32Groups {
   static constexpr int kPasses = 1;
   using Columns = Floats;
   template <int>
@@ -23,6 +24,14 @@ struct Float32 {
   template <int>
   INLINED static Columns columns(Ints weights) { return as_floats(weights); }
   INLINED static Floats dot(Floats sums, NativeFloats a, Columns columns) { return fma(a, columns, sums); }
+};
+#endif
+
+struct Float32 : Float32Groups {
+  using Element = float;  // of activations and of cached keys and values
+  using Accumulators = Floats;
+  using Cache = Float32;  // the format of keys and values
+  static constexpr int kGroup = 1;
 };
 
 // Groups that instructions multiply as they are stored.
@@ -35,7 +44,9 @@ struct WholeGroups {
   INLINED static Columns columns(Ints weights) { return weights; }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(__aarch64__)
+using BFloat16Groups = OfLanes<NeonBFloat16Groups>;
+#elif defined(__AVX512BF16__)
 struct BFloat16Groups : WholeGroups {
   INLINED static Floats dot(Floats sums, NativeInts a, Columns columns) {
     return {{(NativeFloats)_mm512_dpbf16_ps((__m512)sums.part[0], (__m512bh)a, (__m512bh)columns.part[0])}};
@@ -61,7 +72,9 @@ struct BFloat16 : BFloat16Groups {
   static constexpr int kGroup = 2;
 };
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__aarch64__)
+using Int8Groups = OfLanes<NeonInt8Groups>;
+#elif defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 struct Int8Groups : WholeGroups {
   INLINED static Ints dot(Ints sums, NativeInts a, Columns columns) {
     return each<Ints>([&](int i) {
@@ -120,9 +133,15 @@ struct Int8Groups {
 };
 #endif
 
-// Activations are unsigned, 128 more than the value they represent; Matrix.offsets corrects for that.
+// Where instructions multiply unsigned by signed bytes, activations are 128 more than the value they represent, and
+// Matrix.offsets corrects for that.
 struct Int8 : Int8Groups {
-  using Element = uint8_t;
+#if defined(__aarch64__)
+  static constexpr int kExcess = 0;
+#else
+  static constexpr int kExcess = 128;
+#endif
+  using Element = std::conditional_t<kExcess == 0, int8_t, uint8_t>;
   using Accumulators = Ints;
   using Cache = BFloat16;
   static constexpr int kGroup = 4;

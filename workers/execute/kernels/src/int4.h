@@ -5,7 +5,8 @@
 // activations, the high nibbles with the next. The ninth holds the scale (low half of the 32 bits) and the least value.
 // A block thus remains one contiguous run of memory, of 4.5 bits per weight. The dot product of a group is exact in
 // integers; groups are added in float:
-//   sum of (x + 128) (scale q + least) = scale * sum of (x + 128) q + least * sum of (x + 128).
+//   sum of (x + 128) (scale q + least) = scale * sum of (x + 128) q + least * sum of (x + 128),
+// or without the 128, see Int8::kExcess.
 #pragma once
 
 #include "tile.h"
@@ -25,13 +26,18 @@ struct Int4Groups : WholeGroups {
 };
 #else
 struct Int4Groups : Int8Groups {
+#if defined(__aarch64__)
+  static constexpr int kMostRows = 4;  // with five, and masks or a table, sums are spilled
+#else
   static constexpr int kMostRows = kTileRows;
+#endif
 };
 #endif
 
 // For weights only: activations are those of Int8.
 struct Int4 : Int4Groups {
   static constexpr int kGroup = 8;
+  static constexpr int kWeightSteps = 8;  // of a group
   static constexpr int kPieces = 1;  // of a group, each with a scale of its own
   using Accumulators = Floats;
 
@@ -39,7 +45,11 @@ struct Int4 : Int4Groups {
     return each<Ints>([&](int i) { return weights.part[i] & 0x0f0f0f0f; });
   }
   INLINED static Ints high(Ints weights) {
+#if defined(__aarch64__)
+    return each<Ints>([&](int i) { return (NativeInts)vshrq_n_u8((uint8x16_t)weights.part[i], 4); });
+#else
     return each<Ints>([&](int i) { return weights.part[i] >> 4 & 0x0f0f0f0f; });
+#endif
   }
 
   // The parameters of a group, or of a piece of it, for 16 columns.
@@ -54,10 +64,11 @@ struct Int4 : Int4Groups {
 };
 
 constexpr int kGroupInputs = 64;
-constexpr int kWeightSteps = kGroupInputs / Int4::kGroup, kGroupSteps = kWeightSteps + 1;
+constexpr int kWeightSteps = Int4::kWeightSteps, kGroupSteps = kWeightSteps + 1;
 
 inline int num_groups_of(int num_inputs) { return (num_inputs + kGroupInputs - 1) / kGroupInputs; }
 
+#if !defined(__aarch64__)  // see neon_tile.h
 // sums[row][v] += rows times weights, for kVectors vectors from `first` on; a row of sums has `width` vectors. `totals`
 // are the sums of each 64 activations of a row.
 template <class Format, int kRows, int kVectors, class Weights, class Asking>
@@ -104,5 +115,6 @@ __attribute__((noinline)) void add_groups(Floats* sums, int width, const uint32_
     walk.next();
   }
 }
+#endif
 
 }  // namespace triptych

@@ -72,11 +72,11 @@ inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix,
                        int column) {
   Floats result;
   if constexpr (std::is_same<Format, Int8>::value) {
-    const Floats exact = to_floats(sums - load<Ints>(static_cast<const int32_t*>(matrix.offsets) + column));
-    result = exact * (load<Floats>(matrix.scales + column) * broadcast(*rows.scale(row)));
+    if (Int8::kExcess) sums = sums - load<Ints>(static_cast<const int32_t*>(matrix.offsets) + column);
+    result = to_floats(sums) * (load<Floats>(matrix.scales + column) * broadcast(*rows.scale(row)));
   } else if constexpr (kHasGroups<Format>) {
-    const Floats exact = sums - load<Floats>(static_cast<const float*>(matrix.offsets) + column);
-    result = exact * broadcast(*rows.scale(row));
+    if (Int8::kExcess) sums = sums - load<Floats>(static_cast<const float*>(matrix.offsets) + column);
+    result = sums * broadcast(*rows.scale(row));
   } else {
     result = sums;
   }

@@ -23,6 +23,9 @@ struct Mxfp4 : Int4 {
 #elif defined(__AVX2__)
     const __m256i table_of_both = _mm256_broadcastsi128_si256(table());
     return each<Ints>([&](int i) { return (NativeInts)_mm256_shuffle_epi8(table_of_both, (__m256i)numbers.part[i]); });
+#elif defined(__aarch64__)
+    const int8x16_t table = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    return each<Ints>([&](int i) { return (NativeInts)vqtbl1q_s8(table, (uint8x16_t)numbers.part[i]); });
 #else
     return each<Ints>([&](int i) {
       const NativeInts x = numbers.part[i], ones = x - x + 0x01010101;

@@ -24,9 +24,9 @@ inline void write_row(const float* from, int count, Element* to, float*) {
   for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
 }
 
-// Dynamic quantisation: the largest magnitude of the row becomes 127, and all values are shifted by 128. If any value
+// Dynamic quantisation: the largest magnitude of the row becomes 127, and all values are shifted by Int8::kExcess. If any value
 // is infinite or NaN, the scale of the row is NaN, and so is every product of it.
-inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
+inline void write_row(const float* from, int count, Int8::Element* to, float* scale) {
   Floats top = broadcast(1e-30f), zeros = broadcast(0.0f);
   for (int i = 0; i < count; i += kLanes) {
     const Floats x = load<Floats>(from + i);
@@ -36,17 +36,21 @@ inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
   const float limit = greatest(top);
   *scale = limit / 127.0f + sum(zeros);
   const Floats factor = broadcast(127.0f / limit);
-  constexpr float kMagic = 12582912.0f + 128.0f;  // rounds to an integer, held in the lowest bits
+  constexpr float kMagic = 12582912.0f + Int8::kExcess;  // rounds to an integer, held in the lowest bits
   for (int i = 0; i < count; i += kLanes) {
     const Floats shifted = fma(load<Floats>(from + i), factor, broadcast(kMagic));
     const Ints bits = each<Ints>([&](int p) { return (NativeInts)shifted.part[p] & 0xff; });
 #if defined(__AVX512F__)
     const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)bits.part[0]);
     std::memcpy(to + i, &bytes, sizeof bytes);
+#elif defined(__aarch64__)
+    const uint16x8_t low = vuzp1q_u16((uint16x8_t)bits.part[0], (uint16x8_t)bits.part[1]);
+    const uint16x8_t high = vuzp1q_u16((uint16x8_t)bits.part[2], (uint16x8_t)bits.part[3]);
+    vst1q_s8(to + i, vuzp1q_s8((int8x16_t)low, (int8x16_t)high));
 #else
     int32_t lanes[kLanes];
     store(lanes, bits);
-    for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = uint8_t(lanes[lane]);
+    for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = Int8::Element(lanes[lane]);
 #endif
   }
 }

@@ -13,6 +13,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace triptych {
@@ -63,6 +65,8 @@ INLINED Lanes each(const Function& function) {
 INLINED NativeInts held(NativeInts part) {
 #if defined(__x86_64__)
   asm("" : "+v"(part));
+#elif defined(__aarch64__)
+  asm("" : "+w"(part));
 #endif
   return part;
 }
@@ -140,6 +144,9 @@ INLINED Ints operator-(Ints a, Ints b) {
 INLINED Floats as_floats(Ints a) {
   return each<Floats>([&](int i) { return (NativeFloats)a.part[i]; });
 }
+INLINED Ints as_ints(Floats a) {
+  return each<Ints>([&](int i) { return (NativeInts)a.part[i]; });
+}
 INLINED Floats to_floats(Ints a) {
   return each<Floats>([&](int i) { return __builtin_convertvector(a.part[i], NativeFloats); });
 }
@@ -159,6 +166,11 @@ INLINED Floats load_bytes(const int8_t* from) {
   return to_floats(each<Ints>([&](int i) {
     return (NativeInts)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * i)));
   }));
+#elif defined(__aarch64__)
+  const int8x16_t bytes = vld1q_s8(from);
+  const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+  return to_floats({{(NativeInts)vmovl_s16(vget_low_s16(low)), (NativeInts)vmovl_high_s16(low),
+                     (NativeInts)vmovl_s16(vget_low_s16(high)), (NativeInts)vmovl_high_s16(high)}});
 #else
   int32_t lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = from[i];
@@ -184,6 +196,8 @@ INLINED NativeFloats fma(NativeFloats a, NativeFloats b, NativeFloats c) {
   return (NativeFloats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
   return (NativeFloats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (NativeFloats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
 #endif
@@ -197,15 +211,24 @@ INLINED Floats fma(NativeFloats a, Floats b, Floats c) {  // a is the same for a
 
 // Both reduce by folding the upper half onto the lower one, four times.
 INLINED float sum(Floats a) {
+#if defined(__aarch64__)
+  const float32x4_t part = (float32x4_t)((a.part[0] + a.part[2]) + (a.part[1] + a.part[3]));
+  const float32x2_t pair = vadd_f32(vget_low_f32(part), vget_high_f32(part));
+  return vget_lane_f32(pair, 0) + vget_lane_f32(pair, 1);
+#else
   float lanes[kLanes];
   store(lanes, a);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
+#endif
 }
 INLINED float greatest(Floats a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)a.part[0]);
+#elif defined(__aarch64__)
+  const auto greater = [](NativeFloats b, NativeFloats c) { return b > c ? b : c; };
+  return vmaxnmvq_f32((float32x4_t)greater(greater(a.part[0], a.part[2]), greater(a.part[1], a.part[3])));
 #else
   float lanes[kLanes];
   store(lanes, a);
@@ -325,11 +348,31 @@ INLINED uint16_t to_bf16(float value) {
   if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+#if defined(__aarch64__)
+INLINED uint16x8_t upper_halves(NativeInts low, NativeInts high) {
+  return vuzp2q_u16((uint16x8_t)low, (uint16x8_t)high);
+}
+// The same as to_bf16.
+INLINED uint16x8_t narrowed(NativeFloats low, NativeFloats high) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return (uint16x8_t)vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)low), (float32x4_t)high);
+#else
+  const auto rounded = [](NativeFloats values) {
+    const NativeInts bits = (NativeInts)values;
+    return values == values ? bits + ((bits >> 16 & 1) + 0x7fff) : bits | 0x400000;
+  };
+  return upper_halves(rounded(low), rounded(high));
+#endif
+}
+#endif
 INLINED void store_as(float* to, Floats values) { store(to, values); }
 INLINED void store_as(uint16_t* to, Floats values) {
 #if defined(__AVX512BF16__)
   const __m256bh narrow = _mm512_cvtneps_pbh((__m512)values.part[0]);
   std::memcpy(to, &narrow, sizeof narrow);
+#elif defined(__aarch64__)
+  const uint16x8_t halves[] = {narrowed(values.part[0], values.part[1]), narrowed(values.part[2], values.part[3])};
+  std::memcpy(to, halves, sizeof halves);
 #else
   float lanes[kLanes];
   store(lanes, values);
@@ -345,6 +388,11 @@ INLINED void store_exact(uint16_t* to, Floats low, Floats high) {
 #if defined(__AVX512BF16__)
   const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high.part[0], (__m512)low.part[0]);
   std::memcpy(to, &both, sizeof both);
+#elif defined(__aarch64__)
+  const Ints a = as_ints(low), b = as_ints(high);
+  const uint16x8_t halves[] = {upper_halves(a.part[0], a.part[1]), upper_halves(a.part[2], a.part[3]),
+                               upper_halves(b.part[0], b.part[1]), upper_halves(b.part[2], b.part[3])};
+  std::memcpy(to, halves, sizeof halves);
 #else
   uint32_t bits[2 * kLanes];
   store(bits, low);
@@ -357,6 +405,8 @@ INLINED Floats widened(const uint16_t* from) {
 #if defined(__AVX512F__)
   const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return {{(NativeFloats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16)}};
+#elif defined(__aarch64__)
+  return each<Floats>([&](int i) { return (NativeFloats)vshll_n_u16(vld1_u16(from + 4 * i), 16); });
 #else
   float lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = from_bf16(from[i]);

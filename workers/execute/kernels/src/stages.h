@@ -20,6 +20,8 @@ inline void spin_until(const Condition& condition) {
   for (int spins = 1; !condition(); ++spins) {
 #if defined(__x86_64__)
     _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");  // `yield` does nothing on most processors
 #endif
     if (spins % kSpins == 0) sched_yield();
   }

@@ -9,12 +9,15 @@
 #include <type_traits>
 
 #include "formats.h"
+#if defined(__aarch64__)
+#include "neon_tile.h"
+#endif
 
 namespace triptych {
 
 #if defined(__AVX512F__)
 constexpr int kTileRows = 6, kTileVectors = 4;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int kTileRows = 5, kTileVectors = 4;
 #else
 constexpr int kTileRows = 1, kTileVectors = 2;
@@ -25,6 +28,8 @@ constexpr int kTileRows = 1, kTileVectors = 2;
 constexpr int vectors_at_a_time([[maybe_unused]] int num_rows, int num_vectors) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   return std::min(num_vectors, num_rows > 2 ? 1 : 2);
+#elif defined(__aarch64__)
+  return std::min(num_vectors, num_rows > 2 ? 1 : num_rows > 1 ? 2 : 4);
 #else
   return num_vectors;
 #endif
@@ -108,6 +113,7 @@ struct TimesScales {
   Floats end(const Floats& sums, const Floats& found, int v) const { return fma(found, scales[v], sums); }
 };
 
+#if !defined(__aarch64__)  // see neon_tile.h
 // sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups and kVectors vectors from `first` on; a
 // row of sums has `width` vectors.
 template <class Format, int kRows, int kVectors, class Weights, class Asking, class Adding>
@@ -151,13 +157,14 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
     });
   });
 }
+#endif
 
 // Calls function(std::integral_constant) for a number of rows known only at run time, 1..kTileRows.
 template <class Function>
 inline void with_rows(int num_rows, const Function& function) {
   switch (num_rows) {
     case 1: return function(std::integral_constant<int, 1>{});
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__aarch64__)
     case 2: return function(std::integral_constant<int, 2>{});
     case 3: return function(std::integral_constant<int, 3>{});
     case 4: return function(std::integral_constant<int, 4>{});

@@ -1,0 +1,154 @@
+// Tiles of every format and height: compared with sums in double, and rows in one batch with the same rows in another,
+// bit by bit. For levels of processors that are only emulated; test_multiply.py is thorough, and compiles for longer.
+// Prints a checksum of the products in int8, whose sums are exact: all levels have the same.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "buffers.h"
+#include "matmul.h"
+#include "pack.h"
+#include "rows.h"
+
+using namespace triptych;
+
+namespace {
+
+constexpr const char* kNames[] = {"float32", "bfloat16", "int8", "int4", "mxfp4"};
+constexpr double kTolerances[] = {2e-6, 1e-2, 3e-2, 3e-2, 3e-2};  // as in test_multiply.py
+constexpr int kMaxRows = 13;
+
+void check(bool is_right, const char* what, int format, int rows) {
+  if (is_right) return;
+  std::fprintf(stderr, "%s: %s with %d rows\n", what, kNames[format], rows);
+  std::exit(1);
+}
+
+// One tile of up to most_rows rows and four vectors, for each block: y = x times the matrix.
+template <class Format>
+void multiply_rows(const Matrix& matrix, const Rows& rows, Range range, float* y) {
+  const int steps = num_steps<Format>(matrix), count = range.end - range.begin;
+  const uint32_t* pointers[kTileRows];
+  const float* totals[kTileRows];
+  for (int r = 0; r < count; ++r) pointers[r] = rows.row(range.begin + r), totals[r] = rows.scale(range.begin + r) + 1;
+  for (int block = 0; block < matrix.num_blocks; ++block) {
+    typename Format::Accumulators sums[kTileRows * 4] = {};
+    Adjacent<> weights;
+    weights.segment_steps = steps;
+    weights.stride = 64;
+    weights.start[0] = matrix.blocks + size_t(block) * steps * 64;
+    if constexpr (kHasGroups<Format>) {
+      with_rows(count, [&](auto known) {
+        constexpr int kRows = decltype(known)::value, kAtATime = vectors_at_a_time(kRows, 4);
+        for (int first = 0; first < 4; first += kAtATime)
+          add_groups<Format, kRows, kAtATime>(sums, 4, pointers, totals, weights, first, steps / kGroupSteps,
+                                              PrefetchLines<0>{});
+      });
+    } else {
+      add_rows<Format, 4>(count, sums, 4, pointers, weights, steps, PrefetchLines<0>{}, FromZero{});
+    }
+    for (int r = 0; r < count; ++r)
+      for (int v = 0; v < 4; ++v) {
+        const int row = range.begin + r, column = 64 * block + 16 * v;
+        store(y + row * size_t(64) * matrix.num_blocks + column, finished<Format>(sums[r * 4 + v], matrix, rows, row, column));
+      }
+  }
+}
+
+template <class Format>
+void multiply_all(const Matrix& matrix, const float* x, int num_rows, float* y) {
+  using Activations = std::conditional_t<kHasGroups<Format>, Int8, Format>;
+  const int width = padded(matrix.num_inputs);
+  Operand<Activations> operand;
+  operand.reserve(num_rows, width);
+  std::vector<float> row(width);
+  for (int r = 0; r < num_rows; ++r) {
+    std::copy_n(x + size_t(r) * matrix.num_inputs, matrix.num_inputs, row.data());
+    write_row(row.data(), width, operand.row(r, width), operand.scale(r, width));
+    if (kHasGroups<Format>) operand.sum_groups(r, width);
+  }
+  for (int r = 0; r < num_rows; r += most_rows<Format>())
+    multiply_rows<Format>(matrix, operand.rows(num_rows, width), {r, std::min(num_rows, r + most_rows<Format>())}, y);
+}
+
+struct Packed {
+  std::vector<uint32_t> blocks;
+  std::vector<float> scales, weights;  // weights [outputs][inputs], as dequantised
+  std::vector<int32_t> offsets;
+  Matrix matrix{};
+
+  Packed(int format, int num_inputs, int num_outputs, std::mt19937& random) {
+    const int columns = padded(num_outputs), groups = num_groups_of(num_inputs);
+    const int per_group = format == kFloat32 ? 1 : format == kBFloat16 ? 2 : 4;
+    const int steps = format >= kInt4 ? groups * kGroupSteps : (num_inputs + per_group - 1) / per_group;
+    blocks.resize(size_t(columns) * steps);
+    scales.resize(columns);
+    offsets.resize(columns);
+    weights.resize(size_t(num_outputs) * num_inputs);
+    matrix.blocks = blocks.data();
+    matrix.scales = scales.data();
+    matrix.offsets = offsets.data();
+    matrix.num_inputs = num_inputs;
+    matrix.num_blocks = columns / 64;
+    matrix.format = format;
+    if (format == kMxfp4) {
+      std::vector<uint8_t> numbers(weights.size() / 2), exponents(weights.size() / 32);
+      for (auto& number : numbers) number = uint8_t(random());
+      for (auto& exponent : exponents) exponent = uint8_t(124 + random() % 4);
+      pack_stored(matrix, MxWeights{numbers.data(), exponents.data()}, {0, 64}, 0, num_outputs);
+    } else {
+      for (float& weight : weights) weight = float(random() % 2001) / 1000 - 1;
+      pack(matrix, weights.data(), {0, 64}, 0, num_outputs);
+    }
+    if (format == kInt4 || format == kMxfp4) unpack(matrix, {0, 64}, 0, num_outputs, weights.data());
+  }
+
+  std::vector<float> multiply(const float* x, int rows) const {
+    std::vector<float> y(size_t(rows) * 64 * matrix.num_blocks);
+    switch (matrix.format) {
+      case kFloat32: multiply_all<Float32>(matrix, x, rows, y.data()); break;
+      case kBFloat16: multiply_all<BFloat16>(matrix, x, rows, y.data()); break;
+      case kInt8: multiply_all<Int8>(matrix, x, rows, y.data()); break;
+      case kInt4: multiply_all<Int4>(matrix, x, rows, y.data()); break;
+      default: multiply_all<Mxfp4>(matrix, x, rows, y.data());
+    }
+    return y;
+  }
+};
+
+void compare(int format, int num_inputs, int num_outputs, uint32_t& checksum) {
+  std::mt19937 random(num_inputs * num_outputs);
+  const Packed packed(format, num_inputs, num_outputs, random);
+  std::vector<float> x(size_t(kMaxRows) * num_inputs);
+  for (float& value : x) value = float(random() % 2001) / 500 - 2;
+  const std::vector<float> together = packed.multiply(x.data(), kMaxRows);
+  const size_t width = 64 * packed.matrix.num_blocks;
+  for (int r = 0; r < kMaxRows; ++r)
+    for (int n = 0; n < num_outputs; ++n) {
+      double exact = 0;
+      for (int k = 0; k < num_inputs; ++k) exact += double(x[r * num_inputs + k]) * packed.weights[n * num_inputs + k];
+      const double limit = kTolerances[format] * 4 * std::sqrt(num_inputs) * 2;
+      check(std::abs(together[r * width + n] - exact) < limit, "a wrong product", format, kMaxRows);
+    }
+  for (int rows = 1; rows < 8; ++rows)
+    for (int first = 0; first + rows <= kMaxRows; first += 3) {
+      const std::vector<float> alone = packed.multiply(x.data() + first * num_inputs, rows);
+      check(!std::memcmp(alone.data(), together.data() + first * width, alone.size() * sizeof(float)),
+            "other bits in another batch", format, rows);
+    }
+  if (format == kInt8)
+    for (float value : together) checksum = checksum * 31 + uint32_t(std::lround(value * 1024));
+}
+
+}  // namespace
+
+int main() {
+  uint32_t checksum = 0;
+  for (int format : {kFloat32, kBFloat16, kInt8, kInt4, kMxfp4}) {
+    compare(format, 224, 150, checksum);
+    compare(format, format == kMxfp4 ? 96 : 77, 70, checksum);
+  }
+  std::printf("%08x\n", checksum);
+}
