@@ -29,7 +29,7 @@ _PARTS = ("library.cpp", "bfloat16.cpp")  # of the kernels, beside the headers
 @cache
 def load_emulated() -> Kernels:
     """From now on, this process executes the instructions. Compiled without most optimisations."""
-    if not all(compiling._knows(compiling._compiler(), compiling._option(feature)) for feature in LEVELS[LEVEL]):
+    if not compiling._knows(compiling._compiler(), *compiling._options([*LEVELS[LEVEL]])):
         pytest.skip("the compiler does not know AMX")
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         for source in (*SOURCES.glob("*.h"), *(SOURCES / part for part in _PARTS), *_HERE.glob("amx_*.cpp")):
