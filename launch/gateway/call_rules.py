@@ -56,7 +56,7 @@ _LAYOUTS: dict[str, tuple[tuple[str, Layout], ...]] = {
     ),
     "granite": (
         ("functools[", Layout(open=("functools[",), separator=(",",), close=("]",))),
-        ("<|/tool_call|>", _in_list("<|tool_call|>", "<|/tool_call|>")),
+        ("<|tool|>", _in_list("<|tool_call|>", "<|/tool_call|>")),  # Phi-4-mini
         ("", _in_list("<|tool_call|>")),
     ),
     "hermes": (("", Layout(before=("<tool_call>",), after=("</tool_call>",))),),

@@ -38,6 +38,7 @@ _MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # in a template that has al
     (("<function_calls>",), "olmo3"),
     (("<|tool_call|>",), "granite"),
     (("functools[",), "granite"),
+    (("<|tool|>", "'tools' in message"), "granite"),  # Phi-4-mini
     (("<|START_ACTION|>",), "cohere"),
     (("<TOOLCALL>",), "nemotron"),
     (("<|tools_prefix|>",), "apertus"),

@@ -108,7 +108,7 @@ ONE: list[tuple[str, str, str]] = [  # parser, template, and an answer that is o
     ),
     ("apertus", "", '<|tools_prefix|>[{"f": {"days": 3}}]<|tools_suffix|>'),
     ("granite", "", f"<|tool_call|>[{F}]"),
-    ("granite", "<|/tool_call|>", f"<|tool_call|>[{F}]<|/tool_call|>"),
+    ("granite", "<|tool|>", f"<|tool_call|>[{F}]<|/tool_call|>"),
     ("internlm", "", f"<|action_start|><|plugin|>\n{LLAMA_F}<|action_end|>"),
     ("lfm2", "```python", "<|tool_call_start|>\n```python\nf(days=3)\n```\n<|tool_call_end|>"),
 ]

@@ -253,6 +253,7 @@ def test_each_format_can_be_chosen_by_name() -> None:
         ("wrapped in <function_calls></function_calls> XML tags", "olmo3"),
         ("respond only with <|tool_call|> followed by a JSON list of tools used", "granite"),
         ("formatted as functools[{", "granite"),
+        ("{% if 'tools' in message %}<|tool|>{{ message['tools'] }}", "granite"),
         ("<|START_ACTION|>[", "cohere"),
         ("<TOOLCALL>[{{", "nemotron"),
         ("<|tools_prefix|>", "apertus"),

@@ -110,6 +110,23 @@ def test_calls_that_a_template_leaves_out_are_in_the_text(own: str) -> None:
     assert ChatTemplate(source, {}).render(messages).endswith(f"<hi><{calls}So.>")
 
 
+def test_tools_are_a_part_of_the_system_message_where_a_template_wants_them_there() -> None:
+    """As Phi-4-mini's does, and no other: it was not told of any tools."""
+    source = (
+        "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
+        "{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}"
+        "<|tool|>{{ message['tools'] }}<|/tool|>{% endif %}{% endfor %}"
+    )
+    messages, tools = read({"messages": CHAT, "tools": '[{"type": "function", "function": {"name": "f"}}]'})
+    calls = '<|tool_call|>[{"name": "f", "arguments": {"a": [1]}}]<|/tool_call|>'
+    chat = f"<|user|>hi<|assistant|>{calls}<|tool_response|>done"
+    system = Message(role="system", content="S")
+    assert ChatTemplate(source, {}).render(messages) == chat
+    for before in ([], [system]):
+        told = f'<|system|>{"S" if before else ""}<|tool|>[{{"name": "f"}}]<|/tool|>'
+        assert ChatTemplate(source, {}).render([*before, *messages], tools=tools) == told + chat
+
+
 def test_texts_of_a_refused_request_are_not_parsed() -> None:
     """For 8 MB this took a second, in which no other client was served, at no cost to the sender."""
     with pytest.raises(InvalidRequest, match="temperature"):
