@@ -14,9 +14,9 @@ from ..not_utf8 import why_not_utf8
 
 LOG_FORMATS = ("text", "json")
 TOOL_PARSERS = (
-    "auto", "apertus", "cohere", "deepseek", "glm45", "granite", "harmony", "hermes", "hunyuan", "internlm", "jamba",
-    "lfm2", "llama3_json", "minimax", "mistral", "nemotron", "olmo3", "pythonic", "qwen3_coder", "seed_oss", "xlam",
-    "none",
+    "auto", "apertus", "cohere", "deepseek", "gemma", "glm45", "granite", "harmony", "hermes", "hunyuan", "internlm",
+    "jamba", "lfm2", "llama3_json", "minimax", "mistral", "nemotron", "olmo3", "pythonic", "qwen3_coder", "seed_oss",
+    "xlam", "none",
 )  # fmt: skip
 REASONING_PARSERS = ("auto", "harmony", "think", "none")
 MAX_WORKERS = 64

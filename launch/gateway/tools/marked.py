@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from .gemma import GemmaScanner, gemma_call
 from .objects import BareParser, JsonScanner, Scanner
 from .parser import UNREADABLE, Call, Found, arguments_text, call_of, held_back
 from .pythonic import PythonicScanner, pythonic_call
@@ -104,6 +105,9 @@ FORMATS = {
         starts=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
         ends=("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "```"),
         read=_headed_call,
+    ),
+    "gemma": Format(  # FunctionGemma
+        starts=("<start_function_call>",), ends=("<end_function_call>",), read=gemma_call, scanner=GemmaScanner
     ),
     "granite": Format(  # Granite 3, Phi-4-mini
         starts=("<|tool_call|>", "<tool_call>", "functools["),

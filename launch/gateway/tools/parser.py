@@ -42,6 +42,7 @@ _MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # in a template that has al
     (("<|START_ACTION|>",), "cohere"),
     (("<TOOLCALL>",), "nemotron"),
     (("<|tools_prefix|>",), "apertus"),
+    (("<start_function_call>",), "gemma"),
     (("<|action_start|>",), "internlm"),
     (("<｜tool▁calls▁begin｜>", "tools"), "deepseek"),  # most know calls of earlier turns, but not the tools
     (("<|python_tag|>",), "llama3_json"),

@@ -136,6 +136,12 @@ CASES: list[tuple[str, str, Found]] = [
      '"tool_name": "weather", "parameters": {"city": "Rom {}"}},\n    {"tool_call_id": "1", "tool_name": "time", '
      '"parameters": {}}\n]<|END_ACTION|>', ["So.", WEATHER, TIME]),
     ("cohere", "<|START_RESPONSE|>So.<|END_RESPONSE|>", ["So."]),
+    ("gemma", "so <start_function_call>call:weather{city:<escape>Rom {}<escape>}<end_function_call>"
+     "<start_function_call>call:time{}<end_function_call> x", ["so ", WEATHER, TIME, " x"]),
+    ("gemma", "<start_function_call>call:f{a:<escape>,b:}<end_function_call><escape>,"
+     "c:{d:[1,<escape>e<escape>],f:true}}",
+     [Call("f", '{"a": ",b:}<end_function_call>", "c": {"d": [1, "e"], "f": true}}')]),
+    ("gemma", "<start_function_call>call:f{a:b}", ["<start_function_call>call:f{a:b}"]),
     ("deepseek", "so <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
      '{"city": "Rom {}"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{}\n```'
      "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", ["so ", WEATHER, TIME]),
@@ -257,6 +263,7 @@ def test_each_format_can_be_chosen_by_name() -> None:
         ("<|START_ACTION|>[", "cohere"),
         ("<TOOLCALL>[{{", "nemotron"),
         ("<|tools_prefix|>", "apertus"),
+        ("'<start_function_call>call:'", "gemma"),
         ("<|action_start|><|plugin|>", "internlm"),
         ("first print <tool_calls> ... <tool_call>function_name\n```json", "hunyuan"),
         ('<tool_calls>[{"name": "func_name1"', "jamba"),
