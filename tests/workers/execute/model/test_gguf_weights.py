@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from tests.tiny import make_tiny_tokenizer
 from tests.workers.execute.model.gguf_files import (
     FAMILIES,
     TEMPLATE,
@@ -21,6 +24,7 @@ from tests.workers.execute.model.gguf_files import (
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.checkpoint import find_checkpoint, read_config
 from triptych.workers.execute.model.gguf import unpack
+from triptych.workers.execute.model.gguf.splits import SPLITS
 from triptych.workers.execute.model.tokenizer import load_tokenizer
 
 TEXT = "the  hello thex 123<|im_end|></s> é"
@@ -155,7 +159,38 @@ def test_a_sentencepiece_tokenizer_gives_the_same_ids(architecture: str, tmp_pat
     ids = tokenizer.encode("the hello é")
     assert ids == [1, *known.encode("the hello é", add_special_tokens=False)]
     assert ids[-2:] == [198, 172]  # bytes of what has no piece
+    if architecture != "gemma2":  # as Llama 2's own tokenizer; transformers' reader has one space too few
+        assert tokenizer.convert_ids_to_tokens(tokenizer.encode(" the")) == ["<s>", "▁", "▁the"]
     assert tokenizer.chat_template == TEMPLATE
+
+
+def test_special_tokens_of_other_letters_than_bytes_have_are_not_cut(tmp_path: Path) -> None:
+    tokens = [*TOKENS[:261], "<｜User｜>", "<think>", "  ", *TOKENS[264:]]
+    settings = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [3] * 3 + [1] * 258 + [3, 4, 4] + [5] * 8}
+    make_gguf(tmp_path / "x.gguf", settings=settings)
+    tokenizer = load_tokenizer(find_checkpoint(tmp_path / "x.gguf"))
+    assert tokenizer.encode("<｜User｜>the  <think>") == [1, 261, 260, 263, 262]
+    assert tokenizer.decode([261, 260, 263, 262], skip_special_tokens=True) == "the  <think>"
+    assert len(tokenizer) == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("split", "pieces"),
+    [
+        ("starcoder", r"don_'t_ _1_2_3_4_ Xx字_?!_ |"), ("glm4", r"don_'t_ _123_4_ Xx字_?!_ |"),
+        ("stablelm2", r"don_'t_ _1_2_3_4_ Xx字_?!_ |"), ("deepseek-v3", r"don_'t_ _123_4_ Xx_字_?!_ |"),
+        ("deepseek-llm", r"don_'_t_ _1_2_3_4_ Xx_字_?!_ _|"), ("falcon", r"don_'_t_ _123_4_ Xx字_?!_ |"),
+        ("deepseek-coder", r"don_'_t_ _1_2_3_4_ Xx_字_?!_ _|"), ("bloom", r"don't_ 1234_ Xx字_?! |"),
+        ("youtu", r"don't_ _1_2_3_4_ Xx_字_?!_ |"), ("seed-coder", r"don_'t_ _1_2_3_4_ Xx字_?!_ |"),
+    ],
+)  # fmt: skip
+def test_texts_are_split_as_the_published_tokenizers_split_them(split: str, pieces: str) -> None:
+    backend = json.loads(make_tiny_tokenizer().backend_tokenizer.to_str())
+    backend["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": SPLITS[split]}
+    splitter = Tokenizer.from_str(json.dumps(backend)).pre_tokenizer
+    text = "don't 1234 Xx字?! \n"
+    found = [text[slice(*place)] for _, place in splitter.pre_tokenize_str(text)]
+    assert "_".join(found) == pieces.replace("|", "\n")
 
 
 def test_smollm_cuts_numbers_into_digits(tmp_path: Path) -> None:
@@ -203,6 +238,11 @@ def test_a_word_of_llama_3_that_is_a_token_needs_no_merges(split: str, ids: list
         ({}, [2, 262]),  # what llama.cpp knows by its name
         ({"tokenizer.ggml.eot_token_id": 260}, [2, 260, 262]),
         ({"tokenizer.ggml.eos_token_id": 262}, [262]),
+        ({"tokenizer.ggml.tokens": [*TOKENS[:261], "<|end|>", *TOKENS[262:]]}, [2, 261, 262]),
+        (
+            {"tokenizer.ggml.tokens": ["<|return|>", "<|call|>", *TOKENS[2:261], "<|end|>", *TOKENS[262:]]},
+            [0, 1, 2, 262],
+        ),
     ],
 )
 def test_an_answer_ends_where_llama_cpp_ends_it(settings: dict[str, Any], ends: list[int], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,23 @@ from .....protocol.errors import ConfigError
 from ..hub import first_line
 from ..tokenizer import load_tokenizer
 from .file import GgufFile
+from .splits import AS_GPT2, SPLITS, WITH_BOS, WITH_WHOLE_WORDS
 
 logger = logging.getLogger(__name__)
 
 _KINDS = ("gpt2", "llama")  # byte-level BPE, SentencePiece's BPE
-# How texts are split before the merges: what transformers knows by name, and what its default for the others is
-# right for.
-_AS_GPT2 = {"gpt-2", "gpt2", "mpt", "olmo", "jais", "trillion", "granite-docling"}
-_SMOLLM = "smollm"  # as for GPT-2, after each digit was cut off
-# Vocabularies of Llama 3's kind: a word that is a token is not made of others, and a text begins with <bos>, both
-# whether the file says so or not.
-_OF_LLAMA3 = {
-    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
-}  # fmt: skip
 _SPECIAL = ("bos", "eos", "unk", "pad")
 _ENDS = ("eos", "eot", "eom")  # settings with the id of a token that ends an answer
 # Tokens that end an answer wherever they exist: llama.cpp knows them by name too.
 _NAMES_OF_ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>",
-    "<｜end▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<|end_of_text|>", "[EOT]", "[EOS]",
+    "<end_of_utterance>", "[e~[",
 )  # fmt: skip
-_NORMAL = 1  # token type
+_END = "<|end|>"  # the end of a message, and not of the answer, in vocabularies with one of these
+_ENDS_OF_ANSWERS = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
+_OBSERVATION = "<|observation|>"  # where GLM-4 waits for the result of a call
+_NORMAL, _CONTROL, _BY_THE_USER = 1, 3, 4  # token types
 
 
 def write_tokenizer_files(file: GgufFile, source: Path, name: str, target: Path) -> None:
@@ -64,8 +61,8 @@ def write_tokenizer_files(file: GgufFile, source: Path, name: str, target: Path)
         **{name: token for name, token in special.items() if token is not None},
     )
     tokenizer.save_pretrained(target)
-    split = json.loads(load_tokenizer(target).backend_tokenizer.to_str())["pre_tokenizer"]
-    if split != backend["pre_tokenizer"]:  # for some families transformers decides, whatever the files say
+    split, made = (json.loads(each.backend_tokenizer.to_str()) for each in (load_tokenizer(target), tokenizer))
+    if split["pre_tokenizer"] != made["pre_tokenizer"]:  # some families have their own
         how = file.value("tokenizer.ggml.pre")
         text = f"{file.path} splits texts in the way {how!r}, which is not that of {file.architecture}"
         raise ConfigError(text, param="model")
@@ -77,7 +74,11 @@ def write_generation_config(file: GgufFile, target: Path) -> None:
     tokens, types = file.value("tokenizer.ggml.tokens"), file.value("tokenizer.ggml.token_type") or []
     pairs = zip(tokens, types, strict=False)
     special = {token: number for number, (token, type_) in enumerate(pairs) if type_ != _NORMAL}
-    ends |= {special.get(name) for name in _NAMES_OF_ENDS}
+    names = {*_NAMES_OF_ENDS, *([_OBSERVATION] if file.value("tokenizer.ggml.pre") in ("glm4", "glm5") else ())}
+    if any(special.keys() >= others for others in _ENDS_OF_ANSWERS):
+        ends.discard(special.get(_END))
+        names.discard(_END)
+    ends |= {special.get(name) for name in names}
     config: Any = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=file.value("tokenizer.ggml.bos_token_id"),
         eos_token_id=sorted(end for end in ends if end is not None) or None,
@@ -88,7 +89,7 @@ def write_generation_config(file: GgufFile, target: Path) -> None:
 
 def _check_kind(file: GgufFile) -> None:
     kind, split = file.value("tokenizer.ggml.model"), file.value("tokenizer.ggml.pre")
-    known_splits = {*_AS_GPT2, *_known_splits(), _SMOLLM}
+    known_splits = {*AS_GPT2, *_known_splits(), *SPLITS}
     if kind not in _KINDS or not file.value("tokenizer.ggml.tokens"):
         known = ", ".join(_KINDS)
         raise ConfigError(f"{file.path} has a tokenizer of kind {kind!r}, known are: {known}", param="model")
@@ -119,7 +120,7 @@ def _adds_bos(file: GgufFile) -> bool:
     stated = file.value("tokenizer.ggml.add_bos_token")
     if stated is not None:
         return bool(stated)
-    return file.value("tokenizer.ggml.model") == "llama" or file.value("tokenizer.ggml.pre") in _OF_LLAMA3
+    return file.value("tokenizer.ggml.model") == "llama" or file.value("tokenizer.ggml.pre") in WITH_BOS
 
 
 def _complete(backend: dict[str, Any], file: GgufFile) -> None:
@@ -127,13 +128,40 @@ def _complete(backend: dict[str, Any], file: GgufFile) -> None:
     split, num_tokens = file.value("tokenizer.ggml.pre"), len(file.value("tokenizer.ggml.tokens"))
     # Classes add tokens of their own that the model does not have.
     backend["added_tokens"] = [token for token in backend["added_tokens"] if token["id"] < num_tokens]
-    if split in _OF_LLAMA3:
-        backend["model"]["ignore_merges"] = True
-    if split == _SMOLLM:
-        digits = {"type": "Digits", "individual_digits": True}
-        backend["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, backend["pre_tokenizer"]]}
+    if file.value("tokenizer.ggml.model") == "gpt2":
+        _name_special_tokens(backend, file)
+        backend["model"]["ignore_merges"] = split in WITH_WHOLE_WORDS
+        if split in SPLITS:
+            backend["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": SPLITS[split]}
     if file.value("tokenizer.ggml.add_space_prefix") is False:
         _leave_out_first_space(backend)
+    elif (backend["pre_tokenizer"] or {}).get("type") == "Metaspace":
+        _begin_with_space(backend)
+
+
+def _name_special_tokens(backend: dict[str, Any], file: GgufFile) -> None:
+    """Call special tokens as the file does. transformers takes them for misspelled bytes if their characters stand for
+    none, as those of "<｜User｜>", and would cut them into pieces.
+    """
+    tokens, types = file.value("tokenizer.ggml.tokens"), file.value("tokenizer.ggml.token_type") or []
+    added = {token["id"]: token for token in backend["added_tokens"]}
+    spelled = {number: token for token, number in backend["model"]["vocab"].items()}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    vocabulary = {}
+    for number, (token, type_) in enumerate(zip_longest(tokens, types[: len(tokens)], fillvalue=_NORMAL)):
+        if type_ in (_CONTROL, _BY_THE_USER):
+            vocabulary[token] = number
+            added.setdefault(number, {"id": number, "content": token, "special": type_ == _CONTROL, **flags})
+        else:  # which have all their names only if no special token took one
+            vocabulary[spelled.get(number, token)] = number
+    backend["model"]["vocab"] = vocabulary
+    backend["added_tokens"] = [added[number] for number in sorted(added)]
+
+
+def _begin_with_space(backend: dict[str, Any]) -> None:
+    """Begin each text with a space of its own, also one that begins with a space, and also behind special tokens."""
+    steps = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    backend["normalizer"], backend["pre_tokenizer"] = {"type": "Sequence", "normalizers": steps}, None
 
 
 def _leave_out_first_space(backend: dict[str, Any]) -> None:
