@@ -23,6 +23,12 @@ _KNOWN_TO_TRANSFORMERS = (
 ARCHITECTURES = sorted({*_KNOWN_TO_TRANSFORMERS, *BY_NAME})
 _BLOCK = 256  # numbers; that many are in a block of any type, or a multiple of a block
 _NO_MODELS = {"mmproj": "a projector for images or audio", "adapter": "an adapter", "imatrix": "statistics"}
+# Parts of the names of architectures that write no text from left to right.
+_OTHER_PURPOSES = {
+    "embeddings": ("bert", "embed", "encoder"),
+    "texts that are written in no order (diffusion)": ("dream", "llada", "rnd1", "diffusion"),
+    "guesses of another model's tokens": ("eagle", "dflash"),
+}
 
 
 class _Reader(GGUFReader):
@@ -118,6 +124,11 @@ def check_kind(file: GgufFile) -> None:
     if kind in _NO_MODELS or architecture == "clip":
         what = _NO_MODELS.get(kind, _NO_MODELS["mmproj"])
         raise ConfigError(f"{file.path} is {what} ({kind or architecture}), not a model", param="model")
+    for purpose, parts in _OTHER_PURPOSES.items():
+        if any(part in str(architecture) for part in parts):
+            raise ConfigError(f"{file.path} is a model ({architecture}) for {purpose}", param="model")
+    if file.of_model("attention.causal") is False or file.of_model("pooling_type"):
+        raise ConfigError(f"{file.path} is a model ({architecture}) for embeddings or ranking", param="model")
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ConfigError(f"{file.path} is of architecture {architecture!r}, known are: {known}", param="model")
