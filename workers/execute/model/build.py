@@ -18,6 +18,7 @@ from .group import Group
 from .lora import load_adapters
 from .proof import ProofStore
 from .step_runner import StepRunner
+from .stored_weights import family_of
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +49,7 @@ def build_runner(
     start = time.monotonic()
     device = take_device(model_config.device)
     folder = find_checkpoint(model_dir)
-    adapters = load_adapters(model_config.adapters)
+    adapters = load_adapters(model_config.adapters, family_of(folder))
     backends = Backends(model_config, cache_config, scheduler_config, device, folder, progress, adapters=adapters)
     proofs = ProofStore(folder, model_config, cache_config.kv_dtype)
     loaded = backends.load_proven(proofs, run_dir)
@@ -103,7 +104,7 @@ def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path, draft_folde
     Raises:
         ConfigError: a start with this config would fail.
     """
-    adapters, device = load_adapters(config.model.adapters), take_device(config.model.device)
+    adapters, device = load_adapters(config.model.adapters, family_of(folder)), take_device(config.model.device)
     backends = Backends(config.model, config.cache, config.scheduler, device, folder, _no_progress, adapters=adapters)
     backends.prove(ProofStore(folder, config.model, config.cache.kv_dtype), run_dir)
     if draft_folder:
@@ -115,7 +116,7 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     operations must be issued in the same order on all ranks.
     """
     configs = config.model, config.cache, config.scheduler
-    adapters = load_adapters(config.model.adapters)
+    adapters = load_adapters(config.model.adapters, family_of(folder))
     backends = Backends(*configs, group.device, folder, _no_progress, adapters=adapters, group=group)
     loaded = backends.with_tokenizer(None).load_transformers()
     runner = loaded.make_runner(backends.size_pages(loaded, None))

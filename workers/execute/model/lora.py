@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from ....protocol.errors import ConfigError
 from ....protocol.lora import MAX_RANK, LoraModule
+from .stored_weights import usual_name
 from .text_part import text_name
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
@@ -69,16 +70,16 @@ class Adapter(NamedTuple):
                 raise self.refused(f"{module} is {list(shapes[module])} in the model, and {list(shape)} in the adapter")
 
 
-def load_adapters(modules: Iterable[LoraModule]) -> list[Adapter]:
-    """Load the adapters in these folders.
+def load_adapters(modules: Iterable[LoraModule], family: str | None = None) -> list[Adapter]:
+    """Load the adapters in these folders, which may use the names that models of the family are published with.
 
     Raises:
         ConfigError: an adapter is damaged, or is more than a low-rank addition to linear layers.
     """
-    return [_load(module) for module in modules]
+    return [_load(module, family) for module in modules]
 
 
-def _load(module: LoraModule) -> Adapter:
+def _load(module: LoraModule, family: str | None) -> Adapter:
     config_file, weights_file = module.files
     scales = _read_scales(module.name, config_file)
     sides: dict[str, dict[str, torch.Tensor]] = {}
@@ -95,7 +96,9 @@ def _load(module: LoraModule) -> Adapter:
         raise _refused(module.name, f"{weights_file} is damaged: {error}") from error
     if not sides:
         raise _refused(module.name, f"{weights_file} has no tensors")
-    updates = {text_name(name): _low_rank(module.name, name, sides[name], scales) for name in sorted(sides)}
+    updates = {
+        usual_name(family, text_name(name)): _low_rank(module.name, name, sides[name], scales) for name in sorted(sides)
+    }
     return Adapter(module.name, updates)
 
 

@@ -130,14 +130,23 @@ def _reading(folder: Path) -> Iterator[None]:
 
 def _names_of(family: str | None) -> Names:
     """The names of the tensors of a family: those that transformers uses, which need not be the published ones."""
-    renamed = FAMILIES[family].renamed if family in FAMILIES else ()
+    return lambda stored: {usual_name(family, name): as_stored for name, as_stored in text_names(stored).items()}
 
-    def named(name: str) -> str:
-        for pattern, instead in renamed:
-            name = re.sub(pattern, instead, name)
-        return name
 
-    return lambda stored: {named(name): as_stored for name, as_stored in text_names(stored).items()}
+def usual_name(family: str | None, name: str) -> str:
+    """The name that transformers uses for a tensor or module of this published name."""
+    for pattern, instead in FAMILIES[family].renamed if family in FAMILIES else ():
+        name = re.sub(pattern, instead, name)
+    return name
+
+
+def family_of(folder: Path) -> str | None:
+    """The family that config.json names, if it does."""
+    try:
+        family: str | None = json.loads((folder / "config.json").read_text()).get("model_type")
+    except (OSError, ValueError, AttributeError):  # whoever needs the config will say so
+        return None
+    return family
 
 
 def _as_stored(names: Iterable[str]) -> Mapping[str, str]:

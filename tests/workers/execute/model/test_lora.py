@@ -50,6 +50,14 @@ def test_scales_equal_those_of_peft(config: dict[str, Any], query: float, up: fl
     assert {name: float(update.b[0, 0]) for name, update in adapter.updates.items()} == {QUERY: query, UP: up}
 
 
+def test_published_names_of_a_family_are_those_of_its_modules(tmp_path: Path) -> None:
+    """Nemotron-H is published with its own code, in which adapters are trained."""
+    load(tmp_path, tensors_of("backbone.layers.0.mixer.in_proj"))
+    for family, name in (("nemotron_h", "model.layers"), ("mamba2", "backbone.layers"), (None, "backbone.layers")):
+        [adapter] = load_adapters([LoraModule("mine", tmp_path)], family)
+        assert [*adapter.updates] == [f"{name}.0.mixer.in_proj"]
+
+
 def test_ranks_may_differ_by_module(tmp_path: Path) -> None:
     tensors = tensors_of(QUERY) | tensors_of(UP, rank=2)
     adapter = load(tmp_path, tensors, rank_pattern={"up_proj": 2}, lora_alpha=4)
