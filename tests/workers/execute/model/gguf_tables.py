@@ -223,10 +223,11 @@ def write(
     model: PreTrainedModel,
     *,
     tensors: Callable[[str, Array], Array] = lambda name, array: array,
+    merges_latents: bool = False,
     **settings: Any,
 ) -> None:
     """Write ``model`` without a tokenizer. ``settings`` are added or replace others. What ``tensors`` makes bytes of is
-    in MXFP4.
+    in MXFP4. ``merges_latents`` as older converters did.
     """
     writer = gguf.GGUFWriter(path, case.architecture)
     writer.add_tokenizer_pre(settings.pop("pre", None) or settings_of(case, model.config).get("tokenizer.ggml.pre", ""))
@@ -245,7 +246,7 @@ def write(
                 writer.add_string(name, value)
             case _:
                 writer.add_array(name, value)
-    for name, array in tensors_of(case, model):
+    for name, array in tensors_of(case, model, merges_latents=merges_latents):
         made = np.ascontiguousarray(tensors(name, array))
         writer.add_tensor(name, made, raw_dtype=Type.MXFP4 if made.dtype == np.uint8 else None)
     writer.write_header_to_file()
@@ -294,12 +295,16 @@ _OF_MIXERS = {
 }  # fmt: skip
 
 
-def tensors_of(case: Case, model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
+def tensors_of(case: Case, model: PreTrainedModel, *, merges_latents: bool = False) -> Iterator[tuple[str, Array]]:
     """The weights of a model by llama.cpp's names, in its layout."""
     config: Any = model.config
     number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[case.architecture]
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    own = {**_OWN_NAMES, **{"bloom": _OF_BLOOM, "nemotron_h": _OF_MIXERS}.get(case.family, {})}
+    own = {
+        **_OWN_NAMES,
+        **({"kv_b_proj.weight": "attn_kv_b.weight"} if merges_latents else {}),
+        **{"bloom": _OF_BLOOM, "nemotron_h": _OF_MIXERS}.get(case.family, {}),
+    }
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -310,7 +315,9 @@ def tensors_of(case: Case, model: PreTrainedModel) -> Iterator[tuple[str, Array]
         else:
             base, dot, suffix = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "")
             found = f"{names.get_name(base)}{dot}{suffix}"
-        for part, array in _changed(name, tensor.numpy(), case, config):
+        is_whole = merges_latents and "kv_b_proj" in name
+        parts = [("", tensor.numpy())] if is_whole else _changed(name, tensor.numpy(), case, config)
+        for part, array in parts:
             yield found.format(part), array
 
 

@@ -96,3 +96,23 @@ def test_experts_in_mxfp4_stay_in_mxfp4(tmp_path: Path) -> None:
     expected = dequantize(blocks["blk.1.ffn_down_exps.weight"], GGMLQuantizationType.MXFP4)
     assert np.array_equal(values.float().swapaxes(1, 2), expected)
     assert made["model.layers.1.mlp.experts.down_proj_bias"].dtype == torch.bfloat16
+
+
+def test_older_files_of_deepseek_have_one_matrix_for_keys_and_values(tmp_path: Path) -> None:
+    case, model = CASES["deepseek_v2"], build(CASES["deepseek_v2"])
+    config: Any = model.config
+    whole = model.state_dict()["model.layers.1.self_attn.kv_b_proj.weight"]
+    older = {
+        "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length": config.v_head_dim, "attention.head_count_kv": 4,
+        "attention.key_length_mla": None, "attention.value_length_mla": None,
+        "expert_group_count": None, "expert_group_used_count": None,
+    }  # fmt: skip
+    write(tmp_path / "x.gguf", case, model, merges_latents=True, **older)
+    file = open_gguf([tmp_path / "x.gguf"])
+    made = config_of(file)
+    assert (made.qk_nope_head_dim, made.v_head_dim) == (config.qk_nope_head_dim, config.v_head_dim)
+    assert (made.n_group, made.topk_method) == (1, "greedy")
+    read = list(GgufTensors(file, made).read(torch.float32, lambda done, total: None))
+    weights = {name: weight for group in read for name, weight in group.items()}
+    assert torch.equal(weights["model.layers.1.self_attn.kv_b_proj.weight"], whole)

@@ -25,6 +25,7 @@ class Named(NamedTuple):
     join: Callable[[list[torch.Tensor]], torch.Tensor] = by_experts  # if there are several
 
 
+# Settings that all architectures have, and the attributes that most families have for them.
 COMMON: Mapping[str, str] = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -34,6 +35,7 @@ COMMON: Mapping[str, str] = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
+# Of two rules for a weight, the first counts whose tensors the file has.
 NAMES = (
     Named(r"\.experts\.gate_up_proj$", ("ffn_gate_exps.weight", "ffn_up_exps.weight")),
     Named(r"\.experts\.gate_up_proj$", ("ffn_gate_up_exps.weight",)),  # an option of the converter
@@ -42,7 +44,6 @@ NAMES = (
     Named(r"\.(e_score_correction_bias|expert_bias)$", ("exp_probs_b.bias",)),
     Named(r"\.dt_bias$", ("ssm_dt.bias",)),
 )
-
 OF_GRANITE = (
     Named(r"\.block_sparse_moe\.router\.weight$", ("ffn_gate_inp.weight",)),
     Named(r"\.shared_mlp\.input_linear\.weight$", ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), by_rows),
