@@ -59,7 +59,7 @@ class PackedWeights(Packing):
     ) -> None:
         super().__init__(spec, checkpoint, library, format_, num_threads, progress)
         self._heads: dict[str, HeadMatrices] = {}
-        self._embedding = readable(checkpoint[spec.embedding])
+        self._embedding = self._read_embedding()
         self.layers = (Layer * spec.num_layers)()
         self._experts = [(Expert * len(spec.layer(index).experts))() for index in range(spec.num_layers)]
         for index, layer in enumerate(self.layers):
@@ -69,6 +69,12 @@ class PackedWeights(Packing):
             if spec.activation == "xielu":
                 layer.xielu = self._xielu(spec.layer(index).activation)
         self.model = self._make_model()
+
+    def _read_embedding(self) -> torch.Tensor:
+        """The embedding in a type that the kernels read: mapped, or else no larger than it is stored."""
+        stored = self._checkpoint[self.spec.embedding]
+        is_rounded = stored.dtype == torch.float16 and self.format is not Format.FLOAT32
+        return readable(stored.bfloat16() if is_rounded else stored)
 
     def quantised(self) -> dict[str, Callable[[], torch.Tensor]]:
         """The dequantised values of quantised tensors by name, float32, in the shapes of the checkpoint.

@@ -18,11 +18,13 @@ from tests.workers.execute.model.native import (
     greedy_choices,
     make_checkpoint,
     make_request,
+    pack,
 )
 from tests.workers.execute.model.native_families import FAMILIES
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels, levels_to_try
+from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.native_runner import NativeRunner
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -172,6 +174,9 @@ def test_weights_in_float16_run_in_bfloat16(tmp_path: Path, caplog: pytest.LogCa
     assert "its weights are stored in float16, choose dtype float32 to have all of their digits" in caplog.text
     exact = NativeEngine(checkpoint, tmp_path, backend="auto", dtype="float32")
     assert exact.card.backend == f"native float32 on {FASTEST}"
+    # Converted to float32, the embedding would take twice the memory of the stored one.
+    packed = [pack(checkpoint, FASTEST, format_) for format_ in (Format.BFLOAT16, Format.FLOAT32)]
+    assert [weights.model.embedding_is_bf16 for weights in packed] == [1, 0]
 
 
 def test_other_families_fall_back_and_the_reason_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
