@@ -9,8 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
@@ -58,9 +59,14 @@ def parse_triptych(call: str) -> None:
     """
     program, verb, *arguments = shlex.split(call, comments=True)
     assert program == "triptych", call
-    group = typer.main.get_command(app)
-    parent = group.make_context("triptych", [verb])
-    group.commands[verb].make_context(verb, arguments, parent=parent)  # type: ignore[attr-defined]
+    parent = _command().make_context("triptych", [verb])
+    _command().commands[verb].make_context(verb, arguments, parent=parent)
+
+
+@cache
+def _command() -> Any:
+    """The command line, whose readers of values are made when they are first used."""
+    return typer.main.get_command(app)
 
 
 def shell_environment(folder: Path, **variables: str) -> dict[str, str]:
