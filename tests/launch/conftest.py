@@ -6,10 +6,12 @@ import io
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import pytest
+import typer
 
 from triptych import Driver
 from triptych.launch.cli import main
@@ -26,6 +28,8 @@ class Outcome(NamedTuple):
 
 Triptych: TypeAlias = Callable[..., Outcome]
 
+_get_command = cache(typer.main.get_command)  # it makes the flags of all verbs, which takes more than most calls
+
 
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -39,6 +43,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def triptych(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Triptych]:
     """``triptych("generate", "hi", stdin=b"...")``, called as from a shell."""
+
+    monkeypatch.setattr(typer.main, "get_command", _get_command)
 
     def call(*arguments: str | Path, stdin: bytes = b"") -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
