@@ -1,7 +1,7 @@
 // Products in tile registers.
 //
-// 16 steps of 16 columns of a block are what a register holds, as they are: matrices are packed as for vectors. Up to 16
-// rows are multiplied by a whole block at a time, so that it is read as one contiguous run; up to 32 rows by a half
+// 16 steps of 16 columns of a block are what a register holds, as they are: matrices are packed as for vectors. Up to
+// 16 rows are multiplied by a whole block at a time, so that it is read as one contiguous run; up to 32 rows by a half
 // block, for which each register that is loaded is used twice.
 #pragma once
 
