@@ -72,11 +72,13 @@ inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix,
                        int column) {
   Floats result;
   if constexpr (std::is_same<Format, Int8>::value) {
-    if (Int8::kExcess) sums = sums - load<Ints>(static_cast<const int32_t*>(matrix.offsets) + column);
-    result = to_floats(sums) * (load<Floats>(matrix.scales + column) * broadcast(*rows.scale(row)));
+    const Floats exact =
+        to_floats(Int8::kExcess ? sums - load<Ints>(static_cast<const int32_t*>(matrix.offsets) + column) : sums);
+    result = exact * (load<Floats>(matrix.scales + column) * broadcast(*rows.scale(row)));
   } else if constexpr (kHasGroups<Format>) {
-    if (Int8::kExcess) sums = sums - load<Floats>(static_cast<const float*>(matrix.offsets) + column);
-    result = sums * broadcast(*rows.scale(row));
+    const Floats exact =
+        Int8::kExcess ? sums - load<Floats>(static_cast<const float*>(matrix.offsets) + column) : sums;
+    result = exact * broadcast(*rows.scale(row));
   } else {
     result = sums;
   }
