@@ -49,7 +49,7 @@ struct ShortConvolution {
   float* inputs;      // [rows][num_taps - 1][channels], padded: past inputs, gated, latest last
 };
 
-// The factors of kXielu, see simd.h.
+// The factors of kXielu, see activations.h.
 struct Xielu {
   float squared;
   float exponential;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "abi.h"
+#include "activations.h"
 #include "number_tiles.h"
 #include "pages.h"
 #include "queries.h"

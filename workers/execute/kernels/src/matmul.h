@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "abi.h"
+#include "activations.h"
 #include "amx.h"
 #include "mxfp4.h"
 

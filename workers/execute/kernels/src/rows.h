@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "abi.h"
+#include "activations.h"
 #include "formats.h"
 
 namespace triptych {
