@@ -142,9 +142,53 @@ void compare(int format, int num_inputs, int num_outputs, uint32_t& checksum) {
     for (float value : together) checksum = checksum * 31 + uint32_t(std::lround(value * 1024));
 }
 
+// Attention reads weights in segments, and adds products with zeros for masked keys: neither changes a bit.
+template <class Format>
+void compare_segments(int format) {
+  constexpr int kSteps = 24, kSegment = 8;
+  std::mt19937 random(format);
+  const auto group = [&] {
+    float numbers[2] = {float(random() % 2001) / 1000 - 1, float(random() % 2001) / 1000 - 1};
+    uint32_t bits;
+    if (format == kFloat32) std::memcpy(&bits, numbers, sizeof bits);
+    else bits = to_bf16(numbers[0]) | uint32_t{to_bf16(numbers[1])} << 16;
+    return bits;
+  };
+  std::vector<uint32_t> weights(kSteps * 64), apart(kSteps * 64), rows(kTileRows * kSteps);
+  for (uint32_t& weight : weights) weight = group();
+  for (uint32_t& activation : rows) activation = group();
+  Adjacent<> whole{{weights.data()}, kSteps, 64}, segments{{}, kSegment, 64};
+  for (int i = 0; i < kSteps / kSegment; ++i) {
+    uint32_t* const place = apart.data() + (kSteps / kSegment - 1 - i) * kSegment * 64;
+    std::copy_n(weights.data() + i * kSegment * 64, kSegment * 64, place);
+    segments.start[i] = place;
+  }
+  const auto sums_of = [&](int count, const Adjacent<>& of, int steps, const std::vector<uint32_t>& activations) {
+    std::vector<float> sums(count * 64);
+    const uint32_t* pointers[kTileRows];
+    for (int r = 0; r < count; ++r) pointers[r] = activations.data() + r * kSteps;
+    Floats lanes[kTileRows * 4];
+    add_rows<Format, 4>(count, lanes, 4, pointers, of, steps, PrefetchLines<0>{}, FromZero{});
+    for (int i = 0; i < count * 4; ++i) store(sums.data() + i * kLanes, lanes[i]);
+    return sums;
+  };
+  for (int count = 1; count <= kTileRows; ++count)
+    for (int steps = kSegment; steps <= kSteps; ++steps) {
+      const std::vector<float> sums = sums_of(count, segments, steps, rows);
+      check(sums == sums_of(count, whole, steps, rows), "segments change bits", format, count);
+      std::vector<uint32_t> masked = rows;
+      for (int r = 0; r < kTileRows; ++r) std::fill_n(masked.begin() + r * kSteps + steps, kSteps - steps, 0);
+      check(sums == sums_of(count, whole, kSteps, masked), "zeros change bits", format, count);
+      const std::vector<float> alone = sums_of(1, whole, steps, rows);
+      check(std::equal(alone.begin(), alone.end(), sums.begin()), "other rows change bits", format, count);
+    }
+}
+
 }  // namespace
 
 int main() {
+  compare_segments<Float32>(kFloat32);
+  compare_segments<BFloat16>(kBFloat16);
   uint32_t checksum = 0;
   for (int format : {kFloat32, kBFloat16, kInt8, kInt4, kMxfp4}) {
     compare(format, 224, 150, checksum);
