@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,12 @@ class NativeEngine:
             run_dir=run_dir,
             progress=lambda done, total: None,
         )
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, **PLAINLY)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The same checkpoint in transformers, which most engines are not compared with."""
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.checkpoint, dtype=torch.float32, **PLAINLY)
+        return model
 
     def run(self, *sequences: Sequence, num_pages: int = NUM_PAGES, **options: Any) -> list[list[int]]:
         """The output tokens of each sequence, all in one engine."""
