@@ -55,7 +55,7 @@ def test_others_are_answered_while_a_text_is_tokenized(
             assert api.http.get("/version").status_code == 200
         finally:
             words.go_on.set()
-        assert reply.result(PATIENCE_S).status_code in (200, 500)  # this tokenizer gives an option no tokens
+        assert reply.result(PATIENCE_S).status_code in (200, 400)  # this tokenizer gives an option no tokens
     assert words.was_told
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.workers.execute.kernels.levels import WHOLE_LEVELS
 from tests.workers.execute.model.native import (
     EVERY_STEP,
     FEW_PAGES,
@@ -122,7 +123,7 @@ def bfloat16(values: Floats) -> npt.NDArray[np.uint16]:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("level", WHOLE_LEVELS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_stored_values_are_the_computed_ones_rounded_to_a_scale(level: str, shape: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("qwen3", tmp_path, **SHAPES[shape])
@@ -147,7 +148,7 @@ def test_stored_values_are_the_computed_ones_rounded_to_a_scale(level: str, shap
             )
 
 
-@pytest.mark.parametrize(("level", "shape"), [*product(available_levels(), [ODD]), *product([FASTEST], SHAPES)])
+@pytest.mark.parametrize(("level", "shape"), [*product(WHOLE_LEVELS, [ODD]), *product([FASTEST], SHAPES)])
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 def test_attention_reads_the_values_that_the_bytes_stand_for(
     format_: Format, level: str, shape: str, tmp_path: Path

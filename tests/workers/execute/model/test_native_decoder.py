@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.workers.execute.kernels.levels import WHOLE_LEVELS
 from tests.workers.execute.model.native import (
     FEW_PAGES,
     PAGE_SIZE,
@@ -199,7 +200,7 @@ def test_nan_token_is_reported_and_ends_with_its_step(
     assert np.array_equal(run_chunks(decoder, clean, [len(clean)]), expected)
 
 
-@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("level", WHOLE_LEVELS)
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 def test_nan_key_is_reported(level: str, format_: Format, tmp_path: Path) -> None:
     decoder, token_ids = make_small_decoder(make_checkpoint("llama", tmp_path), level, format_), random_tokens(9)

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.adapters import ALL_LINEAR, ATTENTION, make_adapter, merge
+from tests.workers.execute.kernels.levels import WHOLE_LEVELS
 from tests.workers.execute.model.native import (
     EVERY_STEP,
     PLAIN_FORMATS,
@@ -108,7 +109,7 @@ def test_adapter_of_experts_is_refused(tmp_path: Path) -> None:
         make_adapted(checkpoint, [adapter], available_levels()[0], Format.FLOAT32)
 
 
-@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("level", WHOLE_LEVELS)
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(level: str, format_: Format, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("mistral", tmp_path / "model", sliding_window=20)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.workers.execute.kernels.levels import WHOLE_LEVELS
 from tests.workers.execute.model.native import (
     PLAINLY,
     NativeEngine,
@@ -84,7 +85,7 @@ def test_four_bits_are_kept_unchanged(pair: tuple[Path, Path]) -> None:
     assert all(torch.equal(unpack(), plain[name]) for name, unpack in experts.items())
 
 
-@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("level", WHOLE_LEVELS)
 def test_logits_equal_transformers_in_float64(level: str, pair: tuple[Path, Path]) -> None:
     published, plain = pair
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float64, **PLAINLY)
@@ -96,7 +97,7 @@ def test_logits_equal_transformers_in_float64(level: str, pair: tuple[Path, Path
     assert max(np.abs(logits - exact).max() / np.abs(exact).max(), followed.difference) < TOLERANCES[Format.INT8]
 
 
-@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("level", WHOLE_LEVELS)
 def test_logits_have_the_same_bits_in_any_chunks(level: str, pair: tuple[Path, Path]) -> None:
     token_ids = random_tokens()
     alone, _ = run_chunks(decoder_of(pair[0], level, num_threads=1), token_ids, [NUM_TOKENS])

@@ -1,4 +1,4 @@
-// Stands in for what amx_library.cpp leaves out.
+// Stands in for what is not built.
 #include <cstdlib>
 
 #include "abi.h"
