@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.workers.execute.kernels.levels import WHOLE_LEVELS
+from tests.workers.execute.kernels.levels import FASTEST, WHOLE_LEVELS
 from tests.workers.execute.model.native import (
     EVERY_STEP,
     FEW_PAGES,
@@ -43,7 +43,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LATENTS = "latents"
 ODD, IN_REGISTERS = "heads of 80", "heads of 128, window"  # the latter is the layout for decodes of few rows
-FASTEST = available_levels()[0]
 # Between layers, a value rounded to the other side changes by 0.4 % in bfloat16, in eight bits by 0.8 % of the
 # greatest beside it.
 ROUNDING = {Format.FLOAT32: 1e-5, Format.BFLOAT16: 3e-3, Format.INT8: 2e-2, Format.INT4: 2e-2}
@@ -219,7 +218,7 @@ def test_page_takes_about_half_the_memory_of_bfloat16(tmp_path: Path) -> None:
     plain, eight = decoders(checkpoint, FASTEST, Format.BFLOAT16)
     assert [e.nbytes / p.nbytes for e, p in zip(eight.pools[:2], plain.pools, strict=False)] == [136 / 256, 130 / 256]
     engine = NativeEngine(checkpoint, tmp_path, kv_dtype="int8", dtype="bfloat16")
-    assert engine.card.backend == f"native bfloat16, int8 keys and values on {available_levels()[0]}"
+    assert engine.card.backend == f"native bfloat16, int8 keys and values on {FASTEST}"
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])

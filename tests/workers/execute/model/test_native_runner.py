@@ -11,6 +11,7 @@ import pytest
 from tests import tiny
 from tests.tiny import make_tiny_model
 from tests.workers.execute.factories import Propose
+from tests.workers.execute.kernels.levels import FASTEST
 from tests.workers.execute.model.native import (
     NativeEngine,
     change_config,
@@ -29,7 +30,6 @@ from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.native_runner import NativeRunner
 from triptych.workers.execute.scheduling.sequence import Sequence
 
-FASTEST = available_levels()[0]
 LENGTHS = (1, 7, 16, 45, 90)
 MAX_TOKENS = 24
 

@@ -35,6 +35,24 @@ COMMON: Mapping[str, str] = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
+# Settings that several architectures share.
+EXPERTS: Mapping[str, str] = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+ROUTED_EXPERTS: Mapping[str, str] = {  # as DeepSeek names them
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+}
+GRANITE_MULTIPLIERS: Mapping[str, str] = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 # Of two rules for a weight, the first counts whose tensors the file has.
 NAMES = (
     Named(r"\.experts\.gate_up_proj$", ("ffn_gate_exps.weight", "ffn_up_exps.weight")),

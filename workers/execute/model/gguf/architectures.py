@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from . import completions as complete
 from . import steps
-from .architecture import OF_GRANITE, Architecture, Named
+from .architecture import EXPERTS, GRANITE_MULTIPLIERS, OF_GRANITE, ROUTED_EXPERTS, Architecture, Named
 from .recurrent_architectures import FAMILIES as RECURRENT
 
 if TYPE_CHECKING:
@@ -22,24 +22,10 @@ _NORM_EPS, _LAYER_NORM = "attention.layer_norm_epsilon", frozenset({"attention.l
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_up.bias"}
 _OF_IMAGES = frozenset({"n_deepstack_layers", "rope.dimension_sections"})  # for tokens of a text, nothing follows
-_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-_ROUTED = {
-    "expert_count": "n_routed_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_count": "n_shared_experts",
-    "leading_dense_block_count": "first_k_dense_replace",
-    "expert_weights_scale": "routed_scaling_factor",
-    "expert_weights_norm": "norm_topk_prob",
-    "expert_group_count": "n_group",
-    "expert_group_used_count": "topk_group",
-}
+_ROUTED = {**ROUTED_EXPERTS, "leading_dense_block_count": "first_k_dense_replace"}
 _GRANITE = Architecture(
     settings={
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
+        **GRANITE_MULTIPLIERS,
         "expert_shared_feed_forward_length": "intermediate_size",  # of Granite 4 without experts
     },
     needed=frozenset({"logit_scale"}),
@@ -51,7 +37,7 @@ _GRANITE = Architecture(
 _GRANITE_EXPERTS = Architecture(
     settings={
         **_GRANITE.settings,
-        **_EXPERTS,
+        **EXPERTS,
         "expert_shared_feed_forward_length": "shared_intermediate_size",
     },
     needed=_GRANITE.needed,
@@ -159,7 +145,7 @@ _ATTENDING: Mapping[str, Architecture] = {
         steps=((r"\.query_key_value\.", steps.by_heads),),
     ),
     "gpt_oss": Architecture(
-        settings={**_EXPERTS, **_WINDOW, "expert_feed_forward_length": "intermediate_size"},
+        settings={**EXPERTS, **_WINDOW, "expert_feed_forward_length": "intermediate_size"},
         needed=frozenset({"expert_count", "expert_used_count", *_WINDOW}),
         complete=complete.gpt_oss,
         names=(
@@ -179,7 +165,7 @@ _ATTENDING: Mapping[str, Architecture] = {
     "hunyuan_v1_dense": Architecture(flags={"attention_bias": "attn_q.bias"}),
     "jais2": Architecture(settings={_NORM_EPS: "layer_norm_eps"}, needed=_LAYER_NORM, flags=_BIASES),
     "minimax_m2": Architecture(
-        settings={**_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
+        settings={**EXPERTS, "expert_feed_forward_length": "intermediate_size"},
         needed=frozenset({"expert_count", "expert_used_count"}),
         complete=complete.sigmoid_experts,
         reads=frozenset({"expert_gating_func"}),
@@ -194,7 +180,7 @@ _ATTENDING: Mapping[str, Architecture] = {
     ),
     "mistral": Architecture(fixed={"sliding_window": None}, steps=(_TURNED,)),
     "mixtral": Architecture(
-        settings=_EXPERTS, needed=frozenset(_EXPERTS), fixed={"sliding_window": None}, steps=(_TURNED,)
+        settings=EXPERTS, needed=frozenset(EXPERTS), fixed={"sliding_window": None}, steps=(_TURNED,)
     ),
     "nemotron": Architecture(
         settings={_NORM_EPS: "norm_eps", "attention.layer_norm_rms_epsilon": "norm_eps"},
@@ -214,7 +200,7 @@ _ATTENDING: Mapping[str, Architecture] = {
     "olmo3": Architecture(settings=_WINDOW, complete=complete.olmo3),
     "olmoe": Architecture(
         settings={"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
-        needed=frozenset(_EXPERTS),
+        needed=frozenset(EXPERTS),
     ),
     "phi": Architecture(
         settings={_NORM_EPS: "layer_norm_eps"},

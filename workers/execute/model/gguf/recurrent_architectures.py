@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from . import steps
-from .architecture import OF_GRANITE, Architecture, Attributes, Named
+from .architecture import EXPERTS, GRANITE_MULTIPLIERS, OF_GRANITE, ROUTED_EXPERTS, Architecture, Attributes, Named
 from .completions import add_score_divisor, kinds_of_layers, sigmoid_experts
 
 if TYPE_CHECKING:
     from .file import GgufFile
 
-_EXPERTS = frozenset({"expert_count", "expert_used_count"})
+_EXPERTS = frozenset(EXPERTS)
 _SIZES = {  # of state spaces and delta rules
     "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size",
 }  # fmt: skip
@@ -126,12 +126,8 @@ FAMILIES: Mapping[str, Architecture] = {
     ),
     "granitemoehybrid": Architecture(
         settings={
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "expert_count": "num_local_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "logit_scale": "logits_scaling",
-            "residual_scale": "residual_multiplier",
+            **GRANITE_MULTIPLIERS,
+            **EXPERTS,
             "ssm.conv_kernel": "mamba_d_conv",
             "ssm.group_count": "mamba_n_groups",
             "ssm.state_size": "mamba_d_state",
@@ -177,15 +173,8 @@ FAMILIES: Mapping[str, Architecture] = {
         settings={
             "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
             "attention.layer_norm_epsilon": "layer_norm_epsilon",
-            "expert_count": "n_routed_experts",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_group_count": "n_group",
-            "expert_group_used_count": "topk_group",
-            "expert_shared_count": "n_shared_experts",
+            **ROUTED_EXPERTS,
             "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_weights_norm": "norm_topk_prob",
-            "expert_weights_scale": "routed_scaling_factor",
             "moe_latent_size": "moe_latent_size",
             "ssm.conv_kernel": "conv_kernel",
             "ssm.group_count": "n_groups",
