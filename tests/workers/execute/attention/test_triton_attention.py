@@ -180,6 +180,8 @@ def test_row_of_the_chunk_kernel_does_not_depend_on_batch_or_chunking(
     split keys, computed by one program each and by one for all.
     """
     monkeypatch.setattr("triptych.workers.execute.attention.triton._FIXED_SPLIT_KEYS", split_keys)
+    # So few that the splits of the whole chunk are computed by one program, and those of a few tokens by many.
+    monkeypatch.setattr("triptych.workers.execute.attention.triton.num_processors", lambda _device: 4)
     whole = make_scene([(0, 150), (3, 20)], heads=(4, 2), dims=(dim, dim), dtype=dtype)
     form = AttentionForm(scale=0.3, sliding_window=window)
     together = run(whole, form, is_invariant=True)[:150]
@@ -217,15 +219,23 @@ def test_decodes_of_the_chunk_kernel_take_a_tile_of_few_rows(
 
 @pytest.mark.parametrize("form", [FORMS["plain"], {**FORMS["all"], "sliding_window": 200}], ids=["plain", "all"])
 @pytest.mark.parametrize("is_invariant", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "dim"), [(torch.float32, 8), pytest.param(torch.bfloat16, 128, marks=pytest.mark.gpu)], ids=str
+)
 def test_keys_before_short_chunks_are_split(
-    form: dict[str, Any], is_invariant: bool, calls: list[Call], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    dim: int,
+    is_invariant: bool,
+    form: dict[str, Any],
+    calls: list[Call],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Decodes stay with the other kernel, and a sequence may be shorter than a split."""
     monkeypatch.setattr("triptych.workers.execute.attention.triton._MIN_SPLIT_KEYS", 64)
     monkeypatch.setattr("triptych.workers.execute.attention.triton._FIXED_SPLIT_KEYS", 128)
     monkeypatch.setattr("triptych.workers.execute.attention.triton.num_processors", lambda _device: 16)
-    scene = make_scene([(200, 1), (20, 3), (290, 5)], page_size=16, dtype=torch.float32)
-    check(scene, AttentionForm(scale=0.3, **form), is_invariant=is_invariant)
+    scene = make_scene([(200, 1), (20, 3), (290, 5)], page_size=16, dims=(dim, dim), dtype=dtype)
+    check(scene, AttentionForm(scale=0.8 * dim**-0.5, **form), is_invariant=is_invariant)
     assert [splits for _, splits in calls] == [KeySplits(128, is_parallel=True)]
 
 
@@ -271,15 +281,18 @@ def test_tiles_change_nothing_but_rounding(tile: ChunkTile) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("dim", "page_size"), [*product((64, 96, 128, 256), (16, 64, 256)), (512, 16)])
-def test_long_contexts_on_a_gpu(dim: int, page_size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dim", "page_size", "is_invariant"),
+    [*product((64, 96, 128, 256), (16, 64, 256), (False,)), (512, 16, False), (128, 16, True), (128, 64, True)],
+)
+def test_long_contexts_on_a_gpu(dim: int, page_size: int, is_invariant: bool, dtype: torch.dtype) -> None:
     """Up to 32k keys, compared with the reference in double precision on the device."""
     rng = np.random.default_rng(dim + page_size)
     lengths = [(int(n), 1) for n in rng.integers(1, 32_768, 6)] + [(32_767, 1), (0, 1)]
     lengths += [(int(n), int(rng.integers(2, 600))) for n in (0, 5000, 31)]
     scene = make_scene(lengths, page_size=page_size, heads=(8, 2), dims=(dim, dim), dtype=dtype)
     form = AttentionForm(scale=dim**-0.5, sliding_window=[None, 4096][page_size == 64])
-    output = run(scene, form)
+    output = run(scene, form, is_invariant=is_invariant)
     wide = replace(
         scene,
         cache=LayerCache(*(pages.to(DEVICE, torch.float64) for pages in scene.cache)),
