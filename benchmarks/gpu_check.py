@@ -119,8 +119,7 @@ ROWS = [
     Row("8B, batch 1, of the bandwidth", "large.batch_1.of_bandwidth", ">= 0.85", at_least(0.85)),
     Row("8B, prefill of the product", "large.prefill_of_matmul"),
     Row("8B, prefill of 512: launching, of the step", "large.step_times.prefill_512.launch_share"),
-    Row("8B --deterministic, output tokens/s", "deterministic.throughput.output_tokens_per_s", ">= 6000",
-        at_least(6000)),
+    Row("8B --deterministic, tokens/s", "deterministic.throughput.output_tokens_per_s", ">= 6000", at_least(6000)),
     Row("  alone equals together", "deterministic.equal_alone_and_together", "yes", bool),
     Row("0.6B over continuous batching (sdpa)", "ratios.small", ">= 3", at_least(3)),
     Row("8B over continuous batching (sdpa)", "ratios.large", ">= 3", at_least(3)),
@@ -222,9 +221,9 @@ def check(parts: list[Part], report: dict[str, Any], out: Path | None, end: floa
     folder = Path(tempfile.mkdtemp(prefix="triptych-gpu-", dir=roomiest()))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for part in parts:
-            start = time.monotonic()
-            found = attempt(part, folder, end - start, is_dry=report["is_dry"])
+        for index, part in enumerate(parts):
+            start, later_s = time.monotonic(), sum(later.budget_s for later in parts[index + 1 :])
+            found = attempt(part, folder, end - start, later_s, is_dry=report["is_dry"])
             found |= {"date": str(date.today()), "commit": report.get("commit")}
             seconds = round(time.monotonic() - start, 1)
             keep(report, part.name, found, seconds)
@@ -246,9 +245,12 @@ def finish(report: dict[str, Any], out: Path | None) -> None:
     write(report, out)
 
 
-def attempt(part: Part, folder: Path, left_s: float, *, is_dry: bool) -> dict[str, Any]:
-    """The results of the part, with ``error`` if it did not complete."""
-    budget_s = part.budget_s * (4 if is_dry else 1)
+def attempt(part: Part, folder: Path, left_s: float, later_s: float, *, is_dry: bool) -> dict[str, Any]:
+    """The results of the part, with ``error`` if it did not complete. It may also use the time left that exceeds
+    ``later_s``, the budgets of the parts after it: on a new machine, kernels are compiled first.
+    """
+    factor = 4 if is_dry else 1
+    budget_s = max(factor * part.budget_s, left_s - factor * later_s)
     if left_s < min(budget_s, part.budget_s) / 2:  # it would be ended before it found anything
         return {"error": NO_TIME}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -277,9 +279,7 @@ def attempt(part: Part, folder: Path, left_s: float, *, is_dry: bool) -> dict[st
 def explained(error: str, received: str) -> str:
     """The error with the last output of the part; if a package is missing, only the error, because the rows name it."""
     why = last_line(received)
-    if why.startswith("needs "):
-        return why
-    return f"{error}: {why}" if why else error
+    return why if why.startswith("needs ") else f"{error}: {why}" if why else error
 
 
 def last_line(text: str) -> str:

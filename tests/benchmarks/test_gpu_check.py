@@ -96,7 +96,6 @@ def test_failed_hung_killed_or_stopped_part_is_named_and_the_others_are_reported
     monkeypatch.setenv("PYTHONPATH", "/carried/packages")  # of a machine where nothing can be installed
     report = {"what": "gpu_check", "is_dry": True, "device": "dry run", "date": "2026-01-01", "seconds": {}}
     # In a dry run, a part has four times as long.
-    # In a dry run, a part has four times as long.
     names = ("small", "processes", "fp8", "limits", "large", "deterministic")
     parts = [gpu_check.Part(name, "fake", 3.0 if name == "processes" else 60.0) for name in names]
     gpu_check.check(parts, report, out, gpu_check.time.monotonic() + 600)
@@ -118,6 +117,15 @@ def test_part_without_time_left_is_not_started_and_named(tmp_path: Path, capsys:
     assert json.loads((tmp_path / "report.json").read_text())["dropped"] == names
     last = capsys.readouterr().out.splitlines()[-len(names) :]
     assert sorted(last) == sorted(f"{name}: no time was left" for name in names)
+
+
+def test_part_may_use_the_time_that_earlier_parts_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(gpu_check.subprocess, "Popen", lambda *_arguments, **_options: None)
+    monkeypatch.setattr(gpu_check, "wait", lambda _process, limit_s: limits.append(limit_s) or "")
+    for left_s, later_s in ((300, 240), (300, 100), (40, 240)):
+        gpu_check.attempt(gpu_check.Part("small", "models", 60.0), tmp_path, left_s, later_s, is_dry=False)
+    assert limits == [60, 200, 40]
 
 
 def test_every_set_fits_into_a_call_and_begins_with_the_limits() -> None:
