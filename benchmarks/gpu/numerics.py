@@ -46,8 +46,9 @@ def run_tests(arguments: Items[str], note: Notes, *, limit_s: float) -> None:
     """Run pytest. Its output goes to the part's log, and test outcomes are counted as they arrive."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short"]
     command += ["-p", "benchmarks.gpu.our_tests", *arguments]
-    # Many processes at once: if each used all processors, they would mostly wait for each other.
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    # Many processes at once: if each used all processors, they would mostly wait. In long lines, pytest's
+    # summary has room for the errors.
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "400"}
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     timer = threading.Timer(limit_s, process.kill)
     timer.start()

@@ -9,7 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .sizes import next_power_of_2
+from .sizes import cdiv, next_power_of_2
+
+_CHANNELS = 512  # pairs of channels of a program that rotates: a warp has 256 of them, so it loads 16 bytes a thread
 
 
 # Addresses that change from step to step must not trigger a recompilation, which takes seconds.
@@ -24,56 +26,53 @@ def _write(source, pages, slots, source_token, source_head, slot_size,
     tl.store(pages + slot * slot_size + i, x, mask=i < J * D)
 
 
-@triton.jit
-def _either(first, second, is_channel, is_first):
-    """Loads from ``first`` if ``is_first``, otherwise from ``second``, as float32."""
-    one, other = tl.load(first, mask=is_channel, other=0.0), tl.load(second, mask=is_channel, other=0.0)
-    return tl.where(is_first, one, other).to(tl.float32)
-
-
 @triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def _rotate_write(
     qkv, query, keys, values, slots, positions, cosines, sines, query_norm, key_norm, norm_eps, growth, span, qkv_token,
-    H: tl.constexpr, J: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    H: tl.constexpr, J: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
     TURNS: tl.constexpr, HAS_NORM: tl.constexpr, GROWS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one head of one token. Channel i is rotated with channel i + D / 2."""
-    t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i = tl.arange(0, HALF)
-    is_channel = i < D // 2
-    source = qkv + t * qkv_token + head * D
-    low_in = tl.load(source + i, mask=is_channel, other=0.0)
-    high_in = tl.load(source + D // 2 + i, mask=is_channel, other=0.0)
+    """One program: some heads of one token. Channel i is rotated with channel i + D / 2."""
+    t, i = tl.program_id(0).to(tl.int64), tl.arange(0, HALF)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    is_half = i < D // 2
+    is_channel = (head < H + 2 * J) & is_half[None, :]
+    is_query, is_value = head < H, head >= H + J
+    source = qkv + t * qkv_token + head * D + i[None, :]
+    low_in = tl.load(source, mask=is_channel, other=0.0).to(tl.float32)
+    high_in = tl.load(source + D // 2, mask=is_channel, other=0.0).to(tl.float32)
+    low, high = low_in, high_in
+    if HAS_NORM:
+        size = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / D + norm_eps)[:, None]
+        low *= size * _norm_of(query_norm, key_norm, i, is_half, is_query)
+        high *= size * _norm_of(query_norm, key_norm, D // 2 + i, is_half, is_query)
+    if TURNS:
+        position = tl.load(positions + t).to(tl.int64)
+        cos = tl.load(cosines + position * (D // 2) + i, mask=is_half, other=0.0)[None, :]
+        sin = tl.load(sines + position * (D // 2) + i, mask=is_half, other=0.0)[None, :]
+        low, high = low * cos - high * sin, high * cos + low * sin
+    if GROWS:
+        factor = 1.0 + growth * tl.log((1 + tl.load(positions + t) // span).to(tl.float32))
+        low, high = tl.where(is_query, low * factor, low), tl.where(is_query, high * factor, high)
+    low, high = tl.where(is_value, low_in, low), tl.where(is_value, high_in, high)
     slot = tl.load(slots + t).to(tl.int64)
-    if head >= H + J:
-        target = values + (slot * J + head - H - J) * D
-        tl.store(target + i, low_in, mask=is_channel)
-        tl.store(target + D // 2 + i, high_in, mask=is_channel)
-    else:
-        low, high = low_in.to(tl.float32), high_in.to(tl.float32)
-        is_query = head < H
-        if HAS_NORM:
-            size = tl.rsqrt((tl.sum(low * low, 0) + tl.sum(high * high, 0)) / D + norm_eps)
-            low *= size * _either(query_norm + i, key_norm + i, is_channel, is_query)
-            high *= size * _either(query_norm + D // 2 + i, key_norm + D // 2 + i, is_channel, is_query)
-        if TURNS:
-            position = tl.load(positions + t).to(tl.int64)
-            cos = tl.load(cosines + position * (D // 2) + i, mask=is_channel, other=0.0)
-            sin = tl.load(sines + position * (D // 2) + i, mask=is_channel, other=0.0)
-            low, high = low * cos - high * sin, high * cos + low * sin
-        if GROWS:
-            factor = 1.0 + growth * tl.log((1 + tl.load(positions + t) // span).to(tl.float32))
-            factor = tl.where(is_query, factor, 1.0)
-            low, high = low * factor, high * factor
-        new_low, new_high = low.to(query.dtype.element_ty), high.to(query.dtype.element_ty)
-        if is_query:
-            target = query + (t * H + head) * D
-            tl.store(target + i, new_low, mask=is_channel)
-            tl.store(target + D // 2 + i, new_high, mask=is_channel)
-        else:
-            target = keys + (slot * J + head - H) * D
-            tl.store(target + i, new_low, mask=is_channel)
-            tl.store(target + D // 2 + i, new_high, mask=is_channel)
+    _store(query + (t * H + head) * D + i[None, :], low, high, is_channel & is_query, D)
+    _store(keys + (slot * J + head - H) * D + i[None, :], low, high, is_channel & ~is_query & ~is_value, D)
+    _store(values + (slot * J + head - H - J) * D + i[None, :], low, high, is_channel & is_value, D)
+
+
+@triton.jit
+def _norm_of(query_norm, key_norm, i, is_half, is_query):
+    """The weights of channels i, float32 [HEADS, HALF], of queries or of keys."""
+    of_query = tl.load(query_norm + i, mask=is_half, other=0.0).to(tl.float32)
+    of_key = tl.load(key_norm + i, mask=is_half, other=0.0).to(tl.float32)
+    return tl.where(is_query, of_query[None, :], of_key[None, :])
+
+
+@triton.jit
+def _store(target, low, high, mask, D: tl.constexpr):
+    tl.store(target, low.to(target.dtype.element_ty), mask=mask)
+    tl.store(target + D // 2, high.to(target.dtype.element_ty), mask=mask)
 
 
 def write_slots(source: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
@@ -114,10 +113,13 @@ def rotate_and_write(
     cosines, sines = rope or (qkv, qkv)
     query_norm, key_norm = norms or (qkv, qkv)
     if len(qkv):
-        _rotate_write[len(qkv), num_heads + 2 * num_kv_heads](
+        half = next_power_of_2(dim // 2)
+        heads = min(next_power_of_2(num_heads + 2 * num_kv_heads), max(1, _CHANNELS // half))
+        _rotate_write[len(qkv), cdiv(num_heads + 2 * num_kv_heads, heads)](
             qkv, query, keys, values, slots, positions, cosines, sines, query_norm, key_norm, norm_eps, growth,
             growth_span, qkv.stride(0),
-            H=num_heads, J=num_kv_heads, D=dim, HALF=next_power_of_2(dim // 2),
-            TURNS=rope is not None, HAS_NORM=norms is not None, GROWS=growth != 0, num_warps=1,
+            H=num_heads, J=num_kv_heads, D=dim, HALF=half, HEADS=heads,
+            TURNS=rope is not None, HAS_NORM=norms is not None, GROWS=growth != 0,
+            num_warps=max(1, heads * half // 256),
         )  # fmt: skip
     return query
