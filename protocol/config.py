@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ KV_DTYPES = ("auto", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 FLUSHES = ("none", "interval", "accept", "step")
 DEVICES = ("auto", "cpu", "cuda")
+CPU_NUM_SEQS, GPU_NUM_SEQS = 32, 256
+CPU_PREFILL_CHUNK, GPU_PREFILL_CHUNK = 512, 2048  # a GPU takes as long to launch 512 tokens as to compute them
+CPU_KV_FRACTION, GPU_KV_FRACTION = 0.5, 0.9  # a CPU shares its memory with everything else on the machine
 MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0  # how long an unread answer occupies memory
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
@@ -117,7 +120,11 @@ class CacheConfig:
     page_size: int = option(16, "tokens per KV page, a power of two")
     num_pages: int | None = option(None, "KV pages; by default as many as the memory allows")
     kv_dtype: str = option("auto", "dtype of keys and values: auto is the model's own, int8 halves the memory (CPU)")
-    kv_memory_fraction: float = option(0.5, "share of the memory left after loading the weights that KV pages may use")
+    kv_memory_fraction: float | None = option(
+        None,
+        "share of the memory left after loading the weights that KV pages may use; by default "
+        f"{CPU_KV_FRACTION} on a CPU, {GPU_KV_FRACTION} on a GPU",
+    )
     prefix_cache: bool = option(True, "share the pages of equal prefixes")
     host_pages: int = option(0, "KV pages in host memory, for swapped-out and evicted ones")
     state_snapshots: int | None = option(
@@ -131,7 +138,7 @@ class CacheConfig:
         require(is_page, "page_size", f"is {self.page_size}, it must be a power of two from 1 to 4096")
         between("num_pages", self.num_pages, 2, 2**31 - 1)
         require(
-            0 < self.kv_memory_fraction <= 1,
+            self.kv_memory_fraction is None or 0 < self.kv_memory_fraction <= 1,
             "kv_memory_fraction",
             f"is {self.kv_memory_fraction}, the limits are above 0 and 1",
         )
@@ -139,13 +146,25 @@ class CacheConfig:
         between("state_snapshots", self.state_snapshots, 0, 2**20)
         between("max_kv_bytes", self.max_kv_bytes, 1 << 20)
 
+    def memory_fraction(self, device: str) -> float:
+        """``kv_memory_fraction``, on a device of this type unless it was set."""
+        if self.kv_memory_fraction is not None:
+            return self.kv_memory_fraction
+        return CPU_KV_FRACTION if device == "cpu" else GPU_KV_FRACTION
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """What a step may contain."""
 
-    max_num_seqs: int = option(32, "rows of a decode batch")
-    prefill_chunk: int = option(512, "maximum tokens of one prompt in one step")
+    max_num_seqs: int | None = option(
+        None, f"rows of a decode batch; by default {CPU_NUM_SEQS} on a CPU, {GPU_NUM_SEQS} on a GPU"
+    )
+    prefill_chunk: int | None = option(
+        None,
+        "maximum tokens of one prompt in one step; by default "
+        f"{CPU_PREFILL_CHUNK} on a CPU, {GPU_PREFILL_CHUNK} on a GPU",
+    )
     mixed_prefill_tokens: int | None = option(
         None, "maximum prompt tokens in a step with decodes; by default 128 on a CPU, otherwise unlimited"
     )
@@ -201,9 +220,29 @@ class SchedulerConfig:
         between("itl_target_ms", self.itl_target_ms, 0.1, 60_000)
         between("skip_ahead", self.skip_ahead, 0, 1 << 20)
 
+    def for_device(self, device: str) -> SchedulerConfig:
+        """The same, with the defaults of a device of this type for what was not set."""
+        if device == "cpu":
+            return self
+        return replace(
+            self,
+            max_num_seqs=self.max_num_seqs or GPU_NUM_SEQS,
+            prefill_chunk=self.prefill_chunk or GPU_PREFILL_CHUNK,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """``max_num_seqs``; unless it was set, that of a CPU."""
+        return self.max_num_seqs or CPU_NUM_SEQS
+
+    @property
+    def chunk_tokens(self) -> int:
+        """``prefill_chunk``; unless it was set, that of a CPU."""
+        return self.prefill_chunk or CPU_PREFILL_CHUNK
+
     @property
     def token_budget(self) -> int:
-        return self.max_num_batched_tokens or self.prefill_chunk + self.max_num_seqs
+        return self.max_num_batched_tokens or self.chunk_tokens + self.num_rows
 
     @property
     def arrivals_per_level(self) -> int:
@@ -213,7 +252,7 @@ class SchedulerConfig:
     @property
     def max_live(self) -> int:
         """Sequences that execute may hold at once: one per row, and half as many again prefilled ahead."""
-        return max(self.max_num_seqs + 1, 3 * self.max_num_seqs // 2)
+        return max(self.num_rows + 1, 3 * self.num_rows // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

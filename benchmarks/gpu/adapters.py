@@ -39,7 +39,7 @@ def adapters(setting: Setting, note: Notes) -> None:
     owners = [i % (len(numbers) + 1) for i in range(len(batch))]
     runs = [
         run(setting, loaded, batch, adapters=owners, prefill_chunk=setting.size(256, 5), max_num_seqs=rows)
-        for rows in (loaded.scheduler_config.max_num_seqs, 1)
+        for rows in (loaded.scheduler_config.num_rows, 1)
     ]
     together, alone = ([s.output_tokens.tolist() for s in done.sequences] for done in runs)
     note("equal_alone_and_together", together == alone)

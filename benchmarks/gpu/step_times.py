@@ -31,7 +31,7 @@ class Step(NamedTuple):
 def step_times(setting: Setting, loaded: Loaded) -> dict[str, Any]:
     """Milliseconds of steps of several sizes, and of their kernels. A failure is reported in its place."""
     context, most = setting.size(1024, 20), loaded.scheduler_config.token_budget
-    steps = {f"decode_{n}": Step(n, context - 1, 1) for n in (1, 32, 256) if n <= loaded.scheduler_config.max_num_seqs}
+    steps = {f"decode_{n}": Step(n, context - 1, 1) for n in (1, 32, 256) if n <= loaded.scheduler_config.num_rows}
     for n in (64, 512, 2048, 4096):
         if (size := setting.size(n, 2 + n // 256)) <= most:
             steps[f"prefill_{n}"] = Step(-(-size // context), 0, min(size, context))

@@ -112,7 +112,7 @@ def _settings(options: StudyOptions, config: EngineConfig, prices: Prices) -> di
         "replicas": options.replicas,
         "router": options.router,
         "policy": scheduler.policy,
-        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_seqs": scheduler.num_rows,
         "token_budget": scheduler.token_budget,
         "page_size": cache.page_size,
         "num_pages": cache.num_pages or DEFAULT_PAGES,

@@ -121,8 +121,13 @@ def test_part_without_time_left_is_not_started_and_named(tmp_path: Path, capsys:
 
 def test_part_may_use_the_time_that_earlier_parts_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
+
+    def wait(_process: None, limit_s: float) -> str:
+        limits.append(limit_s)
+        return ""
+
     monkeypatch.setattr(gpu_check.subprocess, "Popen", lambda *_arguments, **_options: None)
-    monkeypatch.setattr(gpu_check, "wait", lambda _process, limit_s: limits.append(limit_s) or "")
+    monkeypatch.setattr(gpu_check, "wait", wait)
     for left_s, later_s in ((300, 240), (300, 100), (40, 240)):
         gpu_check.attempt(gpu_check.Part("small", "models", 60.0), tmp_path, left_s, later_s, is_dry=False)
     assert limits == [60, 200, 40]

@@ -91,8 +91,8 @@ def test_value_beyond_its_limit_is_refused_with_value_and_name(name: str, value:
     [
         ("page_size", "16", "page_size must be int, got '16'"),
         ("page_size", 16.0, "page_size must be int, got 16.0"),
-        ("max_num_seqs", True, "max_num_seqs must be int, got True"),
-        ("kv_memory_fraction", "half", "kv_memory_fraction must be float, got 'half'"),
+        ("max_num_seqs", True, "max_num_seqs must be int | None, got True"),
+        ("kv_memory_fraction", "half", "kv_memory_fraction must be float | None, got 'half'"),
         ("spares", 1, "spares must be bool, got 1"),
         ("model", None, "model must be str, got None"),
         ("lora_modules", "a=b", "lora_modules must be tuple, got 'a=b'"),

@@ -106,7 +106,7 @@ def _card(config: PipelineConfig, *, overlaps: bool) -> ModelCard:
     return ModelCard(
         model="hash-lm", model_type="hash-lm", backend="hash", num_parameters=0, dtype="int64",
         device="cuda" if overlaps else "cpu", vocab_size=VOCAB_SIZE, max_model_len=min(40, num_pages * 4),
-        eos_token_ids=(0,), page_size=4, num_pages=num_pages, max_num_seqs=config.scheduler.max_num_seqs,
+        eos_token_ids=(0,), page_size=4, num_pages=num_pages, max_num_seqs=config.scheduler.num_rows,
         max_live=config.scheduler.max_live, load_s=0.0,
     )  # fmt: skip
 

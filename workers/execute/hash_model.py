@@ -45,7 +45,7 @@ def build_hash_runner(
         eos_token_ids=(0,),
         page_size=cache.page_size,
         num_pages=num_pages,
-        max_num_seqs=scheduler.max_num_seqs,
+        max_num_seqs=scheduler.num_rows,
         max_live=scheduler.max_live,
         load_s=0.0,
     )

@@ -59,7 +59,7 @@ def _as_before(config: PipelineConfig, known: ModelCard) -> PipelineConfig:
 
 def settle_scheduling(config: PipelineConfig, card: ModelCard) -> SchedulerConfig:
     """The scheduler's part of ``config``; values left open follow from the machine or from other parts."""
-    scheduler = config.scheduler
+    scheduler = config.scheduler.for_device(card.device)
     if scheduler.num_speculative_tokens is None:
         scheduler = replace(scheduler, num_speculative_tokens=NUM_DRAFTED if config.model.draft_model else 0)
     leaves_it = scheduler.mixed_prefill_tokens is None and scheduler.itl_target_ms is None

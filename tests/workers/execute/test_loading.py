@@ -45,6 +45,27 @@ def test_on_a_cpu_prompts_get_little_of_a_step_with_decodes(
 
 
 @pytest.mark.parametrize(
+    ("device", "options", "settled"),
+    [
+        ("cpu", {}, (32, 512)),
+        ("cuda:0", {}, (256, 2048)),
+        ("cuda:0", {"max_num_seqs": 4, "prefill_chunk": 64}, (4, 64)),
+    ],
+)
+def test_gpu_serves_more_at_once(device: str, options: dict[str, Any], settled: tuple[int, int]) -> None:
+    config = settle_scheduling(PipelineConfig(scheduler=SchedulerConfig(**options)), replace(CARD, device=device))
+    assert (config.num_rows, config.chunk_tokens) == settled
+    assert config.token_budget == sum(settled)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "settled"), [(None, "cpu", 0.5), (None, "cuda", 0.9), (0.7, "cpu", 0.7), (0.7, "cuda", 0.7)]
+)
+def test_pages_may_use_most_of_a_gpu(asked: float | None, device: str, settled: float) -> None:
+    assert CacheConfig(kv_memory_fraction=asked).memory_fraction(device) == settled
+
+
+@pytest.mark.parametrize(
     ("device", "asked", "settled"),
     [
         ("cpu", None, CPU_REPORT_INTERVAL_MS),

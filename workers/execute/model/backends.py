@@ -365,7 +365,7 @@ class Backends:
         if not self.cache.prefix_cache:
             return 0
         wanted = self.cache.state_snapshots
-        return self.scheduler.max_num_seqs // 2 if wanted is None else wanted
+        return self.scheduler.num_rows // 2 if wanted is None else wanted
 
     @property
     def num_state_rows(self) -> int:
@@ -375,6 +375,6 @@ class Backends:
         return {
             "prefill_tokens": self.scheduler.token_budget,
             "max_model_len": size.max_model_len,
-            "decode_rows": self.scheduler.max_num_seqs,
+            "decode_rows": self.scheduler.num_rows,
             "num_host_pages": self.cache.host_pages,
         }

@@ -50,7 +50,8 @@ def build_runner(
     device = take_device(model_config.device)
     folder = find_checkpoint(model_dir)
     adapters = load_adapters(model_config.adapters, family_of(folder))
-    backends = Backends(model_config, cache_config, scheduler_config, device, folder, progress, adapters=adapters)
+    scheduler = scheduler_config.for_device(device.type)
+    backends = Backends(model_config, cache_config, scheduler, device, folder, progress, adapters=adapters)
     proofs = ProofStore(folder, model_config, cache_config.kv_dtype)
     loaded = backends.load_proven(proofs, run_dir)
     if loaded is None:
@@ -90,7 +91,7 @@ def _model_card(
         eos_token_ids=facts.eos_token_ids,
         page_size=backends.cache.page_size,
         num_pages=size.num_pages,
-        max_num_seqs=scheduler.max_num_seqs,
+        max_num_seqs=scheduler.num_rows,
         max_live=scheduler.max_live,
         load_s=load_s,
         num_snapshots=backends.num_snapshots if loaded.state_bytes else None,
@@ -105,7 +106,8 @@ def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path, draft_folde
         ConfigError: a start with this config would fail.
     """
     adapters, device = load_adapters(config.model.adapters, family_of(folder)), take_device(config.model.device)
-    backends = Backends(config.model, config.cache, config.scheduler, device, folder, _no_progress, adapters=adapters)
+    scheduler = config.scheduler.for_device(device.type)
+    backends = Backends(config.model, config.cache, scheduler, device, folder, _no_progress, adapters=adapters)
     backends.prove(ProofStore(folder, config.model, config.cache.kv_dtype), run_dir)
     if draft_folder:
         prove_draft(backends, draft_folder, run_dir)
@@ -115,7 +117,7 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     """Build the runner of a rank of ``group`` other than 0, the same way rank 0 builds its own: the collective
     operations must be issued in the same order on all ranks.
     """
-    configs = config.model, config.cache, config.scheduler
+    configs = config.model, config.cache, config.scheduler.for_device(group.device.type)
     adapters = load_adapters(config.model.adapters, family_of(folder))
     backends = Backends(*configs, group.device, folder, _no_progress, adapters=adapters, group=group)
     loaded = backends.with_tokenizer(None).load_transformers()

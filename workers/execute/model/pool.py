@@ -56,7 +56,7 @@ def size_pages(
     num_needed = -(-max_model_len // cache.page_size)
     num_pages = cache.num_pages
     if num_pages is None:
-        budget_bytes = int(cache.kv_memory_fraction * available_bytes)
+        budget_bytes = int(cache.memory_fraction("cpu" if on_cpu else "gpu") * available_bytes)
         if on_cpu:
             budget_bytes = min(budget_bytes, cache.max_kv_bytes)
         page_bytes = (bytes_per_token or _BYTES_WITHOUT_PAGES) * cache.page_size

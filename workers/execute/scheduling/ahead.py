@@ -91,4 +91,4 @@ def may_plan_ahead(scheduler: Scheduler) -> bool:
 
 def _most_prompt_tokens(prompts: Iterable[Sequence], config: SchedulerConfig) -> int:
     """The most tokens of these prompts that the next step can compute."""
-    return min(config.token_budget, sum(min(s.num_uncomputed_tokens, config.prefill_chunk) for s in prompts))
+    return min(config.token_budget, sum(min(s.num_uncomputed_tokens, config.chunk_tokens) for s in prompts))

@@ -138,7 +138,7 @@ def make_pace(config: SchedulerConfig, page_size: int) -> Pace | None:
     """
     if config.itl_target_ms is None:
         return None
-    granted_tokens = max(page_size, config.prefill_chunk // config.max_prefill_skip)
+    granted_tokens = max(page_size, config.chunk_tokens // config.max_prefill_skip)
     return Pace(config.itl_target_ms, min_tokens=page_size, granted_tokens=granted_tokens)
 
 

@@ -167,7 +167,7 @@ def _long_ones_and_groups(config: SchedulerConfig) -> Callable[[Sequence], bool]
     restart from the prompt.
     """
     return lambda s: (
-        s.num_computed_tokens > config.prefill_chunk or s.is_beam or (s.group is not None and len(s.group.members) > 1)
+        s.num_computed_tokens > config.chunk_tokens or s.is_beam or (s.group is not None and len(s.group.members) > 1)
     )
 
 

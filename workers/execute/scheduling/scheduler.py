@@ -64,7 +64,7 @@ class Scheduler:
             num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages, states=states
         )
         self.beams = Beams(self.cache, max_model_len, make_search)
-        self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
+        self.rows = Rows(config.num_rows, min(num_pages, self.cache.pages_for(max_model_len)))
         self.roster = Roster(config, self.policy, self.cache, self.beams, self.rows)
         self.live, self.waiting, self.running = self.roster.live, self.roster.waiting, self.roster.running
         self._bounds = Bounds(max_model_len, self.cache, self.beams)
@@ -282,7 +282,7 @@ class Scheduler:
                 self.roster.enter_queue(sequence)
 
     def _schedule_chunk(self, sequence: Sequence, draft: Draft) -> bool:
-        chunk = next_chunk(sequence, max_tokens=self.config.prefill_chunk)
+        chunk = next_chunk(sequence, max_tokens=self.config.chunk_tokens)
         wanted = draft.room(sequence, chunk)
         is_urgent = not draft.prefills and (draft.is_empty or self._skips.prefills >= self.config.max_prefill_skip)
         if wanted < chunk and is_repeated(sequence):  # it must have the same chunks as the first time
@@ -396,4 +396,4 @@ class Scheduler:
     @property
     def _fill(self) -> float:
         """The share of the rows that is taken, or would be if there were enough."""
-        return (len(self.rows) + len(self.roster.in_state(SequenceState.READY))) / self.config.max_num_seqs
+        return (len(self.rows) + len(self.roster.in_state(SequenceState.READY))) / self.config.num_rows
