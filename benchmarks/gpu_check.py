@@ -47,10 +47,11 @@ BUDGET_S = 465.0  # of one call: below eight minutes
 SETS = {
     "small": [
         LIMITS,
-        Part("numerics", "numerics", 130),
-        Part("attention", "kernels", 80),
-        Part("small", "models", 105),
+        Part("numerics", "numerics", 100),
+        Part("small", "models", 90),
         Part("processes", "processes", 60),
+        Part("recovery", "recovery", 75),
+        Part("attention", "kernels", 45),
         Part("peers_small", "peers", 60),
     ],
     "large": [
@@ -125,6 +126,8 @@ ROWS = [
     Row("8B over continuous batching (sdpa)", "ratios.large", ">= 3", at_least(3)),
     Row("three processes: throughput against one", "processes.batch_32.throughput_ratio", ">= 0.98", at_least(0.98)),
     Row("three processes: added inter-token, ms", "processes.batch_32.added_itl_ms", "<= 0.3", at_most(0.3)),
+    Row("killed processes: all answers are the same", "recovery.is_exact", "yes", bool),
+    Row("  execute killed: pause of a stream, s", "recovery.execute.pause_s"),
     Row("8B fp8, batch 1, tokens/s", "fp8.batch_1.tokens_per_s"),
     Row("LoRA adapters are what merged weights are", "adapters.equal_merged_weights", "yes", bool),
     Row("  --deterministic: alone equals together", "adapters.equal_alone_and_together", "yes", bool),
