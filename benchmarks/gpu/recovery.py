@@ -38,7 +38,8 @@ def recovery(setting: Setting, note: Notes) -> None:
             answers, pause_s = answers_after_kill(driver, role, requests)
             num_equal = sum(a == b for a, b in zip(answers, expected, strict=True))
             is_exact = is_exact and num_equal == len(requests)
-            note(role, {"requests": len(requests), "equal": num_equal, "pause_s": round(pause_s, 3)})
+            startup_s = driver.stats().get(role, {}).get("startup_s")  # of the process that took over
+            note(role, {"requests": len(requests), "equal": num_equal, "pause_s": pause_s, "startup_s": startup_s})
         note("is_exact", is_exact)
 
 
@@ -65,5 +66,5 @@ def answers_after_kill(driver: Driver, role: str, requests: list[dict[str, Any]]
         times.append(time.perf_counter())
         if len(times) == 5 and (pid := driver.pids[role]) is not None:
             os.kill(pid, signal.SIGKILL)
-    pause_s = max(b - a for a, b in pairwise(times))
+    pause_s = round(max(b - a for a, b in pairwise(times)), 3)
     return [stream.result().token_ids for stream in streams], pause_s

@@ -1,4 +1,4 @@
-"""Whether Triton kernels run on a device."""
+"""Whether Triton kernels run on a device, and by which version."""
 
 from __future__ import annotations
 
@@ -22,3 +22,9 @@ def why_no_triton(device: torch.device) -> str | None:
         needs = "a C compiler, the headers of Python, and a writable TRITON_CACHE_DIR"
         return f"Triton, which needs {needs}, failed to start: {type(error).__name__}: {error}"
     return None
+
+
+def triton_version() -> str:
+    import triton  # not available for every device
+
+    return str(triton.__version__)

@@ -18,6 +18,7 @@ from ..sampling.sampler import Sampler
 from ..scheduling.states import num_state_rows
 from .checkpoint import read_config
 from .decoder_spec import Unsupported
+from .device_proof import DeviceProof
 from .facts import ModelFacts, Progress, wanted_len
 from .group import ALONE, Group, check_divides
 from .lora import Adapter
@@ -170,7 +171,8 @@ class Backends:
         with importing(MODELS):
             from .fused_build import load_fused  # here, as Triton is not available for every device
 
-        return load_fused(
+        proof = DeviceProof(self.folder, self.config, self.device)
+        fused = load_fused(
             self.folder,
             self._tokenizer,
             dtype=self.config.dtype,
@@ -180,7 +182,10 @@ class Backends:
             device=self.device,
             adapters=self.adapters,
             progress=self.progress,
+            is_proven=proof.exists(),
         )
+        proof.keep()
+        return fused
 
     def _device_runner(
         self,

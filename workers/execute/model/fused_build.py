@@ -54,8 +54,10 @@ def load_fused(
     device: torch.device,
     adapters: Sequence[Adapter] = (),
     progress: Progress,
+    is_proven: bool = False,
 ) -> FusedModel:
-    """Load the dense decoder in a local checkpoint directory to ``device``.
+    """Load the dense decoder in a local checkpoint directory to ``device``. If ``is_proven``, it has passed the
+    self-test there before.
 
     Raises:
         Unsupported: the kernels cannot compute this model, or not on this device; the text says why.
@@ -76,11 +78,12 @@ def load_fused(
         ropes = [rope.tables(max_model_len) for rope in find_ropes(config)]
         return FusedDecoder(weights, kernel, list(pool.values()), ropes=ropes, adapters=stacked)
 
-    # With fp8 the device has no copy of the weights in the model's dtype; the CPU reads the mapped files instead.
-    oracle = Oracle(config, spec, weights.views)
-    if format_.is_fp8:
-        oracle = Oracle(config, spec, checkpoint, checkpoint.made(spec.matrices()))
-    _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, oracle, adapters)
+    if not is_proven:
+        # With fp8 the device has no copy of the weights in the model's dtype; the CPU reads the mapped files instead.
+        oracle = Oracle(config, spec, weights.views)
+        if format_.is_fp8:
+            oracle = Oracle(config, spec, checkpoint, checkpoint.made(spec.matrices()))
+        _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, oracle, adapters)
     name = "fp8" if format_.is_fp8 else str(format_.dtype).removeprefix("torch.")
     return FusedModel(
         facts=read_facts(config, folder, tokenizer, spec),

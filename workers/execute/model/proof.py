@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _FILE = "proof.json"
 _LIBRARIES = ("torch", "transformers", "tokenizers")  # whose versions affect the outcome
-_OWN_FOLDERS = (Path(__file__).parent, Path(__file__).parent.parent / "kernels")
+_OWN_FOLDERS = tuple(Path(__file__).parents[1] / name for name in ("attention", "kernels", "model"))
 _WEIGHTS = ".safetensors"
 _MOST_BYTES = 64 << 20  # a larger file is no config or tokenizer, but for example the state of an optimizer
 _KEY_SIZE = 32
@@ -65,7 +65,8 @@ class ProofStore:
 
     @cached_property
     def folder(self) -> Path:
-        return cache_folder() / "proofs" / _key(self.checkpoint, self.config, self.kv_dtype)
+        form = f"{self.config.dtype} {self.config.quantization} {self.kv_dtype} {_library(self.config.kernels)}"
+        return cache_folder() / "proofs" / outcome_key(self.checkpoint, self.config, form)
 
     def find(self, run_dir: Path) -> Proof | None:
         """The stored proof, or None. Writes the tokenizer stored with it to ``run_dir``.
@@ -104,11 +105,11 @@ class ProofStore:
             logger.info("cannot store the results of the self-test for the next start: %s", error)
 
 
-def _key(checkpoint: Path, config: ModelConfig, kv_dtype: str) -> str:
-    """A hash of everything that the outcome depends on. Of weights and other large files, it covers size and time but
-    not content.
+def outcome_key(checkpoint: Path, config: ModelConfig, form: str) -> str:
+    """A hash of everything that a self-test's outcome depends on; ``form`` is what runs the model. Of weights and other
+    large files, it covers size and time but not content.
     """
-    digest = hashlib.sha256(f"{config.dtype} {config.quantization} {kv_dtype} {_library(config.kernels)}\n".encode())
+    digest = hashlib.sha256(f"{form}\n".encode())
     modules = parse_modules(config.lora_modules)
     digest.update(" ".join(version(library) for library in _LIBRARIES).encode())
     for file in sorted(file for folder in _OWN_FOLDERS for file in folder.glob("*.py")):

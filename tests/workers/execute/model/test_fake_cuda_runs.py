@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,25 @@ def test_whole_model_gives_the_tokens_of_a_cpu(way: str, tmp_path: Path, monkeyp
         assert keeps_states or engine.runner.num_graph_steps > 0
     assert found == NativeEngine(checkpoint, tmp_path).run(*make_requests())
     assert found[0] == engine.greedy(make_requests()[0].tokens[: LENGTHS[0]].tolist(), MAX_TOKENS)
+
+
+def test_checkpoint_that_passed_on_this_device_is_not_tested_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart after a crash need not prove again what the first start has proven."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tests: list[object] = []
+    monkeypatch.setattr("triptych.workers.execute.model.fused_build._self_test", lambda *_: tests.append(1))
+    checkpoint = make_checkpoint("qwen3", tmp_path / "checkpoint", **SMALL)
+    options: dict[str, Any] = {**SIZES, "backend": "fused", "device": "cuda", "num_pages": NUM_PAGES}
+    counts = []
+    with pytest.MonkeyPatch.context() as patch, fake_cuda(patch):
+        for dtype in ("float32", "float32", "float16"):
+            NativeEngine(checkpoint, tmp_path, **options, dtype=dtype)
+            counts.append(len(tests))
+        os.utime(checkpoint / "model.safetensors", ns=(1, 1))
+        NativeEngine(checkpoint, tmp_path, **options, dtype="float16")
+    assert [*counts, len(tests)] == [1, 1, 2, 3]
 
 
 @pytest.mark.slow
