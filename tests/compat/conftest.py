@@ -37,7 +37,7 @@ def node_folder_with(*modules: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def demo() -> Iterator[Site]:
     """A gateway of the model that ships with the package."""
     with (

@@ -9,7 +9,7 @@ import pytest
 from triptych import Driver
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def driver() -> Iterator[Driver]:
     with Driver("hash-lm", max_model_len=256) as driver:
         yield driver

@@ -31,7 +31,7 @@ Triptych: TypeAlias = Callable[..., Outcome]
 _get_command = cache(typer.main.get_command)  # it makes the flags of all verbs, which takes more than most calls
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The run directory of a running pipeline with the hash model."""
     folder = tmp_path_factory.mktemp("p")

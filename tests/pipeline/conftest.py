@@ -1,7 +1,8 @@
 """Pipelines on the hash LM: everything except the arithmetic is real, and a wrong KV cell changes the text.
 
-A start costs a second of processor time, so all modules share three pipelines. Tests may kill workers in them, so what
-a test counts, such as restarts, must be counted from its own beginning.
+A start costs a second of processor time, so all modules share three pipelines. They end with the folder, because one
+that only waits takes a second in two minutes. Tests may kill workers in them, so what a test counts, such as restarts,
+must be counted from its own beginning.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ def hash_driver(*, model: str = "hash-lm", **options: Any) -> Driver:
     return Driver(model, **{"lease_s": 2.0, "max_restarts": 1000, **options})
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _fast_pipeline() -> Iterator[Driver]:
     with hash_driver() as driver:
         yield driver
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _slow_pipeline() -> Iterator[Driver]:
     with hash_driver(hash_step_ms=SLOW_STEP_MS, lease_s=30.0) as driver:
         yield driver
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _narrow_pipeline() -> Iterator[Driver]:
     with hash_driver(hash_step_ms=5.0, max_num_seqs=1) as driver:
         yield driver

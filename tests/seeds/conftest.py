@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from tests.seeds.tiny_engine import TinyEngine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _fast_pipeline() -> Iterator[Driver]:
     with Driver("hash-lm", lease_s=60.0) as driver:
         yield driver
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _slow_pipeline() -> Iterator[Driver]:
     with Driver("hash-lm", lease_s=8.0, hash_step_ms=5.0, max_num_seqs=2, max_queue=64, hang_s=20.0) as driver:
         yield driver
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _small_pipeline() -> Iterator[Driver]:
     with Driver("hash-lm", lease_s=60.0, num_pages=12, page_size=4, max_num_seqs=4) as driver:
         yield driver

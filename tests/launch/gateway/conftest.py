@@ -66,14 +66,14 @@ def site(run_dir: Path, **options: Any) -> Iterator[Site]:
             assert not thread.is_alive()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pipeline() -> Iterator[Driver]:
     with Driver("hash-lm", lease_s=5.0, max_restarts=1000) as driver:
         yield driver
         assert_quiet(driver)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _shared_api(pipeline: Driver) -> Iterator[Site]:
     with site(pipeline.run_dir, tool_parser="hermes") as api:
         api.driver = pipeline
@@ -86,7 +86,7 @@ def api(_shared_api: Site) -> Site:
     return _shared_api
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _shared_thinking(pipeline: Driver) -> Iterator[Site]:
     with site(pipeline.run_dir, reasoning_parser="think", tool_parser="hermes") as api:
         yield api
@@ -98,7 +98,7 @@ def thinking(_shared_thinking: Site) -> Site:
     return _shared_thinking
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _shared_demo(demo_driver: Driver) -> Iterator[Site]:
     with site(demo_driver.run_dir) as api:
         yield api
