@@ -145,11 +145,17 @@ def test_speculation_changes_no_token_even_after_a_kill(tiny: Driver, folder: Pa
         os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
         outputs = [stream.result(120).token_ids for stream in streams]
         again = driver.generate(texts[0][0], max_tokens=150, ignore_eos=True)
-        stats = driver.stats()["execute"]
+        stats = eventually(lambda: stats_with_guesses(driver))
         assert_quiet(driver)
     assert outputs == [stream.result(60).token_ids for stream in plain]
     assert again.token_ids == outputs[0]
-    assert 0 < stats["accepted_tokens"] <= stats["proposed_tokens"]
+    assert stats["accepted_tokens"] <= stats["proposed_tokens"]
+
+
+def stats_with_guesses(driver: Driver, least: int = 1) -> dict[str, Any] | None:
+    """Of execute, once that many guesses were right: its statistics are published later than its tokens."""
+    stats: dict[str, Any] = driver.stats()["execute"]
+    return stats if stats["accepted_tokens"] >= least else None
 
 
 def test_draft_model_changes_no_token_even_after_a_kill(tmp_path: Path) -> None:
@@ -166,12 +172,12 @@ def test_draft_model_changes_no_token_even_after_a_kill(tmp_path: Path) -> None:
         os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
         outputs = [stream.result(120).token_ids for stream in streams]
         again = driver.generate("ab", **options)
-        stats = driver.stats()["execute"]
+        stats = eventually(lambda: stats_with_guesses(driver, least=101))
         assert_quiet(driver)
         assert not list(driver.run_dir.glob("draft*"))
     assert outputs == plain
     assert again.token_ids == outputs[0]
-    assert stats["accepted_tokens"] == stats["proposed_tokens"] > 100
+    assert stats["accepted_tokens"] == stats["proposed_tokens"]
 
 
 def test_seed_determines_a_sample_in_any_batch(tiny: Driver) -> None:
