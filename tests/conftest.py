@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,16 +51,21 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+_num_kept = 0  # modules whose objects are excluded
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """The tests of a file import more of transformers."""
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Many tests import more of transformers."""
     yield
-    if nextitem is None or nextitem.path != item.path:
+    if len(sys.modules) > _num_kept:
         _keep_what_is_there()
 
 
 def _keep_what_is_there() -> None:
     """Exclude imported objects from later collections: each start of a model runs one, over all of torch."""
+    global _num_kept
+    _num_kept = len(sys.modules)
     gc.collect()
     gc.freeze()
 
