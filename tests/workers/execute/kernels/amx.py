@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.execute.kernels.partial import load_partial
+from tests.workers.execute.kernels.partial import PRODUCTS_OF_BYTES, load_partial
 from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.kernels.compile import LEVELS, available_levels
 from triptych.workers.execute.kernels.library import Kernels
@@ -24,7 +24,7 @@ def load_emulated() -> Kernels:
     """From now on, this process executes the instructions."""
     if not compiling._knows(compiling._compiler(), *compiling._options([*LEVELS[LEVEL]])):
         pytest.skip("the compiler does not know AMX")
-    kernels = load_partial(LEVEL, Path(__file__).with_name("amx_emulator.cpp"))
+    kernels = load_partial(LEVEL, PRODUCTS_OF_BYTES, Path(__file__).with_name("amx_emulator.cpp"))
     kernels.amx_count_products.restype = kernels.amx_count_in_use.restype = ctypes.c_int64
     assert kernels.amx_install() == 0
     return kernels

@@ -1,6 +1,4 @@
-"""A part of the kernels, as all of them would take half a minute to compile: decoders in bfloat16, and products in
-formats that are multiplied as bytes.
-"""
+"""A part of the kernels, as all of them would take half a minute to compile: what computes in bfloat16."""
 
 from __future__ import annotations
 
@@ -14,11 +12,10 @@ from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.kernels import library as libraries
 from triptych.workers.execute.kernels.compile import SOURCES
 from triptych.workers.execute.kernels.library import Kernels
-from triptych.workers.execute.kernels.structures import Format
 
-FORMATS = [format_ for format_ in Format if format_ is not Format.FLOAT32]  # whose products it computes
 _PARTS = [SOURCES / name for name in ("library.cpp", "bfloat16.cpp")]
-_PLACEHOLDERS = [Path(__file__).with_name(name) for name in ("partial_products.cpp", "partial_absent.cpp")]
+_PLACEHOLDERS = Path(__file__).with_name("partial_absent.cpp")
+PRODUCTS_OF_BYTES = Path(__file__).with_name("partial_products.cpp")  # to be added
 
 # Passes that only make code faster, without which the compiler is too.
 _SLOW_PASSES = (
@@ -31,7 +28,7 @@ _QUICKLY = ["-O1", *(f"-fno-{name}" for name in _SLOW_PASSES)]
 def load_partial(level: str, *more: Path) -> Kernels:
     """Whatever this processor can run. ``more`` are further sources."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for source in (*SOURCES.glob("*.h"), *_PARTS, *_PLACEHOLDERS, *more):
+        for source in (*SOURCES.glob("*.h"), *_PARTS, _PLACEHOLDERS, *more):
             shutil.copy(source, folder)
         patch.setattr(compiling, "SOURCES", Path(folder))
         compile_quickly(patch)

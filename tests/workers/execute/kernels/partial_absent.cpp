@@ -19,6 +19,10 @@ template <>
 Decoder* Entries<Int8>::new_decoder(const Model&, const Sharing&) { std::abort(); }
 template <>
 Decoder* Entries<Float32>::new_decoder(const Model&, const Sharing&) { std::abort(); }
+#if !__has_include("partial_products.cpp")
+template <>
+void Entries<Int8>::multiply_floats(const Matrix&, const float*, int, float*) { std::abort(); }
+#endif
 template <>
 void Entries<Float32>::multiply_floats(const Matrix&, const float*, int, float*) { std::abort(); }
 

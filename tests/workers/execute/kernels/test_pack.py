@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from tests.workers.execute.kernels.levels import load_cached
+from tests.workers.execute.kernels.levels import WHOLE_LEVELS, load_cached
 from tests.workers.execute.model.native import in_sixteenths
 from triptych.workers.execute.kernels import matrix
 from triptych.workers.execute.kernels.compile import available_levels
@@ -146,7 +146,7 @@ def test_values_exact_in_four_bits_are_restored(level: str, place: tuple[int, in
     assert np.array_equal(room.pack(level, weights).unpack(room.place), weights.numpy())
 
 
-@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("level", WHOLE_LEVELS)
 @pytest.mark.parametrize("format_", [Format.INT8, Format.INT4], ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
 def test_nan_weight_makes_its_output_nan(level: str, format_: Format, bad: float) -> None:
@@ -166,7 +166,7 @@ def test_incomplete_group_is_as_exact_as_a_complete_one(level: str, num_inputs: 
     assert np.abs(error).max() < 1 / 8 / 15 / 2 + 1 / 256  # half a step, and both numbers of a group in bfloat16
 
 
-@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("level", WHOLE_LEVELS)
 @pytest.mark.parametrize("place", [(32, 20, 0, 64), (96, 65, 0, 32), (96, 65, 32, 32), (2880, 70, 9, 64)], ids=str)
 def test_mxfp4_equals_transformers(level: str, place: tuple[int, int, int, int]) -> None:
     """For every number, and every scale that is a float32."""
@@ -187,7 +187,7 @@ def test_mxfp4_equals_transformers(level: str, place: tuple[int, int, int, int])
     assert np.allclose(room.products(level)[room.columns], sums, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("level", WHOLE_LEVELS)
 def test_nan_scale_makes_its_output_nan(level: str) -> None:
     numbers, scales = np.full((20, 48), 0x22, np.uint8), np.full((20, 3), 127, np.uint8)
     scales[3, 0] = scales[7, 2] = 255
