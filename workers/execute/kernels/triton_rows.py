@@ -52,16 +52,22 @@ def _norm_queries_keys(qkv, query_norm, key_norm, eps, qkv_token,
 
 
 @triton.jit
+def gated(gate, up, IS_GELU: tl.constexpr):
+    """``up`` times the activated gate, in float32."""
+    z = gate
+    if IS_GELU:  # 1 + tanh(y) is 2 * sigmoid(2 * y)
+        z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate * tl.sigmoid(z) * up
+
+
+@triton.jit
 def _gate_mul(gate_up, output, C: tl.constexpr, BLOCK: tl.constexpr, IS_GELU: tl.constexpr):
     """One program computes some channels of one token."""
     t = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + t * 2 * C + c, mask=c < C, other=0.0).to(tl.float32)
     up = tl.load(gate_up + t * 2 * C + C + c, mask=c < C, other=0.0).to(tl.float32)
-    z = gate
-    if IS_GELU:  # 1 + tanh(y) is 2 * sigmoid(2 * y)
-        z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    tl.store(output + t * C + c, (gate * tl.sigmoid(z) * up).to(output.dtype.element_ty), mask=c < C)
+    tl.store(output + t * C + c, gated(gate, up, IS_GELU).to(output.dtype.element_ty), mask=c < C)
 
 
 def add_norm(

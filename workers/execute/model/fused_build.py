@@ -23,7 +23,7 @@ from .fused_weights import Format, FusedLoader, FusedWeights
 from .lora import Adapter
 from .oracle import DecoderOutputs, Oracle, refusing
 from .pool import LayerShape, allocate_pool
-from .probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, paged_rows, random_sequences
+from .probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, decoded_again, paged_rows, random_sequences
 from .ropes import find_ropes
 
 # Greatest difference allowed, relative to the greatest logit.
@@ -140,7 +140,8 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
 
 
 def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, adapters: Sequence[Adapter]) -> None:
-    """Run three short sequences in two ragged steps, without and with each adapter, and compare with transformers.
+    """Run three short sequences in two ragged steps, and a token alone, without and with each adapter, and compare with
+    transformers.
 
     Raises:
         Unsupported: the logits differ, and the text says by how much; or the kernels cannot be compiled or run here.
@@ -160,10 +161,10 @@ def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, ada
 
 @torch.inference_mode()
 def _outputs_of(decoder: FusedDecoder, spec: DecoderSpec, sequences: list[Int32], adapter: int) -> DecoderOutputs:
-    adapters = np.full(len(sequences), adapter, np.int32) if adapter else None
     num_choices = spec.num_layers * spec.experts_per_token
 
     def run(inputs: StepInputs) -> torch.Tensor:
+        adapters = np.full(len(inputs.context_lens), adapter, np.int32) if adapter else None
         step = upload(replace(inputs, adapters=adapters), decoder.device)
         chosen: list[torch.Tensor] = []
         logits = decoder(step, step.token_ids, choices=chosen)
@@ -172,5 +173,6 @@ def _outputs_of(decoder: FusedDecoder, spec: DecoderSpec, sequences: list[Int32]
         # Appended to the logits, so that both are put into token order in the same way.
         return torch.cat([logits, *(next(rest) if has_experts else nobody for has_experts in spec.has_experts)], dim=1)
 
-    logits, choices = torch.split(paged_rows(run, sequences), [spec.vocab_size, num_choices], dim=1)
+    rows = decoded_again(run, sequences, paged_rows(run, sequences))
+    logits, choices = torch.split(rows, [spec.vocab_size, num_choices], dim=1)
     return DecoderOutputs(logits, choices.view(len(choices), spec.num_layers, spec.experts_per_token))

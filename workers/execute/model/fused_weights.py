@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..kernels.triton_matmul import invariant_linear
+from ..kernels.triton_one_row import MAX_INPUTS
 from .decoder_spec import DecoderSpec
 from .facts import Progress
 from .fp8 import Fp8Projection
@@ -78,6 +79,17 @@ class FusedWeights:
     final_norm: torch.Tensor
     layers: list[FusedLayer]
     views: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def has_plain_layers(self) -> bool:
+        """Whether layers have nothing but attention, norms of their inputs, gates, and products in ``format.dtype``
+        whose inputs a program can hold.
+        """
+        spec, format_ = self.spec, self.format
+        if format_.is_fp8 or format_.is_invariant or any(spec.has_experts):
+            return False
+        inputs = (spec.hidden_size, spec.num_heads * spec.head_dim, spec.intermediate_size)
+        return spec.has_pre_norms and not spec.has_post_norms and max(inputs) <= MAX_INPUTS
 
 
 class FusedLoader:

@@ -46,14 +46,25 @@ def paged_rows(
     return torch.cat([torch.cat(piece) for piece in pieces])
 
 
+def decoded_again(
+    run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32], rows: torch.Tensor
+) -> torch.Tensor:
+    """Replace the last of ``paged_rows`` by that of a decode of one sequence alone."""
+    last = sequences[-1:]
+    inputs = _step(last, [len(last[0]) - 1], [1], PAGE_SIZE, _PAGES[-1:])
+    return torch.cat([rows[:-1], run(inputs)])
+
+
 def whole_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]) -> torch.Tensor:
     """Compute the same rows in one step."""
     return run(_step(sequences, [0] * len(sequences), list(map(len, sequences)), PAGE_SIZE))
 
 
-def _step(sequences: list[Int32], starts: list[int], lengths: list[int], page_size: int) -> StepInputs:
+def _step(
+    sequences: list[Int32], starts: list[int], lengths: list[int], page_size: int, tables: Int32 = _PAGES
+) -> StepInputs:
     positions = [np.arange(a, a + n, dtype=np.int32) for a, n in zip(starts, lengths, strict=True)]
-    slots = [_PAGES[s, p // page_size].astype(np.int64) * page_size + p % page_size for s, p in enumerate(positions)]
+    slots = [tables[s, p // page_size].astype(np.int64) * page_size + p % page_size for s, p in enumerate(positions)]
     num_decodes = int(lengths[0] == 1)
     return StepInputs(
         token_ids=np.concatenate([ids[p] for ids, p in zip(sequences, positions, strict=True)]),
@@ -61,7 +72,7 @@ def _step(sequences: list[Int32], starts: list[int], lengths: list[int], page_si
         slot_mapping=np.concatenate(slots),
         query_starts=np.cumsum([0, *lengths], dtype=np.int32),
         context_lens=np.array([p[-1] + 1 for p in positions], dtype=np.int32),
-        block_tables=_PAGES,
+        block_tables=tables,
         num_decodes=num_decodes,
         sample_rows=np.arange(sum(lengths), dtype=np.int32),
         sampled=(),

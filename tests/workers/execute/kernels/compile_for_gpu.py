@@ -101,6 +101,7 @@ def launches() -> list[Callable[[], object]]:
     from triptych.workers.execute.kernels.triton_experts import choose_experts, sort_pairs, sum_pairs
     from triptych.workers.execute.kernels.triton_fp8 import quantize_rows
     from triptych.workers.execute.kernels.triton_matmul import invariant_linear
+    from triptych.workers.execute.kernels.triton_one_row import one_row_linear
     from triptych.workers.execute.kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
     from triptych.workers.execute.kernels.triton_write import rotate_and_write, write_slots
 
@@ -141,6 +142,11 @@ def launches() -> list[Callable[[], object]]:
             torch.empty(32, 12288, dtype=half), torch.float8_e4m3fn, greatest=448.0, least_scale=1e-12
         ),
         lambda: invariant_linear(hidden, torch.empty(24576, 4096, dtype=half), torch.empty(24576, dtype=half)),
+        lambda: one_row_linear(hidden[:1], qkv.view(48, 4096), norm=hidden[0]),
+        lambda: one_row_linear(hidden[:1], torch.empty(24576, 4096, dtype=half), norm=hidden[0], activation="silu"),
+        lambda: one_row_linear(
+            torch.empty(1, 12288, dtype=half), torch.empty(4096, 12288, dtype=half), residual=hidden[:1]
+        ),
     ]
     forms: list[dict[str, Any]] = [  # every feature once, combined where possible: each takes seconds
         {},

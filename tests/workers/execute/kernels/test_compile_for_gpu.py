@@ -47,6 +47,7 @@ def test_every_kernel_compiles_and_fits_into_a_multiprocessor(kernels: Kernels) 
         "_sum_pairs",
         "_quantize_rows",
         "_matmul",
+        "_one_row",
         "_decode",
         "_combine",
         "_chunk",

@@ -22,6 +22,7 @@ pytest.importorskip("triton")
 
 from triptych.workers.execute.kernels.triton_fp8 import quantize_rows
 from triptych.workers.execute.kernels.triton_matmul import invariant_linear, matmul_tile
+from triptych.workers.execute.kernels.triton_one_row import one_row_linear
 from triptych.workers.execute.kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
 from triptych.workers.execute.model.fp8 import FP8, Fp8Projection, defined_scaled
 
@@ -152,6 +153,24 @@ def test_kernels_that_fail_at_their_first_run_are_refused(tmp_path: Path, monkey
     monkeypatch.setattr("triptych.workers.execute.model.fused_decoder.rotate_and_write", ask_for_too_much)
     with pytest.raises(ConfigError, match=r"failed at the first run: RuntimeError: out of resource: shared memory"):
         make_engine("qwen2", tmp_path)
+
+
+def test_decodes_of_one_token_that_are_wrong_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have products of their own, which the self-test runs too."""
+
+    def double(*arguments: Any, **options: Any) -> torch.Tensor:
+        return one_row_linear(*arguments, **options).mul_(2)
+
+    monkeypatch.setattr("triptych.workers.execute.model.fused_decoder.one_row_linear", double)
+    with pytest.raises(ConfigError, match="its logits differ from transformers'"):
+        make_engine("qwen3", tmp_path)
+
+
+def test_prompt_in_steps_of_one_token(tmp_path: Path) -> None:
+    """All but the last of them sample nothing."""
+    engine, request = make_engine("qwen2", tmp_path), make_request(0, 5, 2)
+    expected = engine.greedy(request.tokens[:5].tolist(), 2)
+    assert engine.run(request, prefill_chunk=1) == [expected]
 
 
 def test_fp8_experts_are_refused(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ pytestmark = pytest.mark.skipif(HAS_GPU, reason="the kernels that are launched a
 DEVICE = torch.device("meta")
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 KERNELS = {"_add_norm": 3, "_rotate_write": 1, "_gate_mul": 1}  # in a model of one layer
+OF_ONE_ROW = {"_one_row": 5, "_rotate_write": 1}  # the same, in a step of one token
 
 
 @pytest.fixture(name="launched")
@@ -88,6 +89,15 @@ def test_no_operator_of_a_graph_waits_for_the_host(
     with torch.inference_mode():
         make_runner(False)._graph_run(GraphKey(4, kind, is_adapted))()
     assert launched == {**KERNELS, "_decode": 1, "_combine": 1}
+
+
+@pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
+def test_no_operator_of_a_graph_of_one_token_waits_for_the_host(
+    is_adapted: bool, launched: Counter[str], make_runner: Callable[..., DeviceRunner]
+) -> None:
+    with torch.inference_mode():
+        make_runner(False)._graph_run(GraphKey(1, SamplingKind.GREEDY, is_adapted))()
+    assert launched == {**(KERNELS if is_adapted else OF_ONE_ROW), "_decode": 1, "_combine": 1}
 
 
 @pytest.mark.parametrize(("is_adapted", "num_products"), [(False, 5), (True, 5 + 4 + 7)], ids=["plain", "adapted"])
