@@ -22,6 +22,7 @@ TESTS = [
     "tests/workers/execute/model/test_device_lora.py",
     "tests/workers/execute/kernels/test_triton_experts.py",
     "tests/workers/execute/kernels/test_triton_one_row.py",
+    "tests/workers/execute/kernels/test_triton_select.py",
     "tests/workers/execute/attention/test_triton_attention.py",
     "tests/workers/execute/sampling/test_device.py",
     "tests/workers/execute/model/test_page_moves.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..kernels.support import num_processors
 from ..kernels.triton_chunk import SHARED_BYTES, KeySplits, chunk_attention, chunk_tile
 from ..kernels.triton_decode import MAX_SPLITS, decode_attention
 from ..kernels.triton_write import write_slots
@@ -123,11 +124,6 @@ class TritonAttention:
         wanted = _PROGRAMS_PER_PROCESSOR * self._num_processors // max(1, num_programs)
         affordable = min(wanted, num_keys // _MIN_SPLIT_KEYS, MAX_SPLITS)
         return 1 << max(0, affordable.bit_length() - 1)
-
-
-def num_processors(device: torch.device) -> int:
-    """The multiprocessors of a GPU; a few for the interpreter on a CPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def shared_bytes(device: torch.device) -> int:

@@ -1,4 +1,4 @@
-"""Whether Triton kernels run on a device, and by which version."""
+"""Whether Triton kernels run on a device, by which version, and on how many processors."""
 
 from __future__ import annotations
 
@@ -28,3 +28,17 @@ def triton_version() -> str:
     import triton  # not available for every device
 
     return str(triton.__version__)
+
+
+def has_compiled_kernels(device: torch.device) -> bool:
+    """Whether they run there as fast as they are meant to, and not interpreted."""
+    if device.type != "cuda" or why_no_triton(device) is not None:
+        return False
+    import triton
+
+    return not triton.knobs.runtime.interpret
+
+
+def num_processors(device: torch.device) -> int:
+    """The multiprocessors of a GPU; a few for the interpreter on a CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

@@ -166,7 +166,7 @@ class DeviceRunner(StepRunner):
         return [*self._largest_keys(), *self._keys(self._router.buckets[:-1], [SamplingKind.GREEDY])]
 
     def _largest_keys(self) -> list[GraphKey]:
-        kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)
+        kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT, SamplingKind.EDITED)
         return self._keys(self._router.buckets[-1:], kinds)
 
     def _keys(self, buckets: Iterable[int], kinds: Iterable[SamplingKind]) -> list[GraphKey]:
@@ -205,11 +205,11 @@ class DeviceRunner(StepRunner):
             return self._sample(self._forward(step, self._resolved(step)), inputs, kind, masks)
         assert self._graphs is not None, "only a graph has a bucket"
         self._buffers.fill(inputs, bucket)
-        if kind is SamplingKind.DRAWN:
+        if kind in (SamplingKind.DRAWN, SamplingKind.CUT):
             self._buffers.fill_sampling(columns(inputs.sampled, self._forward.vocab_size), bucket)
         # If the sampling cannot be part of a graph, the graph ends with the logits.
-        self._graphs.run(GraphKey(bucket, min(kind, SamplingKind.CUT), inputs.adapters is not None))
-        if kind < SamplingKind.CUT:
+        self._graphs.run(GraphKey(bucket, min(kind, SamplingKind.EDITED), inputs.adapters is not None))
+        if kind < SamplingKind.EDITED:
             return self._fetch(len(inputs.sampled))
         return self._sample(self._logits[: len(inputs.sampled)], inputs, kind, masks)
 
@@ -220,7 +220,7 @@ class DeviceRunner(StepRunner):
 
         def run() -> None:
             logits = self._forward(step, self._resolved(step))
-            if key.kind >= SamplingKind.CUT:
+            if key.kind >= SamplingKind.EDITED:
                 self._logits[: key.num_rows].copy_(logits)
                 return
             sampled = sample(logits, table, key.kind)

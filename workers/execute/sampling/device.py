@@ -1,6 +1,7 @@
 """Sampling on the device without the host: fixed shapes and no branches on data, so that it fits in a CUDA graph.
 
-Its tokens are exactly those of ``draw``. Axes: R rows, V vocabulary.
+Its tokens are those of ``draw``: exactly so where torch computes them, up to the rounding of sums where Triton does
+(``kernels.triton_select``). Axes: R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..kernels.support import has_compiled_kernels
 from ..scheduling.sequence import Sequence
 from .draw import LEAST_TEMPERATURE, block_sums, in_order, invert, invert_whole, top_k_of
 from .kinds import SamplingKind
@@ -48,6 +50,18 @@ def sample(logits: torch.Tensor, table: torch.Tensor, kind: SamplingKind) -> Sam
     greatest, tokens = logits.max(dim=-1)
     if kind is SamplingKind.GREEDY:
         return Sampled(tokens, greatest)
+    if has_compiled_kernels(logits.device):
+        from ..kernels.triton_select import draw_rows  # which can be imported where Triton is installed
+
+        draw_rows(logits, greatest, tokens, table, has_cuts=kind is SamplingKind.CUT)
+        return Sampled(tokens, greatest)
+    return Sampled(_drawn(logits, greatest, tokens, table, kind), greatest)
+
+
+def _drawn(
+    logits: torch.Tensor, greatest: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor, kind: SamplingKind
+) -> torch.Tensor:
+    """``tokens`` [R], those of the greatest logits, with others for rows that have a temperature."""
     temperature, top_k, top_p, min_p, numbers = (column[:, None] for column in table)
     scores = (logits - greatest[:, None]) / temperature.float().clamp_min(LEAST_TEMPERATURE)
     drawn = invert_whole(_above(scores.exp(), min_p.float()), numbers)
@@ -58,7 +72,7 @@ def sample(logits: torch.Tensor, table: torch.Tensor, kind: SamplingKind) -> Sam
         drawn = torch.where(is_cut[:, 0], torch.cat([_draw_cut(*part) for part in parts]), drawn)
     # A row with NaNs may point anywhere, and its token is the next step's input before the host can check it.
     drawn = drawn.clamp(0, logits.shape[1] - 1)
-    return Sampled(torch.where(temperature[:, 0] > 0, drawn, tokens), greatest)
+    return torch.where(temperature[:, 0] > 0, drawn, tokens)
 
 
 def _above(weights: torch.Tensor, least: torch.Tensor) -> torch.Tensor:

@@ -9,11 +9,11 @@ from ..scheduling.sequence import Sequence
 
 
 class SamplingKind(IntEnum):
-    """How much has to be done to choose the tokens. A CUDA graph can include the first two."""
+    """How much has to be done to choose the tokens. A CUDA graph can include the first three."""
 
     GREEDY = 0  # the greatest logit
     DRAWN = 1  # by temperature, and min-p
-    CUT = 2  # by top-k or top-p as well: the whole vocabulary is sorted
+    CUT = 2  # by top-k or top-p as well
     EDITED = 3  # the host changes logits, or wants logprobs
     HOST = 4  # beams: the host chooses, so it waits for the step
 

@@ -103,6 +103,7 @@ def launches() -> list[Callable[[], object]]:
     from triptych.workers.execute.kernels.triton_matmul import invariant_linear
     from triptych.workers.execute.kernels.triton_one_row import one_row_linear
     from triptych.workers.execute.kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
+    from triptych.workers.execute.kernels.triton_select import draw_rows
     from triptych.workers.execute.kernels.triton_write import rotate_and_write, write_slots
 
     half = torch.bfloat16
@@ -114,6 +115,7 @@ def launches() -> list[Callable[[], object]]:
 
     qkv = torch.empty(32, 48 * 128, dtype=half)
     experts = torch.zeros(32, 8, dtype=torch.int32)
+    logits, table = torch.empty(32, 1 << 15), torch.zeros(5, 32, dtype=torch.float64)
 
     def rotate(
         rope: tuple[torch.Tensor, torch.Tensor] | None, norms: tuple[torch.Tensor, torch.Tensor] | None, **growth: Any
@@ -141,6 +143,7 @@ def launches() -> list[Callable[[], object]]:
         lambda: quantize_rows(
             torch.empty(32, 12288, dtype=half), torch.float8_e4m3fn, greatest=448.0, least_scale=1e-12
         ),
+        lambda: draw_rows(logits, logits[:, 0].clone(), torch.zeros(32, dtype=torch.int64), table, has_cuts=True),
         lambda: invariant_linear(hidden, torch.empty(24576, 4096, dtype=half), torch.empty(24576, dtype=half)),
         lambda: one_row_linear(hidden[:1], qkv.view(48, 4096), norm=hidden[0]),
         lambda: one_row_linear(hidden[:1], torch.empty(24576, 4096, dtype=half), norm=hidden[0], activation="silu"),

@@ -82,13 +82,23 @@ def fixture_make_runner(tmp_path: Path) -> Callable[..., DeviceRunner]:
 
 
 @pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
-@pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT])
+@pytest.mark.parametrize(
+    ("kind", "sampling"),
+    [
+        (SamplingKind.GREEDY, {}),
+        (SamplingKind.DRAWN, {"_measure": 1, "_list": 1}),
+        (SamplingKind.CUT, {"_measure": 3, "_narrow": 3, "_list": 1, "_finish": 1}),
+        (SamplingKind.EDITED, {}),
+    ],
+)
 def test_no_operator_of_a_graph_waits_for_the_host(
-    kind: SamplingKind, is_adapted: bool, launched: Counter[str], make_runner: Callable[..., DeviceRunner]
-) -> None:
+    kind: SamplingKind, sampling: dict[str, int], is_adapted: bool, launched: Counter[str],
+    make_runner: Callable[..., DeviceRunner], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("triptych.workers.execute.sampling.device.has_compiled_kernels", lambda _device: True)
     with torch.inference_mode():
         make_runner(False)._graph_run(GraphKey(4, kind, is_adapted))()
-    assert launched == {**KERNELS, "_decode": 1, "_combine": 1}
+    assert launched == {**KERNELS, **sampling, "_decode": 1, "_combine": 1}
 
 
 @pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])

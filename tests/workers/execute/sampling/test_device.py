@@ -69,6 +69,7 @@ def test_rows_sorted_in_parts_give_the_same_tokens(num_logits: int, monkeypatch:
     table = torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
     expected = sample(logits, table, SamplingKind.CUT).token_ids
     monkeypatch.setattr("triptych.workers.execute.sampling.device._PART", num_logits)
+    monkeypatch.setattr("triptych.workers.execute.sampling.device.has_compiled_kernels", lambda _device: False)
     with Operators() as operators:
         assert torch.equal(sample(logits, table, SamplingKind.CUT).token_ids, expected)
     assert operators.counts["sort"] == -(-len(rows) // max(1, num_logits // VOCAB_SIZE))
@@ -89,11 +90,12 @@ def test_full_vocabulary_of_a_model_gives_the_same_tokens_in_a_graph_too(kind: s
         found.copy_(sample(logits, table, kind_of(rows)).token_ids)
 
     run()
-    assert found.tolist() == expected
-    if kind != "cut":  # which no graph ends with
-        found.zero_()
-        CudaGraphCapture()(run)()
-        assert found.tolist() == expected
+    # A sum that was rounded in another way may end between other tokens, of which some rows have a hundred thousand.
+    assert sum(a != b for a, b in zip(found.tolist(), expected, strict=True)) <= (kind != "greedy")
+    launched = found.tolist()
+    found.zero_()
+    CudaGraphCapture()(run)()
+    assert found.tolist() == launched
 
 
 @pytest.mark.parametrize("mask_size", [VOCAB_SIZE - 40, VOCAB_SIZE + 24])
