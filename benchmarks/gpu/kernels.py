@@ -192,7 +192,7 @@ class Chunk(_Scene):
     def _run(self, tile: ChunkTile | None, splits: KeySplits | None = None) -> None:
         chunk_attention(
             self.query, *self.cache, torch.empty_like(self.query), block_tables=self.tables,
-            context_lens=self.contexts, query_starts=self.starts, max_query_len=self.length, tile=tile, splits=splits,
+            context_lens=self.contexts, query_starts=self.starts, tile=tile, splits=splits,
             **self.form(),
         )  # fmt: skip
 

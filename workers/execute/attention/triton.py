@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..kernels.sizes import cdiv
 from ..kernels.support import num_processors
 from ..kernels.triton_chunk import SHARED_BYTES, KeySplits, chunk_attention, chunk_tile
 from ..kernels.triton_decode import MAX_SPLITS, decode_attention
@@ -58,17 +59,16 @@ class TritonAttention:
 
     def _attend_chunks(self, cache: LayerCache, query: torch.Tensor, output: torch.Tensor, form: AttentionForm) -> None:
         """Write the outputs of the last tokens of the step, queries [n, H, D]."""
-        step, (page_size, num_kv_heads, value_dim) = self._step, cache.values.shape[1:]
-        num_decodes = len(step.token_ids) - len(query)
-        max_query_len = max(1, step.max_query_len)
+        step, num_decodes = self._step, len(self._step.token_ids) - len(query)
         # Few rows only for steps of decodes alone, which every start tries: for chunks that happen to have few tokens,
         # another kernel would have to be compiled while they wait.
         has_few_rows = self._is_invariant and step.max_query_len <= 1
         tile = chunk_tile(
-            max(query.shape[2], value_dim), query.dtype, has_few_rows=has_few_rows, shared_bytes=self._shared_bytes
+            max(query.shape[2], cache.values.shape[3]),
+            query.dtype,
+            has_few_rows=has_few_rows,
+            shared_bytes=self._shared_bytes,
         )
-        num_tiles = -(-max_query_len * (query.shape[1] // num_kv_heads) // tile.num_rows)
-        num_keys, window = step.block_tables.shape[1] * page_size, form.sliding_window
         chunk_attention(
             query,
             *cache,
@@ -76,31 +76,35 @@ class TritonAttention:
             block_tables=step.block_tables[num_decodes:],
             context_lens=step.context_lens[num_decodes:],
             query_starts=step.query_starts[num_decodes:],
-            max_query_len=max_query_len,
             scale=form.scale,
-            window=window,
+            window=form.sliding_window,
             softcap=form.softcap,
             sinks=form.sinks,
             tile=tile,
-            splits=self._key_splits(
-                num_tiles * (len(step.context_lens) - num_decodes) * num_kv_heads,
-                num_keys if window is None or self._is_invariant else min(num_keys, window + max_query_len),
-                split_bytes=4 * query.shape[0] * query.shape[1] * value_dim,
-            ),
+            splits=self._key_splits(cache, query, form, tile.num_rows),
         )
 
-    def _key_splits(self, num_programs: int, num_keys: int, *, split_bytes: int) -> KeySplits | None:
-        """How to split the keys of chunks, of which no sequence has more than ``num_keys``.
+    def _key_splits(
+        self, cache: LayerCache, query: torch.Tensor, form: AttentionForm, tile_rows: int
+    ) -> KeySplits | None:
+        """How to split the keys of chunks. A graph may be replayed with chunks of any lengths, so this depends on what
+        is known of all of them; the kernel makes splits of short sequences larger, or leaves them without keys.
 
         Where bits must not depend on the batch, only who computes the splits does.
         """
+        (num_tokens, num_heads, _), (page_size, num_kv_heads, value_dim) = query.shape, cache.values.shape[1:]
+        group, num_keys = num_heads // num_kv_heads, self._step.block_tables.shape[1] * page_size
+        # As few as there can be: more of them with keys cost less than processors without.
+        num_tiles = max(cdiv(num_tokens * group, tile_rows), num_tokens // max(1, self._step.max_query_len))
+        num_programs = num_tiles * num_kv_heads
         if self._is_invariant:
-            num_splits = -(-num_keys // _FIXED_SPLIT_KEYS)
+            num_splits, split_bytes = cdiv(num_keys, _FIXED_SPLIT_KEYS), 4 * num_tokens * num_heads * value_dim
             is_parallel = num_programs < 2 * self._num_processors and num_splits * split_bytes <= _MAX_PARTS_BYTES
             return KeySplits(_FIXED_SPLIT_KEYS, is_parallel) if num_splits > 1 else None
+        if form.sliding_window is not None:
+            num_keys = min(num_keys, form.sliding_window + cdiv(tile_rows, group))
         num_splits = min(self._num_processors // num_programs, num_keys // _MIN_SPLIT_KEYS)
-        # A power of two, and so a multiple of all tiles' keys.
-        return KeySplits(1 << (-(-num_keys // num_splits) - 1).bit_length(), True) if num_splits > 1 else None
+        return KeySplits(_MIN_SPLIT_KEYS, True, num_splits) if num_splits > 1 else None
 
     def _decode(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
         step, num_decodes = self._step, len(query)

@@ -8,6 +8,9 @@ order, and a tile that is masked entirely for a row leaves every bit of it uncha
 chunk of any size, and also if it is decoded by this kernel. Sums that are rounded once are written as such (``fma``): a
 compiler left to decide could decide differently for the loop with masks and for the one without.
 
+The tiles of all chunks are numbered one after the other, and a program finds its chunk by the number of its tile. So a
+launch is as large as the tokens and chunks of a step, however long each chunk is; a CUDA graph contains it for any.
+
 Few queries after many keys would occupy few processors. So keys can be split as in ``triton_decode``, at multiples of a
 number, and what the splits yield is added up one after the other. A row has the same bits whether programs of their own
 compute its splits or one program does, and whether the splits were made for it or for another sequence of the step.
@@ -23,7 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .sizes import cdiv, next_power_of_2
+from .sizes import next_power_of_2
 from .triton_decode import _bounded, _slots, _unit
 
 SHARED_BYTES = 227 << 10  # that a program can have on Hopper; on GPUs for workstations it is 99 KiB
@@ -62,6 +65,7 @@ class KeySplits(NamedTuple):
 
     num_keys: int  # in a split, a multiple of any tile's
     is_parallel: bool  # whether each split is computed by a program of its own
+    most: int | None = None  # splits in parallel: those of longer sequences have a multiple of ``num_keys``
 
 
 @triton.jit
@@ -135,14 +139,32 @@ def _split(
     return mixed / total[:, None], tl.where(is_empty, float("-inf"), most + tl.log2(total))
 
 
+@triton.jit
+def _first_tile(start, chunk, G: tl.constexpr, BLOCK_M: tl.constexpr):
+    """A chunk's first tile, if it starts at a token: no tile has rows of two chunks, so each costs at most one more."""
+    return start * G // BLOCK_M + chunk
+
+
+@triton.jit
+def _chunk_of(tile, query_starts, num_chunks, G: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The last chunk whose first tile is at most this one."""
+    first, found = tl.load(query_starts), -1
+    for begin in range(0, num_chunks, 128):
+        chunk = begin + tl.arange(0, 128)
+        start = tl.load(query_starts + chunk, mask=chunk < num_chunks, other=0) - first
+        is_before = (chunk < num_chunks) & (_first_tile(start, chunk, G, BLOCK_M) <= tile)
+        found += tl.sum(is_before.to(tl.int32), 0)
+    return found
+
+
 # As for ``_decode``: values that change from step to step must not trigger a recompilation.
 @triton.jit(
-    do_not_specialize=["table_width", "split_keys", "num_splits"],
+    do_not_specialize=["num_chunks", "table_width", "split_keys", "num_splits"],
     do_not_specialize_on_alignment=["tables", "context_lens", "query_starts"],
 )
 def _chunk(
     query, keys, values, output, parts, weights, tables, context_lens, query_starts, sinks,
-    scale, softcap, window, table_width, split_keys, num_splits,
+    scale, softcap, window, num_chunks, table_width, split_keys, num_splits,
     query_token, query_head, output_token, output_head,
     key_slot: tl.constexpr, key_head: tl.constexpr, value_slot: tl.constexpr, value_head: tl.constexpr,
     P: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
@@ -153,29 +175,32 @@ def _chunk(
     """One program computes BLOCK_M queries of one chunk and one key head: all splits of the keys, whose sum it keeps in
     ``parts`` if ``IS_SUMMED``; or with ``IS_SPLIT`` one of them, for ``_sum_splits``.
     """
-    s, j, split = tl.program_id(1), tl.program_id(2), 0
+    tile, j, split = tl.program_id(0), tl.program_id(1), 0
     if IS_SPLIT:
         split, j = j % num_splits, j // num_splits
+    s = _chunk_of(tile, query_starts, num_chunks, G, BLOCK_M)
     start = tl.load(query_starts + s)
     num_tokens = tl.load(query_starts + s + 1) - start
-    # The longest chunk determines the grid, and the tiles that see the most keys start first.
-    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
-    if first_row >= num_tokens * G:
+    start -= tl.load(query_starts)
+    # The tiles of a chunk that see the most keys start first.
+    first_row = (tl.cdiv(num_tokens * G, BLOCK_M) - 1 - (tile - _first_tile(start, s, G, BLOCK_M))) * BLOCK_M
+    if first_row < 0:
         return
     row = first_row + tl.arange(0, BLOCK_M)
     token, head = row // G, j * G + row % G
     is_row = token < num_tokens
-    place = (start - tl.load(query_starts) + token).to(tl.int64)
+    place = (start + token).to(tl.int64)
     part = place * H + head
     before = tl.load(context_lens + s) - num_tokens  # keys from before this step
     position = before + token  # of each row's token: the last key it sees
     first_position = before + first_row // G
-    end = before + tl.minimum((first_row + BLOCK_M - 1) // G, num_tokens - 1) + 1
+    end = tl.maximum(before + tl.minimum((first_row + BLOCK_M - 1) // G, num_tokens - 1) + 1, 0)
     first_key = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N if HAS_WINDOW else 0
     whole_start = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N if HAS_WINDOW else 0
     whole_end = (first_position + 1) // BLOCK_N * BLOCK_N
     first_split = first_key // split_keys * split_keys
     if IS_SPLIT:
+        split_keys *= tl.maximum(tl.cdiv(end - first_split, num_splits * split_keys), 1)
         first_key = tl.maximum(first_key, first_split + split * split_keys)
         end = tl.minimum(end, first_split + (split + 1) * split_keys)
         if first_key >= end:
@@ -201,7 +226,7 @@ def _chunk(
             tl.debug_barrier()  # other threads may store what these load, now and in the next iteration
             tl.store(sums, tl.fma(mixed, of_split[:, None], old * of_sum[:, None]), mask=is_output)
             tl.debug_barrier()
-        mixed = tl.load(sums, mask=is_output, other=0.0)
+        mixed = tl.load(sums, mask=is_output & (first_split < end), other=0.0)
     else:
         mixed, most = _split(
             q, position, whole_start, whole_end, first_key, end, own_keys, own_values, table, scale, softcap, window,
@@ -260,7 +285,6 @@ def chunk_attention(
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     query_starts: torch.Tensor,
-    max_query_len: int,
     scale: float,
     window: int | None,
     softcap: float | None,
@@ -271,8 +295,8 @@ def chunk_attention(
     """Writes ``output`` [T, H, E] for the queries [T, H, D] of chunks. ``query_starts`` int32 [C + 1] may begin at any
     number, for example if the chunks come after decodes: only its differences matter.
 
-    ``max_query_len`` is the length of the longest chunk; ``context_lens`` [C] and ``block_tables`` [C, W] are per
-    chunk. Without ``splits`` no keys are split.
+    ``context_lens`` [C] and ``block_tables`` [C, W] are per chunk; with a context of 0, a chunk's outputs are zeros.
+    Without ``splits`` no keys are split.
     """
     num_chunks = len(context_lens)
     if not num_chunks:
@@ -281,16 +305,17 @@ def chunk_attention(
     _, page_size, num_kv_heads, value_dim = values.shape
     tile = tile or chunk_tile(max(key_dim, value_dim), query.dtype)
     group = num_heads // num_kv_heads
-    split_keys, is_parallel = splits or (1, False)
+    split_keys, is_parallel, _ = splits or (1, False, None)
     num_splits, parts, weights, sinks_or_any = 1, output, output, output if sinks is None else sinks
     if splits is not None:
         if is_parallel:
             num_splits = _most_splits(block_tables.shape[1] * page_size, split_keys, tile, group, window)
+            num_splits = min(num_splits, splits.most or num_splits)
         parts = query.new_empty(num_tokens, num_heads, num_splits, value_dim, dtype=torch.float32)
         weights = query.new_empty(num_tokens, num_heads, num_splits, dtype=torch.float32)
-    _chunk[cdiv(max_query_len * group, tile.num_rows), num_chunks, num_kv_heads * num_splits](
+    _chunk[num_tokens * group // tile.num_rows + num_chunks, num_kv_heads * num_splits](
         query, keys, values, output, parts, weights, block_tables, context_lens, query_starts, sinks_or_any,
-        scale, softcap or 0.0, window or 0, block_tables.stride(0), split_keys, num_splits,
+        scale, softcap or 0.0, window or 0, num_chunks, block_tables.stride(0), split_keys, num_splits,
         query.stride(0), query.stride(1), output.stride(0), output.stride(1),
         key_slot=keys.stride(1), key_head=keys.stride(2), value_slot=values.stride(1), value_head=values.stride(2),
         P=page_size, G=group, H=num_heads, D=key_dim, E=value_dim,

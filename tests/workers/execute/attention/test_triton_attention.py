@@ -236,7 +236,8 @@ def test_keys_before_short_chunks_are_split(
     monkeypatch.setattr("triptych.workers.execute.attention.triton.num_processors", lambda _device: 16)
     scene = make_scene([(200, 1), (20, 3), (290, 5)], page_size=16, dims=(dim, dim), dtype=dtype)
     check(scene, AttentionForm(scale=0.8 * dim**-0.5, **form), is_invariant=is_invariant)
-    assert [splits for _, splits in calls] == [KeySplits(128, is_parallel=True)]
+    most = 3 if "sliding_window" in form else 4  # as many of 64 keys as fit into the window or the longest table
+    assert [splits for _, splits in calls] == [KeySplits(128, True) if is_invariant else KeySplits(64, True, most)]
 
 
 def test_small_tile_has_the_same_number_of_rows_per_warp() -> None:
@@ -272,11 +273,36 @@ def test_tiles_change_nothing_but_rounding(tile: ChunkTile) -> None:
     keys, values = (pages.to(DEVICE) for pages in scene.cache)
     chunk_attention(
         scene.query.to(DEVICE), keys, values, output, block_tables=step.block_tables,
-        context_lens=step.context_lens, query_starts=step.query_starts, max_query_len=step.max_query_len, scale=0.3,
+        context_lens=step.context_lens, query_starts=step.query_starts, scale=0.3,
         window=None, softcap=None, sinks=None, tile=tile,
     )  # fmt: skip
     expected = replace_dtype(scene, torch.float64).expected(AttentionForm(scale=0.3))
     torch.testing.assert_close(output.cpu().double(), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.usefixtures("rows_by_themselves")
+@pytest.mark.parametrize("splits", [None, KeySplits(32, False), KeySplits(32, True), KeySplits(32, True, 3)], ids=str)
+@pytest.mark.parametrize("seed", range(2))
+def test_launch_for_any_chunks_of_so_many_tokens(seed: int, splits: KeySplits | None) -> None:
+    """As in a graph: some chunks are empty, and the last has the padding, which attends to nothing."""
+    rng = np.random.default_rng(seed)
+    lengths = [(int(c), int(n)) for c, n in zip(rng.integers(0, 150, 5), rng.integers(1, 40, 5), strict=True)]
+    scene = written(make_scene(lengths, dtype=torch.float32))
+    query = torch.cat([scene.query, torch.full((30, 4, 8), 5.0)]).to(DEVICE)
+    starts = scene.inputs.query_starts
+    tables = np.pad(scene.inputs.block_tables, ((0, 3), (0, 7)))
+    output = torch.full_like(query, torch.nan)
+    chunk_attention(
+        query, scene.cache.keys.to(DEVICE), scene.cache.values.to(DEVICE), output,
+        block_tables=torch.from_numpy(tables).to(DEVICE),
+        context_lens=torch.tensor([*scene.inputs.context_lens, 0, 0, 0], dtype=torch.int32, device=DEVICE),
+        query_starts=torch.tensor([*starts, starts[-1], starts[-1], len(query)], dtype=torch.int32, device=DEVICE) + 9,
+        scale=0.3, window=20 if seed else None, softcap=None, sinks=None, splits=splits,
+    )  # fmt: skip
+    form = AttentionForm(scale=0.3, sliding_window=20 if seed else None)
+    expected = replace_dtype(scene, torch.float64).expected(form)
+    torch.testing.assert_close(output[:-30].cpu().double(), expected, rtol=2e-5, atol=2e-5)
+    assert not output[-30:].any()
 
 
 @pytest.mark.gpu

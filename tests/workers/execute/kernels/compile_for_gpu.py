@@ -183,7 +183,7 @@ def attend(
     if kernel == 2:
         chunk_attention(
             query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints[:8],
-            query_starts=ints[:9], max_query_len=512, splits=splits,
+            query_starts=ints[:9], splits=splits,
             tile=chunk_tile(dim, dtype, has_few_rows=has_few, shared_bytes=shared_bytes), **form,
         )  # fmt: skip
     else:
@@ -244,7 +244,7 @@ def launch_many_steps() -> None:
             decode_attention(query, pages, pages, block_tables=tables, context_lens=ints, num_splits=num_splits, **form)
         chunk_attention(
             query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints,
-            query_starts=shared[size : 2 * size + 1], max_query_len=size, splits=KeySplits(64 * size, True), **form,
+            query_starts=shared[size : 2 * size + 1], splits=KeySplits(64 * size, True), **form,
         )  # fmt: skip
         invariant_linear(torch.empty(size, 64, dtype=torch.bfloat16), torch.empty(96, 64, dtype=torch.bfloat16))
 
