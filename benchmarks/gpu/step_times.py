@@ -35,10 +35,15 @@ def step_times(setting: Setting, loaded: Loaded) -> dict[str, Any]:
     for n in (64, 512, 2048, 4096):
         if (size := setting.size(n, 2 + n // 256)) <= most:
             steps[f"prefill_{n}"] = Step(-(-size // context), 0, min(size, context))
+    inputs = {name: _inputs(loaded, step) for name, step in steps.items()}
+    # A prompt that arrives while others are being answered.
+    for name in ("prefill_64", "prefill_512"):
+        if {name, "decode_32"} <= inputs.keys():
+            inputs[f"decode_32_{name}"] = joined(inputs["decode_32"], inputs[name])
     found: dict[str, Any] = {}
-    for name, step in steps.items():
+    for name, step_inputs in inputs.items():
         try:
-            found[name] = _times(setting, loaded, _inputs(loaded, step))
+            found[name] = _times(setting, loaded, step_inputs)
         except Exception as error:  # as if there were no profiler: the other results are worth more
             found[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
     return found
@@ -60,6 +65,26 @@ def _inputs(loaded: Loaded, step: Step) -> StepInputs:
         inputs, positions=positions, slot_mapping=slots, block_tables=tables,
         context_lens=np.full(step.num_seqs, end, np.int32),
     )  # fmt: skip
+
+
+def joined(decodes: StepInputs, prompts: StepInputs) -> StepInputs:
+    """One step of both."""
+
+    def both(name: str) -> Any:
+        return np.concatenate([getattr(decodes, name), getattr(prompts, name)])
+
+    names = ("token_ids", "positions", "slot_mapping", "context_lens")
+    num_tokens, width = len(decodes.token_ids), decodes.block_tables.shape[1]
+    tables = np.pad(prompts.block_tables, ((0, 0), (0, width - prompts.block_tables.shape[1])))
+    return dataclasses.replace(
+        decodes,
+        **{name: both(name) for name in names},
+        query_starts=np.concatenate([decodes.query_starts, num_tokens + prompts.query_starts[1:]]),
+        block_tables=np.concatenate([decodes.block_tables, tables]),
+        sample_rows=np.concatenate([decodes.sample_rows, num_tokens + prompts.sample_rows]),
+        sampled=[*decodes.sampled, *prompts.sampled],
+        cut=None,
+    )
 
 
 def _times(setting: Setting, loaded: Loaded, inputs: StepInputs) -> dict[str, Any]:

@@ -241,6 +241,17 @@ def test_timed_step_reads_and_writes_existing_pages() -> None:
     assert inputs.positions[50:100].tolist() == list(range(50))
 
 
+def test_timed_step_of_decodes_beside_a_prompt() -> None:
+    loaded: Any = types.SimpleNamespace(card=types.SimpleNamespace(page_size=16, num_pages=9))
+    decodes, prompt = (step_times._inputs(loaded, step_times.Step(*step)) for step in ((2, 39, 1), (1, 0, 5)))
+    inputs = step_times.joined(decodes, prompt)
+    assert inputs.query_starts.tolist() == [0, 1, 2, 7]
+    assert inputs.context_lens.tolist() == [40, 40, 5]
+    assert inputs.positions.tolist() == [39, 39, 0, 1, 2, 3, 4]
+    assert inputs.block_tables.tolist() == [[1, 2, 3], [4, 5, 6], [1, 0, 0]]
+    assert (inputs.sample_rows.tolist(), len(inputs.sampled), inputs.num_decodes) == ([0, 1, 6], 3, 2)
+
+
 def test_peer_is_not_timed_while_it_creates_its_cache() -> None:
     """From the start and end times of its requests."""
 
