@@ -63,7 +63,7 @@ class ModelConfig:
     deterministic: bool = option(
         False, "answers do not depend on batching, chunking, preemptions or crashes, in any dtype; costs speed"
     )
-    cuda_graphs: bool = option(True, "run decodes as CUDA graphs on a GPU")
+    cuda_graphs: bool = option(True, "run steps as CUDA graphs on a GPU")
     overlap: bool = option(True, "plan and launch a step while the previous one runs (GPU, compiled kernels)")
     max_model_len: int | None = option(None, "tokens of prompt and output together; by default the model's own limit")
     lora_modules: tuple[str, ...] = option(

@@ -78,8 +78,8 @@ def test_r_hf_13_several_samples_compute_their_prompt_once(driver: Driver) -> No
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_r_hf_14_only_pure_decodes_take_the_graph(depth: int) -> None:
-    """Steps of decodes alone run as graphs, padded to a bucket; mixed and larger ones do not."""
+def test_r_hf_14_only_steps_that_fit_take_a_graph(depth: int) -> None:
+    """Steps of decodes alone run as graphs, padded to a bucket, and so do mixed ones; larger ones do not."""
     forward = NextToken()
     runner = DeviceRunner(
         [], forward, Sampler(()), device=torch.device("cpu"), max_sampled=8, max_pages=16, capture=lambda run: run,
@@ -92,9 +92,10 @@ def test_r_hf_14_only_pure_decodes_take_the_graph(depth: int) -> None:
     expected, num_graphs = [], 0
     for step in trace(engine):
         plan, num_decodes = step.plan, step.plan.num_decodes
-        is_pure = num_decodes == len(plan.chunks)
-        num_graphs += is_pure and num_decodes <= 3
-        expected.append({1: 1, 2: 2, 3: 3}.get(num_decodes, 4) if is_pure else plan.num_tokens)
+        is_pure, fits = num_decodes == len(plan.chunks), num_decodes <= 3 and plan.num_tokens - num_decodes <= 8
+        num_graphs += fits
+        padded = num_decodes if is_pure else 3 + 8
+        expected.append(padded if fits else plan.num_tokens)
     assert forward.num_tokens == expected
     assert 0 < runner.num_graph_steps == num_graphs < len(expected)
     for sequence in sequences:

@@ -1,4 +1,4 @@
-"""The runner of models on a GPU: steps are launched asynchronously, decodes as graphs where possible.
+"""The runner of models on a GPU: steps are launched asynchronously, as graphs where possible.
 
 Sampled tokens also stay on the device, where the next step can take them as input before the host has seen them
 (``StepInputs.carried``).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
@@ -29,9 +30,11 @@ from ..sampling.sampler import Sampler, failures
 from ..scheduling.plan import MAX_SCORED_TOKENS
 from ..scheduling.sequence import Sequence
 from ..step import Int32, StepInputs, StepResult
+from .buckets import Router, StepSize, chunk_buckets
 from .device_buffers import DecodeBuffers, HostStage, upload_ragged
 from .device_forward import DeviceForward
-from .graphs import CaptureFailed, GraphCapture, GraphKey, GraphShelf, Replay, Router
+from .graphs import CaptureFailed, GraphCapture, GraphKey, GraphShelf, Replay
+from .mixed_buffers import MixedBuffers
 from .step_runner import (
     StepRunner,
     trash_decodes,
@@ -49,6 +52,9 @@ _SAMPLED_FIRST = (  # in warm-up, besides greedy rows
     # The most memory: a second copy of the logits is kept while they are sorted.
     SamplingParams(temperature=1.0, top_p=0.5, logprobs=MAX_LOGPROBS, repetition_penalty=1.1),
 )
+# Of graphs that consist of decodes.
+_KINDS = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT, SamplingKind.EDITED)
+_NUM_FIRST = 3  # numbers of decodes beside prompts whose graphs are captured at the start: up to 64
 _NONE_FAILED: Mapping[int, str] = MappingProxyType({})
 _SMALLER = 4  # factor between the prefill sizes of warm-up: no kernel chooses a tile for a narrower range of sizes
 
@@ -101,10 +107,12 @@ class DeviceRunner(StepRunner):
         self._greatest = torch.zeros(num_rows, dtype=torch.float32, device=device)
         self._graphs: GraphShelf | None = None
         if capture is not None:
-            self._router = Router(self._decode_rows, max_pages)
+            self._router = Router(self._decode_rows, max_pages, chunk_buckets(self._prefill_tokens))
             self._buffers = DecodeBuffers(self._decode_rows, max_pages, device=device)
-            self._logits = torch.zeros(self._decode_rows, forward.vocab_size, device=device)
-            self._graphs = GraphShelf(capture, self._graph_run)
+            largest = StepSize(self._decode_rows, self._router.chunk_tokens[-1])
+            self._mixed_buffers = MixedBuffers(largest, max_pages, device=device)
+            self._logits = torch.zeros(largest.num_sampled, forward.vocab_size, device=device)
+            self._graphs = GraphShelf(capture, self._graph_run, self._clear)
         self.num_steps = 0
 
     @property
@@ -136,49 +144,77 @@ class DeviceRunner(StepRunner):
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
-        """Record the graphs of greedy steps, and the largest graphs of other kinds. Smaller ones of those are recorded
-        on demand, and then reuse the memory of the largest; recorded by rising size, each would allocate more.
+        """Record the graphs of greedy steps and those of prompts with few decodes, and the largest of other kinds.
+        Smaller ones of those are recorded on demand or while idle, and then reuse the memory of the largest; recorded
+        by rising size, each would allocate more.
 
         A model that cannot be recorded runs without graphs.
         """
         if self._graphs is not None:
+            self._choose_sizes()
             self._capture(self._first_keys(), progress)
 
     @torch.inference_mode()
     def prepare(self, seconds: float) -> bool:
-        """After a restart only the largest graphs are there: record the others of ``capture_graphs``, one in a call."""
+        """Record what is missing of the graphs of greedy steps and of prompts, one in a call. After a restart only the
+        largest are there.
+        """
         if super().prepare(seconds):
             return True
         if self._graphs is None:
             return False
-        self._buffers.clear()  # else the pages of the last step would be written again
-        return self._graphs.capture_next(self._first_keys())
+        return self._graphs.capture_next([*self._first_keys(), *self._mixed_keys()])
 
     @torch.inference_mode()
     def capture_largest(self) -> int:
         if self._graphs is None:
             return 0
+        self._choose_sizes()
         keys = self._largest_keys()
         self._capture(keys, lambda _done, _total: None)
-        return 0 if self._graphs is None else len(keys) * (len(self._router.buckets) - 1)
+        buckets = self._router.buckets
+        num_graphs = len(self._keys(buckets, _KINDS)) + len(self._mixed_keys())
+        return 0 if self._graphs is None else num_graphs - len(keys)
 
     def _first_keys(self) -> list[GraphKey]:
-        return [*self._largest_keys(), *self._keys(self._router.buckets[:-1], [SamplingKind.GREEDY])]
+        greedy = self._keys(self._router.buckets[:-1], [SamplingKind.GREEDY])
+        few = self._router.mixed_rows[:_NUM_FIRST]
+        return [*self._largest_keys(), *greedy, *(key for key in self._mixed_keys() if key.num_rows in few)]
 
     def _largest_keys(self) -> list[GraphKey]:
-        kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT, SamplingKind.EDITED)
-        return self._keys(self._router.buckets[-1:], kinds)
+        return [*self._mixed_keys()[-len(self._adapted) :], *self._keys(self._router.buckets[-1:], _KINDS)]
 
     def _keys(self, buckets: Iterable[int], kinds: Iterable[SamplingKind]) -> list[GraphKey]:
         return [GraphKey(*key) for key in product(buckets, kinds, self._adapted)]
 
+    def _mixed_keys(self) -> list[GraphKey]:
+        """All keys with tokens of prompts, the largest last. The few launches of the sampling follow their graphs."""
+        sizes = product(self._router.chunk_tokens, self._router.mixed_rows, self._adapted)
+        return [GraphKey(rows, SamplingKind.HOST, is_adapted, tokens) for tokens, rows, is_adapted in sizes]
+
+    def _choose_sizes(self) -> None:
+        if self._device.type == "cuda":
+            self._router.keep_launch_bound(self._launch_share)
+
+    def _launch_share(self, num_tokens: int) -> float:
+        """The share of launching in the time of a prefill of so many tokens."""
+        step = upload_ragged(trash_prefill(num_tokens, max_len=self._max_model_len), self._stage)
+        shares = []
+        for _ in range(3):  # the first may compile a kernel
+            torch.cuda.synchronize(self._device)
+            start = time.perf_counter()
+            self._forward(step, self._resolved(step))
+            launched = time.perf_counter()
+            torch.cuda.synchronize(self._device)
+            shares.append((launched - start) / (time.perf_counter() - start))
+        return max(shares[1:])
+
     def _capture(self, keys: list[GraphKey], progress: Callable[[int, int], None]) -> None:
         assert self._graphs is not None, "callers check this first"
-        self._buffers.clear()
         try:
             self._graphs.capture_all(keys, progress)
         except CaptureFailed as error:
-            logger.warning("decodes are launched kernel by kernel, since they cannot be captured: %s", error)
+            logger.warning("steps are launched kernel by kernel, since they cannot be captured: %s", error)
             self._graphs = None
 
     def launch(self, inputs: StepInputs) -> None:
@@ -199,35 +235,51 @@ class DeviceRunner(StepRunner):
     def _start(self, inputs: StepInputs) -> _Pending | StepResult:
         kind = SamplingKind.HOST if inputs.scored else kind_of(inputs.sampled)
         masks = self._masks.begin(inputs.sampled)
-        bucket = None if self._graphs is None else self._router.bucket(inputs)
-        if bucket is None:
+        size = None if self._graphs is None else self._router.size(inputs)
+        if size is None:
             step = upload_ragged(inputs, self._stage)
             return self._sample(self._forward(step, self._resolved(step)), inputs, kind, masks)
-        assert self._graphs is not None, "only a graph has a bucket"
-        self._buffers.fill(inputs, bucket)
+        assert self._graphs is not None, "only a graph has a size"
+        is_adapted, num_sampled = inputs.adapters is not None, len(inputs.sampled)
+        if size.num_chunk_tokens:
+            self._mixed_buffers.fill(inputs, size)
+            self._graphs.run(GraphKey(size.num_rows, SamplingKind.HOST, is_adapted, size.num_chunk_tokens))
+            return self._sample(self._logits[:num_sampled], inputs, kind, masks)
+        self._buffers.fill(inputs, size.num_rows)
         if kind in (SamplingKind.DRAWN, SamplingKind.CUT):
-            self._buffers.fill_sampling(columns(inputs.sampled, self._forward.vocab_size), bucket)
+            self._buffers.fill_sampling(columns(inputs.sampled, self._forward.vocab_size), size.num_rows)
         # If the sampling cannot be part of a graph, the graph ends with the logits.
-        self._graphs.run(GraphKey(bucket, min(kind, SamplingKind.EDITED), inputs.adapters is not None))
+        self._graphs.run(GraphKey(size.num_rows, min(kind, SamplingKind.EDITED), is_adapted))
         if kind < SamplingKind.EDITED:
-            return self._fetch(len(inputs.sampled))
-        return self._sample(self._logits[: len(inputs.sampled)], inputs, kind, masks)
+            return self._fetch(num_sampled)
+        return self._sample(self._logits[:num_sampled], inputs, kind, masks)
 
     def _graph_run(self, key: GraphKey) -> Replay:
         """Return the function that a graph of this key records; it works on static buffers only."""
-        step = self._buffers.step(key.num_rows, is_adapted=key.is_adapted)
+        step = self._static_step(key)
         table = self._buffers.sampling_table(key.num_rows)
 
         def run() -> None:
             logits = self._forward(step, self._resolved(step))
             if key.kind >= SamplingKind.EDITED:
-                self._logits[: key.num_rows].copy_(logits)
+                self._logits[: key.size.num_sampled].copy_(logits)
                 return
             sampled = sample(logits, table, key.kind)
             self._tokens[: key.num_rows].copy_(sampled.token_ids)
             self._greatest[: key.num_rows].copy_(sampled.greatest)
 
         return run
+
+    def _static_step(self, key: GraphKey) -> DeviceStep:
+        if key.num_chunk_tokens:
+            return self._mixed_buffers.step(key.size, is_adapted=key.is_adapted)
+        return self._buffers.step(key.num_rows, is_adapted=key.is_adapted)
+
+    def _clear(self, key: GraphKey) -> None:
+        if key.num_chunk_tokens:
+            self._mixed_buffers.clear(key.size)
+        else:
+            self._buffers.clear()
 
     def _resolved(self, step: DeviceStep) -> torch.Tensor:
         """Return the step's token ids, with those that only the device knows filled in."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from ..sampling.kinds import SamplingKind
-from ..step import StepInputs
+from .buckets import StepSize
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +21,22 @@ _STEPS_BETWEEN_CAPTURES = 16  # at least, so that requests are not held up by ca
 
 
 class GraphKey(NamedTuple):
-    """A graph has a number of rows, ends where the host must take over, and applies adapters or does not."""
+    """A graph has a number of decodes, ends where the host must take over, and applies adapters or does not. It may
+    contain tokens of prompts.
+    """
 
     num_rows: int
     kind: SamplingKind
     is_adapted: bool = False
+    num_chunk_tokens: int = 0
+
+    @property
+    def size(self) -> StepSize:
+        return StepSize(self.num_rows, self.num_chunk_tokens)
+
+
+def _by_memory(key: GraphKey) -> tuple[int, GraphKey]:
+    return key.num_chunk_tokens, key
 
 
 class CaptureFailed(Exception):
@@ -97,40 +107,21 @@ class CudaGraphCapture:
         generator.graphsafe_set_state(generator.clone_state())
 
 
-def decode_buckets(max_rows: int) -> list[int]:
-    """Return the numbers of rows that get a graph: 1, 2, 4, then multiples of 8, and ``max_rows``.
-
-    Source: the spacing of vLLM's and SGLang's capture sizes; a padded row costs little when there are few rows.
-    """
-    sizes = [1, 2, 4, *range(8, max_rows + 1, 8), max_rows]
-    return sorted({size for size in sizes if size <= max_rows})
-
-
-class Router:
-    """The rule: a step that consists of decodes only and fits in a bucket runs as a graph, any other step does not."""
-
-    def __init__(self, max_rows: int, max_pages: int) -> None:
-        self.buckets = decode_buckets(max_rows)
-        self._max_pages = max_pages
-
-    def bucket(self, inputs: StepInputs) -> int | None:
-        """Return the smallest number of rows that holds the step, or None if it must run without a graph."""
-        num_rows, num_pages = inputs.block_tables.shape
-        is_pure = 0 < inputs.num_decodes == num_rows == len(inputs.sample_rows)
-        if not is_pure or num_rows > self.buckets[-1] or num_pages > self._max_pages:
-            return None
-        return self.buckets[bisect_left(self.buckets, num_rows)]
-
-
 class GraphShelf:
     """Graphs by key. A missing graph is captured when its turn comes; until then its steps run without a graph.
 
     Once a capture has failed, no other is attempted; existing graphs stay in use.
     """
 
-    def __init__(self, capture: GraphCapture, make_run: Callable[[GraphKey], Replay]) -> None:
+    def __init__(
+        self, capture: GraphCapture, make_run: Callable[[GraphKey], Replay], clear: Callable[[GraphKey], None]
+    ) -> None:
+        """``clear`` fills the static buffers of a graph with padding alone: those of the last step name pages that may
+        belong to someone else by now.
+        """
         self._capture = capture
         self._make_run = make_run
+        self._clear = clear
         self._replays: dict[GraphKey, Replay] = {}
         self._missed: Counter[GraphKey] = Counter()
         self._num_waited = 0
@@ -142,24 +133,26 @@ class GraphShelf:
         return len(self._replays)
 
     def capture_all(self, keys: Iterable[GraphKey], progress: Callable[[int, int], None]) -> None:
-        """Record graphs, those with the most rows first, so that smaller ones fit into their memory.
+        """Record graphs, those with the most tokens and rows first, so that smaller ones fit into their memory.
 
         Raises:
             CaptureFailed: a graph cannot be recorded.
         """
-        ordered = sorted(keys, reverse=True)
+        ordered = sorted(set(keys), key=_by_memory, reverse=True)
         for done, key in enumerate(ordered, start=1):
             run = self._make_run(key)
+            self._clear(key)
             run()  # first-call compilation and allocation must not happen during recording
             self._replays[key] = self._capture(run)
             progress(done, len(ordered))
 
     def capture_next(self, keys: Iterable[GraphKey]) -> bool:
         """Record the missing graph with the most rows; returns whether another one is missing."""
-        missing = sorted((key for key in keys if key not in self._replays), reverse=True)
+        missing = sorted((key for key in keys if key not in self._replays), key=_by_memory, reverse=True)
         if not missing or not self._may_capture:
             return False
         run = self._make_run(missing[0])
+        self._clear(missing[0])
         run()
         self._capture_late(missing[0], run)
         return len(missing) > 1 and self._may_capture

@@ -120,7 +120,7 @@ def test_transformers_modules_apply_adapters_in_graphs(gpu: torch.device, tmp_pa
     sequences = [adapt(make_request(index, 5, MAX_TOKENS), index) for index in (0, 1)]
     scheduler = make_scheduler(*sequences, num_pages=8, page_size=PAGE_SIZE, max_model_len=64)
     outputs = run(Engine(scheduler, runner))
-    assert runner.num_graph_steps == MAX_TOKENS - 1
+    assert runner.num_graph_steps == runner.num_steps == MAX_TOKENS
     for sequence, folder in zip(sequences, (checkpoint, merge(checkpoint, adapter, tmp_path / "1")), strict=True):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         assert outputs[sequence.key] == greedy(model, sequence.tokens[:5].tolist(), MAX_TOKENS)

@@ -226,8 +226,8 @@ def test_largest_graph_of_each_kind_is_measured(is_adapted: bool) -> None:
         return run
 
     runner = make_runner(NextToken(), capture=capture, is_adapted=is_adapted)
-    assert runner.capture_largest() == 8 << is_adapted  # of 1 and 2 rows
-    assert len(captured) == 4 << is_adapted
+    assert runner.capture_largest() == 9 << is_adapted  # of 1 and 2 rows, and of a prompt alone
+    assert len(captured) == 5 << is_adapted
 
 
 @pytest.mark.parametrize("is_adapted", [False, True])
@@ -244,7 +244,7 @@ def test_largest_steps_with_adapters_are_measured_if_there_are_adapters(is_adapt
     assert noted == ([[1] * 8, [1] * 4] if is_adapted else [])
     runner.capture_graphs(lambda done, total: None)
     assert runner._graphs is not None
-    assert runner._graphs.num_graphs == 6 << is_adapted
+    assert runner._graphs.num_graphs == 8 << is_adapted
 
 
 def test_largest_graph_of_each_kind_is_captured_before_all_others() -> None:
@@ -261,8 +261,8 @@ def test_largest_graph_of_each_kind_is_captured_before_all_others() -> None:
 
     runner._graphs._make_run = note
     runner.capture_graphs(lambda done, total: None)
-    assert {key.kind for key in captured[:4]} == set(SamplingKind) - {SamplingKind.HOST}
-    assert [key.num_rows for key in captured] == [4, 4, 4, 4, 2, 1]
+    assert {key.kind for key in captured[2:6]} == set(SamplingKind) - {SamplingKind.HOST}
+    assert [tuple(key.size) for key in captured] == [(4, 8), (0, 8), *[(4, 0)] * 4, (2, 0), (1, 0)]
 
 
 def test_idle_runner_records_the_graphs_that_a_restart_left_out() -> None:
@@ -273,16 +273,20 @@ def test_idle_runner_records_the_graphs_that_a_restart_left_out() -> None:
     make_run, found = runner._graphs._make_run, []
 
     def note(key: GraphKey) -> Replay:
-        assert not runner._buffers._inputs.any()
-        found.append(key.num_rows)
-        return make_run(key)
+        run, step = make_run(key), runner._static_step(key)
+
+        def run_on_the_trash_page() -> None:
+            assert not step.slot_mapping.any()
+            run()
+
+        found.append(tuple(key.size))
+        return run_on_the_trash_page
 
     runner._graphs._make_run = note
     runner._buffers._inputs.fill_(7)
-    assert runner.prepare(0.01)
-    assert not runner.prepare(0.01)
-    assert not runner.prepare(0.01)
-    assert found == [2, 1]
+    runner._mixed_buffers._inputs.fill_(7)
+    assert [runner.prepare(0.01) for _ in range(4)] == [True, True, False, False]
+    assert found == [(0, 8), (2, 0), (1, 0)]
 
 
 @pytest.mark.parametrize(

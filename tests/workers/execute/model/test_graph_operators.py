@@ -110,6 +110,15 @@ def test_no_operator_of_a_graph_of_one_token_waits_for_the_host(
     assert launched == {**(KERNELS if is_adapted else OF_ONE_ROW), "_decode": 1, "_combine": 1}
 
 
+@pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
+def test_no_operator_of_a_graph_with_prompts_waits_for_the_host(
+    is_adapted: bool, launched: Counter[str], make_runner: Callable[..., DeviceRunner]
+) -> None:
+    with torch.inference_mode():
+        make_runner(False)._graph_run(GraphKey(4, SamplingKind.HOST, is_adapted, 64))()
+    assert launched == {**KERNELS, "_decode": 1, "_combine": 1, "_chunk": 1, "_sum_splits": 1}
+
+
 @pytest.mark.parametrize(("is_adapted", "num_products"), [(False, 5), (True, 5 + 4 + 7)], ids=["plain", "adapted"])
 def test_no_operator_of_a_deterministic_graph_waits_for_the_host(
     is_adapted: bool, num_products: int, launched: Counter[str], make_runner: Callable[..., DeviceRunner]

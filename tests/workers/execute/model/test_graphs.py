@@ -21,13 +21,10 @@ from triptych.workers.execute.model.graphs import (
     CudaGraphCapture,
     GraphKey,
     GraphShelf,
-    Router,
-    decode_buckets,
 )
-from triptych.workers.execute.model.step_runner import trash_decodes, trash_prefill
+from triptych.workers.execute.model.step_runner import trash_decodes
 from triptych.workers.execute.sampling.kinds import SamplingKind
 from triptych.workers.execute.scheduling.sequence import Sequence
-from triptych.workers.execute.step import StepInputs
 
 pytest.importorskip("triton")
 
@@ -35,34 +32,6 @@ from triptych.workers.execute.model.device_runner import DeviceRunner
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 GREEDY = SamplingKind.GREEDY
-
-
-@pytest.mark.parametrize(
-    ("max_rows", "buckets"),
-    [(1, [1]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (20, [1, 2, 4, 8, 16, 20]), (8, [1, 2, 4, 8])],
-)
-def test_buckets(max_rows: int, buckets: list[int]) -> None:
-    assert decode_buckets(max_rows) == buckets
-
-
-@pytest.mark.parametrize(
-    ("inputs", "bucket"),
-    [
-        (trash_decodes(1), 1),
-        (trash_decodes(3), 4),
-        (trash_decodes(8), 8),
-        (trash_decodes(9), None),
-        (trash_prefill(5), None),
-        (trash_prefill(1), 1),
-    ],
-    ids=["one", "padded", "largest", "too many", "prefill", "a prompt of one token is a decode in all but name"],
-)
-def test_only_steps_of_decodes_that_fit_use_a_graph(inputs: StepInputs, bucket: int | None) -> None:
-    assert Router(8, 64).bucket(inputs) == bucket
-
-
-def test_sequence_with_more_pages_than_the_graphs_use_no_graph() -> None:
-    assert Router(8, 0).bucket(trash_decodes(2)) is None
 
 
 class Notes:
@@ -79,9 +48,12 @@ class Notes:
         return lambda: self.log.append(("replay", 0))
 
 
+def ignore(_key: GraphKey) -> None: ...
+
+
 def test_graphs_are_captured_largest_first_after_one_plain_run_each() -> None:
     notes, progress = Notes(), []
-    shelf = GraphShelf(notes.capture, notes.make_run)
+    shelf = GraphShelf(notes.capture, notes.make_run, ignore)
     shelf.capture_all([GraphKey(n, GREEDY) for n in (1, 4, 2)], lambda done, total: progress.append((done, total)))
     assert [number for what, number in notes.log if what == "run"] == [4, 2, 1]
     assert [what for what, _ in notes.log] == ["run", "capture"] * 3
@@ -90,7 +62,7 @@ def test_graphs_are_captured_largest_first_after_one_plain_run_each() -> None:
 
 def test_after_a_restart_graphs_are_captured_one_at_a_time_most_used_first() -> None:
     notes = Notes()
-    shelf = GraphShelf(notes.capture, notes.make_run)
+    shelf = GraphShelf(notes.capture, notes.make_run, ignore)
     rows = [8, 4, 8] * 8
     for num_rows in rows:
         shelf.run(GraphKey(num_rows, GREEDY))
@@ -106,7 +78,7 @@ def refuse(run: Callable[[], None]) -> Callable[[], None]:
 
 def test_capture_that_fails_while_serving_is_logged_once_and_not_retried(caplog: pytest.LogCaptureFixture) -> None:
     notes = Notes()
-    shelf = GraphShelf(refuse, notes.make_run)
+    shelf = GraphShelf(refuse, notes.make_run, ignore)
     for _ in range(100):
         shelf.run(GraphKey(8, GREEDY))
     assert notes.log == [("run", 8)] * 100
@@ -299,14 +271,16 @@ def requests() -> list[Sequence]:
     return made
 
 
-def run(engine: NativeEngine, runner: Any) -> tuple[list[list[int]], list[torch.Tensor]]:
+def run(engine: NativeEngine, runner: Any, **sizes: int) -> tuple[list[list[int]], list[torch.Tensor]]:
     """All tokens, and all pages except the trash page. The pages are overwritten before the run."""
     before, engine.runner = engine.runner, runner
     pools = runner._mover._device
     try:
         for pool in pools:
             pool.fill_(7.0)
-        return engine.run(*requests(), max_num_seqs=4, prefill_chunk=32), [pool[1:].clone() for pool in pools]
+        return engine.run(*requests(), **{"max_num_seqs": 4, "prefill_chunk": 32, **sizes}), [
+            pool[1:].clone() for pool in pools
+        ]
     finally:
         engine.runner = before
 
@@ -327,6 +301,21 @@ def check_equal(engine: NativeEngine, runner: DeviceRunner, plain: Any) -> None:
     tokens, pages = run(engine, runner)
     assert tokens == expected_tokens
     assert all(torch.equal(a, b) for a, b in zip(pages, expected_pages, strict=True))
+
+
+def test_steps_with_prompts_have_the_same_tokens_as_graphs(engine: NativeEngine) -> None:
+    """With padding: decodes and chunks beside one another, prompts in several chunks, and all kinds of sampling."""
+    runner, sizes = with_graphs(engine, Rerun()), {"max_num_batched_tokens": 16}
+    expected_tokens, expected_pages = run(engine, engine.runner, **sizes)
+    assert runner._graphs is not None
+    with torch.inference_mode():
+        keys = [GraphKey(rows, SamplingKind.HOST, is_adapted, 16) for rows, is_adapted in ((0, False), (8, True))]
+        runner._graphs.capture_all(keys, lambda done, total: None)
+    tokens, pages = run(engine, runner, **sizes)
+    assert tokens == expected_tokens
+    for found, expected in zip(pages, expected_pages, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert runner.num_graph_steps == 3
 
 
 @pytest.mark.gpu
