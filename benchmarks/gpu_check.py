@@ -197,7 +197,8 @@ def begin(device: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
     out = arguments.out or default_file(report)
     for file in [*([out] if out.exists() else []), *arguments.add]:
         add(report, json.loads(file.read_text()))
-    return report | about()
+    # Reports may be merged on another machine than the one they are about.
+    return about() | report if arguments.parts == [] else report | about()
 
 
 def add(report: dict[str, Any], earlier: dict[str, Any]) -> None:
@@ -207,6 +208,9 @@ def add(report: dict[str, Any], earlier: dict[str, Any]) -> None:
         print(f"not added: a report of {earlier.get('device')}, which is not {report['device']}", flush=True)
         return
     report["device"] = report["device"] or earlier.get("device")
+    for name in about():
+        if name in earlier:
+            report.setdefault(name, earlier[name])
     for part in PARTS:
         if part.name in earlier:
             keep(report, part.name, earlier[part.name], earlier.get("seconds", {}).get(part.name, 0.0))

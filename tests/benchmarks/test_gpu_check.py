@@ -160,7 +160,7 @@ def test_reports_of_two_calls_are_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A part skipped for lack of time does not replace an earlier result; reports of another device are ignored."""
-    shared = {"is_dry": False, "device": "NVIDIA H200"}
+    shared = {"is_dry": False, "device": "NVIDIA H200", "hardware": "its host"}
     small = {"small": {"peer_workload": {"output_tokens_per_s": 60.0}}, "fp8": {"batch_1": {"tokens_per_s": 9.0}}}
     second = {"peers_small": {"sdpa continuous_batching": 20.0}, "fp8": {"error": "no time was left"}}
     other = {"large": {"batch_1": {"of_bandwidth": 1.0}}}
@@ -173,6 +173,7 @@ def test_reports_of_two_calls_are_merged(
     assert (found["ratios"], found["dropped"]) == ({"small": 3.0}, [])
     assert found["fp8"] == small["fp8"]
     assert "large" not in found
+    assert found["hardware"] == "its host"
     assert "A100" in capsys.readouterr().out
 
 
