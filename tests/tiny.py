@@ -141,7 +141,7 @@ def saved(folder: Path, build: Callable[[], PreTrainedModel], key: str) -> Path:
     return folder
 
 
-def prove(checkpoint: Path, dtype: str = "auto", *, lora_modules: tuple[str, ...] = ()) -> None:
+def prove(checkpoint: Path, dtype: str = "auto", *, kv_dtype: str = "auto", lora_modules: tuple[str, ...] = ()) -> None:
     """Run the self-test of a checkpoint's first start on the compiled kernels.
 
     A worker that starts afterwards does not need to import transformers, which is most of such a start; it is imported
@@ -153,7 +153,7 @@ def prove(checkpoint: Path, dtype: str = "auto", *, lora_modules: tuple[str, ...
     with tempfile.TemporaryDirectory() as run_dir:
         build_runner(
             ModelConfig(model=str(checkpoint), device="cpu", dtype=dtype, lora_modules=lora_modules),
-            CacheConfig(num_pages=16), SchedulerConfig(),
+            CacheConfig(num_pages=16, kv_dtype=kv_dtype), SchedulerConfig(),
             model_dir=checkpoint, run_dir=Path(run_dir), progress=lambda done, total: None,
         )  # fmt: skip
 

@@ -58,6 +58,7 @@ def tiny(folder: Path) -> Iterator[Driver]:
 
 
 def test_answers_with_8_bit_pages_are_unchanged_after_a_kill(folder: Path) -> None:
+    prove(folder, "bfloat16", kv_dtype="int8")
     with Driver(str(folder), dtype="bfloat16", kv_dtype="int8", num_pages=64, prefill_chunk=7) as driver:
         stream = driver.submit(PROMPTS[2], max_tokens=120, ignore_eos=True)
         next(iter(stream))

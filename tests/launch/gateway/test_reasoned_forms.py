@@ -13,7 +13,7 @@ import pytest
 from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.sse import stream
 from tests.launch.gateway.test_structured import CHAT, SCHEMA, TOOLS
-from tests.tiny import build_tiny_model, make_tiny_tokenizer
+from tests.tiny import build_tiny_model, make_tiny_tokenizer, prove
 from triptych import Driver
 from triptych.protocol.reasoning import END, START
 
@@ -33,6 +33,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     build_tiny_model("llama").save_pretrained(folder)
+    prove(folder)
     with Driver(str(folder), device="cpu", num_pages=256, max_restarts=100) as driver:
         yield driver
 
