@@ -90,8 +90,10 @@ def test_full_vocabulary_of_a_model_gives_the_same_tokens_in_a_graph_too(kind: s
         found.copy_(sample(logits, table, kind_of(rows)).token_ids)
 
     run()
-    # A sum that was rounded in another way may end between other tokens, of which some rows have a hundred thousand.
-    assert sum(a != b for a, b in zip(found.tolist(), expected, strict=True)) <= (kind != "greedy")
+    # A sum that was rounded in another way may end between other tokens: with a hundred thousand tokens of nearly the
+    # same weight, a rounding of float32 is a hundredth of one.
+    most = 0 if kind == "greedy" else num_rows // 10
+    assert sum(a != b for a, b in zip(found.tolist(), expected, strict=True)) <= most
     launched = found.tolist()
     found.zero_()
     with torch.inference_mode():  # as in a runner: torch's generator refuses captures of both kinds in one process
