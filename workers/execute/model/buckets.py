@@ -11,6 +11,7 @@ from ..step import StepInputs
 _FEW_CHUNKS, _MOST_CHUNKS = 4, 32
 _TOKENS_PER_CHUNK = 16  # a graph has room for chunks of so many tokens on average
 _CHUNK_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048)
+_MOST_TOKENS = 4096  # of a graph for steps that are full of prompts
 _SPREAD = 4  # factor between numbers of decodes beside chunks: 48 padded rows take less time than 16 tokens of a chunk
 _LEAST_SHARE = 0.8  # of launches: 0.95 with 512 tokens of an 8B model on an H100, 0.29 with 2048
 
@@ -58,7 +59,7 @@ def mixed_row_buckets(max_rows: int) -> list[int]:
 def chunk_buckets(max_tokens: int) -> list[int]:
     """Return the numbers of tokens of prompts that get a graph, of steps with at most ``max_tokens``."""
     sizes = [size for size in _CHUNK_TOKENS if size < max_tokens]
-    return [*sizes, max_tokens] if max_tokens <= _CHUNK_TOKENS[-1] else sizes
+    return [*sizes, max_tokens] if max_tokens <= _MOST_TOKENS else sizes
 
 
 class Router:

@@ -89,7 +89,13 @@ def test_steps_with_prompts_use_the_smallest_graph_that_holds_them(
 
 @pytest.mark.parametrize(
     ("max_tokens", "buckets"),
-    [(8, [8]), (64, [64]), (544, [64, 128, 256, 512, 544]), (4096, [64, 128, 256, 512, 768, 1024, 1536, 2048])],
+    [
+        (8, [8]),
+        (64, [64]),
+        (544, [64, 128, 256, 512, 544]),
+        (2304, [64, 128, 256, 512, 768, 1024, 1536, 2048, 2304]),  # the budget of a step by default
+        (8448, [64, 128, 256, 512, 768, 1024, 1536, 2048]),
+    ],
 )
 def test_chunk_buckets(max_tokens: int, buckets: list[int]) -> None:
     assert chunk_buckets(max_tokens) == buckets
