@@ -32,7 +32,7 @@ def ask(driver: Driver, question: str, **options: Any) -> Any:
 def test_every_builtin_is_answered_with_its_documentation() -> None:
     """In other dtypes and phrasings: tests/workers/execute/model/test_native_demo.py."""
     entries = load_entries()
-    with Driver(dtype="bfloat16") as driver:
+    with Driver() as driver:
         streams = [
             ask(driver, PHRASINGS[index % len(PHRASINGS)].format(name=entry.name))
             for index, entry in enumerate(entries)
