@@ -48,5 +48,5 @@ def test_user_without_a_home_directory_has_no_cache(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(pwd, "getpwuid", no_home)
     with pytest.raises(OSError, match="home"):
         cache_folder()
-    monkeypatch.setattr(proof, "_key", lambda *_: "key")
+    monkeypatch.setattr(proof, "outcome_key", lambda *_: "key")
     assert proof.ProofStore(tmp_path, ModelConfig()).find(tmp_path) is None
