@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from triptych.workers.execute.model import proof
+from triptych.workers.execute.model import device_proof, proof
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,4 +17,5 @@ def own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.getbasetemp() / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proof, "cache_folder", lambda: folder)
+        patch.setattr(device_proof, "cache_folder", lambda: folder)
         yield
