@@ -47,11 +47,11 @@ BUDGET_S = 465.0  # of one call: below eight minutes
 SETS = {
     "small": [
         LIMITS,
-        Part("numerics", "numerics", 100),
-        Part("small", "models", 90),
+        Part("numerics", "numerics", 130),
+        Part("small", "models", 75),
         Part("processes", "processes", 60),
         Part("recovery", "recovery", 75),
-        Part("attention", "kernels", 45),
+        Part("attention", "kernels", 35),
         Part("peers_small", "peers", 60),
     ],
     "large": [
