@@ -16,6 +16,8 @@ from tests.workers.execute.conftest import quick_interpreter as quick_interprete
 
 pytest.importorskip("triton")
 
+from benchmarks.gpu.table import ROWS, table
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu_check.py"
 
@@ -46,8 +48,8 @@ def test_parts_complete_in_a_dry_run(tmp_path: Path) -> None:
     gpu_check.run_part("small", str(tmp_path), is_dry=True)
     assert json.loads((tmp_path / "small.json").read_text())["overlapped_equals_serial"]
     assert report["dropped"] == []
-    last = done.stdout.splitlines()[-len(gpu_check.ROWS) :]
-    assert [line[:44].rstrip() for line in last] == [row.what for row in gpu_check.ROWS]
+    last = done.stdout.splitlines()[-len(ROWS) :]
+    assert [line[:44].rstrip() for line in last] == [row.what for row in ROWS]
 
 
 SCRIPT_OF_FAKES = """
@@ -138,7 +140,7 @@ def test_every_set_fits_into_a_call_and_begins_with_the_limits() -> None:
         assert parts[0].name == "limits"
         assert sum(part.budget_s for part in parts) <= gpu_check.BUDGET_S < 480
     both = {part.name for parts in gpu_check.SETS.values() for part in parts}
-    assert both >= {row.path.split(".")[0] for row in gpu_check.ROWS} - {"ratios"}
+    assert both >= {row.path.split(".")[0] for row in ROWS} - {"ratios"}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_table_says_what_was_met_missed_and_not_measured() -> None:
         "large": {"error": "exit code 1"},
         "processes": {"error": "needs pyzmq: not installed here"},
     }
-    lines = {line[:44].strip(): line[44:].split() for line in gpu_check.table(report).splitlines()[1:]}
+    lines = {line[:44].strip(): line[44:].split() for line in table(report).splitlines()[1:]}
     assert lines["0.6B, batch 32: idle share of the GPU"] == ["0.01", "<", "0.02", "met"]
     assert lines["0.6B, 256 requests, output tokens/s"] == ["10", ">=", "20000", "MISSED"]
     assert lines["8B, 256 x 1024/1024, output tokens/s"] == ["exit", "code", "1", ">=", "8500"]
