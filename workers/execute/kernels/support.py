@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 
@@ -30,8 +32,9 @@ def triton_version() -> str:
     return str(triton.__version__)
 
 
+@cache
 def has_compiled_kernels(device: torch.device) -> bool:
-    """Whether they run there as fast as they are meant to, and not interpreted."""
+    """Whether they run there as fast as they are meant to, and not interpreted. Each step asks, so it is kept."""
     if device.type != "cuda" or why_no_triton(device) is not None:
         return False
     import triton
