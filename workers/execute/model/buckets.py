@@ -28,6 +28,11 @@ class StepSize(NamedTuple):
         return min(_MOST_CHUNKS, max(_FEW_CHUNKS, self.num_chunk_tokens // _TOKENS_PER_CHUNK))
 
     @property
+    def num_seqs(self) -> int:
+        """Decodes and chunks; of a step with prompts, padding is one more chunk."""
+        return self.num_rows + self.num_chunks + 1 if self.num_chunk_tokens else self.num_rows
+
+    @property
     def num_tokens(self) -> int:
         return self.num_rows + self.num_chunk_tokens
 

@@ -117,7 +117,7 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     """Build the runner of a rank of ``group`` other than 0, the same way rank 0 builds its own: the collective
     operations must be issued in the same order on all ranks.
     """
-    configs = config.model, config.cache, config.scheduler.for_device(group.device.type)
+    configs = config.model, config.cache, config.scheduler  # as rank 0 has settled it
     adapters = load_adapters(config.model.adapters, family_of(folder))
     backends = Backends(*configs, group.device, folder, _no_progress, adapters=adapters, group=group)
     loaded = backends.with_tokenizer(None).load_transformers()

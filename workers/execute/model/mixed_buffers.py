@@ -27,7 +27,7 @@ class MixedBuffers:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
-        num_seqs = largest.num_rows + largest.num_chunks + 1
+        num_seqs = largest.num_seqs
         # As in ``DecodeBuffers``, one copy transfers the columns and the block tables.
         self._inputs = ints(_COLUMNS * largest.num_tokens + 3 * num_seqs + 1 + num_seqs * max_pages)
         self._tables = ints(num_seqs, max_pages)
@@ -35,7 +35,7 @@ class MixedBuffers:
 
     def step(self, size: StepSize, *, is_adapted: bool = False) -> DeviceStep:
         """Return the buffers as a step of this size."""
-        num_seqs = size.num_rows + size.num_chunks + 1
+        num_seqs = size.num_seqs
         lengths = (*[size.num_tokens] * _COLUMNS, num_seqs + 1, num_seqs, size.num_sampled)
         columns = torch.split(self._inputs[: sum(lengths)], list(lengths))
         token_ids, positions, slots, carried, adapters, starts, contexts, sample_rows = columns
@@ -55,7 +55,7 @@ class MixedBuffers:
         for row, column in zip(rows, (token_ids, positions, slots, carried, adapters), strict=True):
             if len(column):
                 row[:num_decodes], row[size.num_rows : end] = column[:num_decodes], column[num_decodes:]
-        num_seqs = size.num_rows + size.num_chunks + 1
+        num_seqs = size.num_seqs
         all_starts = np.arange(num_seqs + 1, dtype=np.int32)
         all_starts[size.num_rows :] = end
         all_starts[size.num_rows : shift + len(starts)] = starts[num_decodes:] + shift
