@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .endpoints import check_endpoint
 from .errors import ConfigError
 from .lora import LoraModule, parse_modules
 from .plain import checked, load_map, make, type_hints
+from .service_config import MAX_LEASE_S as MAX_LEASE_S
+from .service_config import MIN_LEASE_S as MIN_LEASE_S
+from .service_config import ServiceConfig as ServiceConfig
 from .settings import between, one_of, option, require
 
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
@@ -26,12 +28,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 BACKENDS = ("auto", "fused", "native", "transformers")
 KV_DTYPES = ("auto", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
-FLUSHES = ("none", "interval", "accept", "step")
 DEVICES = ("auto", "cpu", "cuda")
 CPU_NUM_SEQS, GPU_NUM_SEQS = 32, 256
 CPU_PREFILL_CHUNK, GPU_PREFILL_CHUNK = 512, 2048  # a GPU takes as long to launch 512 tokens as to compute them
 CPU_KV_FRACTION, GPU_KV_FRACTION = 0.5, 0.9  # a CPU shares its memory with everything else on the machine
-MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0  # how long an unread answer occupies memory
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
 _DEVICE = re.compile(r"cuda:[0-9]{1,3}")
@@ -253,81 +253,6 @@ class SchedulerConfig:
     def max_live(self) -> int:
         """Sequences that execute may hold at once: one per row, and half as many again prefilled ahead."""
         return max(self.num_rows + 1, 3 * self.num_rows // 2)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceConfig:
-    """The client-facing side: endpoints and limits."""
-
-    submit: str | None = option(
-        None,
-        "endpoint for requests: ipc://PATH instead of the one in the run directory, or an additional tcp://HOST:PORT",
-    )
-    follow: str | None = option(None, "endpoint for answers, as for submit")
-    curve_keys: str | None = option(None, "a folder made by triptych keys init; required for tcp:// endpoints")
-    share_requests: bool = option(False, "holders of any key may follow, abort and list all requests, by their ids")
-    max_client_requests: int = option(768, "unanswered requests per client; n choices or beams count as n")
-    max_client_bytes: int = option(48 << 20, "prompts per client that wait for the tokenizer, in bytes")
-    tokenize_timeout_s: float = option(30.0, "time limit for tokenizing one long prompt or chat")
-    max_queue: int = option(1024, "accepted requests that wait for a credit")
-    max_frame_bytes: int = option(8 << 20, "maximum size of a message from a client")
-    max_pending_bytes: int = option(64 << 20, "prompts that wait for the tokenizer, in bytes")
-    window_tokens: int = option(256, "tokens sent to a client beyond those it has acknowledged")
-    report_interval_ms: float | None = option(
-        None, "steps of at most half this time are reported together at this interval; by default 10 on a CPU, else 1"
-    )
-    grammar_timeout_s: float = option(2.0, "time limit for compiling a grammar for structured")
-    grammar_bytes: int = option(256 << 20, "memory limit for compiling a grammar for structured")
-    lease_s: float = option(10.0, "time without a follower after which a request is aborted and an answer dropped")
-    max_records: int = option(4096, "journal: requests accepted, running, or answered and not yet acknowledged")
-    arena_bytes: int = option(64 << 20, "journal: size of their prompts and tokens")
-    journal: str | None = option(
-        None, "path of the journal; on disk it survives a reboot; by default in the run directory"
-    )
-    journal_flush: str = option(
-        "accept",
-        f"for a journal on disk: {', '.join(FLUSHES)}; accept: before ACCEPTED, step: also after each step",
-    )
-    journal_flush_ms: float = option(100.0, "time between two flushes, for --journal-flush interval")
-
-    def __post_init__(self) -> None:
-        for name in ("submit", "follow"):
-            check_endpoint(name, getattr(self, name), has_keys=self.curve_keys is not None)
-        between("max_queue", self.max_queue, 1, 1 << 20)
-        between("max_frame_bytes", self.max_frame_bytes, 1 << 10, 1 << 30)
-        between("max_pending_bytes", self.max_pending_bytes, self.max_frame_bytes)
-        between("max_client_requests", self.max_client_requests, 1, 1 << 20)
-        between("max_client_bytes", self.max_client_bytes, 1, 1 << 40)
-        between("tokenize_timeout_s", self.tokenize_timeout_s, 0.01, 86_400)
-        between("window_tokens", self.window_tokens, 1, 1 << 20)
-        between("report_interval_ms", self.report_interval_ms, 0, 1000)
-        between("grammar_timeout_s", self.grammar_timeout_s, 0.05, 60)
-        between("grammar_bytes", self.grammar_bytes, 1 << 20, 1 << 40)
-        between("lease_s", self.lease_s, MIN_LEASE_S, MAX_LEASE_S)
-        one_of("journal_flush", self.journal_flush, FLUSHES)
-        between("journal_flush_ms", self.journal_flush_ms, 1, 60_000)
-        between("max_records", self.max_records, 1, 1 << 20)
-        between("arena_bytes", self.arena_bytes, 1 << 16, 1 << 40)
-
-    @property
-    def max_client_records(self) -> int:
-        """Journal records one client may hold, including unread answers: leaves room for other clients."""
-        return max(self.max_client_requests, self.max_records // 2)
-
-    @property
-    def flushes_accepted(self) -> bool:
-        """Whether a request is on the disk before its client is told ACCEPTED."""
-        return self.journal is not None and self.journal_flush in ("accept", "step")
-
-    @property
-    def flushes_steps(self) -> bool:
-        """Whether a token is on the disk before any client sees it."""
-        return self.journal is not None and self.journal_flush == "step"
-
-    @property
-    def flush_interval_s(self) -> float | None:
-        """Time between two background flushes; None if there are none."""
-        return self.journal_flush_ms / 1e3 if self.journal is not None and self.journal_flush == "interval" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
