@@ -189,6 +189,8 @@ class Supervisor:
         while not self._ended:
             try:
                 self._turn()
+            except SystemExit:  # from a handler of the log, as rich's does if nobody reads it: for the main thread only
+                continue
             except Exception as error:  # last line of defence: nothing may end this thread silently
                 logger.exception("the supervisor failed")
                 self._give_up(None, TriptychError(f"the supervisor failed: {error!r}"))

@@ -380,10 +380,9 @@ def _refuse_config_flags(context: typer.Context, connect: Path | str | None, *, 
 
 
 def _console(log_level: str, log_format: str = "text") -> Console:
-    """Standard error, for everything that is not an answer."""
-    from rich.console import Console
+    from .error_console import ErrorConsole
 
-    console = Console(stderr=True)
+    console = ErrorConsole()
     set_up_logging(log_level, console)
     if log_format == "json":
         set_up_stream_logging(log_level, log_format, process="driver")

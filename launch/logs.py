@@ -19,12 +19,13 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def set_up_logging(level: str, console: Console) -> None:
-    """Send this package's log to ``console``, above any progress bar there, and nowhere else.
+    """Send this package's log to ``console``, above any progress bar there, and nowhere else. A file, or a pipe whose
+    reader may come back, gets each line on its own: rich would collect those that it could not write.
 
     Raises:
         ConfigError: there is no such level.
     """
-    handler = _ConsoleHandler(console)
+    handler = _ConsoleHandler(console) if console.is_terminal else logging.StreamHandler(console.file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     _use(handler, level)
 

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver import driver as driver_module
 from triptych.driver import replacing
+from triptych.driver import supervisor as supervisor_module
 from triptych.driver import worker as worker_module
 from triptych.driver.processes import last_log_lines, log_of, open_cwd
 from triptych.driver.supervisor import CHECK_S, Supervisor
@@ -119,7 +121,11 @@ def test_replacements_are_counted(driver: Driver) -> None:
     assert driver.stats()["restarts"]["execute"] == before + 1
 
 
-def test_replacement_is_a_new_epoch(driver: Driver) -> None:
+def test_replacement_is_a_new_epoch_even_if_nobody_reads_the_log(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then rich's handler of logs raises SystemExit, in whichever thread writes a line."""
+    monkeypatch.setattr(supervisor_module.logger, "info", lambda *_: sys.exit(1))
     before = driver.stats()["prepare"]["epoch"]
     old = pid_of(driver, "prepare")
     driver.restart("prepare")
