@@ -233,8 +233,10 @@ def chat(
 ) -> None:
     """Chat with a model. Ctrl-C ends an answer, Ctrl-D the conversation."""
     from .chat import chat
+    from .output import check_shown
 
     _refuse_config_flags(context, connect)
+    check_shown(params, "n", "logprobs", "prompt_logprobs", how="a chat shows one answer, without logprobs")
     config = _with_model(config, model_name)
     console = _console(log_level)
     options = {**params.to_wire(), "lora": lora}

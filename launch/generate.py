@@ -15,7 +15,7 @@ from ..protocol.errors import ConfigError, PipelineClosed, RequestError
 from ..protocol.sampling import SamplingParams
 from .batch import Batch
 from .flags import OutputFormat
-from .output import Sink, Writer, check_output, make_writer, open_sink
+from .output import Sink, Writer, check_output, check_shown, make_writer, open_sink
 from .pipeline import Pipeline, open_pipeline
 from .progress import batch_bar
 from .prompts import Job, as_chat, jobs_from_lines, jobs_from_texts
@@ -53,6 +53,8 @@ def generate(
         OutputError: the answers cannot be written.
     """
     check_output(task.output, task.file)
+    if task.output_format is OutputFormat.text:
+        check_shown(task.params, "logprobs", "prompt_logprobs", how="a text has none: they need --format jsonl")
     jobs = _resume(task, _read(task), console) if task.resume else _read(task)
     if not jobs:
         return 0

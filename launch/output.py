@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ..driver.stream import Completion
 from ..protocol.errors import ConfigError, RequestError, TriptychError
+from ..protocol.sampling import SamplingParams
 from .flags import OutputFormat
 from .json_lines import json_line
 from .prompts import Job
@@ -51,6 +52,17 @@ def check_output(path: Path | None, source: Path | None) -> None:
     with suppress(OSError):  # one of them does not exist
         if path is not None and source is not None and path.samefile(source):
             raise ConfigError(f"output is {path}, which is the file with the requests", param="output")
+
+
+def check_shown(params: SamplingParams, *names: str, how: str) -> None:
+    """
+    Raises:
+        ConfigError: one of these parameters asks for something that is not shown.
+    """
+    default = SamplingParams()
+    for name in names:
+        if (value := getattr(params, name)) != getattr(default, name):
+            raise ConfigError(f"{name} is {value}, but {how}", param=name)
 
 
 @contextmanager

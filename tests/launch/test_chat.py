@@ -73,6 +73,12 @@ def test_unknown_command_shows_the_list_and_is_not_sent(chat: Triptych) -> None:
     assert "/reset" in outcome.err
 
 
+@pytest.mark.parametrize("flag", ["--n", "--logprobs"])
+def test_what_a_chat_cannot_show_is_refused(chat: Triptych, flag: str) -> None:
+    outcome = chat("first", flags=(flag, "2"))
+    assert outcome == (2, "", f"error: {flag[2:]} is 2, but a chat shows one answer, without logprobs\n")
+
+
 def test_refused_question_is_forgotten(chat: Triptych, run_dir: str) -> None:
     outcome = chat("x" * 5000, "second")
     assert "(prompt_too_long)" in outcome.err
