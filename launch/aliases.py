@@ -21,6 +21,7 @@ ALIASES = {
     "chunked-prefill-size": "prefill-chunk",  # SGLang
     "max-queued-requests": "max-queue",  # SGLang
     "shutdown-timeout": "drain-timeout",  # vLLM
+    "tool-call-parser": "tool-parser",  # vLLM, SGLang
     "max-new-tokens": "max-tokens",  # transformers
 }
 

@@ -19,6 +19,16 @@ TOOL_PARSERS = (
     "xlam", "none",
 )  # fmt: skip
 REASONING_PARSERS = ("auto", "harmony", "think", "none")
+# vLLM's names of these formats, where they differ.
+PARSERS_OF_VLLM = {
+    "deepseek_v3": "deepseek", "deepseek_v31": "deepseek", "ernie45": "hermes", "functiongemma": "gemma",
+    "glm47": "glm45", "granite4": "hermes", "hunyuan_a13b": "jamba", "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic", "minimax_m2": "minimax", "openai": "harmony", "phi4_mini_json": "granite",
+    "qwen3_xml": "qwen3_coder",
+}  # fmt: skip
+REASONING_PARSERS_OF_VLLM = {
+    "deepseek_r1": "think", "glm45": "think", "olmo3": "think", "openai_gptoss": "harmony", "qwen3": "think",
+}  # fmt: skip
 MAX_WORKERS = 64
 _ORIGIN = re.compile(r"https?://[^\s/?#@*]+")  # as browsers send it: without a path
 _URL = re.compile(r"https?://[^\s/?#]+\S*")
@@ -78,8 +88,9 @@ class GatewayConfig:
             text = f"otlp_traces_endpoint is {self.otlp_traces_endpoint!r}, must be http[s]://host[:port]/path"
             raise ConfigError(text, param="otlp_traces_endpoint")
         between("request_timeout_s", self.request_timeout_s, 0.01, 1e9)
-        one_of("tool_parser", self.tool_parser, TOOL_PARSERS)
-        one_of("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
+        one_of("tool_parser", PARSERS_OF_VLLM.get(self.tool_parser, self.tool_parser), TOOL_PARSERS)
+        name = self.reasoning_parser
+        one_of("reasoning_parser", REASONING_PARSERS_OF_VLLM.get(name, name), REASONING_PARSERS)
         one_of("log_format", self.log_format, LOG_FORMATS)
 
     def check_names(self, model: ModelConfig) -> None:

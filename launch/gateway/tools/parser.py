@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ....protocol.errors import encodable
+from ..config import PARSERS_OF_VLLM
 
 if TYPE_CHECKING:
     from .hermes import HermesParser
@@ -73,7 +74,7 @@ class ToolParser(Protocol):
 def find_parser(name: str, template: str) -> str:
     """The parser's name: as configured, or derived from the chat template; "none" if that has no known marks."""
     if name != "auto":
-        return name
+        return PARSERS_OF_VLLM.get(name, name)
     for words, parser in _MARKS:
         if all(word in template for word in words):
             return parser

@@ -13,6 +13,7 @@ from openai.types.responses import Response
 from tests.launch.gateway.conftest import Site
 from tests.launch.gateway.scripted import Dictation
 from tests.launch.gateway.sse import Event, stream, text_of
+from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.ids import new_id, read_id
 from triptych.launch.gateway.reasoning import Reasoning
 from triptych.launch.gateway.thoughts import ThoughtReader, find_reasoning_parser
@@ -100,6 +101,7 @@ def test_reasoning_is_detected_from_the_template() -> None:
     assert find_reasoning_parser("auto", "{{ m.content.split('</think>')[-1] }}") == "think"
     assert find_reasoning_parser("auto", "{{ messages }}") == "none"
     assert find_reasoning_parser("none", "</think>") == "none"
+    assert find_reasoning_parser(GatewayConfig(reasoning_parser="qwen3").reasoning_parser, "") == "think"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from triptych.launch.gateway.chat_messages import json_text
-from triptych.launch.gateway.config import TOOL_PARSERS
+from triptych.launch.gateway.config import PARSERS_OF_VLLM, TOOL_PARSERS, GatewayConfig
 from triptych.launch.gateway.errors import ApiError
 from triptych.launch.gateway.tools.parser import Call, Found, PlainText, find_parser, make_parser
 from triptych.launch.gateway.tools.values import value_of
@@ -237,6 +237,11 @@ def test_each_format_can_be_chosen_by_name() -> None:
     named = set(TOOL_PARSERS) - {"auto", "none"}
     assert named == {parser for parser, *_ in CASES} - {"llama3f", "none", "required", "named:time"} | {"harmony"}
     assert not [name for name in named if isinstance(make_parser(name), PlainText)]
+
+
+@pytest.mark.parametrize(("vllms", "own"), PARSERS_OF_VLLM.items())
+def test_vllms_names_are_accepted(vllms: str, own: str) -> None:
+    assert find_parser(GatewayConfig(tool_parser=vllms).tool_parser, "") == own in TOOL_PARSERS
 
 
 @pytest.mark.parametrize(
