@@ -68,6 +68,8 @@ def open_tensors(folder: Path) -> Checkpoint:
         return Fp8Checkpoint(folder, blocks, _names_of(family))
     with _reading(folder):
         layout, group_size = find_layout(settings)
+    if family in FAMILIES and FAMILIES[family].is_transposed:
+        raise Unsupported(f"its weights have four bits, in which the kernels do not support the matrices of {family}")
     return QuantisedCheckpoint(folder, layout, group_size, _names_of(family))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from itertools import product
@@ -29,6 +30,7 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.model.decoder_spec import Unsupported
 from triptych.workers.execute.model.native_build import NativeModel, NativeSetting, load_proven
 from triptych.workers.execute.model.native_proof import load_native
+from triptych.workers.execute.model.stored_weights import open_tensors
 from triptych.workers.execute.model.tokenizer import load_tokenizer
 
 Array = npt.NDArray[Any]
@@ -192,6 +194,13 @@ def test_unsupported_setting_is_named(layout: str, settings: dict[str, Any], rea
     stored, _ = make_pair("llama", layout, tmp_path, **settings)
     with pytest.raises(Unsupported, match=reason):
         load(stored)
+
+
+def test_family_with_transposed_matrices_is_named(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "quantization_config": LAYOUTS["gptq"][1]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Unsupported, match="do not support the matrices of gpt2"):
+        open_tensors(tmp_path)
 
 
 @pytest.mark.parametrize("order", ["reversed", "halves"])
