@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ...protocol.errors import RequestError, RequestTimeout, TriptychError
 from ..json_lines import in_one_line
@@ -21,6 +21,9 @@ from .errors import ClientGone, error_map
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+# Sent where there is nothing else to send for a while: proxies end connections that are silent, many after a minute,
+# which a long prompt or a call that is sent when it is complete may take.
+COMMENT, SILENCE_S = b": keep-alive\n\n", 15.0
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # otherwise nginx would buffer events
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -62,33 +65,51 @@ class EventStream(Response):
         self._on_close = on_close
         self._timeout_s, self._spent_s = timeout_s, spent_s
         self._failure_events = failure_events
+        self._has_sent = False  # since the last look
+        self._turn = asyncio.Lock()  # to send
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             with suppress(ClientGone):
-                await unless_gone(receive, self._send_all(send))
+                await unless_gone(receive, self._keep_alive(send))
         finally:
             self._on_close()
+
+    async def _keep_alive(self, send: Send) -> None:
+        breaking = asyncio.create_task(self._break_silence(send))
+        try:
+            await self._send_all(send)
+        finally:
+            breaking.cancel()
+
+    async def _break_silence(self, send: Send) -> None:
+        while True:
+            self._has_sent = False
+            await asyncio.sleep(SILENCE_S)
+            if not self._has_sent and not self._turn.locked():  # locked: the client does not read what is there
+                await self._put(send, COMMENT)
 
     async def _send_all(self, send: Send) -> None:
         try:
             with anyio.fail_after(_left_s(self._timeout_s, self._spent_s)):
                 async for chunk in self._events:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await self._put(send, chunk)
         except TimeoutError:
-            await send(_last(self._failure_events(late(self._timeout_s))))
+            await self._put(send, self._failure_events(late(self._timeout_s)), is_last=True)
         except TriptychError as error:
-            await send(_last(self._failure_events(error)))
+            await self._put(send, self._failure_events(error), is_last=True)
         except Exception as error:  # the headers have been sent, so the error can only go into the stream
             logger.exception("a stream failed")
-            await send(_last(self._failure_events(RequestError(f"internal error: {type(error).__name__}"))))
+            told = RequestError(f"internal error: {type(error).__name__}")
+            await self._put(send, self._failure_events(told), is_last=True)
         else:
-            await send(_last(b""))
+            await self._put(send, b"", is_last=True)
 
-
-def _last(body: bytes) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": False}
+    async def _put(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
+        async with self._turn:
+            self._has_sent = True
+            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:

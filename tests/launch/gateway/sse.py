@@ -18,6 +18,8 @@ class Event(NamedTuple):
 def events(reply: httpx2.Response) -> Iterator[Event]:
     fields: dict[str, str] = {}
     for line in reply.iter_lines():
+        if line.startswith(":"):
+            continue
         if line:
             name, _, value = line.partition(": ")
             assert name in ("data", "id", "event"), line
