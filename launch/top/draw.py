@@ -47,7 +47,7 @@ def bar(parts: Iterable[Part], width: int) -> Text:
 def progress(done: int, total: int, width: int, style: str = "cyan") -> Text:
     """How much of a whole is done; the bar is empty only if nothing is."""
     length = max(round(width * min(done, total) / total), min(done, 1)) if total > 0 else 0
-    return Text("█" * length, style) + Text("░" * (width - length), "dim")
+    return Text("█" * length, style, no_wrap=True) + Text("░" * (width - length), "dim")
 
 
 def age(seconds: float) -> str:

@@ -116,7 +116,9 @@ def _requests(state: State, *, width: int, rows: int | None) -> RenderableType:
     is_wide = width >= 100
     table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for name, justify in _columns(state, is_wide):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        # Of columns that may wrap, rich takes the room that is missing; their texts are cut instead.
+        may_wrap = name in ("request", "")
+        table.add_column(name, justify=justify, no_wrap=not may_wrap)  # type: ignore[arg-type]
     for line in shown:
         table.add_row(*_row(line, sample.requests.age_s(line), bar_width=max(8, width // 5), is_wide=is_wide))
     hidden = len(lines) - len(shown) + sample.requests.num_left_out
@@ -136,7 +138,7 @@ def _row(line: RequestLine, age_s: float, *, bar_width: int, is_wide: bool) -> l
     style = STATE_STYLES.get(line.state, "")
     name = printable(line.request_id)  # chosen by a client: brackets in it must not be markup
     narrow = [
-        Text(name if is_wide or len(name) <= 12 else name[:11] + "…"),
+        Text(name if is_wide or len(name) <= 12 else name[:11] + "…", no_wrap=True, overflow="ellipsis"),
         Text(line.state, style),
         progress(line.num_tokens, line.max_tokens, bar_width, style),
         f"{line.num_tokens}/{line.max_tokens}",

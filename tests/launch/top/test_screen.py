@@ -86,6 +86,13 @@ def test_request_is_a_line_with_its_progress() -> None:
     assert row.split() == ["mine", "decode", "████████░░░░░░░░", "50/100", "20", "10", "4.0s"]
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_long_id_leaves_room_for_the_numbers(width: int) -> None:
+    shown = drawn(state_of(sample(line("chatcmpl-" + 32 * "0", num_tokens=1000))), width)
+    assert re.search(r"chat\S*… .* 1000/100 +20 +10 +4\.0s", shown), shown
+    assert re.search(r"tokens +prompt +tok/s +age", shown), shown
+
+
 def test_ended_requests_come_last_and_the_order_can_be_chosen() -> None:
     state = state_of(
         sample(line("a", state="ended"), line("b", num_tokens=1, tps=9.0), line("c", num_tokens=9, tps=3.0))
