@@ -26,8 +26,9 @@ def listen(address: str) -> socket.socket:
     """
     try:
         return _listen_unix(address[len(_UNIX) :]) if _is_path(address) else _listen_tcp(*split_address(address))
-    except OSError as error:
-        raise ConfigError(f"cannot listen at {address}: {error.strerror or error}", param="http") from error
+    except (OSError, UnicodeError) as error:  # the latter: no name of a host
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen at {address}: {reason}", param="http") from error
 
 
 @contextlib.contextmanager
@@ -64,6 +65,8 @@ def split_address(address: str) -> tuple[str, int]:
         raise ConfigError(f"http is {address!r:.80}, the form is HOST:PORT, :PORT or unix:PATH", param="http")
     if len(port.lstrip("0")) > len(str(MAX_PORT)) or int(port) > MAX_PORT:
         raise ConfigError(f"http is {address!r:.80}: port {port:.20}, the limits are 0 and {MAX_PORT}", param="http")
+    if host == "*":  # to glibc, the loopback address
+        raise ConfigError(f"http is {address!r}, all addresses are 0.0.0.0:{port} or [::]:{port}", param="http")
     return host.strip("[]") or DEFAULT_HOST, int(port)
 
 

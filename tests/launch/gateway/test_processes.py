@@ -234,11 +234,16 @@ def test_addresses(address: str, expected: tuple[str, int]) -> None:
     assert split_address(address) == expected
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:port", ":70000", "host:-1", "unix:"])
+@pytest.mark.parametrize("address", ["", "host", "host:port", ":70000", "host:-1", "*:1", "unix:"])
 def test_malformed_address_is_refused(address: str) -> None:
     for refuse in (check_address, listen):
         with pytest.raises(ConfigError, match="http is"):
             refuse(address)
+
+
+def test_name_that_no_host_can_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen at a\.\.b:0: "):
+        listen("a..b:0")
 
 
 def test_occupied_address_is_refused_with_its_name() -> None:
