@@ -87,5 +87,7 @@ class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
+        except OSError:  # the terminal is gone: rich would keep all lines, and try to write them again with each one
+            self._console.quiet = True
         except Exception:
             self.handleError(record)
