@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigError
 from .json_lines import in_one_line
+from .report import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +87,7 @@ class _ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
+            say(self._console, self.format(record), "none")
         except OSError:  # the terminal is gone: rich would keep all lines, and try to write them again with each one
             self._console.quiet = True
         except Exception:

@@ -25,7 +25,7 @@ def say(console: Console, text: str, style: str = "dim", *, is_wrapped: bool = F
     ``is_wrapped``: on a terminal, break long lines between words.
     """
     soft_wrap = not (is_wrapped and console.is_terminal)
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=soft_wrap)
+    console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=soft_wrap)
 
 
 def number(value: float) -> str:
@@ -98,23 +98,26 @@ def ledger_table(ledgers: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
     """Names and values, one per line."""
+    from rich.text import Text
+
     table = _table(title, "")
     values = table.columns[1]
     values.justify, values.no_wrap, values.overflow = "left", False, "fold"  # some are sentences or long paths
     for name, value in facts.items():
         if name == "histograms":  # meant for /metrics
             continue
-        table.add_row(name.replace("_", " "), _cell(value))
+        table.add_row(name.replace("_", " "), Text(_cell(value)))  # a path or a token may look like markup
     return table
 
 
 def _table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+        table.add_column(Text(column), justify="right" if index else "left", no_wrap=True)
     return table
 
 

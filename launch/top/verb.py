@@ -21,6 +21,7 @@ from ...protocol.messages import MAX_REQUEST_ROWS
 from ...protocol.run_dir import CONFIG_FILE
 from ..find import the_running_pipeline
 from ..pipeline import connected
+from ..report import say
 from ..watch.watched import Sample
 from .screen import frame
 from .state import State
@@ -58,7 +59,7 @@ def top(run_dir: Path | None, *, once: bool, interval_s: float) -> int:
             except KeyboardInterrupt:
                 has_ended = False
     if has_ended:
-        console.print(f"the pipeline in {run_dir} has ended", highlight=False)
+        say(console, f"the pipeline in {run_dir} has ended", "none")
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from triptych.launch.report import facts_table
+from triptych.launch.report import facts_table, say
 
 WHY = "the modules of transformers run the model, which takes 3 to 10 times as long as the compiled kernels"
 PATH = "/" + "x" * 70
@@ -19,3 +19,11 @@ def test_narrow_table_has_every_name_and_every_word() -> None:
     assert WHY in " ".join(values)
     assert PATH in "".join(values)
     assert values[names.index("none")] == "-"
+
+
+def test_what_looks_like_markup_is_shown_as_it_is() -> None:
+    console, texts = Console(width=80), ["a[int4].trace", "/models/b[int4]", "[/INST] :key:"]
+    with console.capture() as capture:
+        console.print(facts_table(texts[0], {"model": texts[1], "token": texts[2]}))
+        say(console, "".join(texts))
+    assert [text for text in (*texts, "".join(texts)) if text not in capture.get()] == []
