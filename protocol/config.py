@@ -32,6 +32,7 @@ DEVICES = ("auto", "cpu", "cuda")
 CPU_NUM_SEQS, GPU_NUM_SEQS = 32, 256
 CPU_PREFILL_CHUNK, GPU_PREFILL_CHUNK = 512, 2048  # a GPU takes as long to launch 512 tokens as to compute them
 CPU_KV_FRACTION, GPU_KV_FRACTION = 0.5, 0.9  # a CPU shares its memory with everything else on the machine
+CPU_PAGE_SIZE, GPU_PAGE_SIZE = 16, 64  # a GPU looks up a page once for all keys of a tile, if they lie in one
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
 _DEVICE = re.compile(r"cuda:[0-9]{1,3}")
@@ -117,7 +118,9 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    page_size: int = option(16, "tokens per KV page, a power of two")
+    page_size: int | None = option(
+        None, f"tokens per KV page, a power of two; by default {CPU_PAGE_SIZE} on a CPU, {GPU_PAGE_SIZE} on a GPU"
+    )
     num_pages: int | None = option(None, "KV pages; by default as many as the memory allows")
     kv_dtype: str = option("auto", "dtype of keys and values: auto is the model's own, int8 halves the memory (CPU)")
     kv_memory_fraction: float | None = option(
@@ -134,7 +137,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
-        is_page = 1 <= self.page_size <= 4096 and self.page_size & (self.page_size - 1) == 0
+        is_page = 1 <= self.page_tokens <= 4096 and self.page_tokens & (self.page_tokens - 1) == 0
         require(is_page, "page_size", f"is {self.page_size}, it must be a power of two from 1 to 4096")
         between("num_pages", self.num_pages, 2, 2**31 - 1)
         require(
@@ -146,11 +149,25 @@ class CacheConfig:
         between("state_snapshots", self.state_snapshots, 0, 2**20)
         between("max_kv_bytes", self.max_kv_bytes, 1 << 20)
 
-    def memory_fraction(self, device: str) -> float:
-        """``kv_memory_fraction``, on a device of this type unless it was set."""
-        if self.kv_memory_fraction is not None:
-            return self.kv_memory_fraction
-        return CPU_KV_FRACTION if device == "cpu" else GPU_KV_FRACTION
+    def for_device(self, device: str) -> CacheConfig:
+        """The same, with the defaults of a device of this type for what was not set."""
+        if device == "cpu":
+            return self
+        return replace(
+            self,
+            page_size=GPU_PAGE_SIZE if self.page_size is None else self.page_size,
+            kv_memory_fraction=self.kv_memory_fraction or GPU_KV_FRACTION,
+        )
+
+    @property
+    def page_tokens(self) -> int:
+        """``page_size``; unless it was set, that of a CPU."""
+        return CPU_PAGE_SIZE if self.page_size is None else self.page_size
+
+    @property
+    def memory_fraction(self) -> float:
+        """``kv_memory_fraction``; unless it was set, that of a CPU."""
+        return self.kv_memory_fraction or CPU_KV_FRACTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,6 @@ def processes(setting: Setting, note: Notes) -> None:
         device=setting.device.type,
         backend="transformers" if setting.is_dry else "fused",
         max_model_len=setting.size(2048, 128),
-        page_size=setting.size(64, 16),  # as in the previous part, whose kernels are cached
         num_pages=setting.size(2_000, 64),  # 15 GB; both the driver's worker and the runner here have that many
     )
     with tempfile.TemporaryDirectory() as run_dir, Driver(config=config) as driver:

@@ -67,9 +67,7 @@ def load(
                     **options,
                 }
             ),
-            CacheConfig(
-                page_size=setting.size(64, 16), kv_memory_fraction=0.9, num_pages=32 if setting.is_dry else None
-            ),
+            CacheConfig(num_pages=32 if setting.is_dry else None),
             scheduler_config,
             model_dir=folder,
             run_dir=Path(run_dir),

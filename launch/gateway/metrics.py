@@ -110,7 +110,7 @@ def _vllm(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator[Met
         "vllm:cache_config_info", "configuration of the KV cache",
         labels=["model_name", "block_size", "cache_dtype", "num_gpu_blocks", "enable_prefix_caching"],
     )  # fmt: skip
-    labels = (name, str(cache.page_size), cache.kv_dtype, str(execute["pages"]), str(cache.prefix_cache))
+    labels = (name, str(gateway.card.page_size), cache.kv_dtype, str(execute["pages"]), str(cache.prefix_cache))
     info.add_metric(labels, 1)
     yield info
 

@@ -60,7 +60,7 @@ def replay(
             arrivals,
             lambda: make_scheduler(config, max_model_len),
             prices,
-            router=make_router(options.router, config.cache.page_size),
+            router=make_router(options.router, config.cache.page_tokens),
             num_replicas=options.replicas,
             progress=progress,
         )
@@ -114,7 +114,7 @@ def _settings(options: StudyOptions, config: EngineConfig, prices: Prices) -> di
         "policy": scheduler.policy,
         "max_num_seqs": scheduler.num_rows,
         "token_budget": scheduler.token_budget,
-        "page_size": cache.page_size,
+        "page_size": cache.page_tokens,
         "num_pages": cache.num_pages or DEFAULT_PAGES,
         "prefix_cache": cache.prefix_cache,
         "cost_ms": {name: float(f"{value:.6g}") for name, value in prices._asdict().items()},

@@ -50,7 +50,7 @@ def make_scheduler(config: EngineConfig, max_model_len: int) -> Scheduler:
     cache = config.cache
     return Scheduler(
         config.scheduler,
-        page_size=cache.page_size,
+        page_size=cache.page_tokens,
         num_pages=cache.num_pages or DEFAULT_PAGES,
         max_model_len=max_model_len,
         prefix_cache=cache.prefix_cache,

@@ -89,8 +89,8 @@ def test_value_beyond_its_limit_is_refused_with_value_and_name(name: str, value:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("page_size", "16", "page_size must be int, got '16'"),
-        ("page_size", 16.0, "page_size must be int, got 16.0"),
+        ("host_pages", "16", "host_pages must be int, got '16'"),
+        ("page_size", 16.0, "page_size must be int | None, got 16.0"),
         ("max_num_seqs", True, "max_num_seqs must be int | None, got True"),
         ("kv_memory_fraction", "half", "kv_memory_fraction must be float | None, got 'half'"),
         ("spares", 1, "spares must be bool, got 1"),

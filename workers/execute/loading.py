@@ -49,11 +49,11 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
 
 
 def _as_before(config: PipelineConfig, known: ModelCard) -> PipelineConfig:
-    """The settings of a restart. The number of pages is that of the first start, as requests admitted under it must
-    still fit, and so is the device: if its GPU is lost, its pages would fill the memory of the machine instead.
+    """The settings of a restart. The pages are those of the first start, as requests admitted under it must still fit,
+    and so is the device: if its GPU is lost, its pages would fill the memory of the machine instead.
     """
     device = known.device if config.model.device == "auto" else config.model.device
-    cache = replace(config.cache, num_pages=known.num_pages)
+    cache = replace(config.cache, num_pages=known.num_pages, page_size=known.page_size)
     return replace(config, model=replace(config.model, device=device), cache=cache)
 
 

@@ -43,7 +43,7 @@ def figures(
         requests,
         lambda: make_scheduler(config, 4096),
         prices,
-        router=make_router(router, config.cache.page_size),
+        router=make_router(router, config.cache.page_tokens),
         num_replicas=replicas,
     )
 

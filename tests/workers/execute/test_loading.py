@@ -59,10 +59,19 @@ def test_gpu_serves_more_at_once(device: str, options: dict[str, Any], settled: 
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "settled"), [(None, "cpu", 0.5), (None, "cuda", 0.9), (0.7, "cpu", 0.7), (0.7, "cuda", 0.7)]
+    ("device", "options", "settled"),
+    [
+        ("cpu", {}, (16, 0.5)),
+        ("cuda", {}, (64, 0.9)),
+        ("cpu", {"page_size": 8, "kv_memory_fraction": 0.7}, (8, 0.7)),
+        ("cuda", {"page_size": 8, "kv_memory_fraction": 0.7}, (8, 0.7)),
+    ],
 )
-def test_pages_may_use_most_of_a_gpu(asked: float | None, device: str, settled: float) -> None:
-    assert CacheConfig(kv_memory_fraction=asked).memory_fraction(device) == settled
+def test_gpu_has_larger_pages_and_more_of_its_memory_for_them(
+    device: str, options: dict[str, Any], settled: tuple[int, float]
+) -> None:
+    cache = CacheConfig(**options).for_device(device)
+    assert (cache.page_tokens, cache.memory_fraction) == settled
 
 
 @pytest.mark.parametrize(

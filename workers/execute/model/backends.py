@@ -178,7 +178,7 @@ class Backends:
             dtype=self.config.dtype,
             quantization=self.config.quantization,
             is_invariant=self.config.deterministic,
-            page_size=self.cache.page_size,
+            page_size=self.cache.page_tokens,
             device=self.device,
             adapters=self.adapters,
             progress=self.progress,
@@ -207,7 +207,7 @@ class Backends:
             Sampler(facts.eos_token_ids),
             device=self.device,
             max_sampled=self.scheduler.max_live,
-            max_pages=-(-size.max_model_len // self.cache.page_size),
+            max_pages=-(-size.max_model_len // self.cache.page_tokens),
             capture=CudaGraphCapture() if is_graphed else None,
             is_adapted=bool(self.adapters),
             **self._runner_sizes(size),
@@ -307,7 +307,7 @@ class Backends:
         return NativeSetting(
             quantization=config.quantization,
             kernels=config.kernels,
-            page_size=self.cache.page_size,
+            page_size=self.cache.page_tokens,
             kv_dtype=self.cache.kv_dtype,
             threads=config.threads,
             overlaps=config.overlap and num_processors() > 1,
@@ -346,7 +346,7 @@ class Backends:
         def make_runner(size: PoolSize) -> StepRunner:
             return on_pages.make_runner(
                 size,
-                page_size=self.cache.page_size,
+                page_size=self.cache.page_tokens,
                 num_state_rows=self.num_state_rows,
                 sizes=self._runner_sizes(size),
                 ranks=self.ranks,

@@ -50,16 +50,16 @@ def build_runner(
     device = take_device(model_config.device)
     folder = find_checkpoint(model_dir)
     adapters = load_adapters(model_config.adapters, family_of(folder))
-    scheduler = scheduler_config.for_device(device.type)
-    backends = Backends(model_config, cache_config, scheduler, device, folder, progress, adapters=adapters)
-    proofs = ProofStore(folder, model_config, cache_config.kv_dtype)
+    cache, scheduler = cache_config.for_device(device.type), scheduler_config.for_device(device.type)
+    backends = Backends(model_config, cache, scheduler, device, folder, progress, adapters=adapters)
+    proofs = ProofStore(folder, model_config, cache.kv_dtype)
     loaded = backends.load_proven(proofs, run_dir)
     if loaded is None:
         backends = backends.with_tokenizer(run_dir).with_ranks(run_dir)
         loaded = backends.load_fused() or backends.load_native(proofs, run_dir) or backends.load_transformers()
-    if loaded.state_bytes and cache_config.host_pages:
+    if loaded.state_bytes and cache.host_pages:
         raise ConfigError(
-            f"host_pages is {cache_config.host_pages}, the limit is 0: {loaded.facts.model_type} has recurrent "
+            f"host_pages is {cache.host_pages}, the limit is 0: {loaded.facts.model_type} has recurrent "
             "layers, whose states are not swapped",
             param="host_pages",
         )
@@ -89,7 +89,7 @@ def _model_card(
         vocab_size=facts.vocab_size,
         max_model_len=size.max_model_len,
         eos_token_ids=facts.eos_token_ids,
-        page_size=backends.cache.page_size,
+        page_size=backends.cache.page_tokens,
         num_pages=size.num_pages,
         max_num_seqs=scheduler.num_rows,
         max_live=scheduler.max_live,
@@ -106,9 +106,9 @@ def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path, draft_folde
         ConfigError: a start with this config would fail.
     """
     adapters, device = load_adapters(config.model.adapters, family_of(folder)), take_device(config.model.device)
-    scheduler = config.scheduler.for_device(device.type)
-    backends = Backends(config.model, config.cache, scheduler, device, folder, _no_progress, adapters=adapters)
-    backends.prove(ProofStore(folder, config.model, config.cache.kv_dtype), run_dir)
+    cache, scheduler = config.cache.for_device(device.type), config.scheduler.for_device(device.type)
+    backends = Backends(config.model, cache, scheduler, device, folder, _no_progress, adapters=adapters)
+    backends.prove(ProofStore(folder, config.model, cache.kv_dtype), run_dir)
     if draft_folder:
         prove_draft(backends, draft_folder, run_dir)
 

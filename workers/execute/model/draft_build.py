@@ -33,7 +33,7 @@ class DraftBuild:
         """Build the draft model with as many pages as the target model has; it proposes only ids below ``vocab_size``,
         which the target model knows.
         """
-        page_size = self.backends.cache.page_size
+        page_size = self.backends.cache.page_tokens
         num_pages = size.num_pages + DraftModel.scratch_pages(page_size)
         return DraftModel(
             self.loaded.make_runner(PoolSize(num_pages, size.max_model_len)),

@@ -53,19 +53,19 @@ def size_pages(
     Raises:
         ConfigError: no page fits, or the longest sequence does not fit and may not be shortened.
     """
-    num_needed = -(-max_model_len // cache.page_size)
+    num_needed = -(-max_model_len // cache.page_tokens)
     num_pages = cache.num_pages
     if num_pages is None:
-        budget_bytes = int(cache.memory_fraction("cpu" if on_cpu else "gpu") * available_bytes)
+        budget_bytes = int(cache.memory_fraction * available_bytes)
         if on_cpu:
             budget_bytes = min(budget_bytes, cache.max_kv_bytes)
-        page_bytes = (bytes_per_token or _BYTES_WITHOUT_PAGES) * cache.page_size
+        page_bytes = (bytes_per_token or _BYTES_WITHOUT_PAGES) * cache.page_tokens
         num_affordable = budget_bytes // page_bytes - 1  # one is the trash page
         num_pages = min(num_affordable, max_live * num_needed)
     if num_pages >= num_needed:
         return PoolSize(num_pages, max_model_len)
     room = (
-        f"{max(num_pages, 0)} pages of {cache.page_size} tokens, {bytes_per_token} bytes a token, "
+        f"{max(num_pages, 0)} pages of {cache.page_tokens} tokens, {bytes_per_token} bytes a token, "
         f"{available_bytes / _GiB:.2f} GiB free"
     )
     if num_pages < 1 or not may_shrink:
@@ -74,8 +74,8 @@ def size_pages(
             "lower max_model_len or raise num_pages, kv_memory_fraction or max_kv_bytes",
             param="max_model_len",
         )
-    logger.warning("max_model_len is reduced from %d to %d: %s", max_model_len, num_pages * cache.page_size, room)
-    return PoolSize(num_pages, num_pages * cache.page_size)
+    logger.warning("max_model_len is reduced from %d to %d: %s", max_model_len, num_pages * cache.page_tokens, room)
+    return PoolSize(num_pages, num_pages * cache.page_tokens)
 
 
 def bytes_per_token(shapes: Iterable[LayerShape]) -> int:
