@@ -134,20 +134,20 @@ def test_restart_captures_only_graphs_whose_memory_the_others_share(
 
 
 @pytest.mark.parametrize(("configured", "used"), [("auto", "cuda:1"), ("cuda", "cuda")])
-def test_restart_stays_on_the_device_and_keeps_the_number_of_pages(
+def test_restart_stays_on_the_device_and_keeps_the_pages(
     configured: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPU may be lost, and the pages that it held may be more than the machine has memory for."""
-    replace(CARD, device="cuda:1", num_pages=77).publish(tmp_path)
-    found: list[tuple[str, int | None]] = []
+    replace(CARD, device="cuda:1", num_pages=77, page_size=32).publish(tmp_path)
+    found: list[tuple[str, int | None, int | None]] = []
 
     def build(model: ModelConfig, cache: CacheConfig, *_: Any, **__: Any) -> tuple[Any, ModelCard]:
-        found.append((model.device, cache.num_pages))
+        found.append((model.device, cache.num_pages, cache.page_size))
         return SimpleNamespace(warm_up=lambda: 0.5, capture_largest=lambda: 0), CARD
 
     monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", build)
     loading.load_runner(make_context(tmp_path, device=configured))
-    assert found == [(used, 77)]
+    assert found == [(used, 77, 32)]
 
 
 def make_context(folder: Path, **model: Any) -> Any:

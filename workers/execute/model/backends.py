@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,6 +54,7 @@ class Loaded(NamedTuple):
     backend: str
     shapes: list[LayerShape]
     make_runner: Callable[[PoolSize], StepRunner]
+    make_follower: Callable[[PoolSize], StepRunner] | None = None  # of ranks: computes its share and orders nothing
     state_bytes: int = 0  # of the states of recurrent layers; 0: there are none
 
 
@@ -118,9 +120,10 @@ class Backends:
         """The pool size, common to all ranks and the draft model. Ranks share memory on a CPU, but not on GPUs."""
         on_cpu, longest = self.device.type == "cpu", wanted_len(self.config, loaded.facts)
         shapes = loaded.shapes + (draft.shapes if draft else [])
-        # No trial run on several ranks: a rank that computes alone would put them out of step.
-        is_tried = not self.cache.num_pages and self.group.size == 1
-        overhead = step_overhead(loaded.make_runner, self.device, longest) if is_tried else 0
+        # On several ranks, each tries the same steps by itself, like everything else before the first order.
+        make = loaded.make_runner if self.group.size == 1 else loaded.make_follower
+        assert make is not None, "a model on several ranks can follow"
+        overhead = 0 if self.cache.num_pages else step_overhead(make, self.device, longest)
         return size_pages(
             self.cache,
             bytes_per_token=bytes_per_token(shapes) * (self.group.size if on_cpu else 1),
@@ -291,7 +294,7 @@ class Backends:
             return NativeRunner(decoder, Sampler(facts.eos_token_ids), **self._runner_sizes(size))
 
         state_bytes = native.state_bytes(self.num_state_rows)
-        return Loaded(facts, native.dtype, native.backend, native.shapes, make_runner, state_bytes)
+        return Loaded(facts, native.dtype, native.backend, native.shapes, make_runner, state_bytes=state_bytes)
 
     def _why_not_native(self) -> str | None:
         config = self.config
@@ -343,13 +346,13 @@ class Backends:
             reasons = "; nor can it run on ".join((str(error), *self.refusals))
             raise ConfigError(reasons, param=error.param) from error
 
-        def make_runner(size: PoolSize) -> StepRunner:
+        def make_runner(size: PoolSize, ranks: Ranks | None) -> StepRunner:
             return on_pages.make_runner(
                 size,
                 page_size=self.cache.page_tokens,
                 num_state_rows=self.num_state_rows,
                 sizes=self._runner_sizes(size),
-                ranks=self.ranks,
+                ranks=ranks,
                 on_device=lambda forward, caches: self._device_runner(
                     forward, caches, on_pages.facts, size, keeps_states=on_pages.keeps_states
                 ),
@@ -360,7 +363,8 @@ class Backends:
             on_pages.model.dtype,
             on_pages.backend,
             list(on_pages.memory.pages.values()),
-            make_runner,
+            partial(make_runner, ranks=self.ranks),
+            partial(make_runner, ranks=None),
             on_pages.memory.states.num_bytes(self.num_state_rows),
         )
 

@@ -86,6 +86,12 @@ def check_divides(config: PretrainedConfig, device: torch.device, size: int) -> 
     ):
         if count % size:
             _refuse(f"tensor_parallel_size is {size}, which does not divide the model's {count} {what}")
+    if device.index:
+        last = f"cuda:{size - 1}"
+        _refuse(
+            f"tensor_parallel_size is {size}, which takes cuda:0 to {last}, and the device is {str(device)!r}: set "
+            "CUDA_VISIBLE_DEVICES to the devices to be used"
+        )
     if device.type == "cuda" and torch.cuda.device_count() < size:
         _refuse(f"tensor_parallel_size is {size}, torch sees {torch.cuda.device_count()} CUDA devices")
     if device.type == "cpu" and torch.cuda.is_available():  # transformers uses the GPU regardless

@@ -69,11 +69,13 @@ class ModelOnPages:
         ranks: Ranks | None,
         on_device: Callable[[DeviceForward, Iterable[LayerCache]], StepRunner],
     ) -> StepRunner:
-        """``sizes`` are those of ``StepRunner``; ``on_device`` makes the runner if the kernel needs another one."""
+        """``sizes`` are those of ``StepRunner``; ``on_device`` makes the runner if another one is better: it launches
+        steps in the background, but not on several ranks.
+        """
         states = SequenceStates(self.memory.states, num_state_rows, self.device) if self.keeps_states else None
         pool = allocate_pool(self.memory.pages, size.num_pages, page_size=page_size, device=self.device)
         layers = PagedLayers(self.kernel, pool)
-        if not isinstance(self.kernel, (CpuAttention, ReferenceAttention)):
+        if self.group.size == 1 and not isinstance(self.kernel, (CpuAttention, ReferenceAttention)):
             forward = TransformersForward(self.model, layers, self.kernel, self.adapters, states)
             return on_device(forward, pool.values())
         sampler = Sampler(self.facts.eos_token_ids)
@@ -103,16 +105,15 @@ def load_on_pages(
     """
     model, facts = load_model(folder, tokenizer, dtype=config.dtype, device=device, progress=progress, group=group)
     torch.set_num_threads(num_threads(config.threads, facts.num_parameters, num_ranks=group.size))
-    kernel = CpuAttention() if device.type == "cpu" else _device_kernel(device, group)
+    kernel = CpuAttention() if device.type == "cpu" else _device_kernel(device)
     hooks = TorchAdapters(model, adapters, group) if adapters else None
     memory = switch_to_pages(model, kernel, max_model_len=wanted_len(config, facts), adapters=hooks)
     return ModelOnPages(model, facts, kernel, memory, device, group, hooks)
 
 
-def _device_kernel(device: torch.device, group: Group) -> DeviceAttention | ReferenceAttention:
+def _device_kernel(device: torch.device) -> DeviceAttention | ReferenceAttention:
     """Attention by Triton if available, otherwise by its definition, which is slow."""
-    why = why_no_triton(device) if group.size == 1 else f"tensor_parallel_size is {group.size}"
-    if why is not None:
+    if (why := why_no_triton(device)) is not None:
         logger.warning("attention runs by its definition, which is slow: %s", why)
         return ReferenceAttention()
     from ..attention.triton import TritonAttention

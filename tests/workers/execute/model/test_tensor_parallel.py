@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig
 
 from tests.adapters import ATTENTION, make_adapter
 from tests.tiny import LLAMA_LIKE, make_tiny_model
@@ -21,12 +24,18 @@ from tests.workers.execute.model.fp8_checkpoints import make_fp8_pair
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.engine import Engine
-from triptych.workers.execute.model import ranks
+from triptych.workers.execute.model import backends, ranks
+from triptych.workers.execute.model.backends import Backends, Loaded
 from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.group import Group, check_divides
 from triptych.workers.execute.model.orders import decode_order, encode_order
+from triptych.workers.execute.model.pool import LayerShape, PoolSize
 from triptych.workers.execute.model.ranks import LeadingRunner, OutOfStep
 from triptych.workers.execute.model.runner import TorchRunner
+from triptych.workers.execute.model.self_test import LayerMemory
+from triptych.workers.execute.model.states import StateLayout
 from triptych.workers.execute.model.step_runner import trash_decodes, trash_prefill, with_adapter
+from triptych.workers.execute.model.transformers_build import ModelOnPages, _device_kernel
 from triptych.workers.execute.scheduling.moves import Moves
 from triptych.workers.execute.step import StepInputs
 
@@ -148,6 +157,43 @@ def test_single_rank_kernels_are_refused(tmp_path: Path) -> None:
         runner_of(folder, tmp_path, 2, backend="native"),
     ):
         pass
+
+
+def test_ranks_on_gpus_attend_by_kernels() -> None:
+    """By its definition, attention to a long context takes gigabytes, and without them all ranks end."""
+    pytest.importorskip("triton")
+    model: Any = SimpleNamespace(device=torch.device("cpu"), forward=lambda logits_to_keep: None)
+    facts: Any = SimpleNamespace(eos_token_ids=())
+    memory = LayerMemory({0: LayerShape(1, 8, 8, torch.float32)}, StateLayout({}, frozenset()))
+    on_pages = ModelOnPages(model, facts, _device_kernel(model.device), memory, model.device, Group(1, 2), None)
+    runner = on_pages.make_runner(
+        PoolSize(1, 8), page_size=8, num_state_rows=0, sizes={"prefill_tokens": 8, "decode_rows": 1}, ranks=None,
+        on_device=lambda forward, caches: pytest.fail("its steps would not be in order with those of other ranks"),
+    )  # fmt: skip
+    assert isinstance(runner, TorchRunner)
+    assert type(runner._layers.kernel).__name__ == "TritonAttention"
+
+
+def test_each_rank_tries_the_largest_steps_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orders of rank 0 would find no rank that listens. Without a trial, steps would share what is left by accident."""
+    follower: Any = lambda size: 1000  # noqa: E731
+    monkeypatch.setattr(backends, "step_overhead", lambda make, *_: make(PoolSize(1, 8)))
+    monkeypatch.setattr(backends, "available_bytes", lambda device: 9000)
+    facts: Any = SimpleNamespace(context_limit=8)
+    leader: Any = pytest.fail
+    loaded = Loaded(facts, torch.float32, "", [LayerShape(1, 1, 1, torch.float32)], leader, follower)
+    device, group = torch.device("cuda"), Group(0, 2)
+    monkeypatch.setattr(Group, "least", lambda self, value: value)
+    ranks = Backends(
+        ModelConfig(), CacheConfig(page_size=1, kv_memory_fraction=1.0), SchedulerConfig(max_num_seqs=200), device,
+        tmp_path, lambda done, total: None, group=group,
+    )  # fmt: skip
+    assert ranks.size_pages(loaded, None).num_pages == 8000 // 8 - 1
+
+
+def test_devices_of_ranks_are_not_chosen_by_the_first_one() -> None:
+    with pytest.raises(ConfigError, match="takes cuda:0 to cuda:1, and the device is 'cuda:2': set CUDA_VISIBLE"):
+        check_divides(LlamaConfig(), torch.device("cuda:2"), 2)
 
 
 def test_commands_survive_encoding() -> None:
