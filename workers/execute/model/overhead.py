@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from ....protocol.errors import ConfigError
+from .memory import is_out_of_memory
 from .pool import PoolSize
 from .step_runner import StepRunner
 
@@ -18,17 +20,30 @@ _SLACK_BYTES = 256 << 20  # fragmentation, and what libraries load at their firs
 
 
 def step_overhead(make_runner: Callable[[PoolSize], StepRunner], device: torch.device, max_model_len: int) -> int:
-    """The most bytes that activations and graphs take. 0 on a CPU, where the size of the pool leaves enough room."""
+    """The most bytes that activations and graphs take. 0 on a CPU, where the size of the pool leaves enough room.
+
+    Raises:
+        ConfigError: they take more than the device has beside the weights.
+    """
     if device.type != "cuda":
         return 0
     _settle(device)
     torch.cuda.reset_peak_memory_stats(device)
     held_before, outside_before = torch.cuda.memory_reserved(device), _outside_bytes(device)
-    runner = make_runner(PoolSize(1, max_model_len))  # padding writes to the trash page and reads nothing else
-    # Before the largest steps: graphs keep their memory while steps run. A capture empties the allocator's cache first,
-    # so in the reverse order the peak of the steps would not be measured together with the graphs.
-    num_more_graphs = runner.capture_largest()
-    runner.warm_up()
+    try:
+        runner = make_runner(PoolSize(1, max_model_len))  # padding writes to the trash page and reads nothing else
+        # Before the largest steps: graphs keep their memory while steps run. A capture empties the allocator's cache
+        # first, so in the reverse order the peak of the steps would not be measured together with the graphs.
+        num_more_graphs = runner.capture_largest()
+        runner.warm_up()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"the largest steps need more memory than {device} has beside the weights: lower max_num_seqs and "
+            f"prefill_chunk ({error})",
+            param="max_num_seqs",
+        ) from error
     held = torch.cuda.max_memory_reserved(device) - held_before
     outside = max(0, _outside_bytes(device) - outside_before)
     overhead = held + outside + num_more_graphs * _GRAPH_BYTES + _SLACK_BYTES

@@ -15,6 +15,8 @@ from ..attention.interface import LayerCache
 logger = logging.getLogger(__name__)
 
 _GiB = 1 << 30
+_CPU_ADVICE = "lower max_model_len or raise num_pages, kv_memory_fraction or max_kv_bytes"
+_GPU_ADVICE = "lower max_model_len, or max_num_seqs and prefill_chunk, or raise num_pages or kv_memory_fraction"
 _BYTES_WITHOUT_PAGES = 1024  # per token if no layer attends: its entries in tables and queues take memory too
 
 
@@ -71,7 +73,7 @@ def size_pages(
     if num_pages < 1 or not may_shrink:
         raise ConfigError(
             f"the KV cache cannot hold one sequence of {max_model_len} tokens: it has {room}; "
-            "lower max_model_len or raise num_pages, kv_memory_fraction or max_kv_bytes",
+            f"{_CPU_ADVICE if on_cpu else _GPU_ADVICE}",
             param="max_model_len",
         )
     logger.warning("max_model_len is reduced from %d to %d: %s", max_model_len, num_pages * cache.page_tokens, room)

@@ -14,6 +14,7 @@ from tests.workers.execute.factories import make_beams, make_scheduler, make_seq
 from tests.workers.execute.model.native import make_request
 from tests.workers.execute.model.next_token import NextToken
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import overhead
@@ -214,6 +215,17 @@ def test_memory_of_steps_is_measured_and_withheld_from_the_pool(monkeypatch: pyt
     monkeypatch.setattr("torch.cuda", cuda)
     taken = overhead.step_overhead(Probe(cuda), torch.device("cuda"), 4096)  # type: ignore[arg-type]
     assert taken == (2 + 1 + 3) * GIB + 33 * (8 << 20) + (256 << 20)
+
+
+def test_steps_that_need_more_memory_than_there_is_name_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defaults are for large GPUs."""
+
+    def make(_: PoolSize) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 168 MiB.")
+
+    monkeypatch.setattr("torch.cuda", Cuda())
+    with pytest.raises(ConfigError, match=r"than cuda has beside the weights: lower max_num_seqs .*allocate 168 MiB"):
+        overhead.step_overhead(make, torch.device("cuda"), 4096)
 
 
 @pytest.mark.parametrize("is_adapted", [False, True])

@@ -51,6 +51,11 @@ def test_longest_sequence_that_does_not_fit_is_refused_with_numbers() -> None:
         size(CacheConfig(page_size=16, num_pages=10))
 
 
+def test_steps_of_a_gpu_may_leave_too_little_memory_for_pages() -> None:
+    with pytest.raises(ConfigError, match="lower max_model_len, or max_num_seqs and prefill_chunk"):
+        size(CacheConfig(), available_bytes=1000, on_cpu=False)
+
+
 def test_default_length_is_reduced_to_the_pool(caplog: pytest.LogCaptureFixture) -> None:
     assert size(CacheConfig(page_size=16, num_pages=10), may_shrink=True) == PoolSize(10, 160)
     assert "reduced from 1024 to 160" in caplog.text
