@@ -175,9 +175,12 @@ def _chunk(
     """One program computes BLOCK_M queries of one chunk and one key head: all splits of the keys, whose sum it keeps in
     ``parts`` if ``IS_SUMMED``; or with ``IS_SPLIT`` one of them, for ``_sum_splits``.
     """
-    tile, j, split = tl.program_id(0), tl.program_id(1), 0
+    # Programs start in the order of their numbers: all heads of a tile before the next tile, or the largest tiles of
+    # the last heads would start late, and run alone at the end.
+    split, number = 0, tl.program_id(0)
     if IS_SPLIT:
-        split, j = j % num_splits, j // num_splits
+        split, number = number % num_splits, number // num_splits
+    tile, j = number // (H // G), number % (H // G)
     s = _chunk_of(tile, query_starts, num_chunks, G, BLOCK_M)
     start = tl.load(query_starts + s)
     num_tokens = tl.load(query_starts + s + 1) - start
@@ -313,7 +316,8 @@ def chunk_attention(
             num_splits = min(num_splits, splits.most or num_splits)
         parts = query.new_empty(num_tokens, num_heads, num_splits, value_dim, dtype=torch.float32)
         weights = query.new_empty(num_tokens, num_heads, num_splits, dtype=torch.float32)
-    _chunk[num_tokens * group // tile.num_rows + num_chunks, num_kv_heads * num_splits](
+    num_tiles = num_tokens * group // tile.num_rows + num_chunks
+    _chunk[(num_tiles * num_kv_heads * num_splits,)](
         query, keys, values, output, parts, weights, block_tables, context_lens, query_starts, sinks_or_any,
         scale, softcap or 0.0, window or 0, num_chunks, block_tables.stride(0), split_keys, num_splits,
         query.stride(0), query.stride(1), output.stride(0), output.stride(1),
