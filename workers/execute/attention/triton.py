@@ -6,8 +6,8 @@ import torch
 
 from ..kernels.sizes import cdiv
 from ..kernels.support import num_processors
-from ..kernels.triton_chunk import SHARED_BYTES, KeySplits, chunk_attention, chunk_tile
-from ..kernels.triton_decode import MAX_SPLITS, decode_attention
+from ..kernels.triton_chunk import KeySplits, chunk_attention, chunk_tile
+from ..kernels.triton_decode import MAX_SPLITS, SHARED_BYTES, decode_attention, decode_tile
 from ..kernels.triton_write import write_slots
 from ..step import StepInputs
 from .device_step import DeviceStep, upload
@@ -108,7 +108,7 @@ class TritonAttention:
 
     def _decode(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
         step, num_decodes = self._step, len(query)
-        num_keys = step.block_tables.shape[1] * cache.keys.shape[1]
+        num_keys, dim = step.block_tables.shape[1] * cache.keys.shape[1], max(query.shape[2], cache.values.shape[3])
         return decode_attention(
             query,
             *cache,
@@ -121,6 +121,7 @@ class TritonAttention:
             num_splits=self._num_splits(
                 num_decodes * cache.keys.shape[2], min(num_keys, form.sliding_window or num_keys)
             ),
+            tile=decode_tile(dim, query.dtype, shared_bytes=self._shared_bytes),
         )
 
     def _num_splits(self, num_programs: int, num_keys: int) -> int:

@@ -27,9 +27,7 @@ import triton
 import triton.language as tl
 
 from .sizes import next_power_of_2
-from .triton_decode import _bounded, _slots, _unit
-
-SHARED_BYTES = 227 << 10  # that a program can have on Hopper; on GPUs for workstations it is 99 KiB
+from .triton_decode import PLAIN_SHARED_BYTES, SHARED_BYTES, _bounded, _slots, _unit
 
 
 class ChunkTile(NamedTuple):
@@ -51,7 +49,7 @@ def chunk_tile(
     With few rows the tile has half the height, and two programs fit on an SM. Either way a warp has 16 rows and
     processes them identically, in the same order, so the bits of a row are the same.
     """
-    if dtype.itemsize > 2:
+    if dtype.itemsize > 2 or shared_bytes <= PLAIN_SHARED_BYTES:
         return ChunkTile(num_rows=16, num_keys=32, num_warps=4 if dim <= 128 else 8, num_stages=1)
     if dim > 256:
         return ChunkTile(num_rows=32, num_keys=32, num_stages=3)

@@ -18,6 +18,8 @@ import triton.language as tl
 from .sizes import next_power_of_2
 
 MAX_SPLITS = 32  # of the keys of a sequence: one kernel combines up to this many
+SHARED_BYTES = 227 << 10  # that a program can have on Hopper; on GPUs for workstations it is 99 KiB
+PLAIN_SHARED_BYTES = 64 << 10  # on Turing, where Triton uses no matrix instructions: tiles are as small as in float32
 
 
 class DecodeTile(NamedTuple):
@@ -31,10 +33,13 @@ class DecodeTile(NamedTuple):
     num_stages: int = 3
 
 
-def decode_tile(dim: int, dtype: torch.dtype) -> DecodeTile:
+def decode_tile(dim: int, dtype: torch.dtype, *, shared_bytes: int = SHARED_BYTES) -> DecodeTile:
     """A tile that fits in the registers of a program: the default for half precision and head sizes up to 256."""
-    if dtype.itemsize > 2 and dim > 128:
+    is_plain = shared_bytes <= PLAIN_SHARED_BYTES
+    if dim > 128 and (dtype.itemsize > 2 or is_plain):
         return DecodeTile(num_keys=16, num_warps=8, num_stages=1)
+    if is_plain:
+        return DecodeTile(num_keys=32, num_stages=1)
     return DecodeTile() if dim <= 256 else DecodeTile(num_keys=32)
 
 

@@ -31,6 +31,7 @@ SOURCES = Path(__file__).parents[4] / "workers/execute/kernels"
 RECORD = Path(__file__).with_name("compiled_for_gpu.jsonl")
 CAPABILITY, MAX_SHARED_BYTES = 90, 227 << 10  # of Hopper; shared memory per block
 WORKSTATION, WORKSTATION_BYTES = 89, 99 << 10  # of Ada, whose blocks have as much of it as those of Ampere or Blackwell
+TURING, TURING_BYTES = 75, 64 << 10
 
 
 class NoDevice:
@@ -69,10 +70,10 @@ def main() -> None:
     run = JITFunction.run
     parts = {
         "every": launch_every, "products": launch_products, "experts": launch_expert_products,
-        "steps": launch_many_steps, "workstation": launch_largest,
+        "steps": launch_many_steps, "workstation": launch_largest, "turing": launch_attention,
     }  # fmt: skip
     for part, launch in parts.items():
-        driver.set_active(NoDevice(WORKSTATION if part == "workstation" else CAPABILITY))
+        driver.set_active(NoDevice({"workstation": WORKSTATION, "turing": TURING}.get(part, CAPABILITY)))
         JITFunction.run = compiling(run, part)
         launch()
 
@@ -191,7 +192,7 @@ def attend(
 ) -> None:  # fmt: skip
     """Kernel 0 is the decode without splits, 1 with 8 of them, 2 that of chunks."""
     from triptych.workers.execute.kernels.triton_chunk import chunk_attention, chunk_tile
-    from triptych.workers.execute.kernels.triton_decode import decode_attention
+    from triptych.workers.execute.kernels.triton_decode import decode_attention, decode_tile
 
     query = torch.empty(8, 2 * group, dim, dtype=dtype)
     pages = torch.empty(4, page_size, 2, dim, dtype=dtype)
@@ -206,7 +207,8 @@ def attend(
         )  # fmt: skip
     else:
         decode_attention(
-            query, pages, pages, block_tables=tables, context_lens=ints[:8], num_splits=(1, 8)[kernel], **form,
+            query, pages, pages, block_tables=tables, context_lens=ints[:8], num_splits=(1, 8)[kernel],
+            tile=decode_tile(dim, dtype, shared_bytes=shared_bytes), **form,
         )  # fmt: skip
 
 
@@ -242,6 +244,13 @@ def launch_largest() -> None:
 
     attend(2, dim=256, shared_bytes=WORKSTATION_BYTES)
     invariant_linear(torch.empty(1, 4096, dtype=torch.bfloat16), torch.empty(8192, 4096, dtype=torch.bfloat16))
+
+
+def launch_attention() -> None:
+    """Both kernels, with as little shared memory as Turing has, which has no bfloat16 either."""
+    for dim in (128, 256):
+        for kernel in (1, 2):
+            attend(kernel, dim=dim, dtype=torch.float16, page_size=64, shared_bytes=TURING_BYTES)
 
 
 def launch_many_steps() -> None:

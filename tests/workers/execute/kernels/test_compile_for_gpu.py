@@ -111,6 +111,14 @@ def test_kernels_fit_into_the_shared_memory_of_workstations(kernels: Kernels) ->
     assert max(kernel["shared_bytes"] for kernel in kernels["workstation"]) <= 99 << 10
 
 
+def test_attention_fits_into_the_shared_memory_of_turing(kernels: Kernels) -> None:
+    """Or every model with heads of 128 would be refused on a T4."""
+    found = [kernel for kernel in kernels["turing"] if kernel["kernel"] != "_combine"]
+    assert [kernel["kernel"] for kernel in found] == ["_decode", "_chunk"] * 2
+    assert max(kernel["shared_bytes"] for kernel in found) <= 64 << 10
+    assert max(kernel["stack_bytes"] for kernel in found) == 0
+
+
 def test_steps_of_all_sizes_share_their_kernels(kernels: Kernels) -> None:
     """A kernel compiled for a new size or address would stop the service for seconds.
 
