@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.setting import Notes, Setting
+from triptych.protocol.config import GPU_PAGE_SIZE
 from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.attention.interface import AttentionForm, LayerCache
 from triptych.workers.execute.attention.triton import TritonAttention
@@ -27,7 +28,6 @@ DECODE_TILES = [
 ]
 CHUNK_TILES = [
     ChunkTile(),
-    ChunkTile(num_stages=5),
     ChunkTile(num_keys=32, num_stages=5),
     ChunkTile(num_keys=128),
     ChunkTile(num_rows=64, num_warps=4, num_stages=5),
@@ -52,7 +52,7 @@ def limits(setting: Setting, note: Notes) -> None:
 
 
 def attention(setting: Setting, note: Notes) -> None:
-    """Decodes of 64 sequences with 2048 keys compared with the copy, a chunk of 2048 tokens with the product.
+    """Decodes of 64 sequences with 2048 keys compared with the copy, chunks of 2048 and 1024 tokens with the product.
 
     Results shown in the table come first, because each variant is a kernel that has to be compiled.
     """
@@ -63,14 +63,19 @@ def attention(setting: Setting, note: Notes) -> None:
         for way, function in ways.items():
             found.measure(way, partial(setting.seconds, function))
 
-    for page_size in (64, 16, 256):
+    for page_size in (GPU_PAGE_SIZE, 16, 256):
         decodes = Decodes(setting, page_size)
         measure(f"decode_page_{page_size}", decodes, decodes.ways(setting), "copy_bytes_per_s")
-        if page_size != 64:
+        if page_size == 16:
+            small = Chunk(setting, 0, page_size=page_size)
+            measure("chunk_page_16", small, {"default": partial(small._run, None)}, "matmul_flop_per_s")
+        if page_size != GPU_PAGE_SIZE:
             continue
         for name, before in (("fresh", 0), ("later", setting.size(6144, 20))):
             chunk = Chunk(setting, before)
             measure(f"chunk_{name}", chunk, chunk.ways(setting), "matmul_flop_per_s")
+        half = Chunk(setting, 0, setting.size(1024, 12))
+        measure("chunk_1024", half, {"default": partial(half._run, None)}, "matmul_flop_per_s")
         short = ShortChunk(setting)
         measure("chunk_short", short, short.ways(setting), "copy_bytes_per_s")
 
@@ -158,7 +163,9 @@ class Decodes(_Scene):
         kernel = TritonAttention(setting.device)
         default = kernel._num_splits(len(self.query) * self.cache.keys.shape[2], int(self.contexts[0]))
         cuts = {"default": (default, DecodeTile())}
-        if self.page_size == 64:  # for each page size, tiles are separate kernels, and compiling takes seconds
+        if (
+            self.page_size == GPU_PAGE_SIZE
+        ):  # for each page size, tiles are separate kernels, and compiling takes seconds
             splits = sorted({1, default, 2 * default, 4 * default})
             cuts |= {f"splits {default}, {tuple(tile)}": (default, tile) for tile in DECODE_TILES}
             cuts |= {f"splits {n}, {tuple(tile)}": (n, tile) for n in splits for tile in DECODE_TILES}
@@ -175,10 +182,12 @@ class Decodes(_Scene):
 
 
 class Chunk(_Scene):
-    def __init__(self, setting: Setting, before: int, length: int | None = None) -> None:
+    def __init__(
+        self, setting: Setting, before: int, length: int | None = None, *, page_size: int = GPU_PAGE_SIZE
+    ) -> None:
         self.length = length or setting.size(2048, 20)
         context = before + self.length
-        super().__init__(setting, num_seqs=1, context=context, num_tokens=self.length, page_size=64)
+        super().__init__(setting, num_seqs=1, context=context, num_tokens=self.length, page_size=page_size)
         num_pairs = self.length * before + self.length * (self.length + 1) // 2
         self.amount = 4 * self.query[0].numel() * num_pairs
 

@@ -32,6 +32,8 @@ ROWS = [
     Row("  which", "attention.decode_page_64.best"),
     Row("chunk attention of product, 2048", "attention.chunk_fresh.default", ">= 0.50", at_least(0.5)),
     Row("  best way tried", "attention.chunk_fresh.best_share"),
+    Row("  of product, 1024", "attention.chunk_1024.default"),
+    Row("  of product, 2048 in pages of 16", "attention.chunk_page_16.default"),
     Row("  16 tokens after 30,000, of copy", "attention.chunk_short.default"),
     Row("0.6B, 256 requests, output tokens/s", "small.throughput.output_tokens_per_s", ">= 20000", at_least(20_000)),
     Row("0.6B, batch 32: idle share of the GPU", "small.batch_32.idle_share", "< 0.02", at_most(0.02)),
