@@ -12,6 +12,7 @@ import torch
 
 from ..sampling.kinds import SamplingKind
 from .buckets import StepSize
+from .memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +154,13 @@ class GraphShelf:
             return False
         run = self._make_run(missing[0])
         self._clear(missing[0])
-        run()
+        try:
+            run()
+        except Exception as error:  # others may use the device too, and nobody needs this step
+            if not is_out_of_memory(error):
+                raise
+            self._capture_no_more(missing[0], error)
+            return False
         self._capture_late(missing[0], run)
         return len(missing) > 1 and self._may_capture
 
@@ -176,7 +183,10 @@ class GraphShelf:
         try:
             self._replays[key] = self._capture(run)
         except CaptureFailed as error:
-            self._may_capture = False
-            logger.warning("no more graphs are captured, since %s could not be: %s", key, error)
+            self._capture_no_more(key, error)
         self._missed.pop(key, None)
         self._num_waited = 0
+
+    def _capture_no_more(self, key: GraphKey, error: Exception) -> None:
+        self._may_capture = False
+        logger.warning("no more graphs are captured, since %s could not be: %s", key, error)

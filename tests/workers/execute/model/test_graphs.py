@@ -85,6 +85,23 @@ def test_capture_that_fails_while_serving_is_logged_once_and_not_retried(caplog:
     assert caplog.text.count("operation not permitted when stream is capturing") == 1
 
 
+def test_lack_of_memory_while_idle_costs_no_process(caplog: pytest.LogCaptureFixture) -> None:
+    """Others may have taken what the start left free. Steps then run without the graphs that are missing."""
+    notes = Notes()
+
+    def make_run(_: GraphKey) -> Callable[[], None]:
+        def run() -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        return run
+
+    shelf = GraphShelf(notes.capture, make_run, ignore)
+    assert not shelf.capture_next([GraphKey(4, GREEDY), GraphKey(8, GREEDY)])
+    assert not shelf.capture_next([GraphKey(4, GREEDY), GraphKey(8, GREEDY)])
+    assert notes.log == []
+    assert caplog.text.count("CUDA out of memory") == 1
+
+
 class Random:
     """A random number generator whose state counts the numbers drawn in the current capture."""
 
