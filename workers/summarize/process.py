@@ -128,19 +128,21 @@ class Summarize:
         deadline = time.monotonic() + LAST_WORDS_S
         poller = self._links.poller(self._router.socket)  # without the stop files, which stay readable
         while True:
-            is_last = not self._has_readers() or time.monotonic() > deadline
+            may_come = self._context.board.phase("prepare") == "ready"  # a request that it accepts right now
             self._discover()
             for answer in list(self._answers.values()):
                 self._ends.end(answer, "abort")
+            # Only now: choices that are ranked have no readers before their ends.
+            is_last = not (may_come or self._has_readers()) or time.monotonic() > deadline
             self.turn()
             if is_last:
                 return
             poller.wait(RETRY_S)
 
     def _has_readers(self) -> bool:
-        """Whether prepare may still accept a request, a first FOLLOW may be in flight, or an end is unacknowledged."""
+        """Whether a first FOLLOW may be in flight, or an end is unacknowledged."""
         now = time.monotonic()
-        return self._context.board.phase("prepare") == "ready" or any(
+        return any(
             answer.peer is not None or not (answer.choices.was_followed or now > answer.choices.lease_until)
             for answer in self._answers.values()
         )

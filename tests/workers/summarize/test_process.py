@@ -132,6 +132,35 @@ def test_damaged_record_is_logged_once_and_used_once_it_is_valid(
     assert list(body._answers) == [0]
 
 
+def test_stop_waits_for_the_reader_of_an_answer_that_is_only_chosen_at_the_stop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its follower reads none of the candidates before; the answer is longer than what may be sent at once."""
+    ReleaseWriter(world.journal).forget(*KEY)
+    records = [replace(make_record(f"b {i}", best_of=2, logprobs=0), index=i) for i in range(2)]
+    for key in RequestWriter(world.journal).accept_all(records, TIMES):
+        publish_tokens(world, *[TIMES.accepted_ns] * 5, slot=key[0])
+    world.config = replace(world.config, service=replace(world.config.service, window_tokens=2))
+    body, received = begin(world), list[Any]()
+    turn = body.turn
+
+    def turn_and_let_the_client_read() -> None:
+        turn()
+        is_over = received and isinstance(received[-1], m.Finished)
+        reply = m.Acknowledge(["b"]) if is_over else m.Follow([["b", 2 * len(received), False]])
+        body._on_frame_safely(b"client", encode(reply))
+
+    def deliver(_: bytes, message: Any) -> bool:
+        received.append(message)
+        return True
+
+    monkeypatch.setattr(body, "turn", turn_and_let_the_client_read)
+    monkeypatch.setattr(body._router, "deliver", deliver)
+    body.turn()
+    body._end_all()
+    assert [type(message) for message in received] == [m.Text, m.Text, m.Finished]
+
+
 # -- several tokens of a sequence at once
 
 
@@ -166,13 +195,15 @@ def test_run_after_a_gap_is_read_from_the_journal_with_the_gap(world: World) -> 
 SECOND_NS = 10**9
 
 
-def publish_tokens(world: World, *times_ns: int) -> None:
+def publish_tokens(world: World, *times_ns: int, slot: int = KEY[0]) -> None:
     """Let execute publish one token at each of these times."""
-    view, tokens = read_request(world.journal, KEY[0]), TokenWriter(world.journal)
+    view, tokens = read_request(world.journal, slot), TokenWriter(world.journal)
     assert view is not None
     num_known = len(tokens.adopt(view))
     for index, now_ns in enumerate(times_ns, num_known):
-        tokens.publish(np.array([KEY[0]]), np.array([index]), np.array([5], np.int32), now_ns)
+        if view.record.num_logprobs is not None:
+            tokens.publish_logprobs(view, index, np.zeros(1, np.uint32))
+        tokens.publish(np.array([slot]), np.array([index]), np.array([5], np.int32), now_ns)
 
 
 def test_tokens_counted_by_an_earlier_process_are_not_counted_again(world: World) -> None:
