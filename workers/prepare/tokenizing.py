@@ -53,7 +53,7 @@ class Tokenizing:
         self._for_next_turn: deque[Callable[[], None]] = deque()
         self.pending_bytes = 0  # of requests that wait for the compiler or in the tokenizer thread
         self.suspects = Suspects(context.board)
-        self._solo: Intake | None = None  # a suspect in the tokenizer thread
+        self._solo: Intake | None = None  # a suspect that waits for the compiler or is in the tokenizer thread
         self._in_threads: list[int] = []  # digests, including those in abandoned threads until these finish
         self._threads_lock = threading.Lock()  # guards that list and the intent derived from it
 
@@ -92,6 +92,8 @@ class Tokenizing:
 
     def _compiled(self, intake: Intake, result: str | RequestError) -> None:
         self._end_wait(intake)
+        if self._solo is intake:
+            self._solo = None
         if isinstance(result, RequestError):
             self._done(intake, result)
         else:
@@ -101,6 +103,8 @@ class Tokenizing:
     def _begin_wait(self, intake: Intake) -> None:
         self.pending_bytes += intake.num_bytes
         self._quotas.waits(intake.owner, intake.num_bytes)
+        if intake.digest in self.suspects:  # what came meanwhile would be in progress at the same time
+            self._solo = intake
 
     def _end_wait(self, intake: Intake) -> None:
         self.pending_bytes -= intake.num_bytes
@@ -117,8 +121,6 @@ class Tokenizing:
 
     def _tokenize_in_thread(self, intake: Intake) -> None:
         self._begin_wait(intake)
-        if intake.digest in self.suspects:
-            self._solo = intake
 
         def done(result: Result | None) -> None:
             self._end_wait(intake)

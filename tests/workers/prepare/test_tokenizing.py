@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -48,8 +49,8 @@ def begin(world: World, results: list[Result]) -> Tokenizing:
     )
 
 
-def intake(digest: int = DIGEST, *, num_bytes: int = 64) -> Intake:
-    request = GenerationRequest.from_wire({"prompt_token_ids": [1, 2, 3], "max_tokens": 1})
+def intake(digest: int = DIGEST, *, num_bytes: int = 64, **fields: Any) -> Intake:
+    request = GenerationRequest.from_wire({"prompt_token_ids": [1, 2, 3], "max_tokens": 1, **fields})
     return Intake(b"peer", b"owner", "a", digest, digest, num_bytes, request, 0)
 
 
@@ -110,6 +111,23 @@ def test_long_suspect_is_tokenised_in_a_helper_thread_while_all_others_wait(
     assert tokenizing.has_to_wait(DIGEST + 1), "it would be in progress at the same time"
     gate.set()
     turn_until(tokenizing, lambda: results)
+    assert world.board.suspects() == {}
+    assert not tokenizing.has_to_wait(DIGEST + 1)
+
+
+def test_others_wait_while_a_suspect_with_a_form_waits_for_the_compiler(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be in progress when its turn comes: a crash would make suspects of them, and name nobody."""
+    world.board.set_suspect(DIGEST, 1)
+    results, compiled = list[Result](), list[Callable[[str], None]]()
+    tokenizing = begin(world, results)
+    monkeypatch.setattr(tokenizing._grammars, "compile", lambda owner, form, done: compiled.append(done))
+    tokenizing.begin(intake(structured={"regex": "a"}))
+    assert tokenizing.has_to_wait(DIGEST + 1)
+    compiled[0]("start: /a/")
+    tokenizing.turn()
+    assert len(results) == 1
     assert world.board.suspects() == {}
     assert not tokenizing.has_to_wait(DIGEST + 1)
 
