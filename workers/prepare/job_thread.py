@@ -15,6 +15,7 @@ from .turns import Owner, Turns
 
 T = TypeVar("T")
 MAX_STUCK = 8  # threads; a process with that many should be restarted
+STOPPED_S = 0.5  # between two looks at the running job: usually they are half of that apart
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ class JobThread(Generic[T]):
         self._waiting: Turns[_Job[T]] = Turns()
         self._finished: deque[_Job[T]] = deque()
         self._running: _Job[T] | None = None
-        self._give_up_at = 0.0
+        self._running_s = 0.0  # for how long
+        self._looked_at = 0.0
         self._inbox: queue.SimpleQueue[_Job[T] | None] | None = None  # of the current thread
         self.num_stuck = 0  # abandoned threads that have not finished
 
@@ -63,9 +65,16 @@ class JobThread(Generic[T]):
                 job.done(job.result)
             else:  # it had been given up, and its thread has finished since
                 self.num_stuck -= 1
-        if self._running is not None and time.monotonic() > self._give_up_at:
+        self._look()
+        if self._running is not None and self._running_s > self._timeout_s:
             self._give_up(self._running)
         self._start_next()
+
+    def _look(self) -> None:
+        """While this process is stopped, as in a paused container, so are its threads: that time does not count."""
+        now = time.monotonic()
+        self._running_s += min(now - self._looked_at, STOPPED_S)
+        self._looked_at = now
 
     def _give_up(self, job: _Job[Any]) -> None:
         self.num_stuck += 1
@@ -84,7 +93,7 @@ class JobThread(Generic[T]):
             self._inbox = queue.SimpleQueue()
             threading.Thread(target=self._work, args=(self._inbox,), name="tokenizer", daemon=True).start()
         _, self._running = self._waiting.take()
-        self._give_up_at = time.monotonic() + self._timeout_s
+        self._running_s, self._looked_at = 0.0, time.monotonic()
         self._inbox.put(self._running)
 
     def close(self) -> None:

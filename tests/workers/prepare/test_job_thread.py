@@ -8,7 +8,9 @@ from functools import partial
 
 import pytest
 
+from tests.simulation.clock import Clock
 from tests.waiting import eventually
+from triptych.workers.prepare import job_thread
 from triptych.workers.prepare.job_thread import MAX_STUCK, JobThread
 
 
@@ -83,6 +85,24 @@ def test_late_result_of_an_abandoned_thread_is_ignored(stuck: threading.Event) -
     stuck.set()
     jobs.submit(b"a", lambda: 2, results.append)
     assert collected(jobs, results, 2) == [None, 2]
+    jobs.close()
+
+
+def test_time_during_which_the_process_was_stopped_does_not_count(
+    stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a paused container, which may stay so for longer than any limit."""
+    clock, results = Clock(), list[int | None]()
+    monkeypatch.setattr(job_thread, "time", clock)
+    jobs = JobThread[int](1.0, ring=lambda: None)
+    jobs.submit(b"a", lambda: hang(stuck), results.append)
+    for pause_s in (3600.0, 0.25):
+        clock.now_ns += int(pause_s * 1e9)
+        jobs.collect()
+    assert results == []
+    clock.now_ns += 10**9
+    jobs.collect()
+    assert results == [None]
     jobs.close()
 
 
