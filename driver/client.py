@@ -52,7 +52,7 @@ class Client:
             The client may be there before the driver: it finds out where and with which keys to connect.
 
         Raises:
-            ConfigError: an endpoint is missing, or the keys are missing or accessible to others.
+            ConfigError: an endpoint is missing or malformed, or the keys are missing or accessible to others.
         """
         if isinstance(keys, (str, Path)):
             keys = ClientKeys.read(keys)

@@ -45,6 +45,9 @@ class Connection:
     ) -> None:
         """``look_up`` finds the address again while the server does not answer: a client may be there before its
         driver, whose endpoints and keys are not known until then.
+
+        Raises:
+            ConfigError: an endpoint is malformed, or no descriptor is left.
         """
         self._context = transport.context()
         self._queues: dict[str, dict[Any, Any]] = {"submit": {}, "follow": {}}
@@ -53,7 +56,12 @@ class Connection:
         self._poller.register(self._bell.file, zmq.POLLIN)
         self._seq = 0
         self._look_up = look_up
-        self._connect(address)
+        try:
+            self._connect(address)
+        except BaseException:
+            self._context.destroy(linger=0)
+            self._bell.close()
+            raise
 
     def _connect(self, address: Address) -> None:
         self._address = address
@@ -65,6 +73,12 @@ class Connection:
             self._poller.register(socket, _READ)
 
     def _dealer(self, endpoint: str, keys: CurveKeys | None) -> Socket:
+        try:
+            return self._connected(endpoint, keys)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"cannot connect to {endpoint!r:.200}: {zmq.strerror(error.errno or 0)}") from error
+
+    def _connected(self, endpoint: str, keys: CurveKeys | None) -> Socket:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -84,10 +98,12 @@ class Connection:
         if is_due or not any(self._queues.values()):
             self._look_up_at = now + LOOK_AGAIN_S
         if is_due and any(self._queues.values()):
+            address = self._address
             with contextlib.suppress(ConfigError):  # keys that are just being written, or are another user's
-                if (address := look_up()) != self._address:
-                    self._disconnect()
-                    self._connect(address)
+                address = look_up()
+            if address != self._address:
+                self._disconnect()
+                self._connect(address)
 
     def _disconnect(self) -> None:
         for admission in self._admissions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from triptych.protocol import messages as m
 from triptych.protocol.channels import Router, ipc_endpoint
 from triptych.protocol.codec import Frame, decode, encode
 from triptych.protocol.connection import Address, Connection
+from triptych.protocol.errors import ConfigError
 
 Context = zmq.Context[zmq.Socket[bytes]]
 ENDPOINTS = ("submit", "follow")
@@ -48,6 +50,19 @@ def recv_all(connection: Connection, router: Router) -> list[m.Abort]:
     while (message := recv_next(connection, router)[1].message) != m.GetStats():
         messages.append(message)
     return messages
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "why"), [("localhost:5555", "Invalid argument"), (f"ipc:///{'x' * 200}", "File name too long")],
+    ids=["malformed", "too long"],
+)  # fmt: skip
+def test_endpoint_that_cannot_be_connected_is_named_and_leaves_nothing_open(
+    folder: Path, endpoint: str, why: str
+) -> None:
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=f"cannot connect to '{endpoint[:50]}.*: {why}"):
+        Connection(Address(ipc_endpoint(folder / "submit"), endpoint))
+    assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
