@@ -164,12 +164,11 @@ def main(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"
     )
     raise_file_limit()
+    started = process_start()
     if arguments.spare:
-        if preload is not None:
-            preload(read_config(arguments.run_dir))
-        arguments.epoch = int(sys.stdin.readline() or sys.exit(0))
+        arguments.epoch, started = _wait_as_spare(arguments.run_dir, preload), time.monotonic()
     context = open_context(role, arguments.epoch, arguments.run_dir, stop_files=() if arguments.spare else stop_files())
-    context.page.set_phase(context.epoch, "starting", since=process_start())
+    context.page.set_phase(context.epoch, "starting", since=started)
     context.page.set_patience(0)  # the previous process may have died during a flush
     try:
         body(context)
@@ -181,6 +180,13 @@ def main(
     context.set_phase("stopped")
     logging.shutdown()
     os._exit(0)  # nothing is left to do, and torch alone takes long to shut down
+
+
+def _wait_as_spare(run_dir: Path, preload: Callable[[PipelineConfig], None] | None) -> int:
+    """The epoch in which this process is needed, perhaps days later."""
+    if preload is not None:
+        preload(read_config(run_dir))
+    return int(sys.stdin.readline() or sys.exit(0))
 
 
 def open_context(role: str, epoch: int, run_dir: Path, *, stop_files: tuple[int, ...]) -> WorkerContext:

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,10 @@ def spares(driver: Driver) -> list[psutil.Process]:
     return [p for p in psutil.Process().children() if p.pid not in workers and "--spare" in p.cmdline()]
 
 
+def startup_s(driver: Driver, role: str) -> float:
+    return float(sum(driver.stats()[role].get("startup_s", {}).values()))
+
+
 def test_spare_takes_over_and_is_replaced() -> None:
     with Driver("hash-lm", hash_step_ms=1.0, lease_s=30.0, spares=True) as driver:
         run_dir = driver.run_dir
@@ -30,12 +35,14 @@ def test_spare_takes_over_and_is_replaced() -> None:
         for role in ROLES:
             eventually(lambda: len(spares(driver)) == len(ROLES))
             waiting = {p.pid for p in spares(driver)}
-            old = driver.pids[role]
+            old, killed = driver.pids[role], time.monotonic()
             assert old is not None
             os.kill(old, signal.SIGKILL)
             eventually(lambda role=role, old=old: driver.pids[role] not in (None, old))  # type: ignore[misc]
             assert driver.pids[role] in waiting
             eventually(lambda: driver.healthy)
+            took_s = time.monotonic() - killed  # its time as a spare is no part of its start
+            eventually(lambda role=role, took_s=took_s: 0 < startup_s(driver, role) < took_s)  # type: ignore[misc]
         assert stream.result(60).token_ids == expected([4, 2], 2000)
         eventually(lambda: len(spares(driver)) == len(ROLES))
         left = spares(driver)
