@@ -259,7 +259,9 @@ def request_map(
     request: dict[str, Any] = {} if params is None else params.to_wire()
     request.update(options)
     if prompt is not None:
-        is_ids = (isinstance(prompt, Sequence) and not isinstance(prompt, str)) or hasattr(prompt, "tolist")
+        # Bytes are no ids, although they are a sequence of ints: most likely a text that was not decoded.
+        is_text = isinstance(prompt, (str, bytes, bytearray))
+        is_ids = (isinstance(prompt, Sequence) and not is_text) or hasattr(prompt, "tolist")
         request["prompt_token_ids" if is_ids else "prompt"] = _packed_ids(prompt) if is_ids else prompt
     if messages is not None:
         is_list = isinstance(messages, (list, tuple))

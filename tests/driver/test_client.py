@@ -45,8 +45,10 @@ def tokens_after(prompt: list[int], num_tokens: int) -> list[int]:
 # -- encoding of requests
 
 
-def test_text_is_sent_unchanged() -> None:
-    assert request_map("hello", None, None, {}) == {"prompt": "hello"}
+@pytest.mark.parametrize("prompt", ["hello", b"hello"], ids=repr)
+def test_text_is_sent_unchanged(prompt: Any) -> None:
+    """Bytes too, which are refused: they were taken for the ids of other tokens."""
+    assert request_map(prompt, None, None, {}) == {"prompt": prompt}
 
 
 @pytest.mark.parametrize("ids", [[], [5, 6, 7], [-1, 2**31 - 1, -(2**31)], (5, 6), range(3)], ids=repr)
