@@ -125,13 +125,13 @@ class Supervisor:
         return False
 
     def health(self, role: str) -> WorkerHealth:
-        """A worker's health, judged by its progress and not by whether its process exists."""
+        """A worker's health, judged by its progress and not by its process, which an order may be about to end."""
         worker, page, epoch = self._workers[role], self._board.worker(role), self._board.epoch(role)
         phase = "failed" if worker.abandoned else page.phase(epoch)
         silent_s, patience_s = self._silence(worker)
         return WorkerHealth(
             phase=phase,
-            ok=phase == "ready" and worker.alive and silent_s <= patience_s,
+            ok=phase == "ready" and worker.alive and not (worker.killed or self._orders) and silent_s <= patience_s,
             since_progress_s=silent_s,
             pid=worker.pid,
             epoch=epoch,
