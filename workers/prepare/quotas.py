@@ -41,7 +41,8 @@ class Quotas:
                 f"this client has {self._records[owner]} sequences with unacknowledged ends,"
                 f" the limit is {self._max_unread}"
             )
-        if num_bytes and self._bytes[owner] + num_bytes > self._max_bytes:
+        # One request is allowed however large: refused as "overloaded", it would be sent again and again.
+        if num_bytes and self._bytes[owner] and self._bytes[owner] + num_bytes > self._max_bytes:
             raise Overloaded(
                 f"{self._bytes[owner]} bytes of this client's prompts are waiting for the tokenizer,"
                 f" {num_bytes} more exceed the limit, max_client_bytes, {self._max_bytes}"
