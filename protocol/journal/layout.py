@@ -16,6 +16,7 @@ disk has written it.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import time
@@ -118,6 +119,7 @@ Words = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int64]
 SomeOrAll = Slots | slice
 ALL = slice(None)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHIFT, _VALUE = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
@@ -196,7 +198,7 @@ class Journal:
 
         Raises:
             ConfigError: there is not enough space, or another driver is creating it.
-            FileExistsError: the file already exists.
+            OSError: the file already exists, or cannot be created for another reason.
         """
         arena_bytes = -(-arena_bytes // 64) * 64
         size = HEADER_BYTES + num_records * RECORD.itemsize + arena_bytes
@@ -215,9 +217,9 @@ class Journal:
             finally:
                 unfinished.unlink(missing_ok=True)
             return cls(path, os.dup(lock.fileno()))
-        except FileExistsError:
-            raise
         except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
             raise ConfigError(
                 f"the journal {path} needs {size} bytes: {error.strerror}; use a smaller --arena-bytes, or a"
                 " --run-dir (or --journal) with enough free space",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -41,6 +42,16 @@ def test_path_that_cannot_be_looked_up_is_an_error_about_the_journal(tmp_path: P
     with pytest.raises(ConfigError, match=r"the journal .* cannot be created: File name too long") as caught:
         keep(tmp_path, name="x" * 300)
     assert caught.value.param == "journal"
+
+
+def test_file_system_without_hard_links_is_not_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(ConfigError, match=r"the journal .* cannot be created: Operation not permitted$"):
+        keep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_flushing_thread_ends_at_the_first_error(
