@@ -60,7 +60,7 @@ def make_runner(checkpoint: Path, backend: str, dtype: str, folder: Path) -> Cal
         config = SchedulerConfig(max_num_seqs=rows, prefill_chunk=32)
         scheduler = Scheduler(
             config,
-            page_size=16,
+            page_size=card.page_size,
             num_pages=2048,
             max_model_len=card.max_model_len,
             prefix_cache=False,
