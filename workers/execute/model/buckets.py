@@ -12,6 +12,7 @@ _FEW_CHUNKS, _MOST_CHUNKS = 4, 32
 _TOKENS_PER_CHUNK = 16  # a graph has room for chunks of so many tokens on average
 _CHUNK_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048)
 _MOST_TOKENS = 4096  # of a graph for steps that are full of prompts
+_DENSE_ROWS = 256
 _SPREAD = 4  # factor between numbers of decodes beside chunks: 48 padded rows take less time than 16 tokens of a chunk
 _LEAST_SHARE = 0.8  # of launches: 0.95 with 512 tokens of an 8B model on an H100, 0.29 with 2048
 
@@ -43,12 +44,16 @@ class StepSize(NamedTuple):
 
 
 def decode_buckets(max_rows: int) -> list[int]:
-    """Return the numbers of rows that get a graph: 1, 2, 4, then multiples of 8, and ``max_rows``.
+    """Return the numbers of rows that get a graph: 1, 2, 4, then multiples of 8, from 256 on sixteen numbers for each
+    doubling, and ``max_rows``.
 
     Source: the spacing of vLLM's and SGLang's capture sizes; a padded row costs little when there are few rows.
     """
-    sizes = [1, 2, 4, *range(8, max_rows + 1, 8), max_rows]
-    return sorted({size for size in sizes if size <= max_rows})
+    sizes = [1, 2, 4, *range(8, _DENSE_ROWS + 1, 8)]
+    while (largest := sizes[-1]) < max_rows:
+        step = largest // 16
+        sizes += range(largest + step, 2 * largest + 1, step)
+    return sorted({size for size in [*sizes, max_rows] if size <= max_rows})
 
 
 def mixed_row_buckets(max_rows: int) -> list[int]:

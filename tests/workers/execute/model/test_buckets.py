@@ -26,6 +26,12 @@ def test_buckets(max_rows: int, buckets: list[int]) -> None:
     assert decode_buckets(max_rows) == buckets
 
 
+def test_graphs_of_many_rows_are_few() -> None:
+    """Each takes memory from the pages, and time at the start."""
+    assert decode_buckets(300)[-5:] == [248, 256, 272, 288, 300]
+    assert [len(decode_buckets(max_rows)) for max_rows in (256, 1024, 65_536)] == [35, 35 + 2 * 16, 35 + 8 * 16]
+
+
 @pytest.mark.parametrize(
     ("inputs", "bucket"),
     [
