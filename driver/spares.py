@@ -36,12 +36,15 @@ class Spares:
         process = self._waiting.pop(role, None)
         if process is None:
             return None
+        if process.poll() is not None:  # writing to it would raise SIGPIPE, which ends some host programs
+            _end(process)
+            return None
         assert process.stdin is not None, "a spare listens"
         try:
             with process.stdin:
                 process.stdin.write(b"%d\n" % epoch)
             os.replace(self._log(role), log_of(self._run_dir, role))
-        except OSError:  # it died while waiting
+        except OSError:  # it died just now
             _end(process)
             return None
         return process

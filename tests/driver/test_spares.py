@@ -51,12 +51,20 @@ def test_spare_takes_over_and_is_replaced() -> None:
 
 
 def test_dead_spare_does_not_prevent_a_restart() -> None:
+    """Nor does it raise SIGPIPE, by which many programs let themselves be ended."""
     with Driver("hash-lm", spares=True) as driver:
         eventually(lambda: len(spares(driver)) == len(ROLES))
-        for process in spares(driver):
+        for process in (waiting := spares(driver)):
             process.kill()
-        for role in ROLES:
-            driver.replace(role)
+        eventually(lambda: all(process.status() == psutil.STATUS_ZOMBIE for process in waiting))
+        pipes: list[int] = []
+        before = signal.signal(signal.SIGPIPE, lambda number, _: pipes.append(number))
+        try:
+            for role in ROLES:
+                driver.replace(role)
+        finally:
+            signal.signal(signal.SIGPIPE, before)
+        assert pipes == []
         assert driver.generate([1, 2], max_tokens=3).token_ids == expected([1, 2], 3)
 
 
