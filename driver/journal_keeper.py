@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, JournalError
 from ..protocol.journal.clock import wind_clock
-from ..protocol.journal.layout import Journal, Slots, bytes_of_answers
+from ..protocol.journal.layout import FORGOTTEN, UNREAD, Journal, Slots, bytes_of_answers
 from ..protocol.journal.requests import read_request
 from ..protocol.journal.salvage import salvage
 from ..protocol.lock import LockFile
@@ -81,6 +81,12 @@ class JournalKeeper:
     @property
     def num_unanswered(self) -> int:
         return num_unanswered(self.journal)
+
+    @property
+    def has_unread_ends(self) -> bool:
+        """Whether a client is still to be told how its request ended, now or later."""
+        states = self.journal.release_states(self.journal.slots_in_use())
+        return bool(np.any((states != FORGOTTEN) & (states != UNREAD)))
 
     def claim_for(self, model: str, adapters: Mapping[str, str]) -> None:
         """Record the model whose token ids the journal holds. ``adapters``: name -> digest.

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.protocol.factories import fail_to_sync
+from tests.protocol.factories import TIMES, fail_to_sync, make_record
 from tests.waiting import eventually
 from triptych.driver.journal_keeper import JournalKeeper
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError, JournalError
+from triptych.protocol.journal.releases import ReleaseWriter
+from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.run_dir import RunDir
 
 
@@ -52,6 +54,23 @@ def test_file_system_without_hard_links_is_not_said_to_be_full(tmp_path: Path, m
     with pytest.raises(ConfigError, match=r"the journal .* cannot be created: Operation not permitted$"):
         keep(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ends_are_unread_until_the_client_acknowledges_them_or_does_not_come(tmp_path: Path) -> None:
+    """Until then a stop needs summarize: a complete answer may not have reached its client."""
+    keeper, seen = keep(tmp_path), list[bool]()
+    requests, releases = RequestWriter(keeper.journal), ReleaseWriter(keeper.journal)
+    for forget in (releases.forget, releases.give_up):
+        seen.append(keeper.has_unread_ends)
+        key = requests.accept(make_record(), TIMES)
+        seen.append(keeper.has_unread_ends)
+        releases.release(*key, num_tokens=0, reason="length")
+        seen.append(keeper.has_unread_ends)
+        releases.acknowledge(*key)  # one of several choices
+        seen.append(keeper.has_unread_ends)
+        forget(*key)
+    assert [*seen, keeper.has_unread_ends] == [False, True, True, True] * 2 + [False]
+    keeper.close()
 
 
 def test_flushing_thread_ends_at_the_first_error(
