@@ -88,16 +88,19 @@ def test_flushing_thread_ends_at_the_first_error(
 def test_children_of_a_killed_driver_keep_neither_its_folder_nor_its_journal_locked(tmp_path: Path) -> None:
     """As those of multiprocessing do, which live on when their parent is killed."""
     until, end = os.pipe()
+    begun, begin = os.pipe()
     if (driver := os.fork()) == 0:
         held = RunDir(tmp_path), keep(tmp_path)
         if os.fork() == 0:
+            os.write(begin, b"\0")
             os.close(end)
             os.read(until, 1)
             os._exit(len(held))
+        os.read(begun, 1)  # killed sooner, it would leave a child that is about to close them
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitpid(driver, 0)[1] == signal.SIGKILL
     run_dir, keeper = RunDir(tmp_path), keep(tmp_path)
-    os.close(end)
-    os.close(until)
+    for file in (until, end, begun, begin):
+        os.close(file)
     keeper.close()
     run_dir.unlock()
