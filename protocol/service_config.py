@@ -28,7 +28,9 @@ class ServiceConfig:
     max_queue: int = option(1024, "accepted requests that wait for a credit")
     max_frame_bytes: int = option(8 << 20, "maximum size of a message from a client")
     max_pending_bytes: int = option(64 << 20, "prompts that wait for the tokenizer, in bytes")
-    window_tokens: int = option(256, "tokens sent to a client beyond those it has acknowledged")
+    window_tokens: int = option(
+        256, "tokens sent to a client beyond those it has acknowledged; below 64, every answer takes longer"
+    )
     report_interval_ms: float | None = option(
         None, "steps of at most half this time are reported together at this interval; by default 10 on a CPU, else 1"
     )
