@@ -40,7 +40,6 @@ class Texts:
         try:
             self._intent.begin_one(answer.number)
             answer.push(token_ids, now_ns)
-            self._intent.end()
             answer.text_done_ns = self._journal.now_ns()
             if answer.is_suspect:
                 answer.is_suspect = False
@@ -50,4 +49,6 @@ class Texts:
             answer.stream.abandon("error")
             self._ends.fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
             return False
+        finally:
+            self._intent.end()
         return True

@@ -161,6 +161,20 @@ def test_stop_waits_for_the_reader_of_an_answer_that_is_only_chosen_at_the_stop(
     assert [type(message) for message in received] == [m.Text, m.Text, m.Finished]
 
 
+def test_request_that_could_not_be_turned_into_text_is_not_suspected_of_what_happens_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("no text")
+
+    body = begin(world)
+    [answer] = body._answers.values()
+    monkeypatch.setattr(answer.stream, "push", fail)
+    body._step_done(step_done((0, 5, 0)))
+    assert read_release(world.journal, *KEY) == (0, "error")
+    assert world.board.intent("summarize").read() == []
+
+
 # -- several tokens of a sequence at once
 
 
