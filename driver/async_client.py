@@ -17,6 +17,7 @@ from ..protocol.messages import MAX_REQUEST_ROWS, Accepted
 from ..protocol.sampling import SamplingParams
 from .choices import choice_ids, num_choices
 from .client import MAX_IN_FLIGHT, OVERLOADED_S, Client, Messages, Prompt, arguments_of, request_map
+from .embedding import Embedding
 from .questions import Question
 from .session import Session
 from .standing import RequestList, RequestStatus, list_of, status_of
@@ -251,6 +252,22 @@ class AsyncClient:
             for _, stream in waiting:
                 stream.abort()
         return results
+
+    async def embed(self, prompt: Prompt, **options: Any) -> Embedding:
+        """Return the embedding of text or token ids; see ``Client.embed``. Cancelling aborts the request."""
+        return Embedding.of(await self.generate(prompt, embedding=True, **options))
+
+    async def embed_all(
+        self,
+        prompts: Iterable[Prompt | Mapping[str, Any]],
+        *,
+        progress: Callable[[Embedding], None] | None = None,
+        **options: Any,
+    ) -> list[Embedding]:
+        """The embeddings of many prompts; see ``Client.embed_all``. Cancelling aborts the requests."""
+        tell = None if progress is None else lambda completion: progress(Embedding.of(completion))
+        answers = await self.generate_all(prompts, progress=tell, embedding=True, **options)
+        return [Embedding.of(each) for each in answers]
 
     async def _first(self, waiting: deque[tuple[dict[str, Any], AsyncStream]]) -> Completion:
         """The answer to the first one, which stays in ``waiting`` until its answer is complete."""

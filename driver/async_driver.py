@@ -14,6 +14,7 @@ from ..protocol.errors import PipelineClosed
 from .async_client import AsyncClient, AsyncStream
 from .client import Prompt
 from .driver import Driver
+from .embedding import Embedding
 from .health import Health
 from .parts import Stop
 from .stream import Completion
@@ -106,6 +107,14 @@ class AsyncDriver:
     async def generate_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Completion]:
         """Return the answers to many prompts; see ``AsyncClient.generate_all``."""
         return await self.client.generate_all(prompts, **options)
+
+    async def embed(self, prompt: Prompt, **options: Any) -> Embedding:
+        """Return the embedding of text or token ids; see ``AsyncClient.embed``."""
+        return await self.client.embed(prompt, **options)
+
+    async def embed_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Embedding]:
+        """Return the embeddings of many prompts; see ``AsyncClient.embed_all``."""
+        return await self.client.embed_all(prompts, **options)
 
     def abort(self, request_id: str) -> None:
         """Request the end of a request; see ``AsyncClient.abort``."""

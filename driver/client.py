@@ -20,6 +20,7 @@ from ..protocol.keys import ClientKeys, own_keys
 from ..protocol.run_dir import CONFIG_FILE, follow_endpoint, submit_endpoint
 from ..protocol.sampling import SamplingParams
 from .choices import GroupStream, num_choices
+from .embedding import Embedding
 from .questions import Question
 from .session import Session
 from .standing import RequestList, RequestStatus, list_of, status_of
@@ -158,6 +159,21 @@ class Client:
             for _, stream in waiting:
                 stream.abort()
         return results
+
+    def embed(self, prompt: Prompt, *, timeout: float | None = None, **options: Any) -> Embedding:
+        """Return the embedding of text or token ids, cut to ``dimensions`` if given. Arguments as for ``submit``."""
+        return Embedding.of(self.submit(prompt, embedding=True, **options).result(timeout))
+
+    def embed_all(
+        self,
+        prompts: Iterable[Prompt | Mapping[str, Any]],
+        *,
+        progress: Callable[[Embedding], None] | None = None,
+        **options: Any,
+    ) -> list[Embedding]:
+        """The embeddings of many prompts, in their order; see ``embed`` and ``generate_all``."""
+        tell = None if progress is None else lambda completion: progress(Embedding.of(completion))
+        return [Embedding.of(each) for each in self.generate_all(prompts, progress=tell, embedding=True, **options)]
 
     def _first(
         self, waiting: deque[tuple[dict[str, Any], Stream]], progress: Callable[[Completion], None] | None

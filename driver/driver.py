@@ -19,6 +19,7 @@ from ..protocol.model_card import ModelCard
 from .adapters import LoadedAdapters
 from .client import Client, Prompt
 from .control import ControlServer
+from .embedding import Embedding
 from .health import Health, take_health
 from .journal_keeper import JournalKeeper, warn_of_small_arena
 from .origin import Origin
@@ -264,6 +265,14 @@ class Driver:
     def generate_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Completion]:
         """Return the answers to many prompts; see ``Client.generate_all``."""
         return self.client.generate_all(prompts, **options)
+
+    def embed(self, prompt: Prompt, **options: Any) -> Embedding:
+        """Return the embedding of text or token ids; see ``Client.embed``."""
+        return self.client.embed(prompt, **options)
+
+    def embed_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Embedding]:
+        """Return the embeddings of many prompts; see ``Client.embed_all``."""
+        return self.client.embed_all(prompts, **options)
 
     def abort(self, request_id: str) -> None:
         """Request the end of a request; see ``Client.abort``."""

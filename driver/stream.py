@@ -11,8 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from ..protocol.errors import InvalidRequest, PipelineClosed, RequestTimeout, TriptychError
 from ..protocol.messages import Accepted, Failed, Finished
+from .embedding import read_embedding
 from .prompt_logprobs import PromptLogprob, read_prompt_ids, read_prompt_logprobs
 
 logger = logging.getLogger(__name__)
@@ -73,6 +77,11 @@ class Completion:
         has nothing before it. Of several choices only the first has them.
         """
         return read_prompt_logprobs(self.summary)
+
+    @property
+    def embedding(self) -> npt.NDArray[np.float32] | None:
+        """If the request asked for ``embedding``: its prompt as a vector of length 1, read-only; else None."""
+        return read_embedding(self.summary)
 
     @property
     def usage(self) -> dict[str, int]:

@@ -41,6 +41,9 @@ class ModelCard:
     load_s: float
     adapters: dict[str, str] = field(default_factory=dict)  # name -> digest
     num_snapshots: int | None = None  # of states of recurrent layers; None: the model has no such layers
+    embedding_size: int = 0  # values of an embedding; 0: it makes none
+    why_no_embeddings: str = ""
+    can_generate: bool = True  # False: it has no head, so that it only makes embeddings
     why_slow: str = ""  # why no faster backend runs it here; empty if it is the fastest
 
     @property

@@ -13,6 +13,7 @@ from .codec import pack, unpack
 from .errors import JournalError
 from .owners import may_ask
 from .sampling import SamplingParams
+from .scores import score_words
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it has a cached_property
@@ -39,6 +40,7 @@ class RequestRecord:
     owner: int = 0  # see owners
     lora: str = ""  # the name of its adapter; empty: the base model answers
     lora_digest: str = ""  # of that adapter when the request was accepted
+    embedding_size: int = 0  # values of the embedding that it wants instead of an answer; 0: it wants none
 
     @property
     def mark(self) -> int:
@@ -85,7 +87,17 @@ class RequestRecord:
     @property
     def is_computed(self) -> bool:
         """Whether execute has anything to compute. An answer without tokens ends as soon as it is seen."""
-        return self.token_capacity > 0 or self.num_prompt_logprobs is not None
+        return self.token_capacity > 0 or self.asks_about_prompt
+
+    @property
+    def asks_about_prompt(self) -> bool:
+        """Whether it wants logprobs of its prompt, or an embedding."""
+        return self.num_prompt_logprobs is not None or self.embedding_size > 0
+
+    @property
+    def num_prompt_words(self) -> int:
+        """Four-byte words of what is computed about its prompt."""
+        return self.embedding_size or score_words(len(self.prompt) // 4, self.num_prompt_logprobs)
 
     def to_bytes(self) -> bytes:
         return pack([getattr(self, name) for name in _NAMES])

@@ -11,6 +11,7 @@ from ...driver.async_client import AsyncClient, AsyncStream
 from ...driver.async_driver import AsyncDriver
 from ...driver.client import Client
 from ...driver.driver import Driver
+from ...driver.embedding import Embedding
 from ...driver.health import Health
 from ...driver.prompt_logprobs import PromptLogprob
 from ...driver.standing import RequestLine, RequestList, RequestStatus
@@ -19,8 +20,8 @@ from ...driver.worker import WorkerHealth
 from ...protocol.errors import TriptychError
 
 CLASSES = (
-    Driver, Client, Stream, Delta, Completion, PromptLogprob, AsyncDriver, AsyncClient, AsyncStream, RequestStatus,
-    RequestList, RequestLine, Health, WorkerHealth,
+    Driver, Client, Stream, Delta, Completion, PromptLogprob, Embedding, AsyncDriver, AsyncClient, AsyncStream,
+    RequestStatus, RequestList, RequestLine, Health, WorkerHealth,
 )  # fmt: skip
 _FIELD = re.compile(r"^    (\w+): [^#\n]*(?:# (.*))?$", re.MULTILINE)  # a field, and the comment beside it
 

@@ -5,10 +5,11 @@
 A record's extent in the arena is contiguous: the request (see ``record``), padded to four bytes, then three columns
 of ``token_capacity`` entries: token ids (int32), times (uint32, units of 10 microseconds after acceptance), and, if
 logprobs were requested, ``logprob_words`` four-byte words per token. Last come ``score_words`` four-byte words for the
-logprobs of the prompt (see ``scores``); they are valid once ``tokens_word`` counts a token, or has their check.
+logprobs of the prompt (see ``scores``) or its embedding; they are valid once ``tokens_word`` counts a token, or has
+their check.
 
 The four publishing words hold ``generation << 32 | value`` (``tokens_word``: ``count << 32 | check``) and are stored by
-one aligned eight-byte write. ``check`` is a hash of the generation, of the prompt's scores and of the counted tokens
+one aligned eight-byte write. ``check`` is a hash of the generation, of the prompt's results and of the counted tokens
 with their logprobs, a request carries a CRC, and ``finish_word`` holds, besides the reason, a check of ``tokens_word``
 and of the error: so a reader never trusts a partial write, in whatever order a weakly ordered machine shows it, or a
 disk has written it.

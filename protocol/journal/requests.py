@@ -13,7 +13,6 @@ import numpy as np
 
 from ..errors import InvalidRequest, JournalError, Overloaded
 from ..record import RequestRecord, mark_of
-from ..scores import score_words
 from .layout import ACCEPTED, DISPATCHED, FREE, UNREAD, Extent, Journal, extent, split_word, word
 from .releases import is_forgotten
 
@@ -45,10 +44,6 @@ class RequestView:
 def logprob_words(num_alternatives: int | None) -> int:
     """Four-byte words of logprobs per token: the chosen one's, then id and logprob of each alternative."""
     return 0 if num_alternatives is None else 1 + 2 * num_alternatives
-
-
-def _score_words(record: RequestRecord) -> int:
-    return score_words(len(record.prompt) // 4, record.num_prompt_logprobs)
 
 
 def read_request(journal: Journal, slot: int) -> RequestView | None:
@@ -183,10 +178,8 @@ class RequestWriter:
 
     def _place(self, records: Sequence[RequestRecord], payloads: list[bytes]) -> list[int]:
         """The arena offset of each record."""
-        sizes = [
-            extent(0, len(payload), record.token_capacity, logprob_words(record.num_logprobs), _score_words(record)).end
-            for payload, record in zip(payloads, records, strict=True)
-        ]
+        words = [(r.token_capacity, logprob_words(r.num_logprobs), r.num_prompt_words) for r in records]
+        sizes = [extent(0, len(payload), *each).end for payload, each in zip(payloads, words, strict=True)]
         if sum(sizes) > self._journal.arena_bytes:
             raise InvalidRequest(
                 f"the request needs {sum(sizes)} bytes of the journal, which has {self._journal.arena_bytes}"
@@ -215,7 +208,7 @@ class RequestWriter:
         self._journal.arena[offset : offset + len(payload)] = memoryview(payload)
         entry["payload_offset"], entry["payload_bytes"] = offset, len(payload)
         entry["token_capacity"], entry["logprob_words"] = record.token_capacity, words
-        entry["score_words"] = scores = _score_words(record)
+        entry["score_words"] = scores = record.num_prompt_words
         entry["arrival"] = self._next_arrival
         entry["received_ns"], entry["accepted_ns"] = times.received_ns, times.accepted_ns
         entry["tokenize_start_ns"], entry["tokenize_end_ns"] = times.tokenize_start_ns, times.tokenize_end_ns

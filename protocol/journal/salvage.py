@@ -7,9 +7,10 @@ from collections import Counter
 from ..errors import JournalError
 from ..messages import FINISH_REASONS
 from .layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, FREE, Journal, split_word, word
+from .prompt_results import has_prompt_results
 from .releases import is_forgotten, read_release
 from .requests import RequestView, drop, read_request
-from .tokens import has_scores, read_finish, read_tokens
+from .tokens import read_finish, read_tokens
 
 
 def salvage(journal: Journal) -> list[str]:
@@ -114,7 +115,7 @@ def _reset_ends_without_tokens(journal: Journal, views: list[RequestView]) -> li
 
 
 def _has_lost_tokens(journal: Journal, view: RequestView) -> bool:
-    """Whether this answer has an end but not all of its tokens, or not their logprobs or the scores of its prompt."""
+    """Whether this answer has an end but not all of its tokens, their logprobs and the results of its prompt."""
     key = view.slot, view.generation
     if is_forgotten(journal, *key):
         return False
@@ -123,4 +124,4 @@ def _has_lost_tokens(journal: Journal, view: RequestView) -> bool:
         return True
     if finish is None or finish[0] not in ("stop", "length"):
         return False
-    return tokens is None or (view.record.num_prompt_logprobs is not None and not has_scores(journal, view))
+    return tokens is None or (view.record.asks_about_prompt and not has_prompt_results(journal, view))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..messages import FINISH_REASONS, finish_reason
-from ..scores import ScoreColumns, pack_scores, row_words, unpack_scores
+from ..scores import ScoreColumns, pack_scores
 from .layout import MAX_CHUNK_ENDS, MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, Slots, split_word, word
 from .requests import RequestView, logprob_words
 
@@ -26,7 +26,7 @@ _SINCE = {"preempted_ns": "preempted_since_ns", "recovered_ns": "recovered_since
 
 def check_of(seed: int, tokens: npt.NDArray[np.int32], logprob_rows: npt.NDArray[np.uint32] | None = None) -> int:
     """The polynomial hash ``h = (h + row) * M + token + 1`` modulo 2**32, where ``row`` is the hash of the token's
-    logprobs, 0 if it has none. The seed is the generation, plus the hash of the prompt's scores once they are complete.
+    logprobs, 0 if it has none. The seed is the generation, plus the hash of the prompt's results once complete.
     """
     values, n = tokens.view(np.uint32) + np.uint32(1), len(tokens)
     if logprob_rows is not None:
@@ -50,12 +50,6 @@ def _powers(n: int) -> npt.NDArray[np.uint32]:
 @lru_cache(maxsize=64)  # a width for each number of alternatives
 def _row_powers(width: int) -> npt.NDArray[np.uint32]:
     return _powers(width)[1:]
-
-
-def _scores_check(rows: npt.NDArray[np.uint32]) -> int:
-    """The hash of the prompt's scores, [n, words]."""
-    words = rows.ravel()
-    return int(words @ _powers(len(words))[1:])
 
 
 class _Places(NamedTuple):
@@ -190,8 +184,16 @@ class TokenWriter:
         at = view.extent.scores_at + start * rows.shape[1]
         self._journal.words[at : at + rows.size] = rows.ravel()
         if start + len(rows) == _num_score_rows(view):
-            self._checks[view.slot] = _seed_of(self._journal, view)
-            self._journal.tokens_words[view.slot] = word(0, int(self._checks[view.slot]))
+            self._publish_results(view)
+
+    def publish_embedding(self, view: RequestView, values: npt.NDArray[np.float32]) -> None:
+        """Write the prompt's embedding, float32 [embedding_size]."""
+        prompt_words(self._journal, view)[:] = values.view(np.uint32)
+        self._publish_results(view)
+
+    def _publish_results(self, view: RequestView) -> None:
+        self._checks[view.slot] = _seed_of(self._journal, view)
+        self._journal.tokens_words[view.slot] = word(0, int(self._checks[view.slot]))
 
     def note_chunks(self, slot: int, ends: Sequence[int]) -> None:
         """Record where the prompt was cut, before its first token is published. Cuts that do not fit are dropped."""
@@ -254,7 +256,7 @@ class TokenTimes(NamedTuple):
 
 def read_tokens(journal: Journal, view: RequestView) -> npt.NDArray[np.int32] | None:
     """The published tokens, int32 [n]; None if there are none of this generation (or one is being written, or their
-    logprobs or the scores of the prompt are damaged).
+    logprobs or the results of the prompt are damaged).
     """
     count, check = split_word(journal.tokens_words[view.slot])
     if count > view.record.token_capacity:
@@ -264,7 +266,7 @@ def read_tokens(journal: Journal, view: RequestView) -> npt.NDArray[np.int32] | 
     if view.record.num_logprobs is not None:
         logprobs = _logprob_rows(journal, view, 0, count)
     seed = view.generation
-    if view.record.num_prompt_logprobs is not None and (count > 0 or check != seed):
+    if view.record.asks_about_prompt and (count > 0 or check != seed):
         seed = _seed_of(journal, view)
     return tokens if check_of(seed, tokens, logprobs) == check else None
 
@@ -354,30 +356,16 @@ def _logprob_rows(journal: Journal, view: RequestView, start: int, stop: int) ->
     return journal.words[at + start * width : at + stop * width].reshape(-1, width)
 
 
-def has_scores(journal: Journal, view: RequestView) -> bool:
-    """Whether the prompt's scores, which the request asked for, are complete."""
-    if view.record.num_prompt_logprobs is None:
-        return False
-    if _num_score_rows(view) == 0:
-        return True
-    count, check = split_word(journal.tokens_words[view.slot])
-    return (count > 0 or check != view.generation) and read_tokens(journal, view) is not None
-
-
-def read_scores(journal: Journal, view: RequestView) -> ScoreColumns | None:
-    """The scores of the prompt's tokens; None if not requested, or not complete yet."""
-    return unpack_scores(_score_rows(journal, view).copy()) if has_scores(journal, view) else None
-
-
-def _score_rows(journal: Journal, view: RequestView) -> npt.NDArray[np.uint32]:
-    width, num_rows = row_words(view.record.num_prompt_logprobs or 0), _num_score_rows(view)
+def prompt_words(journal: Journal, view: RequestView) -> npt.NDArray[np.uint32]:
+    """What is computed about the prompt itself, a view; whether it is complete is known by ``has_prompt_results``."""
     at = view.extent.scores_at
-    return journal.words[at : at + num_rows * width].reshape(num_rows, width)
+    return journal.words[at : at + view.record.num_prompt_words]
 
 
 def _seed_of(journal: Journal, view: RequestView) -> int:
-    """The seed of ``check_of`` for a request whose scores are complete."""
-    return view.generation + _scores_check(_score_rows(journal, view)) & MASK
+    """The seed of ``check_of`` for a request whose prompt's results are complete."""
+    words = prompt_words(journal, view)
+    return view.generation + int(words @ _powers(len(words))[1:]) & MASK
 
 
 def _num_score_rows(view: RequestView) -> int:

@@ -1,6 +1,6 @@
 """Pipelines on the hash LM: everything except the arithmetic is real, and a wrong KV cell changes the text.
 
-A start costs a second of processor time, so all modules share three pipelines. They end with the folder, because one
+A start costs a second of processor time, so all modules share four pipelines. They end with the folder, because one
 that only waits takes a second in two minutes. Tests may kill workers in them, so what a test counts, such as restarts,
 must be counted from its own beginning.
 """
@@ -40,6 +40,12 @@ def _narrow_pipeline() -> Iterator[Driver]:
         yield driver
 
 
+@pytest.fixture(scope="package")
+def _prefill_pipeline() -> Iterator[Driver]:
+    with hash_driver(prefill_chunk=4, hash_step_ms=4.0) as driver:
+        yield driver
+
+
 @pytest.fixture(scope="module")
 def driver(_fast_pipeline: Driver) -> Iterator[Driver]:
     """A pipeline that steps as fast as it can; after the tests of a module it must be quiet."""
@@ -59,3 +65,10 @@ def narrow(_narrow_pipeline: Driver) -> Iterator[Driver]:
     """One row, two credits, and steps slow enough to be watched."""
     yield _narrow_pipeline
     assert_quiet(_narrow_pipeline)
+
+
+@pytest.fixture(scope="module")
+def slow_prefill(_prefill_pipeline: Driver) -> Iterator[Driver]:
+    """Prompts take a step of 4 ms for every four tokens, so that they can be interrupted."""
+    yield _prefill_pipeline
+    assert_quiet(_prefill_pipeline)

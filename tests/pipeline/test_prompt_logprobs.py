@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from tests.pipeline.checks import assert_quiet
-from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.driver.stream import Completion
@@ -73,14 +72,6 @@ def test_first_of_several_choices_has_the_scores(driver: Driver, options: dict[s
     assert_scored(answer, num_alternatives=1)
     assert all(choice.prompt_logprobs is None for choice in answer.choices[1:])
     assert_quiet(driver)
-
-
-@pytest.fixture(scope="module")
-def slow_prefill() -> Iterator[Driver]:
-    """A prompt takes 25 steps of 4 ms, so that it can be interrupted."""
-    with hash_driver(prefill_chunk=4, hash_step_ms=4) as driver:
-        yield driver
-        assert_quiet(driver)
 
 
 @pytest.mark.parametrize("role", ["prepare", "execute", "summarize"])

@@ -45,7 +45,13 @@ def make_journal(folder: Path, *, num_records: int = 4, arena_bytes: int = 1 << 
 
 
 def make_record(
-    request_id: str = "a", *, num_prompt_tokens: int = 3, token_capacity: int = 8, digest: int = 7, **sampling: Any
+    request_id: str = "a",
+    *,
+    num_prompt_tokens: int = 3,
+    token_capacity: int = 8,
+    digest: int = 7,
+    embedding_size: int = 0,
+    **sampling: Any,
 ) -> RequestRecord:
     return RequestRecord(
         request_id=request_id,
@@ -56,6 +62,7 @@ def make_record(
         seed=11,
         lease_s=10.0,
         sampling=sampling,
+        embedding_size=embedding_size,
     )
 
 

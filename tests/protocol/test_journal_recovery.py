@@ -237,6 +237,8 @@ def with_answers(tmp_path: Path, *records: RequestRecord) -> tuple[Journal, list
         tokens.adopt(view)
         if view.record.num_prompt_logprobs is not None:
             tokens.publish_scores(view, 0, scores_of(view))
+        if size := view.record.embedding_size:
+            tokens.publish_embedding(view, np.full(size, 0.5, np.float32))
         for index in range(2 * bool(view.record.token_capacity)):
             if view.record.num_logprobs is not None:
                 tokens.publish_logprobs(view, index, np.array([1 + index], np.uint32))
@@ -270,6 +272,7 @@ LOSSES = {
     "logprobs": ("logprobs_at", make_record(logprobs=0)),
     "scores of the prompt": ("scores_at", make_record(prompt_logprobs=0)),
     "scores alone": ("scores_at", make_record(prompt_logprobs=0, token_capacity=0)),
+    "embedding": ("scores_at", make_record(embedding_size=4, token_capacity=0)),
 }
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from triptych.protocol.journal.layout import MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, split_word
+from triptych.protocol.journal.prompt_results import read_embedding, read_scores
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter
 from triptych.protocol.journal.tokens import (
@@ -21,7 +22,6 @@ from triptych.protocol.journal.tokens import (
     pack_logprobs,
     read_finish,
     read_logprobs,
-    read_scores,
     read_times,
     read_tokens,
 )
@@ -105,6 +105,18 @@ def test_scores_are_complete_with_their_last_row(tmp_path: Path, size: int) -> N
         publish(writer, view, 5, start=index)
         assert published(journal, view) == [5] * (index + 1)
         writer.adopt(view)
+
+
+def test_embedding_is_read_only_whole(tmp_path: Path) -> None:
+    journal, [view], writer = adopted(tmp_path, embedding_size=4)
+    assert read_embedding(journal, view) is None
+    values = np.array([0.1, -0.2, 0.3, 0.4], np.float32)
+    for _ in range(2):  # the second time by a process that does not know of the first
+        writer.publish_embedding(view, values)
+        np.testing.assert_array_equal(read_embedding(journal, view), values)
+        writer.adopt(view)
+    journal.words[view.extent.scores_at + 2] ^= 1
+    assert read_embedding(journal, view) is None
 
 
 @settings(deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import compress
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +33,10 @@ def build_inputs(
 
     The loops over sequences here only collect references; all arithmetic is done once for the whole batch.
     """
+    embedded = {chunk.key: chunk for chunk in plan.prefills if _is_embedded(sequences[chunk.key], chunk)}
+    if embedded:  # last, so that their rows are behind all rows of logits
+        others = (chunk for chunk in plan.chunks if chunk.key not in embedded)
+        plan = replace(plan, chunks=(*others, *embedded.values()))
     chunks = plan.chunks
     scheduled = [sequences[chunk.key] for chunk in chunks]
     starts = np.array([chunk.start for chunk in chunks], np.int32)
@@ -70,8 +75,15 @@ def build_inputs(
         carried=_carried(plan, last_rows, carried_rows) if carried_rows else None,
         adapters=_adapters(scheduled),
         cut=_cut(plan, scheduled),
+        embedded_rows=last_rows[len(chunks) - len(embedded) :],
+        embedded=scheduled[len(chunks) - len(embedded) :],
         **(_scored(plan, query_starts, spans) if spans else {}),
     )
+
+
+def _is_embedded(sequence: Sequence, chunk: Chunk) -> bool:
+    """Whether the embedding of ``sequence`` is made of the last token of this chunk."""
+    return sequence.embedding_size > 0 and chunk.start + chunk.num_tokens == sequence.num_tokens
 
 
 def _adapters(scheduled: list[Sequence]) -> Int32 | None:

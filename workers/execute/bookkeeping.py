@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from ...protocol.errors import DeadlineExceeded, ModelFailed
 from ...protocol.journal.layout import DISPATCHED, Journal, Slots, split_word
+from ...protocol.journal.prompt_results import has_prompt_results
 from ...protocol.journal.requests import RequestView, read_request, slots_of_group
 from ...protocol.journal.tokens import (
     TokenTimes,
     TokenWriter,
-    has_scores,
     pack_logprobs,
     read_chunk_ends,
     read_finish,
@@ -96,9 +96,10 @@ class Bookkeeper:
             priority=record.priority,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
             final_ids=self._eos if record.grammar else frozenset(),
+            embedding_size=record.embedding_size,
         )
-        if has_scores(self._journal, view):
-            sequence.num_scored_tokens = len(prompt)
+        if has_prompt_results(self._journal, view):
+            sequence.num_scored_tokens, sequence.embedding_size = len(prompt), 0
         if len(emitted):
             sequence.chunk_ends = read_chunk_ends(self._journal, view.slot)
         self._sequences[key] = sequence
@@ -170,7 +171,7 @@ class Bookkeeper:
         plan, progress = outputs.plan, outputs.progress
         has_others = len(plan.chunks) > plan.num_decodes or plan.starts or plan.preempted or self._interruptions
         has_ends = progress.finished or progress.expired or progress.failed
-        has_more = outputs.logprobs or outputs.scores or progress.choices
+        has_more = outputs.logprobs or outputs.scores or outputs.embeddings or progress.choices
         return bool(progress.keys) and not (has_others or has_ends or has_more)
 
     def take_rows(self) -> list[StepRows]:
@@ -208,6 +209,9 @@ class Bookkeeper:
         for key, scores in outputs.scores.items():
             if key in self._views:
                 self._writer.publish_scores(self._views[key], scores.start, scores.columns)
+        for key, embedding in outputs.embeddings.items():
+            if key in self._views:
+                self._writer.publish_embedding(self._views[key], embedding.values)
         if outputs.logprobs:
             self._write_logprobs(outputs)
         slots, _ = self._columns_of(progress.keys)

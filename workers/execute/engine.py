@@ -21,7 +21,7 @@ from .scheduling.plan import Plan
 from .scheduling.progress import Progress
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key, Sequence
-from .step import PromptScores, Runner, StepInputs, TokenLogprobs
+from .step import PromptEmbedding, PromptScores, Runner, StepInputs, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class StepOutputs:
     progress: Progress  # the tokens, and the sequences that ended
     logprobs: dict[Key, TokenLogprobs]  # where requested
     scores: dict[Key, PromptScores]  # of prompt tokens, where requested
+    embeddings: dict[Key, PromptEmbedding]  # where requested
     planned_at: int  # by the engine's clock, as are the following
     launched_at: int
     began_at: int  # when it was launched or the previous step was collected, whichever is later
@@ -199,13 +200,15 @@ class Engine:
         computed = self._runner.collect()
         began_at, collected_at = max(launched_at, self._collected_at), self._clock()
         # Nothing may be written any more for a sequence that ended after the launch.
-        scores = {key: found for key, found in computed.scores.items() if key in self.scheduler.running}
+        running = self.scheduler.running
+        scores = {key: found for key, found in computed.scores.items() if key in running}
+        embeddings = {key: found for key, found in computed.embeddings.items() if key in running}
         progress = self.scheduler.apply(plan, computed.token_ids, computed.failed, computed.candidates)
         self.scheduler.observe(plan, collected_at - max(planned_at, self._collected_at))
         self._collected_at = collected_at
         self.history.append(StepRecord.of(plan, began_at=began_at, collected_at=collected_at))
         times = planned_at, launched_at, began_at, collected_at
-        outputs = StepOutputs(plan, progress, computed.logprobs, scores, *times)
+        outputs = StepOutputs(plan, progress, computed.logprobs, scores, embeddings, *times)
         self._trace.write(outputs)
         return outputs
 

@@ -8,6 +8,8 @@ Python.
 With an adapter, its number is added to every token in the cache, so that tokens cached under another adapter, or under
 none, lead to a different text.
 
+The embedding of a prompt is made of random numbers, whose seed is the same sum.
+
 Under a grammar the next token is the first allowed one from there on, wrapping around to 0.
 """
 
@@ -25,9 +27,21 @@ from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
 from .scheduling.beam_search import Candidates, num_candidates
 from .scheduling.moves import Moves
 from .scheduling.proposals import Proposer
-from .step import Int32, Int64, PromptScores, ScoreSpan, StepInputs, StepResult, TokenLogprobs, resolve
+from .step import (
+    Float32,
+    Int32,
+    Int64,
+    PromptEmbedding,
+    PromptScores,
+    ScoreSpan,
+    StepInputs,
+    StepResult,
+    TokenLogprobs,
+    resolve,
+)
 
 _STRIDE = (1 << 31) - 1  # a cell is position * _STRIDE + token, so that a token at a wrong position is a wrong token
+EMBEDDING_SIZE = 32
 _POISON = (1 << 61) - 1  # both are prime, so that they do not vanish modulo a vocabulary size
 
 
@@ -105,6 +119,8 @@ class HashRunner:
         result = self._sample(inputs, masks)
         if inputs.scored:
             result = replace(result, scores=self._score(inputs))
+        if inputs.embedded:
+            result = replace(result, embeddings=self._embed(inputs))
         self._last_tokens = result.token_ids
         self._results.append(result)
 
@@ -154,6 +170,14 @@ class HashRunner:
         )
         return PromptScores(span.sequence.key, span.start, columns)
 
+    def _embed(self, inputs: StepInputs) -> list[PromptEmbedding]:
+        first = len(inputs.context_lens) - len(inputs.embedded)  # they are the last of the step
+        tables, lengths = inputs.block_tables[first:], inputs.context_lens[first:].tolist()
+        return [
+            PromptEmbedding.of(sequence, hidden_of(self._read(table, length) + length))
+            for sequence, table, length in zip(inputs.embedded, tables, lengths, strict=True)
+        ]
+
     def _read(self, block_table: Int32, num_tokens: int) -> int:
         """``sum_i (i + 1) * token_i`` over the cells that ``block_table`` names."""
         num_pages = -(-num_tokens // self._page_size)
@@ -182,6 +206,13 @@ def state_of(tokens: Iterable[int], adapter: int = 0) -> int:
     """The hash of a context, which determines the next token and all logprobs."""
     tokens = [int(token) + adapter for token in tokens]
     return len(tokens) + sum((i + 1) * token for i, token in enumerate(tokens))
+
+
+def hidden_of(state: int) -> Float32:
+    """float32 [EMBEDDING_SIZE], made up, but a function of the context's hash."""
+    steps = np.arange(1, EMBEDDING_SIZE + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (np.uint64(state % (1 << 64)) ^ steps) * np.uint64(0xBF58476D1CE4E5B9)
+    return (mixed >> np.uint64(40)).astype(np.float32) - np.float32(1 << 23)
 
 
 def _noise(seed: int, position: int) -> int:

@@ -9,7 +9,7 @@ from ...protocol.byte_level import BYTE_OF
 from ...protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from ...protocol.model_card import ModelCard
 from ...protocol.tokenizer_files import TokenizerFacts, save_tokenizer
-from .hash_lm import HashRunner
+from .hash_lm import EMBEDDING_SIZE, HashRunner
 
 # End of sequence, which the hash never yields, one token per byte, and a spare one, which makes the modulus prime: then
 # every token of the context counts.
@@ -48,6 +48,7 @@ def build_hash_runner(
         max_num_seqs=scheduler.num_rows,
         max_live=scheduler.max_live,
         load_s=0.0,
+        embedding_size=EMBEDDING_SIZE,
     )
     runner = HashRunner(
         VOCAB_SIZE,

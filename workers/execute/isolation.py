@@ -15,11 +15,12 @@ from .scheduling.beam_search import Candidates
 from .scheduling.plan import Plan
 from .scheduling.proposals import VOID
 from .scheduling.sequence import Key
-from .step import PromptScores, Runner, StepInputs, StepResult, TokenLogprobs
+from .step import PromptEmbedding, PromptScores, Runner, StepInputs, StepResult, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
 _NO_NUMBER = "the logprobs of the prompt are not numbers"
+_NO_DIRECTION = "the hidden state of the prompt's last token is zero or not finite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Computed:
     logprobs: dict[Key, TokenLogprobs] = field(default_factory=dict)
     candidates: dict[Key, Candidates] = field(default_factory=dict)  # of the beams
     scores: dict[Key, PromptScores] = field(default_factory=dict)  # of prompt tokens
+    embeddings: dict[Key, PromptEmbedding] = field(default_factory=dict)
     failed: dict[Key, str] = field(default_factory=dict)
 
 
@@ -137,6 +139,7 @@ class IsolatingRunner:
             whole.logprobs.update(part.logprobs)
             whole.candidates.update(part.candidates)
             whole.scores.update(part.scores)
+            whole.embeddings.update(part.embeddings)
             whole.failed.update(part.failed)
         return whole
 
@@ -177,10 +180,11 @@ def _by_key(plan: Plan, result: StepResult) -> Computed:
     Raises:
         FloatingPointError: a sequence with proposals failed, and must be run without them to see if it still does.
     """
-    if not (result.logprobs or result.candidates or result.failed or result.scores):
+    if not (result.logprobs or result.candidates or result.failed or result.scores or result.embeddings):
         return Computed(result.token_ids.tolist())
     sampled, token_ids = plan.sampled, result.token_ids.tolist()
     unsound = {scores.key: _NO_NUMBER for scores in result.scores if np.isnan(scores.columns.logprobs).any()}
+    unsound |= {found.key: _NO_DIRECTION for found in result.embeddings if not np.isfinite(found.values).all()}
     failed = {}
     for row, why in result.failed.items():
         if row and sampled[row] == sampled[row - 1]:  # follows a proposal: if that was right, the next step will tell
@@ -195,5 +199,6 @@ def _by_key(plan: Plan, result: StepResult) -> Computed:
         logprobs={sampled[row]: logprobs for row, logprobs in result.logprobs.items()},
         candidates={sampled[row]: found for row, found in result.candidates.items()},
         scores={scores.key: scores for scores in result.scores},
+        embeddings={found.key: found for found in result.embeddings},
         failed=failed | unsound,
     )

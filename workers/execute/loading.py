@@ -101,7 +101,7 @@ def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
     """
     if known is None:
         return
-    for name in ("vocab_size", "eos_token_ids", "max_model_len", "num_pages"):
+    for name in ("vocab_size", "eos_token_ids", "max_model_len", "num_pages", "embedding_size", "can_generate"):
         if getattr(card, name) != getattr(known, name):
             raise ConfigError(f"{name} of the model is {getattr(card, name)}, {getattr(known, name)} is being served")
     for name, digest in known.adapters.items():

@@ -21,6 +21,23 @@ Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
 
+class PromptEmbedding(NamedTuple):
+    """A prompt as a vector of length 1."""
+
+    key: Key
+    values: Float32  # [embedding_size]
+
+    @classmethod
+    def of(cls, sequence: Sequence, hidden: Float32) -> PromptEmbedding:
+        """The first ``embedding_size`` channels of the last token's ``hidden`` state; not finite if there is none.
+
+        Source: Matryoshka representation learning, Kusupati et al. 2022.
+        """
+        values = hidden[: sequence.embedding_size].astype(np.float64)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return cls(sequence.key, (values / np.sqrt(np.square(values).sum())).astype(np.float32))
+
+
 class ScoreSpan(NamedTuple):
     """Consecutive tokens of one prompt in a step, each of which yields the logprob of the token after it."""
 
@@ -78,6 +95,8 @@ class StepInputs:
     cut: StepCut | None = None  # None: the model keeps no states
     score_rows: Int32 = field(default_factory=_no_rows)  # [C], indices into the T tokens: those of ``scored``, in order
     scored: Rows[ScoreSpan] = ()  # of prompts whose logprobs are wanted
+    embedded_rows: Int32 = field(default_factory=_no_rows)  # [E], the last tokens of ``embedded``
+    embedded: Rows[Sequence] = ()  # [E], sequences whose embeddings are wanted: the last ones of the step
 
     @property
     def sampled_lengths(self) -> Int32:
@@ -133,6 +152,7 @@ class StepResult:
     failed: dict[int, str] = field(default_factory=dict)  # by row: why it has no valid token (its id is then void)
     candidates: dict[int, Candidates] = field(default_factory=dict)  # by row, of beams, whose token id is void
     scores: Rows[PromptScores] = ()  # one for each of ``StepInputs.scored``
+    embeddings: Rows[PromptEmbedding] = ()  # one for each of ``StepInputs.embedded``
 
 
 class Runner(Protocol):

@@ -11,7 +11,7 @@ from ...protocol.errors import InvalidRequest, RequestTooLong
 from ...protocol.model_card import ModelCard
 from ...protocol.sampling import SamplingParams
 from ...protocol.scores import MAX_SCORE_BYTES, score_words
-from .request import Int32, Truncation
+from .request import GenerationRequest, Int32, Truncation
 
 
 class Truncated(NamedTuple):
@@ -25,6 +25,7 @@ class Admission(NamedTuple):
     token_ids: Int32  # [num_prompt_tokens]
     num_truncated: int  # tokens cut from the prompt
     capacity: int  # output tokens this request may have
+    embedding_size: int = 0  # see RequestRecord
 
 
 def admit(
@@ -34,8 +35,10 @@ def admit(
     params: SamplingParams,
     card: ModelCard,
     max_prompt_tokens: int | None = None,
+    embedding_size: int = 0,
 ) -> Admission:
-    """The prompt as it will run. ``max_prompt_tokens``: the request's own limit, if any.
+    """The prompt as it will run. ``max_prompt_tokens``: the request's own limit, if any. ``embedding_size``: of the
+    embedding that it wants instead of an answer, see ``embedding_size_of``.
 
     Raises:
         InvalidRequest: an id in the prompt or the parameters is not in the model's vocabulary, or there are more
@@ -52,11 +55,42 @@ def admit(
                 f"prompt has {len(token_ids)} tokens, max_prompt_tokens is {max_prompt_tokens}", param="prompt"
             )
         kept, num_truncated = truncate(token_ids, max_prompt_tokens, truncation)
+    if embedding_size:
+        kept, num_more = truncate(kept, _context_tokens(card), truncation)
+        _check_length(len(kept), _context_tokens(card), "the tokens that context and pages hold")
+        return Admission(kept, num_truncated + num_more, 0, embedding_size)
     if len(kept) > longest_prompt(card):
         kept, num_more = truncate(kept, truncated_length(params, card), truncation)
         num_truncated += num_more
     check_scores(len(kept), params)
     return Admission(kept, num_truncated, fit(kept, params, card))
+
+
+def embedding_size_of(request: GenerationRequest, card: ModelCard) -> int:
+    """Values of the embedding that a request wants instead of an answer; 0: it wants none.
+
+    Raises:
+        InvalidRequest: the model cannot do what the request asks for.
+    """
+    params, size = request.sampling, card.embedding_size
+    if not request.embedding:
+        if not card.can_generate and (params.max_tokens != 0 or params.prompt_logprobs is not None):
+            raise InvalidRequest("the model has no head, it only makes embeddings (embedding: true)", param="embedding")
+        return 0
+    if not size:
+        raise InvalidRequest(
+            f"embedding is true, but the model makes none: {card.why_no_embeddings}", param="embedding"
+        )
+    if request.dimensions is not None and request.dimensions > size:
+        raise InvalidRequest(
+            f"dimensions is {request.dimensions}, an embedding of the model has {size}", param="dimensions"
+        )
+    return request.dimensions or size
+
+
+def _check_length(num_tokens: int, limit: int, what: str) -> None:
+    if num_tokens > limit:
+        raise RequestTooLong(f"prompt has {num_tokens} tokens, the limit is {limit}, {what}", param="prompt")
 
 
 def fit(token_ids: Int32, params: SamplingParams, card: ModelCard) -> int:
@@ -65,10 +99,7 @@ def fit(token_ids: Int32, params: SamplingParams, card: ModelCard) -> int:
     Raises:
         RequestTooLong: there is no room for a single token.
     """
-    limit = longest_prompt(card)
-    if len(token_ids) > limit:
-        text = f"prompt has {len(token_ids)} tokens, the limit is {limit}, one less than context and pages hold"
-        raise RequestTooLong(text, param="prompt")
+    _check_length(len(token_ids), longest_prompt(card), "one less than context and pages hold")
     room = _context_tokens(card) - len(token_ids)
     if params.is_beam_search:
         room = min(room, _beam_room(len(token_ids), params.num_beams, card))

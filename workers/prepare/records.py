@@ -36,6 +36,7 @@ def make_records(intake: Intake, admission: Admission, *, lease_s: float, lora_d
         grammar=intake.grammar,
         reasoning=to_wire(intake.reasoning) if intake.reasoning else None,
         continues_prompt=intake.continues_prompt,
+        embedding_size=admission.embedding_size,
     )
     return [_member(first, intake.request_id, index) for index in range(params.group_size)]
 

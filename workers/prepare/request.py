@@ -48,11 +48,18 @@ class GenerationRequest:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
     max_prompt_tokens: int | None = None  # a longer prompt is cut or refused, like one that does not fit
     return_prompt: bool = False  # the summary includes the prompt's token ids
+    embedding: bool = False  # instead of an answer, the summary includes the prompt's embedding
+    dimensions: int | None = None  # of the embedding: its first values, scaled to length 1; None: all
     structured: Structured | None = None  # the form the answer must have
     thinking_token_budget: int | None = None  # tokens of reasoning, at most; None: as many as the model likes
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
+        if self.embedding:
+            self._check_embedding()
+            object.__setattr__(self, "sampling", SamplingParams(max_tokens=0))
+        elif self.dimensions is not None:
+            raise InvalidRequest(f"dimensions is {self.dimensions}: only an embedding has any", param="dimensions")
         for name in ("structured", "thinking_token_budget"):
             if getattr(self, name) is not None and self.sampling.is_beam_search:
                 raise InvalidRequest(
@@ -62,6 +69,14 @@ class GenerationRequest:
             raise refusal("and ignore_eos exclude each other: such an answer ends with the end of sequence")
         if self.continue_final_message:
             self._check_final_message()
+
+    def _check_embedding(self) -> None:
+        given = {name: getattr(self, name) for name in _NOT_WITH_EMBEDDING if getattr(self, name) is not None}
+        given |= self.sampling.to_wire()
+        if given.get("max_tokens") == 0:
+            del given["max_tokens"]
+        for name, value in given.items():
+            raise InvalidRequest(f"{name} is {value!r:.80}: an embedding takes no {name}", param=name)
 
     def _check_final_message(self) -> None:
         name, last = "continue_final_message", self.messages[-1] if self.messages else None
@@ -106,6 +121,8 @@ class GenerationRequest:
             max_prompt_tokens=_checked_count("max_prompt_tokens", wire.get("max_prompt_tokens"), low=1),
             continue_final_message=_checked_bool("continue_final_message", wire.get("continue_final_message", False)),
             return_prompt=_checked_bool("return_prompt", wire.get("return_prompt", False)),
+            embedding=_checked_bool("embedding", wire.get("embedding", False)),
+            dimensions=_checked_count("dimensions", wire.get("dimensions"), low=1),
             structured=checked_structured(wire.get("structured")),
             thinking_token_budget=_checked_count("thinking_token_budget", wire.get("thinking_token_budget"), low=0),
             sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
@@ -264,4 +281,5 @@ def _checked_bool(name: str, value: Any) -> bool:
 
 
 _PROMPTS = {"prompt": _checked_prompt, "prompt_token_ids": _checked_prompt_ids, "messages": _checked_messages}
+_NOT_WITH_EMBEDDING = ("messages", "tools", "structured", "thinking_token_budget")
 _OWN_FIELDS = frozenset(item.name for item in fields(GenerationRequest)) - {"sampling"}

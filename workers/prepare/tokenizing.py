@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ...protocol.errors import RequestError, TokenizationFailed
 from ...protocol.model_card import ModelCard
 from ..process import WorkerContext
-from .admission import Admission, admit
+from .admission import Admission, admit, embedding_size_of
 from .grammar_checker import GrammarChecker
 from .grammar_queue import GrammarQueue
 from .intake import Intake
@@ -153,6 +153,7 @@ class Tokenizing:
         intake.tokenize_start_ns = self._context.journal.now_ns()
         try:
             request = intake.request
+            embedding_size = embedding_size_of(request, self._card)
             token_ids = self._encoder.encode_request(request)
             admission = admit(
                 token_ids,
@@ -160,6 +161,7 @@ class Tokenizing:
                 params=request.sampling,
                 card=self._card,
                 max_prompt_tokens=request.max_prompt_tokens,
+                embedding_size=embedding_size,
             )
             intake.continues_prompt = self._encoder.is_continued(request, admission.token_ids)
             if request.tells_reasoning:

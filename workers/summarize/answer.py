@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...protocol.journal.layout import Journal
+from ...protocol.journal.prompt_results import read_embedding, read_scores
 from ...protocol.journal.requests import RequestView
-from ...protocol.journal.tokens import read_logprobs, read_scores, read_times, was_scheduled
+from ...protocol.journal.tokens import read_logprobs, read_times, was_scheduled
 from ...protocol.messages import DeltaRow, Failed, Finished
 from ...protocol.scores import ScoreColumns
 from .columns import Key
@@ -185,6 +186,8 @@ class Answer:
             summary["prompt_logprobs"] = scores.to_wire()
         if record.return_prompt or scores is not None:
             summary["prompt_token_ids"] = record.prompt
+        if (embedding := read_embedding(journal, self.view)) is not None:
+            summary["embedding"] = embedding.astype("<f4").tobytes()
         return summary
 
     def _prompt_scores(self, journal: Journal) -> ScoreColumns | None:

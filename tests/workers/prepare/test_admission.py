@@ -14,8 +14,8 @@ from tests.cards import CARD
 from triptych.protocol.errors import InvalidRequest, RequestTooLong
 from triptych.protocol.model_card import ModelCard
 from triptych.protocol.sampling import SamplingParams
-from triptych.workers.prepare.admission import Admission, admit, truncate
-from triptych.workers.prepare.request import Truncation
+from triptych.workers.prepare.admission import Admission, admit, embedding_size_of, truncate
+from triptych.workers.prepare.request import GenerationRequest, Truncation
 
 SMALL_POOL = replace(CARD, num_pages=4)  # 16 tokens
 
@@ -115,3 +115,27 @@ def test_request_may_limit_its_own_prompt() -> None:
     assert (cut.token_ids.tolist(), cut.num_truncated) == ([6, 7, 8, 9], 6)
     with pytest.raises(RequestTooLong, match="10 tokens, max_prompt_tokens is 4"):
         admit(ids, truncation="none", params=params, card=CARD, max_prompt_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("request_", "card", "reason"),
+    [
+        (GenerationRequest(prompt="a", embedding=True), replace(CARD, why_no_embeddings="it is blind"), "it is blind"),
+        (GenerationRequest(prompt="a"), replace(CARD, can_generate=False), "no head"),
+        (
+            GenerationRequest(prompt="a", sampling=SamplingParams(max_tokens=0, prompt_logprobs=1)),
+            replace(CARD, can_generate=False),
+            "no head",
+        ),
+    ],
+    ids=["no embeddings", "no answers", "no logprobs"],
+)
+def test_what_the_model_cannot_do_is_refused(request_: GenerationRequest, card: ModelCard, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        embedding_size_of(request_, card)
+    assert caught.value.param == "embedding"
+
+
+def test_model_without_a_head_still_counts_tokens() -> None:
+    request = GenerationRequest(prompt="a", sampling=SamplingParams(max_tokens=0))
+    assert embedding_size_of(request, replace(CARD, can_generate=False)) == 0

@@ -29,7 +29,8 @@ class Bounds:
         reason = sequence.end_reason(self._max_model_len) if sequence.num_output_tokens else None
         if reason is not None:
             return Verdict(reason)
-        longest = min(self._max_model_len - 1, self._cache.num_pages * self._cache.pool.page_size)
+        num_places = self._cache.num_pages * self._cache.pool.page_size
+        longest = min(self._max_model_len - min(1, sequence.max_tokens), num_places)
         if sequence.num_tokens > longest:
             why = f"prompt has {sequence.num_tokens} tokens, the limit is {longest}"
             return Verdict("length") if sequence.num_output_tokens else Verdict("error", why)

@@ -63,6 +63,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # of these, found in the cache when it first started
     num_scored_tokens: int = 0  # leading prompt tokens whose successor has its logprob, if these are requested
+    embedding_size: int = 0  # values of the embedding that is still to be made of its last token; 0: none is
     block_table: list[int] = field(default_factory=list)
     host_table: list[int] = field(default_factory=list)  # host pages, while it is swapped out
     shares_tail: bool = False  # its half-full last page may be in other tables too, and is copied before it grows
@@ -127,7 +128,7 @@ class Sequence:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its prompt is computed, and only logprobs of the prompt were requested."""
+        """Whether its prompt is computed, and only that was requested: for its logprobs, or its embedding."""
         return self.max_tokens == 0 and self.num_uncomputed_tokens == 0
 
     def is_full(self, max_model_len: int) -> bool:
