@@ -127,6 +127,11 @@ def resolve(inputs: StepInputs, last_tokens: Int32) -> StepInputs:
     return replace(inputs, token_ids=token_ids, carried=None)
 
 
+def embeddings_of(inputs: StepInputs, hidden: Float32) -> list[PromptEmbedding]:
+    """The embeddings of ``inputs.embedded``, from the hidden states [E, channels] of their last tokens."""
+    return [PromptEmbedding.of(sequence, row) for sequence, row in zip(inputs.embedded, hidden, strict=True)]
+
+
 class TokenLogprobs(NamedTuple):
     """Natural logarithms of the raw model's probabilities (before penalties and temperature) at one position."""
 

@@ -298,10 +298,11 @@ class Step(ctypes.Structure):
         ("logits", c_void_p),
         ("tokens", c_void_p),
         ("greatest", c_void_p),
+        ("hidden", c_void_p),
         ("num_tokens", c_int32),
         ("num_sequences", c_int32),
         ("num_rows", c_int32),
         ("table_width", c_int32),
         ("vocab_size", c_int32),
-        ("unused", c_int32),
+        ("num_hidden", c_int32),
     ]

@@ -16,6 +16,7 @@ from .facts import Progress, take_device
 from .give_back import trim_heap
 from .group import Group
 from .lora import load_adapters
+from .pooling import why_no_embeddings
 from .proof import ProofStore
 from .step_runner import StepRunner
 from .stored_weights import family_of
@@ -79,6 +80,9 @@ def _model_card(
 ) -> ModelCard:
     """``device`` is the configured one; that of ``backends`` may be the part of it that one rank has."""
     facts, scheduler = loaded.facts, backends.scheduler
+    why_not = why_no_embeddings(backends.folder)
+    if not facts.hidden_size:
+        why_not = "its modules do not put out hidden states"
     return ModelCard(
         model=backends.config.model,
         model_type=facts.model_type,
@@ -95,6 +99,9 @@ def _model_card(
         max_live=scheduler.max_live,
         load_s=load_s,
         num_snapshots=backends.num_snapshots if loaded.state_bytes else None,
+        embedding_size=0 if why_not else facts.hidden_size,
+        why_no_embeddings=why_not,
+        can_generate=facts.has_head,
         why_slow="; ".join(backends.obstacles),
     )
 

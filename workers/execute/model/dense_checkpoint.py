@@ -27,6 +27,7 @@ class DenseCheckpoint(NamedTuple):
     config: PretrainedConfig
     tensors: Checkpoint
     spec: DecoderSpec
+    has_head: bool  # if not, the embedding stands in for it
 
 
 def open_checkpoint(folder: Path) -> DenseCheckpoint:
@@ -40,12 +41,13 @@ def open_checkpoint(folder: Path) -> DenseCheckpoint:
     check_generation_config(folder)
     check_weights(folder)
     tensors = open_tensors(folder)
-    if getattr(config, "tie_word_embeddings", False) and _has_head(config, tensors):
-        config.tie_word_embeddings = False
-    return DenseCheckpoint(config, tensors, describe_decoder(config, tensors.shapes()))
+    shapes, is_tied = tensors.shapes(), bool(getattr(config, "tie_word_embeddings", False))
+    has_head = is_tied or _HEAD in shapes
+    config.tie_word_embeddings = not has_head or (is_tied and not _has_own_head(config, tensors))
+    return DenseCheckpoint(config, tensors, describe_decoder(config, shapes), has_head)
 
 
-def _has_head(config: PretrainedConfig, tensors: Checkpoint) -> bool:
+def _has_own_head(config: PretrainedConfig, tensors: Checkpoint) -> bool:
     """Whether the checkpoint has a head that differs from the embedding.
 
     If so, the two are not tied, whatever the config says; transformers decides likewise. In some models' configs the
@@ -75,9 +77,8 @@ def choose_dtype(config: PretrainedConfig, name: str, known: Collection[torch.dt
     return chosen
 
 
-def read_facts(
-    config: PretrainedConfig, folder: Path, tokenizer: PreTrainedTokenizerFast, spec: DecoderSpec
-) -> ModelFacts:
+def read_facts(opened: DenseCheckpoint, folder: Path, tokenizer: PreTrainedTokenizerFast) -> ModelFacts:
+    config, spec = opened.config, opened.spec
     try:
         generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
     except OSError:  # no such file: fall back to the model's config
@@ -88,4 +89,6 @@ def read_facts(
         vocab_size=config.vocab_size,
         eos_token_ids=end_tokens(tokenizer, generation),
         context_limit=context_limit(config),
+        hidden_size=spec.hidden_size,
+        has_head=opened.has_head,
     )

@@ -26,6 +26,8 @@ class ModelFacts:
     vocab_size: int  # of the model: the width of its logits
     eos_token_ids: tuple[int, ...]  # sorted; from tokenizer and generation config together
     context_limit: int | None  # tokens; None: the model does not say
+    hidden_size: int = 0  # channels of hidden states after the last norm; 0: they cannot be taken
+    has_head: bool = True  # False: the checkpoint is that of a base model, whose logits mean nothing
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerFast, generation: GenerationConfig | None) -> tuple[int, ...]:

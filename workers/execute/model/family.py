@@ -105,7 +105,8 @@ class Family:
     caps_logits: bool = False
     are_heads_together: bool = False  # in a merged qkv: queries, keys and values of one head, then those of the next
     is_transposed: bool = False  # matrices of layers are stored as [inputs, outputs]
-    renamed: tuple[tuple[str, str], ...] = ()  # patterns in the names of published tensors, and what replaces them
+    # Patterns in the names of published tensors, and what replaces them: here, in those of a model without its head.
+    renamed: tuple[tuple[str, str], ...] = ((r"^(?=(embed_tokens|layers|norm)\.)", "model."),)
     ignored: str = r"mtp\."  # how the names of tensors without effect begin, such as those for multi-token prediction
     has_latents: bool = False  # in place of keys and values, see latent_spec.py
     has_prediction_layer: bool = False  # or those of one more layer are for it

@@ -63,7 +63,8 @@ def load_fused(
         Unsupported: the kernels cannot compute this model, or not on this device; the text says why.
         ConfigError: the checkpoint is incomplete or damaged, or an adapter does not fit it.
     """
-    config, checkpoint, spec = open_checkpoint(folder)
+    opened = open_checkpoint(folder)
+    config, checkpoint, spec, _ = opened
     if checkpoint.quantised_format is not None:
         raise Unsupported("its weights have four bits already")
     format_ = _format(config, dtype, quantization, is_invariant)
@@ -86,7 +87,7 @@ def load_fused(
         _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, oracle, adapters)
     name = "fp8" if format_.is_fp8 else str(format_.dtype).removeprefix("torch.")
     return FusedModel(
-        facts=read_facts(config, folder, tokenizer, spec),
+        facts=read_facts(opened, folder, tokenizer),
         dtype=format_.dtype,
         backend=f"fused {name}{' deterministic' if is_invariant else ''}",
         shapes=shapes,

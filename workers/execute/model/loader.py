@@ -26,6 +26,7 @@ from .checkpoint import check_generation_config, check_layer_types, check_weight
 from .facts import ModelFacts, Progress, end_tokens
 from .fp8_weights import Fp8Checkpoint, is_of_quantised
 from .group import ALONE, Group
+from .hidden_states import head_names, hidden_size
 from .stored_weights import kind_of, open_for_modules, read_settings
 from .text_part import RENAMINGS, text_config
 
@@ -60,8 +61,9 @@ def load_model(
     if is_read_plainly and type(text := text_config(whole)) in MODEL_FOR_CAUSAL_LM_MAPPING:
         config = text  # vision and audio towers would only waste memory
     with _reporting(progress), _quiet() if config is not whole else nullcontext():
-        model: Any = _read_weights(folder, config, dtype, group, tensors)
-    return LoadedModel(model.to(device), _facts(model, tokenizer))
+        model, has_head = _read_weights(folder, config, dtype, group, tensors)
+    on_device: Any = model.to(device)  # type: ignore[arg-type]
+    return LoadedModel(on_device, _facts(model, tokenizer, has_head=has_head))
 
 
 @contextmanager
@@ -77,8 +79,8 @@ def _quiet() -> Iterator[None]:
 
 def _read_weights(
     folder: Path, config: PretrainedConfig, dtype: str, group: Group, tensors: Fp8Checkpoint | None
-) -> PreTrainedModel:
-    """Load the weights in ``folder``, or those in ``tensors`` instead if given."""
+) -> tuple[PreTrainedModel, bool]:
+    """Load the weights in ``folder``, or those in ``tensors`` instead if given; also says whether a head is there."""
     options: dict[str, Any] = {
         "config": config,
         "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
@@ -97,7 +99,8 @@ def _read_weights(
         text = f"cannot load {config.model_type!r} from {folder}{_quantised(folder)}: {error}"
         raise ConfigError(text, param="model") from error
     model, report = loaded
-    missing = sorted(report["missing_keys"])
+    heads = head_names(model)
+    missing = sorted(set(report["missing_keys"]) - heads)
     if missing:  # transformers only warns, and initialises them randomly
         raise ConfigError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]!r} first", param="model")
     if scales := sorted(name for name in report["unexpected_keys"] if is_of_quantised(name)):
@@ -105,7 +108,7 @@ def _read_weights(
             f"{len(scales)} tensors of quantised weights were not used, {scales[0]!r} first", param="model"
         )
     ready: PreTrainedModel = model.eval().requires_grad_(False)
-    return ready
+    return ready, not heads & set(report["missing_keys"])
 
 
 def _quantised(folder: Path) -> str:
@@ -152,13 +155,15 @@ def _of_group(group: Group) -> dict[str, DistributedConfig]:
     return {"distributed_config": DistributedConfig(tp_size=group.size)} if group.size > 1 else {}
 
 
-def _facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> ModelFacts:
+def _facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, has_head: bool) -> ModelFacts:
     return ModelFacts(
         model_type=model.config.model_type,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocab_size=model.config.get_text_config().vocab_size,
         eos_token_ids=end_tokens(tokenizer, model.generation_config),
         context_limit=context_limit(model.config),
+        hidden_size=hidden_size(model),
+        has_head=has_head,
     )
 
 

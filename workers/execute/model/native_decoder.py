@@ -24,36 +24,44 @@ from .threads import THRESHOLDS, Thresholds
 
 
 class NativeOutputs(NamedTuple):
-    """Outputs for the R logit rows of a step. The next step that is submitted reuses the arrays."""
+    """Outputs for the R logit rows and the E embedded rows of a step. Later steps reuse the arrays."""
 
     logits: Float32  # [R, V]
     tokens: Int32  # [R], index of the greatest logit, the first one if tied
     greatest: Float32  # [R], that logit; NaN if any logit of the row is NaN
+    hidden: Float32  # [E, hidden_size], after the last norm
 
 
 class _Room:
     """Buffers for the outputs of a step."""
 
-    def __init__(self, width: int) -> None:
-        self._width = width  # of a row of logits
+    def __init__(self, width: int, hidden_width: int) -> None:
+        self._width, self._hidden_width = width, hidden_width  # of rows of logits and of hidden states
+        self.hidden = np.empty((0, hidden_width), np.float32)
         self._allocate(1)
 
-    def reserve(self, num_rows: int) -> None:
+    def reserve(self, num_rows: int, num_hidden: int = 0) -> None:
         if num_rows > len(self.tokens):
             self._allocate(num_rows)
+        if num_hidden > len(self.hidden):
+            self.hidden = np.empty((num_hidden, self._hidden_width), np.float32)
+            self.addresses["hidden"] = self.hidden.ctypes.data
 
     def _allocate(self, num_rows: int) -> None:
         self.logits = np.empty((num_rows, self._width), np.float32)
         self.tokens = np.zeros(num_rows, np.int32)
         self.greatest = np.empty(num_rows, np.float32)
-        outputs = {"logits": self.logits, "tokens": self.tokens, "greatest": self.greatest}
+        outputs = {
+            "logits": self.logits, "tokens": self.tokens, "greatest": self.greatest, "hidden": self.hidden
+        }  # fmt: skip
         self.addresses = {name: output.ctypes.data for name, output in outputs.items()}
 
 
 class _Submitted(NamedTuple):
     room: _Room
-    num_rows: int
-    order: Int64 | None  # permutation of its rows as passed to the kernels; None: unchanged
+    num_rows: int  # of logits
+    num_hidden: int
+    order: Int64 | None  # permutation of its rows of logits as passed to the kernels; None: unchanged
     arrays: list[Int32]  # kept alive while the kernels use them
 
 
@@ -106,7 +114,8 @@ class NativeDecoder:
         if not self._decoder:
             raise ConfigError(f"cannot start {num_threads} threads", param="threads")
         weakref.finalize(self, library.triptych_decoder_delete, self._decoder)
-        self._rooms = [_Room(padded(self._vocab_size)) for _ in range(2)]
+        self._hidden_size = weights.spec.hidden_size
+        self._rooms = [_Room(padded(self._vocab_size), padded(self._hidden_size)) for _ in range(2)]
         self._submitted: deque[_Submitted] = deque()  # not waited for yet
 
     def reserve(self, *, num_tokens: int, num_rows: int) -> None:
@@ -138,18 +147,20 @@ class NativeDecoder:
         that the waiting thread computes it itself rather than wake another, nor if it is very long.
         """
         assert len(self._submitted) < len(self._rooms), f"{len(self._submitted)} steps are under way"
-        rows = inputs.logit_rows
+        rows, embedded_rows = inputs.logit_rows, inputs.embedded_rows
         # The kernels require ascending rows. Sampled rows are ascending, but scored rows lie between them.
         order = np.argsort(rows) if inputs.scored else None
         last = self._submitted[-1].room if self._submitted else None
         room = self._rooms[last is self._rooms[0]]
-        room.reserve(len(rows))
+        room.reserve(len(rows), len(embedded_rows))
         states = self._states.begin_step(inputs) if self._states else {}
-        packed, addresses = _packed(inputs, rows if order is None else rows[order], states)
+        ascending = [rows if order is None else rows[order], embedded_rows]
+        packed, addresses = _packed(inputs, np.concatenate(ascending), states)
         step = Step(
             num_tokens=len(inputs.token_ids),
             num_sequences=len(inputs.context_lens),
-            num_rows=len(rows),
+            num_rows=len(rows) + len(embedded_rows),
+            num_hidden=len(embedded_rows),
             table_width=inputs.block_tables.shape[1],
             vocab_size=self._vocab_size,
             **addresses,
@@ -163,7 +174,7 @@ class NativeDecoder:
             assert last is not None, "the tokens of the previous step are needed, and there is none"
             arrays.append(last.tokens)
             step.last_tokens = last.addresses["tokens"]
-        self._submitted.append(_Submitted(room, len(rows), order, arrays))
+        self._submitted.append(_Submitted(room, len(rows), len(embedded_rows), order, arrays))
         return bool(self._library.triptych_decoder_submit(self._decoder, step))
 
     def wait(self) -> NativeOutputs:
@@ -174,14 +185,15 @@ class NativeDecoder:
         """
         assert self._submitted, "no step is under way"
         has_failed = self._library.triptych_decoder_wait(self._decoder)
-        room, count, order, _ = self._submitted.popleft()
+        room, count, num_hidden, order, _ = self._submitted.popleft()
         if has_failed:
             raise MemoryError(f"no memory for a step with {count} rows of logits")
-        outputs = NativeOutputs(room.logits[:count, : self._vocab_size], room.tokens[:count], room.greatest[:count])
+        logits, tokens, greatest = room.logits[:count, : self._vocab_size], room.tokens[:count], room.greatest[:count]
+        hidden = room.hidden[:num_hidden, : self._hidden_size]
         if order is None:
-            return outputs
+            return NativeOutputs(logits, tokens, greatest, hidden)
         asked = np.argsort(order)
-        return NativeOutputs(outputs.logits[asked], outputs.tokens[asked], outputs.greatest[asked])
+        return NativeOutputs(logits[asked], tokens[asked], greatest[asked], hidden)
 
     def _allocate_pages(self, num_pages: int, page_size: int, *, has_eight_bits: bool) -> list[npt.NDArray[np.uint8]]:
         """Keys and values of every attention layer, bytes [num_pages + 1, bytes per page], the trash page first.

@@ -24,7 +24,8 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
         Unsupported: the kernels do not support this model, or not on this machine; the message says why.
         ConfigError: the checkpoint is missing something or damaged, or an adapter does not fit it.
     """
-    config, checkpoint, spec = open_checkpoint(folder)
+    opened = open_checkpoint(folder)
+    config, checkpoint, spec, _ = opened
     is_quantised = setting.is_quantised or checkpoint.quantised_format is not None
     if dtype == "auto" and config.dtype == torch.float16:
         dtype = "bfloat16"  # if quantised, only for keys and values: weights and activations are of neither type
@@ -44,7 +45,7 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
         spec=spec,
         ropes=tuple(find_ropes(config)),
         dtype=str(compute_dtype).removeprefix("torch."),
-        facts=read_facts(config, folder, tokenizer, spec),
+        facts=read_facts(opened, folder, tokenizer),
         difference=difference,
     )
     return setting.model(library, weights, adapters, proof)

@@ -16,7 +16,7 @@ from ..grammar.masks import PendingMasks
 from ..sampling.kinds import SamplingKind, kind_of
 from ..sampling.sampler import Sampler
 from ..scheduling.moves import Moves
-from ..step import StepInputs, StepResult, resolve
+from ..step import StepInputs, StepResult, embeddings_of, resolve
 from .native_decoder import NativeDecoder
 from .step_runner import StepRunner, trash_decodes, trash_prefill
 
@@ -96,6 +96,8 @@ class NativeRunner(StepRunner):
     def _choose(self, pending: _Pending) -> StepResult:
         outputs = self._decoder.wait()
         if pending.is_plain and np.isfinite(outputs.greatest).all():
-            return StepResult(outputs.tokens.copy())
+            embeddings = embeddings_of(pending.inputs, outputs.hidden)
+            return StepResult(outputs.tokens.copy(), embeddings=embeddings)
         with torch.inference_mode():
-            return self._sampler.finish(torch.from_numpy(outputs.logits), pending.inputs, pending.masks)
+            logits = torch.from_numpy(outputs.logits)
+            return self._sampler.finish(logits, pending.inputs, pending.masks, hidden=outputs.hidden)

@@ -13,6 +13,7 @@ from ..attention.forward_context import PagedLayers, attending
 from ..sampling.sampler import Sampler
 from ..step import StepInputs, StepResult, resolve
 from .forward import RaggedForward
+from .hidden_states import HiddenStates
 from .recurrent import going_on
 from .states import SequenceStates
 from .step_runner import StepRunner
@@ -29,6 +30,7 @@ class TorchRunner(StepRunner):
         """``sizes`` are those of ``StepRunner``."""
         super().__init__([pages for cache in layers.caches.values() for pages in cache], **sizes)
         self._forward = RaggedForward(model)
+        self._hidden_states = HiddenStates(model)
         self._layers = layers
         self._sampler = sampler
         self._results: deque[StepResult] = deque()
@@ -46,7 +48,10 @@ class TorchRunner(StepRunner):
     @torch.inference_mode()
     def _compute(self, inputs: StepInputs) -> StepResult:
         masks = self._masks.begin(inputs.sampled)
-        return self._sampler.finish(self.compute_logits(inputs), inputs, masks)
+        with self._hidden_states.taking(inputs.embedded_rows) as taken:
+            logits = self.compute_logits(inputs)
+        hidden = None if taken is None else taken.to_host()
+        return self._sampler.finish(logits, inputs, masks, hidden=hidden)
 
     @torch.inference_mode()
     def compute_logits(self, inputs: StepInputs) -> torch.Tensor:

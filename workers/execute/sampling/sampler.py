@@ -13,7 +13,7 @@ from ....protocol.sampling import SamplingParams
 from ..grammar.masks import NO_MASKS, PendingMasks
 from ..scheduling.beam_search import Candidates, num_candidates
 from ..scheduling.sequence import Sequence
-from ..step import Int32, StepInputs, StepResult
+from ..step import Float32, Int32, StepInputs, StepResult, embeddings_of
 from .adjust import adjust_logits
 from .draw import Filters, draw, top_k_of
 from .logprobs import find_logprobs, logprobs_by_row, wanted_logprobs
@@ -32,11 +32,22 @@ class Sampler:
     def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
         self.eos_token_ids = eos_token_ids
 
-    def finish(self, logits: torch.Tensor, inputs: StepInputs, masks: PendingMasks | None = None) -> StepResult:
-        """The result of a step from the logits of its ``logit_rows``, float32 [R + C, V], which are overwritten."""
+    def finish(
+        self,
+        logits: torch.Tensor,
+        inputs: StepInputs,
+        masks: PendingMasks | None = None,
+        *,
+        hidden: Float32 | None = None,
+    ) -> StepResult:
+        """The result of a step from the logits of its ``logit_rows``, float32 [R + C, V], which are overwritten, and
+        the hidden states of its ``embedded_rows`` [E, channels], if it has any.
+        """
         num_sampled = len(inputs.sample_rows)
         scores = score_prompts(logits[num_sampled:], inputs.scored)
         result = self.sample(logits[:num_sampled], inputs.sampled, masks, lengths=inputs.sampled_lengths)
+        if hidden is not None:
+            result = replace(result, embeddings=embeddings_of(inputs, hidden))
         return replace(result, scores=scores) if scores else result
 
     def sample(

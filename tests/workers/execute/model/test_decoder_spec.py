@@ -214,7 +214,7 @@ def test_names_may_lack_their_prefix_and_masks_are_ignored(
             tensors[name.removeprefix(prefix)] = tensors.pop(name)
         if mask is not None:
             tensors[mask] = torch.ones(1, 1, 8, 8)
-    _, opened, spec = open_checkpoint(checkpoint)
+    _, opened, spec, _ = open_checkpoint(checkpoint)
     assert spec == expected
     assert spec.tensors().keys() <= opened.keys()
 

@@ -43,10 +43,10 @@ class Recorder:
         self._sampler = sampler
         self.logits: Logits = {}
 
-    def finish(self, logits: torch.Tensor, inputs: StepInputs, *options: Any) -> StepResult:
+    def finish(self, logits: torch.Tensor, inputs: StepInputs, *options: Any, **more: Any) -> StepResult:
         for row, sequence in zip(logits, inputs.sampled, strict=True):
             self.logits[sequence.key, sequence.num_tokens] = row.clone()
-        result: StepResult = self._sampler.finish(logits, inputs, *options)
+        result: StepResult = self._sampler.finish(logits, inputs, *options, **more)
         return result
 
 

@@ -250,15 +250,16 @@ struct Step {
   const int32_t* state_reads;     // [num_sequences], state row from which each sequence starts
   const int32_t* state_writes;    // of each segment, the row that receives the state at its end
   int32_t* choices;    // [num_tokens][num_layers][experts_per_token], likeliest first; or null
-  float* logits;       // [num_rows][64 * head.num_blocks]
-  int32_t* tokens;     // [num_rows], the argmax of the logits, the first one on ties
-  float* greatest;     // [num_rows], the logit of that token; NaN if any logit is NaN
+  float* logits;       // [num_rows - num_hidden][64 * head.num_blocks]
+  int32_t* tokens;     // likewise one for each row of logits: their argmax, the first one on ties
+  float* greatest;     // the logit of that token; NaN if any logit is NaN
+  float* hidden;       // [num_hidden][hidden_size, padded]: x after the final norm
   int32_t num_tokens;
   int32_t num_sequences;
   int32_t num_rows;
   int32_t table_width;  // of block_tables
   int32_t vocab_size;
-  int32_t unused;
+  int32_t num_hidden;  // the last rows, whose hidden states are wanted in place of logits
 };
 
 }  // namespace triptych

@@ -108,6 +108,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
       const Found gated{&buffers_.gated, inner_width(layer)};
       add(layer.down, gated, num_rows, to_down, layer.gated_norm, model_.gated_multiplier, me);
     }
+    num_rows -= step_->num_hidden;
+    if (step_->num_hidden) norm_hidden(num_rows, me);
     const Rows last = norm(num_rows, model_.final_norm, Added{}, me);
     const size_t width = width_of(model_.head);
     product(model_.head, last, Added{}, me, Store{step_->logits, width});
@@ -162,6 +164,16 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
       }
     });
     return step_->num_rows;
+  }
+
+  // The hidden states of the rows from `first` on, as floats.
+  void norm_hidden(int first, Member& me) {
+    stages_.run(me, [&] {
+      for (int r : part(step_->num_hidden, me)) {
+        float* to = step_->hidden + r * hidden_width();
+        norm_row(model_, residual(first + r), model_.final_norm, to, to, nullptr);
+      }
+    });
   }
 
   // Adds the product of what was found to the residual.

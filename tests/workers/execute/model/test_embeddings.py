@@ -1,0 +1,153 @@
+"""Embeddings compared with the base model of transformers, on the compiled kernels and on transformers' modules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel
+
+from tests.tiny import make_tiny_model
+from tests.workers.execute.factories import make_scheduler
+from tests.workers.execute.model.native import make_checkpoint, make_request
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.protocol.model_card import ModelCard
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.pooling import why_no_embeddings
+from triptych.workers.execute.model.step_runner import StepRunner
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
+
+PAGE_SIZE, NUM_PAGES = 16, 64
+LENGTHS = (1, 17, 60)
+# A tied head; logits that are scaled in the last norm; layer norms with biases.
+CASES = [("transformers", "qwen3"), ("native", "qwen3"), ("native", "granite"), ("native", "gpt2")]
+
+
+def build(checkpoint: Path, backend: str, dtype: str = "float32", **options: Any) -> tuple[StepRunner, ModelCard]:
+    return build_runner(
+        ModelConfig(model="tiny", device="cpu", backend=backend, dtype=dtype, **options),
+        CacheConfig(page_size=PAGE_SIZE, num_pages=NUM_PAGES),
+        SchedulerConfig(max_num_seqs=4, prefill_chunk=512),
+        model_dir=checkpoint,
+        run_dir=checkpoint,
+        progress=lambda done, total: None,
+    )
+
+
+def embedded(index: int, length: int, size: int) -> Sequence:
+    sequence = make_request(index, length, 0)
+    sequence.embedding_size = size
+    return sequence
+
+
+def run(runner: StepRunner, *sequences: Sequence, **options: Any) -> dict[Key, np.ndarray[Any, Any]]:
+    engine = Engine(make_scheduler(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_num_seqs=8, **options), runner)
+    for sequence in sequences:
+        engine.add(sequence)
+    found: dict[Key, np.ndarray[Any, Any]] = {}
+    while engine.has_work:
+        outputs = engine.step()
+        assert outputs is not None
+        found |= {key: embedding.values for key, embedding in outputs.embeddings.items()}
+    return found
+
+
+@torch.inference_mode()
+def expected(base: Any, sequence: Sequence) -> np.ndarray[Any, Any]:
+    state = base(torch.from_numpy(sequence.tokens.astype(np.int64))[None]).last_hidden_state[0, -1].float()
+    cut = state[: sequence.embedding_size]
+    return np.asarray(cut / cut.norm())
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[StepRunner, int, Any]:
+    """A runner, the size of its embeddings, and the base model in memory."""
+    backend, family = request.param
+    checkpoint = make_checkpoint(family, tmp_path_factory.mktemp(family))
+    runner, card = build(checkpoint, backend)
+    assert card.backend.startswith(backend)
+    return runner, card.embedding_size, AutoModel.from_pretrained(checkpoint, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 512])
+def test_embedding_is_the_normed_last_state(parts: tuple[StepRunner, int, Any], chunk: int) -> None:
+    runner, size, base = parts
+    sequences = [embedded(i, length, size - i) for i, length in enumerate(LENGTHS)]
+    mates = [make_request(len(LENGTHS) + i, 20 + i, 10) for i in range(2)]
+    found = run(runner, mates[0], *sequences, mates[1], prefill_chunk=chunk)
+    assert found.keys() == {sequence.key for sequence in sequences}
+    for sequence in sequences:
+        np.testing.assert_allclose(found[sequence.key], expected(base, sequence), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"), [("bfloat16", {}), ("float32", {"quantization": "int8"})], ids=["bfloat16", "int8"]
+)
+def test_batch_mates_do_not_change_a_bit(tmp_path: Path, dtype: str, options: dict[str, Any]) -> None:
+    checkpoint = make_tiny_model("qwen3", tmp_path)
+    runner, card = build(checkpoint, "native", dtype, **options)
+    base = AutoModel.from_pretrained(checkpoint, dtype=torch.float32)
+    sequences = [embedded(i, length, card.embedding_size) for i, length in enumerate(LENGTHS)]
+    mates = [make_request(len(LENGTHS) + i, 20 + i, 10) for i in range(2)]
+    together = run(runner, mates[0], *sequences, mates[1], prefill_chunk=512)
+    for index, length in enumerate(LENGTHS):
+        sequence = embedded(index, length, card.embedding_size)
+        alone = run(runner, sequence, prefill_chunk=7)[sequence.key]
+        np.testing.assert_array_equal(alone, together[sequence.key])
+        np.testing.assert_allclose(alone, expected(base, sequence), atol=0.03)
+
+
+@pytest.mark.parametrize("backend", ["transformers", "native"])
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+def test_checkpoint_of_a_base_model_makes_embeddings(tmp_path: Path, backend: str, is_tied: bool) -> None:
+    """Its tensors have no prefix, as those of Qwen3-Embedding, and untied there is no head, as in e5-mistral."""
+    checkpoint = make_tiny_model("qwen3", tmp_path, tie_word_embeddings=is_tied)
+    base = AutoModel.from_pretrained(checkpoint, dtype=torch.float32)
+    tensors = load_file(checkpoint / "model.safetensors")
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    save_file(bare, checkpoint / "model.safetensors", {"format": "pt"})
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3Model"]}))
+    runner, card = build(checkpoint, backend)
+    assert card.backend.startswith(backend)
+    assert card.can_generate == is_tied
+    sequence = embedded(0, 17, card.embedding_size)
+    np.testing.assert_allclose(run(runner, sequence)[sequence.key], expected(base, sequence), atol=2e-5)
+
+
+NORMALIZE = {"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"}
+LAST = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False, "include_prompt": True}
+DESCRIPTIONS: dict[str, tuple[dict[str, Any], list[dict[str, str]], dict[str, Any], str]] = {
+    "last token": ({}, [NORMALIZE], LAST, ""),
+    "last token, by its name": ({}, [], {"pooling_mode": "lasttoken"}, ""),
+    "mean": ({}, [NORMALIZE], {"pooling_mode_mean_tokens": True}, "pooling is mean_tokens"),
+    "mean, by its name": ({}, [], {"pooling_mode": "mean"}, "pooling is mean"),
+    "two": ({}, [], {**LAST, "pooling_mode_cls_token": True}, "pooling is lasttoken, cls_token"),
+    "more layers": ({}, [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], LAST, "Dense"),
+    "both directions": ({"use_bidirectional_attention": True}, [], LAST, "not causal"),
+    "not causal": ({"is_causal": False}, [], LAST, "not causal"),
+    "an unknown mode": ({}, [], {"pooling_mode": 3}, "pooling is 3"),
+}
+
+
+@pytest.mark.parametrize(("config", "behind", "pooling", "why"), DESCRIPTIONS.values(), ids=DESCRIPTIONS.keys())
+def test_checkpoint_trained_for_another_pooling_makes_none(
+    tmp_path: Path, config: dict[str, Any], behind: list[dict[str, str]], pooling: dict[str, Any], why: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert (why_no_embeddings(tmp_path) == "") == ("causal" not in why)  # without a description: the last token
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds]
+    (tmp_path / "modules.json").write_text(json.dumps([*modules, *behind]))
+    assert ("damaged" in why_no_embeddings(tmp_path)) == ("causal" not in why and "Dense" not in why)
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    found = why_no_embeddings(tmp_path)
+    assert why in found
+    assert bool(found) == bool(why)

@@ -1,0 +1,71 @@
+"""Takes hidden states out of a forward pass of transformers' modules, without the head for their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..step import Float32, Int32
+
+
+class Taken:
+    """The hidden states of some rows, once they are computed."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows  # [E]
+        self.states: torch.Tensor | None = None  # [E, channels]
+
+    def to_host(self) -> Float32:
+        """float32 [E, channels]."""
+        assert self.states is not None, "the model has been computed"
+        return self.states.float().cpu().numpy()
+
+
+class HiddenStates:
+    """Hooked into a model: what its base model, all but the head, puts out."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._device = model.device
+        self._wanted: Taken | None = None
+        if hidden_size(model):
+            model.base_model.register_forward_hook(self._take)
+
+    @contextmanager
+    def taking(self, rows: Int32) -> Iterator[Taken | None]:
+        """Within this block a forward pass, of a ragged batch [1, T], leaves the states of these rows in what this
+        yields; None if there are no rows.
+        """
+        if len(rows) == 0:
+            yield None
+            return
+        self._wanted = Taken(torch.from_numpy(rows).to(self._device, torch.int64))
+        try:
+            yield self._wanted
+        finally:
+            self._wanted = None
+
+    def _take(self, base: nn.Module, arguments: Any, output: Any) -> None:
+        if self._wanted is not None:
+            self._wanted.states = output[0][0, self._wanted.rows]
+
+
+def hidden_size(model: PreTrainedModel) -> int:
+    """Channels of its hidden states; 0 if the model is not a head on a base model, which alone puts them out."""
+    if model.base_model is model:
+        return 0
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if isinstance(head, nn.Linear):  # of some models, the base model projects them to what the head reads
+        return head.in_features
+    return int(getattr(model.config.get_text_config(), "hidden_size", 0))
+
+
+def head_names(model: PreTrainedModel) -> set[str]:
+    """The names of the parameters of its head."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    names = [name for name, module in model.named_modules() if module is head]
+    return {f"{name}.{own}" for name in names for own, _ in head.named_parameters(recurse=False)}

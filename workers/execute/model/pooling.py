@@ -1,0 +1,47 @@
+"""Whether the embeddings that a checkpoint was trained for are those made here: the last token's state, to length 1.
+
+Only files of JSON are read. They are those of sentence-transformers: ``modules.json`` lists what is applied one after
+the other, and the folder of the pooling has a config. A checkpoint without them says nothing about its pooling; those
+made of decoders take the last token, which alone has seen all others.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .hub import first_line
+
+_MODULES = "modules.json"
+_MODE = "pooling_mode"  # the mode itself, or the beginning of the names of switches, one for each mode
+_LAST_TOKEN = "lasttoken"
+
+
+def why_no_embeddings(folder: Path) -> str:
+    """Why this checkpoint's embeddings cannot be made; empty if they can."""
+    try:
+        config = _read(folder / "config.json")
+        for each in (config, config.get("text_config") or {}):
+            if each.get("use_bidirectional_attention") or each.get("is_causal") is False:
+                return "its attention is not causal"
+        return _why_not_pooled(folder)
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        return f"its description for sentence-transformers is damaged: {first_line(error)}"
+
+
+def _why_not_pooled(folder: Path) -> str:
+    if not (folder / _MODULES).is_file():
+        return ""
+    modules = _read(folder / _MODULES)
+    kinds = [module["type"].rpartition(".")[2] for module in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
+        return f"{_MODULES} applies {', '.join(kinds)}, known are Transformer, Pooling and Normalize"
+    settings = _read(folder / modules[1]["path"] / "config.json")
+    modes = [name.removeprefix(f"{_MODE}_") for name, value in settings.items() if name != _MODE and value is True]
+    modes = [str(settings[_MODE])] if _MODE in settings else [mode for mode in modes if f"{_MODE}_{mode}" in settings]
+    return "" if modes == [_LAST_TOKEN] else f"its pooling is {', '.join(modes)}, known is {_LAST_TOKEN}"
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
