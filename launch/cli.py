@@ -182,6 +182,39 @@ def generate(
 
 @verb
 @with_flags
+def embed(
+    context: typer.Context,
+    *,
+    prompts: Annotated[list[str] | None, typer.Argument(help="by default the lines of --file, or of stdin")] = None,
+    file: Annotated[
+        Path | None, option("file", "one prompt or JSON object per line; - is stdin", "--file", "-f")
+    ] = None,
+    output: Annotated[
+        Path | None, option("output", "overwritten if it exists; by default stdout", "--output", "-o")
+    ] = None,
+    dimensions: Annotated[
+        int | None, option("dimensions", "only so many values, scaled to length 1; by default all", "--dimensions")
+    ] = None,
+    lora: Lora = "",
+    config: PipelineConfig,
+    run_dir: RunDir = None,
+    connect: Connect = None,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Turn texts into vectors: a line of JSON for each. If one fails, the others go on, and the exit code is 1.
+
+    A line that begins with {" is JSON: prompt or prompt_token_ids, any other field of an embedding's
+    request (docs/protocol.md), and an id.
+    """
+    from .embed import Task, embed
+
+    _refuse_config_flags(context, connect)
+    task = Task(prompts=prompts or [], file=file, output=output, dimensions=dimensions, lora=lora)
+    raise typer.Exit(embed(task, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
+
+
+@verb
+@with_flags
 def run_batch(
     context: typer.Context,
     *,

@@ -55,7 +55,9 @@ def generate(
     check_output(task.output, task.file)
     if task.output_format is OutputFormat.text:
         check_shown(task.params, "logprobs", "prompt_logprobs", how="a text has none: they need --format jsonl")
-    jobs = _resume(task, _read(task), console) if task.resume else _read(task)
+    jobs = read_jobs(task.prompts, task.file)
+    if task.resume:
+        jobs = _resume(task, jobs, console)
     if not jobs:
         return 0
     with open_sink(task.output, append=task.resume) as sink:
@@ -68,25 +70,31 @@ def generate(
             requests = [(job, _request(job, task, chat=chat)) for job in jobs]
             batch = Batch(pipeline, requests)
             shows_bar = console.is_terminal and not sink.is_terminal
+            is_file = task.output is not None and task.output_format is OutputFormat.jsonl
             with batch_bar(console, batch) if shows_bar else nullcontext():
-                return _write_all(batch, task, writer, console)
+                return write_all(batch, writer, console, can_resume=is_file)
 
 
-def _read(task: Task) -> list[Job]:
-    if task.prompts and task.file is not None:
+def read_jobs(prompts: list[str], file: Path | None) -> list[Job]:
+    """The prompts of the command line, or else those in the lines of ``file`` or of standard input.
+
+    Raises:
+        ConfigError: there are none, or they cannot be read.
+    """
+    if prompts and file is not None:
         raise ConfigError("give prompts or a file, not both", param="file")
-    if task.prompts:
-        return jobs_from_texts(task.prompts)
-    if task.file is None and sys.stdin.isatty():
+    if prompts:
+        return jobs_from_texts(prompts)
+    if file is None and sys.stdin.isatty():
         raise ConfigError("nothing to answer: give a prompt, --file, or lines on standard input", param="prompts")
     try:
-        if task.file is None or task.file == STDIN:
+        if file is None or file == STDIN:
             jobs = jobs_from_lines(sys.stdin.buffer)
         else:
-            with task.file.open("rb") as lines:
+            with file.open("rb") as lines:
                 jobs = jobs_from_lines(lines)
     except OSError as error:
-        raise ConfigError(f"cannot read {task.file}: {error.strerror}", param="file") from error
+        raise ConfigError(f"cannot read {file}: {error.strerror}", param="file") from error
     if not jobs:
         raise ConfigError("nothing to answer: all lines are blank", param="file")
     return jobs
@@ -133,7 +141,8 @@ def _stream(pipeline: Pipeline, job: Job, request: dict[str, Any], sink: Sink, c
     return 0
 
 
-def _write_all(batch: Batch, task: Task, writer: Writer, console: Console) -> int:
+def write_all(batch: Batch, writer: Writer, console: Console, *, can_resume: bool) -> int:
+    """Returns the exit code. ``can_resume``: the same call with --resume would continue an interrupted one."""
     started = time.monotonic()
     num_failed = num_tokens = 0
     try:
@@ -146,8 +155,7 @@ def _write_all(batch: Batch, task: Task, writer: Writer, console: Console) -> in
                 writer.failure(job, result)
                 _complain(job, result, console)
     except KeyboardInterrupt:
-        is_file = task.output is not None and task.output_format is OutputFormat.jsonl
-        hint = "; the same call with --resume continues" if is_file else ""
+        hint = "; the same call with --resume continues" if can_resume else ""
         say(console, f"interrupted: requests in flight are aborted{hint}", "yellow")
         raise
     elapsed_s = time.monotonic() - started

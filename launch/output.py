@@ -113,15 +113,11 @@ class JsonlWriter:
             self._answer(job, choice, {"request_id": completion.request_id, **place})
 
     def _answer(self, job: Job, completion: Completion, names: dict[str, Any]) -> None:
-        row = {
-            **names,
-            **job.shown,
-            "text": completion.text,
-            "token_ids": completion.token_ids,
-            "finish_reason": completion.finish_reason,
-            "usage": completion.usage,
-            "ledger": completion.ledger,
-        }
+        if (embedding := completion.embedding) is not None:
+            answer: dict[str, Any] = {"embedding": embedding.astype(float).tolist()}
+        else:
+            answer = {name: getattr(completion, name) for name in ("text", "token_ids", "finish_reason")}
+        row = {**names, **job.shown, **answer, "usage": completion.usage, "ledger": completion.ledger}
         if completion.score is not None:
             row["score"] = completion.score
         if completion.logprobs is not None:

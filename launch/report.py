@@ -46,11 +46,13 @@ def duration(ms: float | None) -> str:
 
 
 def model_line(card: Mapping[str, Any]) -> str:
-    """The model card in one line, and a second line with the reason if it is slower than it could be."""
+    """The model card in one line, and more lines for what is missing: a head, and the reason why it is slow."""
     line = (
         f"{card['model']} · {card['model_type']}, {number(card['num_parameters'])} parameters, {card['dtype']} on"
         f" {card['device']} · context {card['max_model_len']} · {card['num_pages']} pages of {card['page_size']} tokens"
     )
+    if not card.get("can_generate", True):
+        line += "\nonly embeddings: the checkpoint has no head"
     return f"{line}\nslower than it could be: {card['why_slow']}" if card.get("why_slow") else line
 
 

@@ -11,11 +11,13 @@ from starlette.requests import Request
 from .chat import create_chat_completion
 from .completions import create_completion
 from .decisions import create_decision
+from .embeddings import create_embeddings
 from .messages import count_tokens, create_message
 from .responses import create_response
 from .resume import POSITIONS, forget_request, resume_request
 from .schemas.chat import ChatRequest
 from .schemas.completions import CompletionRequest
+from .schemas.embeddings import EmbeddingRequest
 from .schemas.messages import CountRequest, MessageRequest
 from .schemas.other import DecisionRequest, DetokenizeRequest, TokenizeRequest
 from .schemas.responses import ResponseRequest
@@ -65,6 +67,10 @@ def _add_answers(router: APIRouter, gateway: Gateway) -> None:
     @router.post("/v1/messages/count_tokens", summary="count the tokens of a chat's prompt")
     async def post_count_tokens(body: CountRequest, request: Request) -> Response:
         return await count_tokens(gateway, body, request)
+
+    @router.post("/v1/embeddings", summary="texts as vectors")
+    async def post_embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        return await create_embeddings(gateway, body, request)
 
     @router.post("/v1/decisions", summary="answer short questions about a shared state by the options' probabilities")
     async def post_decisions(body: DecisionRequest, request: Request) -> Response:

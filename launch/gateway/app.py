@@ -29,7 +29,7 @@ from .state import Gateway
 # For clients whose address lacks the /v1, or has it twice, and for those that look for another kind of server.
 _WHAT_THERE_IS = (
     ". This server generates text: POST /v1/chat/completions, /v1/completions, /v1/responses, or /v1/messages;"
-    " GET /openapi.json lists all routes"
+    " and embeds it: POST /v1/embeddings; GET /openapi.json lists all routes"
 )
 
 

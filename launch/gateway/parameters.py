@@ -10,7 +10,7 @@ from ...protocol.errors import TriptychError
 from ...protocol.sampling import SamplingParams
 from .config import GatewayConfig
 from .errors import ApiError, unsupported
-from .schemas.sampling import SamplingFields, bias_map
+from .schemas.sampling import PromptFields, SamplingFields, bias_map
 
 COMPLETION_TOKENS = 16  # the default of OpenAI's completions
 TEMPERATURE = 1.0
@@ -49,22 +49,24 @@ def pipeline_options(
         }
     )
     # to_wire leaves out the pipeline's defaults; max_tokens None is not one.
-    options: dict[str, Any] = {**params.to_wire(), **_service_options(body)}
+    options: dict[str, Any] = {**params.to_wire(), **prompt_options(body)}
     if body.resumable:
         options["lease_s"] = config.resume_s
+    if body.return_token_ids:
+        options["return_prompt"] = True
+    return options
+
+
+def prompt_options(body: PromptFields) -> dict[str, Any]:
+    """Those of them that do not depend on what is done with the prompt."""
+    options: dict[str, Any] = {name: value for name in _SERVICE if (value := getattr(body, name)) is not None}
     if body.truncate_prompt_tokens == 0:
         raise ApiError("truncate_prompt_tokens is 0, it must be -1 or at least 1", param="truncate_prompt_tokens")
     if body.truncate_prompt_tokens is not None:
         options["truncation"] = "left"
         if body.truncate_prompt_tokens >= 0:
             options["max_prompt_tokens"] = body.truncate_prompt_tokens
-    if body.return_token_ids:
-        options["return_prompt"] = True
     return options
-
-
-def _service_options(body: SamplingFields) -> dict[str, Any]:
-    return {name: value for name in _SERVICE if (value := getattr(body, name)) is not None}
 
 
 def check_stream(body: SamplingFields) -> None:

@@ -18,7 +18,7 @@ from ..json_lines import json_line
 from ..not_utf8 import why_not_utf8
 from ..resume import read_output, replace_output
 
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
 _FIELDS = {"custom_id", "method", "url", "body"}
 
 

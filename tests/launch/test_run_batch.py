@@ -60,15 +60,17 @@ def test_every_request_is_answered_in_the_format_of_its_route(
         request("chat", "/v1/chat/completions", messages=question, max_tokens=4),
         request("message", "/v1/messages", model="hash-lm", messages=question, max_tokens=4),
         request("response", "/v1/responses", input="hello", max_output_tokens=16),
+        request("embeddings", "/v1/embeddings", input=["hello", "you"]),
     ]
     outcome = run_batch("\ufeff" + text_of(*requests) + "\n")
     assert (outcome.code, outcome.out) == (0, "")
-    assert "4 of 4 requests answered, 0 failed · 28 tokens in " in outcome.err
+    assert "5 of 5 requests answered, 0 failed · 28 tokens in " in outcome.err
     rows = rows_in(tmp_path / "out.jsonl")
     assert rows["completion"]["body"]["choices"][0]["token_ids"] == expected(PROMPT, 4)
     objects = {name: row["body"].get("object", row["body"].get("type")) for name, row in rows.items()}
     assert objects == {
         "completion": "text_completion", "chat": "chat.completion", "message": "message", "response": "response",
+        "embeddings": "list",
     }  # fmt: skip
     assert all(row["status_code"] == 200 and row["request_id"] for row in rows.values())
 

@@ -155,6 +155,15 @@ def few(parts: str) -> Callable[[Any], Any]:
 few_parts = few("messages, parts and calls")  # of a conversation
 
 
+def few_prompts(value: Any, limit: int) -> Any:
+    """Checked before each entry is validated, which would take seconds for millions of them. A list of token ids is a
+    single prompt.
+    """
+    if isinstance(value, list) and len(value) > limit and not isinstance(value[0], int):
+        raise PydanticCustomError("too_many", "{text}", {"text": f"{len(value)} entries, the limit is {limit}"})
+    return value
+
+
 def small_map(limit: int) -> BeforeValidator:
     """A limit for a map's entries, checked before pydantic validates each of them and reports every error."""
 

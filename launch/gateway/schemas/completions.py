@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
 
-from .base import List, Neutral, limited
+from .base import List, Neutral, few_prompts, limited
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .structure import ResponseFormat
 
@@ -27,11 +26,7 @@ class CompletionRequest(SamplingFields):
     @field_validator("prompt", mode="before")
     @classmethod
     def _are_few(cls, prompt: Any) -> Any:
-        """Checked before each entry is validated, which would take seconds for millions of them."""
-        if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
-            text = f"{len(prompt)} entries, the limit is {MAX_PROMPTS}"
-            raise PydanticCustomError("too_many", "{text}", {"text": text})
-        return prompt
+        return few_prompts(prompt, MAX_PROMPTS)
 
     def prompts(self) -> list[str] | list[list[int]]:
         """All prompts of the request."""

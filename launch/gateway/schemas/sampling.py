@@ -66,10 +66,26 @@ def says_usage(options: StreamOptions | None) -> bool:
     return options is not None and bool(options.continuous_usage_stats)
 
 
-class SamplingFields(ApiModel):
-    """Named as in OpenAI's and vLLM's APIs. Null means the default."""
+class PromptFields(ApiModel):
+    """Who computes a prompt, when, and how much of it."""
 
     model: str | None = Field(None, description="as listed by /v1/models; by default the served model")
+    priority: int | None = Field(None, ge=-1000, le=1000, description="lowest first (--policy priority)")
+    deadline_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the end, else 504")
+    max_queue_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the first step, else 504")
+    cache_salt: str | None = Field(None, max_length=256, description="prefixes are shared only with the same salt")
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        le=2**31 - 1,
+        json_schema_extra={"not": {"const": 0}},
+        description="keep this many of the prompt's last tokens; -1: as many as fit",
+    )
+
+
+class SamplingFields(PromptFields):
+    """Named as in OpenAI's and vLLM's APIs. Null means the default."""
+
     temperature: float | None = limited("temperature", description="1 by default; 0 is greedy")
     top_p: float | None = limited("top_p")
     top_k: int | None = limited("top_k", description="0 and -1: off")
@@ -96,17 +112,6 @@ class SamplingFields(ApiModel):
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = Field(None, ge=-1000, le=1000, description="lowest first (--policy priority)")
-    deadline_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the end, else 504")
-    max_queue_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the first step, else 504")
-    cache_salt: str | None = Field(None, max_length=256, description="prefixes are shared only with the same salt")
-    truncate_prompt_tokens: int | None = Field(
-        None,
-        ge=-1,
-        le=2**31 - 1,
-        json_schema_extra={"not": {"const": 0}},
-        description="keep this many of the prompt's last tokens; -1: as many as fit",
-    )
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = Field(None, description="return token ids of prompt and choices beside the text")
     request_id: str | None = Field(

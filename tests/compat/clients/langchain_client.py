@@ -94,15 +94,29 @@ def responses(where: dict[str, Any]) -> None:
     assert isinstance(model.with_structured_output(Person).invoke(QUESTION), Person)
 
 
+def embeddings(where: dict[str, Any]) -> None:
+    model = OpenAIEmbeddings(check_embedding_ctx_length=False, max_retries=0, **where)
+    assert model.embed_documents(["a", "b"])[0] == model.embed_query("a")
+
+
 def errors(where: dict[str, Any]) -> None:
     raises(openai.NotFoundError, lambda: chat_model({**where, "model": "gpt-unknown"}).invoke(QUESTION))
     raises(openai.BadRequestError, lambda: chat_model(where).invoke("word " * 5000))
     raises(openai.BadRequestError, lambda: chat_model(where, temperature=-3).invoke(QUESTION))
-    embeddings = OpenAIEmbeddings(check_embedding_ctx_length=False, max_retries=0, **where)
-    raises(openai.NotFoundError, lambda: embeddings.embed_query("a"))
 
 
-CHECKS = [invoke, stream, asynchronous, completion_model, logprobs, structured_output, tools, responses, errors]
+CHECKS = [
+    invoke,
+    stream,
+    asynchronous,
+    completion_model,
+    logprobs,
+    structured_output,
+    tools,
+    responses,
+    embeddings,
+    errors,
+]
 
 if __name__ == "__main__":
     url, model = [*sys.argv[1:], "demo"][:2]

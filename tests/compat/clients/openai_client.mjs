@@ -94,8 +94,12 @@ const checks = {
     const called = await client.responses.create({ model, input: messages, tools: [tool], tool_choice: "required", max_output_tokens: 200 });
     assert(called.output.some((item) => item.type === "function_call"));
   },
+  async embeddings() {
+    const reply = await client.embeddings.create({ model, input: ["a", "b"], dimensions: 8 });
+    assert.deepEqual(reply.data.map((row) => row.embedding.length), [8, 8]);
+  },
   async absentRoutes() {
-    await assert.rejects(client.embeddings.create({ model, input: "a" }), (error) => {
+    await assert.rejects(client.moderations.create({ model, input: "a" }), (error) => {
       return error instanceof OpenAI.NotFoundError && error.code === "unknown_route";
     });
   },

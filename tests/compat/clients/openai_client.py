@@ -220,9 +220,15 @@ def responses_with_logprobs(client: OpenAI, model: str) -> None:
     assert len(final.content[0].logprobs) == len(content.logprobs)
 
 
+def embeddings(client: OpenAI, model: str) -> None:
+    reply = client.embeddings.create(model=model, input=["a", "b"])
+    plain = client.embeddings.create(model=model, input=["a", "b"], encoding_format="float")
+    assert [row.embedding for row in reply.data] == [row.embedding for row in plain.data]
+    assert len(client.embeddings.create(model=model, input="a", dimensions=8).data[0].embedding) == 8
+
+
 def absent_routes(client: OpenAI, model: str) -> None:
     for call in (
-        lambda: client.embeddings.create(model=model, input="a"),
         lambda: client.images.generate(model=model, prompt="a"),
         lambda: client.moderations.create(model=model, input="a"),
         lambda: client.files.list(),
@@ -313,7 +319,7 @@ CHECKS = [
     models, chat, chat_parts_and_usual_fields, chat_of_several_turns, chat_streamed, chat_stream_helper,
     raw_and_streaming_response, logprobs, completions, structured_outputs, structured_output_that_is_cut, bad_schema,
     tools, tools_by_pydantic, tools_left_alone, responses, responses_with_tools, responses_with_logprobs,
-    absent_routes, refusals, timeout, cancellation, concurrent_streams, threads,
+    embeddings, absent_routes, refusals, timeout, cancellation, concurrent_streams, threads,
 ]  # fmt: skip
 
 

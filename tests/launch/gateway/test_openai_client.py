@@ -8,8 +8,9 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from openai.types import Completion, Decision
+from openai.types import Completion, CreateEmbeddingResponse, Decision
 from openai.types import completion_create_params as of_completions
+from openai.types import embedding_create_params as of_embeddings
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as of_chats
 from openai.types.responses import FunctionToolParam, Response
@@ -21,6 +22,7 @@ from triptych import Driver
 from triptych.launch.gateway.schemas.base import ApiModel
 from triptych.launch.gateway.schemas.chat import ChatRequest
 from triptych.launch.gateway.schemas.completions import CompletionRequest
+from triptych.launch.gateway.schemas.embeddings import EmbeddingRequest
 from triptych.launch.gateway.schemas.responses import FunctionTool, ReasoningOptions, ResponseRequest
 
 LEN: list[Any] = [{"role": "user", "content": "What does len do?"}]
@@ -151,6 +153,16 @@ def test_logprobs_of_a_response_are_requested_with_include(client: OpenAI) -> No
     assert [entry.top_logprobs for entry in alone.content[0].logprobs] == [[]] * len(entries)
 
 
+@pytest.mark.parametrize("encoding", [{}, {"encoding_format": "float"}], ids=["base64", "float"])
+def test_embeddings(hash_client: OpenAI, encoding: Any) -> None:
+    """The client asks for base64 unless it is told not to, and decodes it."""
+    reply = hash_client.embeddings.create(model="hash-lm", input=["a", "b"], dimensions=4, **encoding)
+    assert [row.index for row in reply.data] == [0, 1]
+    assert all(sum(value * value for value in row.embedding) == pytest.approx(1.0) for row in reply.data)
+    assert reply.data[0].embedding != reply.data[1].embedding
+    strictly(CreateEmbeddingResponse, reply)
+
+
 def test_decisions(client: OpenAI) -> None:
     reply = client.decisions.create(
         model="demo",
@@ -185,6 +197,7 @@ def test_errors_have_the_client_s_classes(client: OpenAI, wrong: Any, error: typ
     [
         (of_chats.CompletionCreateParamsStreaming, ChatRequest, {"messages": [{"role": "user", "content": "hi"}]}),
         (of_completions.CompletionCreateParamsStreaming, CompletionRequest, {"prompt": "hi"}),
+        (of_embeddings.EmbeddingCreateParams, EmbeddingRequest, {"input": "hi"}),
         (of_responses.ResponseCreateParamsStreaming, ResponseRequest, {"input": "hi"}),
         (FunctionToolParam, FunctionTool, {"type": "function", "name": "f"}),
         (Reasoning, ReasoningOptions, {}),

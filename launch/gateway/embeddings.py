@@ -1,0 +1,61 @@
+"""/v1/embeddings: texts as vectors."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...driver.embedding import Embedding
+from ...driver.stream import Completion
+from .errors import ApiError
+from .generation import Generation
+from .ids import new_id
+from .parameters import named_as, prompt_options
+from .replies import Head
+from .schemas.embeddings import EmbeddingRequest
+from .state import Gateway
+from .usage import usage
+
+KIND = "embd"
+OBJECT = "list"
+
+
+async def create_embeddings(gateway: Gateway, body: EmbeddingRequest, request: Request) -> Response:
+    """The reply with an embedding for each input, in their order.
+
+    Raises:
+        TriptychError: one of them was refused.
+    """
+    gateway.check_ready()
+    model = gateway.check_model(body.model)
+    head = Head(new_id(KIND, None, num_choices=1), OBJECT, model)
+    if not (inputs := body.inputs()):
+        raise ApiError("input is empty, it must have at least one entry", param="input")
+    options: dict[str, Any] = {"embedding": True, **prompt_options(body)}
+    if body.dimensions is not None:
+        options["dimensions"] = body.dimensions
+    with named_as(prompt="input", prompt_token_ids="input", embedding="model"):
+        requests = [{"prompt": each, **options} for each in inputs]
+        generation = await Generation.begin(gateway, request, head.request_id, requests, model=model)
+        return await generation.reply(lambda completions: _whole(head, completions, body.encoding_format or "float"))
+
+
+def _whole(head: Head, completions: list[Completion], encoding: str) -> dict[str, Any]:
+    rows = [
+        {"object": "embedding", "index": index, "embedding": _encoded(Embedding.of(completion), encoding)}
+        for index, completion in enumerate(completions)
+    ]
+    used = usage(completions)
+    names = "prompt_tokens", "total_tokens", "prompt_tokens_details", "triptych"
+    return {**head.fields(), "data": rows, "usage": {name: used[name] for name in names}}
+
+
+def _encoded(embedding: Embedding, encoding: str) -> str | list[float]:
+    if encoding == "base64":
+        return base64.b64encode(embedding.values.astype("<f4").tobytes()).decode()
+    numbers: list[float] = embedding.values.astype(np.float64).tolist()
+    return numbers

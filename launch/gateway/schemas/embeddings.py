@@ -1,0 +1,47 @@
+"""The body of /v1/embeddings."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from .base import ANYTHING, List, Neutral, few_prompts
+from .sampling import PromptFields
+
+MAX_INPUTS = 2048  # OpenAI's limit
+
+
+class EmbeddingRequest(PromptFields):
+    """Texts that become vectors. Named as in OpenAI's and vLLM's APIs. Null means the default."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        "user": ANYTHING,
+        "safety_identifier": ANYTHING,
+        "metadata": ANYTHING,
+        "add_special_tokens": (True,),
+        "normalize": (True,),
+        "use_activation": (True,),
+        "embed_dtype": ("float32",),
+        "endianness": ("native", "little"),
+    }
+    input: str | List[str] | List[int] | List[List[int]] = Field(description="text, token ids, or a list of either")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="numbers by default; base64: of float32, little-endian"
+    )
+    dimensions: int | None = Field(
+        None, ge=1, le=2**31 - 1, description="only so many values, scaled to length 1; by default all"
+    )
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _are_few(cls, value: Any) -> Any:
+        return few_prompts(value, MAX_INPUTS)
+
+    def inputs(self) -> list[str] | list[list[int]]:
+        """All inputs of the request."""
+        if isinstance(self.input, str):
+            return [self.input]
+        if self.input and isinstance(self.input[0], int):
+            return [self.input]
+        return self.input  # type: ignore[return-value]
