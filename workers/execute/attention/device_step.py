@@ -9,7 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..step import StepCut, StepInputs
+from ..step import Float32, StepCut, StepInputs
+
+
+class Taken:
+    """The hidden states of some tokens, once a model has left them here."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows  # int64 [E], on the device
+        self.states: torch.Tensor | None = None  # [E, channels]
+
+    def to_host(self) -> Float32:
+        """float32 [E, channels]."""
+        assert self.states is not None, "the model has been computed"
+        return self.states.float().cpu().numpy()
 
 
 class DeviceStep(NamedTuple):
@@ -27,6 +40,7 @@ class DeviceStep(NamedTuple):
     max_query_len: int  # tokens of the longest chunk; 0 without chunks
     adapters: torch.Tensor | None = None  # [T], each token's, counted from 1; 0: none. None: no token has one
     cut: StepCut | None = None  # on the host; for models that keep states
+    taken: Taken | None = None  # those whose hidden states are wanted; None: there are none, as in every graph
 
 
 def columns_of(inputs: StepInputs) -> list[npt.NDArray[Any]]:

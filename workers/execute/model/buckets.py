@@ -75,7 +75,7 @@ def chunk_buckets(max_tokens: int) -> list[int]:
 class Router:
     """The rule: a step runs as the smallest graph that holds it, if there is one.
 
-    Steps with prompts whose tokens are scored, or with proposals, have none.
+    Steps with prompts that are scored or embedded, or with proposals, have none.
     """
 
     def __init__(self, max_rows: int, max_pages: int, chunk_tokens: Iterable[int] = ()) -> None:
@@ -97,7 +97,7 @@ class Router:
         """Return the smallest size that holds the step, or None if it must run without a graph."""
         num_seqs, num_pages = inputs.block_tables.shape
         num_decodes, num_sampled = inputs.num_decodes, len(inputs.sample_rows)
-        if num_pages > self._max_pages or num_decodes > self.buckets[-1] or inputs.scored:
+        if num_pages > self._max_pages or num_decodes > self.buckets[-1] or inputs.scored or inputs.embedded:
             return None
         if num_decodes == num_seqs:
             is_pure = 0 < num_decodes == num_sampled

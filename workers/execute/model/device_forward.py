@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ..attention.device_step import DeviceStep
 from ..attention.forward_context import PagedLayers, attending
 from ..attention.interface import PagedAttention
+from .hidden_states import HiddenStates
 from .recurrent import going_on
 from .states import SequenceStates
 from .torch_lora import TorchAdapters
@@ -24,7 +25,9 @@ class DeviceAttention(PagedAttention, Protocol):
 
 
 class DeviceForward(Protocol):
-    """Writes keys and values to the pages, and returns logits of the sampled rows. Reads nothing back to the host."""
+    """Writes keys and values to the pages, returns logits of the sampled rows, and leaves hidden states in the step's
+    ``taken``. Reads nothing back to the host.
+    """
 
     vocab_size: int
 
@@ -50,6 +53,7 @@ class TransformersForward:
         self._kernel = kernel
         self._adapters = adapters
         self._states = states
+        self._hidden_states = HiddenStates(model)
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.vocab_size: int = model.config.get_text_config().vocab_size
 
@@ -57,7 +61,8 @@ class TransformersForward:
         self._kernel.use(step)
         rows = step.sample_rows.long()
         adapted = nullcontext() if self._adapters is None else self._adapters.applied_to(step.adapters)
-        with attending(self._layers), going_on(self._states, step.cut), adapted:
+        hidden = self._hidden_states.left_in(step.taken)
+        with attending(self._layers), going_on(self._states, step.cut), adapted, hidden:
             output = self._model(
                 input_ids=token_ids.long()[None],
                 position_ids=step.positions.long()[None],

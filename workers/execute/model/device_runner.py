@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ....protocol.sampling import MAX_LOGPROBS, SamplingParams
-from ..attention.device_step import DeviceStep
+from ..attention.device_step import DeviceStep, Taken
 from ..grammar.masks import NO_MASKS, PendingMasks
 from ..sampling.adjust import adjust_logits
 from ..sampling.device import columns, sample
@@ -100,6 +100,7 @@ class DeviceRunner(StepRunner):
         self._stage = HostStage(device, torch.int32)
         self._sampling_stage = HostStage(device, torch.float64)
         self._change_stage, self._logprob_stage = HostStage(device, torch.int32), HostStage(device, torch.int32)
+        self._embedded_stage = HostStage(device, torch.int32)
         self._pending: deque[_Pending | StepResult] = deque()
         # The tokens of the last step and their greatest logits: static buffers that graphs read and write.
         num_rows = max(max_sampled, self._decode_rows)
@@ -233,12 +234,15 @@ class DeviceRunner(StepRunner):
 
     @torch.inference_mode()
     def _start(self, inputs: StepInputs) -> _Pending | StepResult:
-        kind = SamplingKind.HOST if inputs.scored else kind_of(inputs.sampled)
+        kind = SamplingKind.HOST if inputs.scored or inputs.embedded else kind_of(inputs.sampled)
         masks = self._masks.begin(inputs.sampled)
         size = None if self._graphs is None else self._router.size(inputs)
         if size is None:
             step = upload_ragged(inputs, self._stage)
-            return self._sample(self._forward(step, self._resolved(step)), inputs, kind, masks)
+            if inputs.embedded:
+                (rows,) = self._embedded_stage.send([inputs.embedded_rows.astype(np.int64)])
+                step = step._replace(taken=Taken(rows))
+            return self._sample(self._forward(step, self._resolved(step)), inputs, kind, masks, taken=step.taken)
         assert self._graphs is not None, "only a graph has a size"
         is_adapted, num_sampled = inputs.adapters is not None, len(inputs.sampled)
         if size.num_chunk_tokens:
@@ -287,12 +291,18 @@ class DeviceRunner(StepRunner):
         return torch.where(step.carried >= 0, carried, step.token_ids.long())
 
     def _sample(
-        self, logits: torch.Tensor, inputs: StepInputs, kind: SamplingKind, masks: PendingMasks | None
+        self,
+        logits: torch.Tensor,
+        inputs: StepInputs,
+        kind: SamplingKind,
+        masks: PendingMasks | None,
+        *,
+        taken: Taken | None = None,
     ) -> _Pending | StepResult:
         """Sample from logits [R + C, V] what no graph has sampled."""
         count = len(inputs.sampled)
         if kind is SamplingKind.HOST:  # the only kind for which the host waits for a step it has just launched
-            result = self._sampler.finish(logits, inputs, masks)
+            result = self._sampler.finish(logits, inputs, masks, hidden=None if taken is None else taken.to_host())
             self._tokens[:count].copy_(torch.from_numpy(result.token_ids))
             return result
         if kind is SamplingKind.EDITED:

@@ -60,7 +60,7 @@ class FusedDecoder:
         if self._embedding_multiplier != 1.0:
             x = x * self._embedding_multiplier
         foreign = self._adapters.foreign_to(step.adapters)
-        if self._is_plain and foreign is None and len(x) == 1:
+        if self._is_plain and foreign is None and len(x) == 1 and step.taken is None:
             logits = self._one_row(step, x)
         else:
             logits = self._many_rows(step, x, foreign, choices)
@@ -88,9 +88,13 @@ class FusedDecoder:
                 x = gate_mul(add_to(layer.mlp.gate_up(x), x, added.gate_up, foreign), spec.activation)
                 x = add_to(layer.mlp.down(x), x, added.down, foreign)
             is_first, norm = False, layer.gated_norm
-        rows = step.sample_rows.long()
-        x = add_norm(x[rows], residual[rows], weights.final_norm, eps, added_weight=norm, multiplier=multiplier)
-        return weights.head(x).float()
+
+        def last(rows: torch.Tensor) -> torch.Tensor:
+            return add_norm(x[rows], residual[rows], weights.final_norm, eps, added_weight=norm, multiplier=multiplier)
+
+        if step.taken is not None:
+            step.taken.states = last(step.taken.rows)
+        return weights.head(last(step.sample_rows.long())).float()
 
     def _one_row(self, step: DeviceStep, x: torch.Tensor) -> torch.Tensor:
         """The same for one token and ``has_plain_layers``, with four kernels for each layer besides attention's."""

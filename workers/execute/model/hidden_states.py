@@ -6,46 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..step import Float32, Int32
-
-
-class Taken:
-    """The hidden states of some rows, once they are computed."""
-
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.rows = rows  # [E]
-        self.states: torch.Tensor | None = None  # [E, channels]
-
-    def to_host(self) -> Float32:
-        """float32 [E, channels]."""
-        assert self.states is not None, "the model has been computed"
-        return self.states.float().cpu().numpy()
+from ..attention.device_step import Taken
 
 
 class HiddenStates:
     """Hooked into a model: what its base model, all but the head, puts out."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._device = model.device
         self._wanted: Taken | None = None
         if hidden_size(model):
             model.base_model.register_forward_hook(self._take)
 
     @contextmanager
-    def taking(self, rows: Int32) -> Iterator[Taken | None]:
-        """Within this block a forward pass, of a ragged batch [1, T], leaves the states of these rows in what this
-        yields; None if there are no rows.
-        """
-        if len(rows) == 0:
-            yield None
-            return
-        self._wanted = Taken(torch.from_numpy(rows).to(self._device, torch.int64))
+    def left_in(self, taken: Taken | None) -> Iterator[None]:
+        """Within this block a forward pass of a ragged batch [1, T] leaves the wanted states there."""
+        self._wanted = taken
         try:
-            yield self._wanted
+            yield
         finally:
             self._wanted = None
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ..attention.device_step import Taken
 from ..attention.forward_context import PagedLayers, attending
 from ..sampling.sampler import Sampler
 from ..step import StepInputs, StepResult, resolve
@@ -48,10 +49,12 @@ class TorchRunner(StepRunner):
     @torch.inference_mode()
     def _compute(self, inputs: StepInputs) -> StepResult:
         masks = self._masks.begin(inputs.sampled)
-        with self._hidden_states.taking(inputs.embedded_rows) as taken:
+        taken = None
+        if inputs.embedded:
+            taken = Taken(torch.from_numpy(inputs.embedded_rows).to(self._forward.device, torch.int64))
+        with self._hidden_states.left_in(taken):
             logits = self.compute_logits(inputs)
-        hidden = None if taken is None else taken.to_host()
-        return self._sampler.finish(logits, inputs, masks, hidden=hidden)
+        return self._sampler.finish(logits, inputs, masks, hidden=None if taken is None else taken.to_host())
 
     @torch.inference_mode()
     def compute_logits(self, inputs: StepInputs) -> torch.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,8 @@ from tests.workers.execute.model.native import (
 )
 from tests.workers.execute.model.next_token import NextToken
 from tests.workers.execute.model.short_self_test import shorten_self_test
+from tests.workers.execute.model.test_embeddings import embedded
+from tests.workers.execute.model.test_embeddings import run as embed
 from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import moves
@@ -195,6 +198,15 @@ def make_requests() -> list[Sequence]:
     return [make_request(i, length, MAX_TOKENS, **each) for i, (length, each) in enumerate(pairs)]
 
 
+def embed_on(engine: NativeEngine) -> list[Any]:
+    """Embeddings of prompts whose last tokens are computed together, and alone, beside a decode."""
+    sequences = [embedded(i, length, engine.card.embedding_size) for i, length in enumerate((1, 9))]
+    mate = make_request(2, 2, 2)
+    options = {"prefill_chunk": 8, "num_snapshots": engine.card.num_snapshots}
+    found = {**embed(engine.runner, sequences[0], **options), **embed(engine.runner, mate, *sequences[1:], **options)}
+    return [found[sequence.key] for sequence in sequences]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=[needs_states] * (way == "modules with states")) for way in WAYS]
@@ -216,7 +228,10 @@ def test_whole_model_gives_the_tokens_of_a_cpu(way: str, tmp_path: Path, monkeyp
         assert not any(pages[1:].any() for pages in engine.runner._mover._device), "only the trash page is written to"
         found = engine.run(*make_requests(), max_num_seqs=3)  # in the graph of four
         assert keeps_states or engine.runner.num_graph_steps > 0
-    assert found == NativeEngine(checkpoint, tmp_path).run(*make_requests())
+        vectors = embed_on(engine)
+    on_cpu = NativeEngine(checkpoint, tmp_path)
+    np.testing.assert_allclose(vectors, embed_on(on_cpu), atol=2e-5)
+    assert found == on_cpu.run(*make_requests())
     assert found[0] == engine.greedy(make_requests()[0].tokens[: LENGTHS[0]].tolist(), MAX_TOKENS)
 
 
