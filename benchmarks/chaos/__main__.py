@@ -134,7 +134,7 @@ def make_oracle(arguments: argparse.Namespace, run_dir: Path, operator: Operator
 
 def requests_figures(clients: Clients) -> dict[str, Any]:
     counts, watch = clients.watch.counts, clients.watch
-    names = ("whole", "aborted", "vanished", "refused", "overloaded", "poison_named", "too_late", "tokens")
+    names = ("whole", "embedded", "aborted", "vanished", "refused", "overloaded", "poison_named", "too_late", "tokens")
     return {
         "requests": {name: counts[name] for name in names},
         "lost": counts["lost"],

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from triptych import Client
 from triptych.driver.stream import Stream
 from triptych.protocol.errors import (
@@ -22,7 +25,7 @@ from triptych.protocol.errors import (
     RequestError,
     TriptychError,
 )
-from triptych.workers.execute.hash_lm import expected_tokens
+from triptych.workers.execute.hash_lm import expected_tokens, hidden_of, state_of
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 ANSWER_S = 180.0  # a request without an answer for this long is lost
@@ -40,6 +43,10 @@ class Oracle(Protocol):
 
     can_poison_execute: bool
 
+    def embedding(self, prompt: list[int]) -> npt.NDArray[np.float32] | None:
+        """The embedding of a prompt; None if it is not known."""
+        ...
+
     def draw(self, rng: random.Random) -> tuple[dict[str, Any], list[int]]: ...
 
 
@@ -51,6 +58,10 @@ class HashOracle:
     def __init__(self, adapters: Sequence[str] = ()) -> None:
         """``adapters``: names that can be selected now, in the order of their numbers."""
         self._adapters = adapters
+
+    def embedding(self, prompt: list[int]) -> npt.NDArray[np.float32] | None:
+        hidden = hidden_of(state_of(prompt))
+        return hidden / np.linalg.norm(hidden)
 
     def draw(self, rng: random.Random) -> tuple[dict[str, Any], list[int]]:
         prompt = [rng.randrange(1, 250) for _ in range(rng.randrange(3, 200))]
@@ -85,6 +96,9 @@ class RecordedOracle:
         )
         options = {"temperature": 0.7, "seed": index} if index % 2 else {"temperature": 0.0}
         return {"prompt": words, "max_tokens": rng.randrange(20, 300), "ignore_eos": True, **options}
+
+    def embedding(self, prompt: list[int]) -> npt.NDArray[np.float32] | None:
+        return None
 
     def draw(self, rng: random.Random) -> tuple[dict[str, Any], list[int]]:
         index = rng.randrange(len(self._requests))
@@ -143,8 +157,10 @@ class Clients:
                     self._send_invalid(client, rng)
                 elif share < 0.10:
                     self._vanish(rng)
+                elif share < 0.15:
+                    self._embed(client, rng)
                 else:
-                    self._read(client, rng, abort=share < 0.18)
+                    self._read(client, rng, abort=share < 0.23)
             except Overloaded:
                 self.watch.count("overloaded")
                 self.stopping.wait(0.1)
@@ -190,6 +206,19 @@ class Clients:
                 stream.abort()
                 abort_after = None
         return got
+
+    def _embed(self, client: Client, rng: random.Random) -> None:
+        prompt = [rng.randrange(1, 250) for _ in range(rng.randrange(3, 500))]
+        try:
+            found = client.embed(prompt, timeout=ANSWER_S, lease_s=LEASE_S).values
+        except Overloaded:
+            raise
+        except RequestError as error:
+            self.watch.count("innocent_failed", f"{error.code}: {error.message:.200}")
+            return
+        expected = self._oracle.embedding(prompt)
+        is_right = expected is None or np.allclose(found, expected, atol=1e-6)
+        self.watch.count("embedded" if is_right else "altered", "" if is_right else f"embedding of {prompt[:20]}...")
 
     def _vanish(self, rng: random.Random) -> None:
         request, _ = self._oracle.draw(rng)

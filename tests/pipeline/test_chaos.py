@@ -20,5 +20,6 @@ def test_a_few_seconds_of_chaos_lose_nothing() -> None:
     report = json.loads(result.stdout)
     assert report["failures"] == {}, (report["failures"], report["examples"])
     assert report["requests"]["whole"] > 0
+    assert report["requests"]["embedded"] > 0
     assert report["kills"]["all"] > 0
     assert result.returncode == 0

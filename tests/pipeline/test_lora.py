@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -19,6 +20,7 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.launch.replay.verify import verify
 from triptych.protocol.errors import ConfigError, InvalidRequest
+from triptych.workers.execute.hash_lm import hidden_of, state_of
 
 NAMES = ("", "formal", "rude")  # by their numbers
 PROMPT = list(range(40, 140))
@@ -48,6 +50,13 @@ def test_one_batch_has_several_adapters_and_none(adapted: Driver) -> None:
     for index, stream in enumerate(ask_all(adapted, 12, 120)):
         assert stream.result(30).token_ids == expected(PROMPT, 120, adapter=index % 3)
     assert adapted.stats()["execute"]["preemptions"] > 0, "there were few pages"
+
+
+def test_embedding_is_of_the_adapter(adapted: Driver) -> None:
+    for number, name in enumerate(NAMES):
+        hidden = hidden_of(state_of(PROMPT, number))
+        values = adapted.embed(PROMPT, lora=name).values
+        assert values.tolist() == pytest.approx((hidden / np.linalg.norm(hidden)).tolist(), abs=1e-6)
 
 
 def test_prefixes_are_shared_only_within_an_adapter_and_a_salt(adapted: Driver) -> None:

@@ -94,12 +94,14 @@ def test_two_ranks_give_the_tokens_of_one_until_one_dies(tmp_path: Path, monkeyp
         logits = [alone.compute_logits(step).numpy() for step in steps]
         assert np.abs(logits[0] - logits[1]).max() > 1e-2
         answers, _ = greedy(alone)
+        embedding = embed(alone, prompt)
         assert heads_of(alone) == {2}
     deaths: queue.Queue[tuple[int, int]] = queue.Queue()
     monkeypatch.setattr(ranks, "_end_with", lambda rank, code: deaths.put((rank, code)))
     with runner_of(folder, tmp_path, 2, lora_modules=modules) as runner:
         for step, expected in zip(steps, logits, strict=True):
             np.testing.assert_allclose(runner.compute_logits(step).numpy(), expected, atol=1e-4)
+        np.testing.assert_allclose(embed(runner, prompt), embedding, atol=1e-4)
         runner.warm_up()
         again, num_swaps = greedy(runner)
         assert again == answers
@@ -118,6 +120,14 @@ def test_each_rank_takes_its_share_of_fp8_weights(tmp_path: Path) -> None:
         with runner_of(folder, tmp_path, num_ranks) as runner:
             logits.append(runner.compute_logits(prompt).numpy())
     np.testing.assert_allclose(logits[1], logits[0], atol=1e-4)
+
+
+def embed(runner: TorchRunner, prompt: StepInputs) -> Any:
+    """The embedding of a step's only prompt, all of whose rows are without logits."""
+    somebody = replace(prompt.sampled[0], embedding_size=64)
+    nothing = replace(prompt, sample_rows=prompt.sample_rows[:0], sampled=())
+    [embedding] = runner._step(replace(nothing, embedded_rows=prompt.sample_rows, embedded=(somebody,))).embeddings
+    return embedding.values
 
 
 def heads_of(runner: TorchRunner) -> set[int]:
