@@ -40,7 +40,7 @@ from triptych.protocol.config import ServiceConfig
 from triptych.workers.execute.hash_model import byte_tokenizer_json
 
 ROOT = Path(__file__).parents[2]
-FASTAPI, CELERY, POOL, CHOICES, BEGUN, JOURNAL, MODELS, ADAPTERS = blocks("how-to.md", "python")
+FASTAPI, CELERY, POOL, CHOICES, BEGUN, VECTORS, JOURNAL, MODELS, ADAPTERS = blocks("how-to.md", "python")
 SHELL = blocks("how-to.md", "sh")
 CALLS = [line for block in SHELL for line in block.text.splitlines()]
 FASTAPI_CALLS = [line for block in SHELL if "FastAPI" in block.heading for line in block.text.splitlines()]
@@ -157,7 +157,7 @@ def test_redelivered_task_is_not_computed_again() -> None:
         assert num_accepted(driver) == 2
 
 
-@pytest.mark.parametrize("block", [POOL, CHOICES, BEGUN, MODELS], ids=lambda block: block.heading)
+@pytest.mark.parametrize("block", [POOL, CHOICES, BEGUN, VECTORS, MODELS], ids=lambda block: block.heading)
 def test_program_answers_with_text(block: Block, demo_driver: Driver, tmp_path: Path) -> None:
     assert_no_text_is_blank(run_borrowed(block.text, tmp_path, demo_driver))
 
