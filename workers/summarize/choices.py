@@ -10,7 +10,7 @@ from ...protocol.groups import SEPARATOR, member_id, request_of
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.releases import read_release
 from ...protocol.journal.requests import RequestView
-from ...protocol.journal.tokens import read_logprobs
+from ...protocol.journal.tokens import has_scores, read_logprobs
 from ...protocol.messages import Failed
 from ...protocol.owners import HOUSE, may_ask
 from .answer import Answer
@@ -193,10 +193,15 @@ def unknown(wire_id: str, choices: Choices | None) -> Failed:
     return Failed(wire_id, 0, 0, b"", "", None, UnknownRequest.code, text, {})
 
 
-def _rank(answer: Answer, journal: Journal) -> tuple[bool, bool, float, int]:
-    """Lowest first: failed answers come last, empty ones before them; ties in order of creation."""
+def _rank(answer: Answer, journal: Journal) -> tuple[bool, bool, bool, float, int]:
+    """Lowest first: failed answers come last, empty ones before them; ties in order of creation.
+
+    An answer that ended before its prompt had the logprobs that were asked for comes first: the client must learn of
+    its end, as the others do not have them.
+    """
     _, reason = _written_end(answer, journal)
-    return reason == "error", answer.score is None, -(answer.score or 0.0), answer.view.record.index
+    lacks_scores = answer.view.record.num_prompt_logprobs is not None and not has_scores(journal, answer.view)
+    return not lacks_scores, reason == "error", answer.score is None, -(answer.score or 0.0), answer.view.record.index
 
 
 def _written_end(answer: Answer, journal: Journal) -> tuple[int, str]:

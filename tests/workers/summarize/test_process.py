@@ -358,6 +358,21 @@ def test_acknowledgement_of_one_of_several_choices_survives_a_restart(
     assert [was_read(world.journal, *key) for key in keys] == [True] * size
 
 
+def test_failure_before_the_prompt_has_its_logprobs_is_an_answer_of_its_request(world: World) -> None:
+    """The other candidate succeeded, but has none of them: its client would get an answer without what it asked for."""
+    asked: dict[str, Any] = {"best_of": 2, "prompt_logprobs": 1}
+    records = [replace(make_record("b", **asked), index=i) for i in range(2)]
+    keys = RequestWriter(world.journal).accept_all(records, TIMES)
+    for key, reason in zip(keys, ("error", "length"), strict=True):
+        ReleaseWriter(world.journal).release(*key, num_tokens=0, reason=reason, code="deadline_exceeded")
+    choices = begin(world)._requests.get("b")
+    assert choices is not None
+    answer = choices.follow(0, b"client", 0, True)
+    assert answer is not None
+    assert answer.error is not None
+    assert answer.error[0] == "deadline_exceeded"
+
+
 def test_counts_of_adapters_that_come_and_go_do_not_fill_the_board(world: World) -> None:
     """Each tenant may have its own, loaded only while it is needed. One that is used all the time stays."""
     body, num_adapters = begin(world), MAX_COUNTED_ADAPTERS + 100
