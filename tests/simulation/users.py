@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.network import FakeTransport
 from tests.simulation.processes import RUN_DIR, Process
 from tests.simulation.requests import Request
+from tests.simulation.scores import check_logprobs
 from triptych.driver.session import Session
 from triptych.driver.stream import Completion, Delta
 from triptych.protocol.connection import Address, Connection
@@ -73,6 +74,8 @@ class Reader:
         world.require(self.num_ends == 1, f"{request.request_id} ends again, now with {end}")
         if not self.choices:
             world.check_end(self, end)
+        if error is None:
+            check_logprobs(self, completion)
         if (then := request.then) is not None and then.request_id not in world.requests:
             self.client.submit(then)
 

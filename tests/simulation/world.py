@@ -29,6 +29,7 @@ from tests.simulation.plan import FAULTS_END_NS, Plan, make_plan, pausing
 from tests.simulation.processes import RUN_DIR, Died, Process, Worker
 from tests.simulation.proposals import allow_proposals
 from tests.simulation.requests import Request
+from tests.simulation.scores import ask_for_logprobs
 from tests.simulation.states import keep_states
 from tests.simulation.users import Client, Reader
 from triptych.driver import blame, exchange
@@ -47,6 +48,7 @@ LOADING_CHANCE = 0.25  # in a run with adapters, of an operator who loads and un
 OWNERS_CHANCE = 0.3  # of clients with keys
 PROPOSALS_CHANCE = 0.2  # of proposed tokens
 PAUSE_CHANCE = 0.1  # of a time in which everything stands still
+SCORES_CHANCE = 0.3  # of requests with logprobs
 STATES_CHANCE = 0.3  # in a run without overlap or proposals, of a model with recurrent layers
 WORKER_ERRORS = logging.getLogger("triptych")
 
@@ -73,11 +75,12 @@ class World:
         owners: bool | None = None,
         loading: bool | None = None,
         states: bool | None = None,
+        scores: bool | None = None,
     ) -> None:
         """``overlaps``: whether steps of execute overlap; ``groups``: whether some requests have several sequences;
         ``proposals``: whether tokens are proposed; ``adapters``: whether some requests select one; ``owners``: whether
         clients have keys; ``loading``: whether adapters are loaded and unloaded; ``states``: whether the model has
-        recurrent layers, which support neither overlap nor proposals.
+        recurrent layers, which support neither overlap nor proposals; ``scores``: whether requests ask for logprobs.
 
         By default the seed decides.
         """
@@ -87,13 +90,10 @@ class World:
         self.log: list[str] = []
         if overlaps is None:
             overlaps = random.Random(f"overlaps {seed}").random() < 0.5  # independent of the plan
-        dice = random.Random(f"groups {seed}")  # the same for groups: a seed without any is the run that it would be
-        has_groups = dice.random() < GROUPS_CHANCE
-        self.has_groups = has_groups if groups is None else groups
+        # The same for the others: a seed without any groups is the run that it would be.
+        dice, self.has_groups = _drawn("groups", seed, GROUPS_CHANCE, groups)
         self.plan: Plan = make_plan(self.rng, overlaps=overlaps, groups=dice if self.has_groups else None)
-        dice = random.Random(f"proposals {seed}")
-        has_proposals = dice.random() < PROPOSALS_CHANCE
-        self.has_proposals = has_proposals if proposals is None else proposals
+        dice, self.has_proposals = _drawn("proposals", seed, PROPOSALS_CHANCE, proposals)
         if self.has_proposals:
             allow_proposals(self.plan, dice)
         dice = random.Random(f"states {seed}")
@@ -101,18 +101,17 @@ class World:
         self.has_states = may_have_states and (dice.random() < STATES_CHANCE if states is None else states)
         if self.has_states:
             keep_states(self.plan, dice)
-        dice = random.Random(f"adapters {seed}")
-        has_adapters = dice.random() < ADAPTERS_CHANCE
-        self.has_adapters = has_adapters if adapters is None else adapters
+        dice, self.has_adapters = _drawn("adapters", seed, ADAPTERS_CHANCE, adapters)
         is_loading = self.has_adapters and random.Random(f"loading {seed}").random() < LOADING_CHANCE
         self.is_loading = is_loading if loading is None else loading
         if self.is_loading:
             let_adapters_change(self.plan, dice)
         elif self.has_adapters:
             give_adapters(self.plan, dice)
-        dice = random.Random(f"owners {seed}")
-        has_owners = dice.random() < OWNERS_CHANCE
-        self.has_owners = has_owners if owners is None else owners
+        dice, self.has_scores = _drawn("scores", seed, SCORES_CHANCE, scores)
+        if self.has_scores:
+            ask_for_logprobs(self.plan, dice)
+        dice, self.has_owners = _drawn("owners", seed, OWNERS_CHANCE, owners)
         if self.has_owners:
             give_keys(self.plan, dice)
         self.failures = random.Random(f"failures {seed}")  # independent too: without any a seed is the same run
@@ -124,9 +123,7 @@ class World:
         self.config, self.card = self.plan.config, self.plan.card
         self.network = Network(self.rng, lambda: self.clock.now_ns)
         service = self.config.service
-        self.journal = make_journal(
-            service.max_records, service.arena_bytes, clock_shift_ns=self.plan.clock_shift_ns
-        )  # fmt: skip
+        self.journal = make_journal(service.max_records, service.arena_bytes, clock_shift_ns=self.plan.clock_shift_ns)
         self.board = _memory_board()
         self.board.set_mode(RUN)
         self.blame = Blame(self.board, self.journal)
@@ -216,15 +213,9 @@ class World:
             WORKER_ERRORS.removeHandler(handler)
 
     def _report(self, text: str) -> str:
-        flags = {
-            "overlaps": self.plan.overlaps,
-            "groups": self.has_groups,
-            "proposals": self.has_proposals,
-            "adapters": self.has_adapters,
-            "owners": self.has_owners,
-            "loading": self.is_loading,
-            "states": self.has_states,
-        }
+        names = ("groups", "proposals", "adapters", "owners", "states", "scores")
+        flags = {"overlaps": self.plan.overlaps, "loading": self.is_loading}
+        flags |= {name: getattr(self, f"has_{name}") for name in names}
         options = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
         replay = f"python -m tests.simulation --seed {self.seed} {options}"
         return "\n".join([f"seed {self.seed}: {text}", f"(again with: {replay})", *self.log])
@@ -375,6 +366,13 @@ class World:
             self.drivers.begin()
         for role in ROLES:
             self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda role=role: self._start_worker(role))  # type: ignore[misc]
+
+
+def _drawn(name: str, seed: int, chance: float, wanted: bool | None) -> tuple[random.Random, bool]:
+    """Random numbers for one kind of runs, independent of all others, and whether this is such a run."""
+    dice = random.Random(f"{name} {seed}")
+    is_drawn = dice.random() < chance
+    return dice, is_drawn if wanted is None else wanted
 
 
 def _memory_board() -> Board:
