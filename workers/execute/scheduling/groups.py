@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .cache import PageCache
-from .prefix import Match, PageNode
+from .prefix import NO_MATCH, Match, PageNode
 from .sequence import Key, Sequence, SequenceState, num_common
 
 
@@ -99,27 +99,38 @@ class Groups:
 
     def find(self, sequence: Sequence) -> Match:
         """The longest prefix of a waiting sequence already in pages: cached, or computed by a sibling."""
-        known = self._cache.find(sequence)
+        best = self._cache.find(sequence)
         if sequence.group is None or not self._cache.is_whole:
-            return known
+            return best
         size = self._cache.pool.page_size
-        return max((known, *self._forks(sequence, sequence.group)), key=lambda match: match.num_tokens(size))
+        for sibling, table in self._tables(sequence, sequence.group):
+            fork = self._fork(sequence, sibling, table, more_than=best.num_tokens(size))
+            best = max((best, fork), key=lambda match: match.num_tokens(size))
+        return best
 
-    def _forks(self, sequence: Sequence, group: Group) -> Iterator[Match]:
+    def _tables(self, sequence: Sequence, group: Group) -> Iterator[tuple[Sequence, list[int]]]:
+        """The siblings of ``sequence`` that have pages."""
         for sibling in group.members.values():
             if sibling.block_table and sibling is not sequence:
-                yield self._fork(sequence, sibling, sibling.block_table)
+                yield sibling, sibling.block_table
         if group.ended is not None:
-            yield self._fork(sequence, group.ended, self._cache.limbo.table(group.ended.key))
+            yield group.ended, self._cache.limbo.table(group.ended.key)
 
-    def _fork(self, sequence: Sequence, sibling: Sequence, table: list[int]) -> Match:
-        """What ``sequence`` can share or copy from the pages of a sibling. At least one token is left to compute."""
+    def _fork(self, sequence: Sequence, sibling: Sequence, table: list[int], *, more_than: int) -> Match:
+        """What ``sequence`` can share or copy from the pages of a sibling. At least one token is left to compute.
+
+        Of a fork that has no tokens but ``more_than``, the pages are not looked up: all siblings share the prompt, and
+        each of many would look up all pages of every other one.
+        """
         size = self._cache.pool.page_size
         if sequence.host_table:  # has its own computed tokens on the host, and can share full pages only
             limit = min(sequence.num_computed_tokens, sibling.num_computed_tokens) // size * size
         else:
             limit = min(sequence.num_reusable_tokens, sibling.num_computed_tokens)
-        num_tokens = num_common(sequence, sibling, min(limit, len(table) * size))
+        limit = min(limit, len(table) * size)
+        num_tokens = num_common(sequence, sibling, limit) if limit > more_than else 0
+        if num_tokens <= more_than:
+            return NO_MATCH
         nodes = self._nodes(table[: num_tokens // size])
         num_tail_tokens = num_tokens - len(nodes) * size
         if not 0 < num_tail_tokens < size or sequence.host_table:

@@ -16,6 +16,8 @@ from tests.workers.execute.factories import (
     tokens_of,
 )
 from triptych.workers.execute.engine import Engine, StepOutputs
+from triptych.workers.execute.scheduling.groups import Groups
+from triptych.workers.execute.scheduling.prefix import PageNode
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 CACHES = pytest.mark.parametrize("prefix_cache", [False, True], ids=["no cache", "cache"])
@@ -48,6 +50,24 @@ def test_prompt_is_computed_once_and_its_last_token_by_each_sample(num_tokens: i
     assert num_prefilled(steps) == num_tokens + 3
     assert_texts(group)
     assert len({tuple(s.output_tokens) for s in group}) == 4
+
+
+@CACHES
+def test_pages_of_a_prompt_are_not_looked_up_for_each_pair_of_samples(
+    prefix_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 64 samples of a prompt of 20,000 tokens, that took half a second, in which no other answer went on."""
+    looked_up, nodes_of = list[int](), Groups._nodes
+
+    def record(self: Groups, pages: list[int]) -> list[PageNode]:
+        looked_up.extend(pages)
+        return nodes_of(self, pages)
+
+    monkeypatch.setattr(Groups, "_nodes", record)
+    group = make_group(0, 8, num_tokens=41, max_tokens=2)
+    steps_of(make_engine(*group, prefix_cache=prefix_cache, prefill_chunk=64, max_num_seqs=8))
+    assert len(looked_up) <= 2 * 7 * 10  # twice ten pages for each sample but the first
+    assert_texts(group)
 
 
 @CACHES
