@@ -15,7 +15,7 @@ from ...driver.stream import Completion
 from ...protocol.errors import TriptychError
 from .errors import json_response
 from .state import Gateway
-from .streaming import EventStream, answered, failure_events
+from .streaming import COMMENT, COMMENT_AMONG_IDS, EventStream, answered, failure_events
 from .submission import Choices, Piece
 
 logger = logging.getLogger(__name__)
@@ -116,8 +116,9 @@ class Generation:
         """``failure_events``: the final event in case of an error."""
         limit_s = self._gateway.config.request_timeout_s
         return EventStream(
-            events, on_close=self._close, timeout_s=limit_s, spent_s=self._spent_s, failure_events=failure_events
-        )
+            events, on_close=self._close, timeout_s=limit_s, spent_s=self._spent_s, failure_events=failure_events,
+            comment=COMMENT_AMONG_IDS if self._keep else COMMENT,
+        )  # fmt: skip
 
     def _close(self) -> None:
         if self._keep:

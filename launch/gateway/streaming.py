@@ -23,7 +23,10 @@ logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 # Sent where there is nothing else to send for a while: proxies end connections that are silent, many after a minute,
 # which a long prompt or a call that is sent when it is complete may take.
-COMMENT, SILENCE_S = b": keep-alive\n\n", 15.0
+SILENCE_S = 15.0
+COMMENT = b": keep-alive\n\n"
+# In a stream with ids, OpenAI's client takes the empty line behind a comment for an event, which it cannot read.
+COMMENT_AMONG_IDS = b": keep-alive\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # otherwise nginx would buffer events
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -56,15 +59,18 @@ class EventStream(Response):
         timeout_s: float | None,
         spent_s: float = 0.0,
         failure_events: Callable[[TriptychError], bytes] = failure_events,
+        comment: bytes = COMMENT,
     ) -> None:
-        """``spent_s``: the part of ``timeout_s`` already used. ``failure_events``: the end of a failed stream."""
+        """``spent_s``: the part of ``timeout_s`` already used. ``failure_events``: the end of a failed stream.
+        ``comment``: what breaks a silence.
+        """
         self.status_code, self.background = 200, None
         self.media_type = "text/event-stream"
         self.init_headers(_HEADERS)  # not the base's __init__, which would set a content-length
         self._events = events
         self._on_close = on_close
         self._timeout_s, self._spent_s = timeout_s, spent_s
-        self._failure_events = failure_events
+        self._failure_events, self._comment = failure_events, comment
         self._has_sent = False  # since the last look
         self._turn = asyncio.Lock()  # to send
 
@@ -88,7 +94,7 @@ class EventStream(Response):
             self._has_sent = False
             await asyncio.sleep(SILENCE_S)
             if not self._has_sent and not self._turn.locked():  # locked: the client does not read what is there
-                await self._put(send, COMMENT)
+                await self._put(send, self._comment)
 
     async def _send_all(self, send: Send) -> None:
         try:

@@ -6,13 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from openai._streaming import SSEDecoder
 from starlette.types import Message
 
 from triptych.launch.gateway import streaming
-from triptych.launch.gateway.streaming import COMMENT, EventStream
+from triptych.launch.gateway.streaming import COMMENT, COMMENT_AMONG_IDS, EventStream, event
 
 
-def test_silent_stream_gets_comments_until_its_next_event(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("event_id", "comment"), [(None, COMMENT), ("1", COMMENT_AMONG_IDS)], ids=["without ids", "with ids"]
+)
+def test_silent_stream_gets_comments_that_are_no_events(
+    monkeypatch: pytest.MonkeyPatch, event_id: str | None, comment: bytes
+) -> None:
     monkeypatch.setattr(streaming, "SILENCE_S", 0.001)
     sent: list[bytes] = []
 
@@ -20,17 +26,17 @@ def test_silent_stream_gets_comments_until_its_next_event(monkeypatch: pytest.Mo
         has_waited = asyncio.Event()
 
         async def events() -> AsyncIterator[bytes]:
-            yield b"first"
+            yield event("first", event_id=event_id)
             await has_waited.wait()
-            yield b"second"
+            yield event("second", event_id=event_id)
 
         async def send(message: Message) -> None:
             sent.append(message.get("body", b""))
-            if sent[-2:] == [COMMENT] * 2:
+            if sent[-2:] == [comment] * 2:
                 has_waited.set()
 
-        stream = EventStream(events(), on_close=lambda: None, timeout_s=10.0)
+        stream = EventStream(events(), on_close=lambda: None, timeout_s=10.0, comment=comment)
         await stream({"type": "http"}, asyncio.Event().wait, send)  # type: ignore[arg-type]  # nobody disconnects
 
     asyncio.run(serve())
-    assert sent == [b"", b"first", COMMENT, COMMENT, b"second", b""]
+    assert [event.data for event in SSEDecoder().iter_bytes(iter(sent))] == ['"first"', '"second"']
