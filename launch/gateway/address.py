@@ -66,7 +66,8 @@ def split_address(address: str) -> tuple[str, int]:
     if len(port.lstrip("0")) > len(str(MAX_PORT)) or int(port) > MAX_PORT:
         raise ConfigError(f"http is {address!r:.80}: port {port:.20}, the limits are 0 and {MAX_PORT}", param="http")
     if host == "*":  # to glibc, the loopback address
-        raise ConfigError(f"http is {address!r}, all addresses are 0.0.0.0:{port} or [::]:{port}", param="http")
+        text = f"http is {address!r}, but * is no address; docs/http.md names the one that stands for all"
+        raise ConfigError(text, param="http")
     return host.strip("[]") or DEFAULT_HOST, int(port)
 
 
