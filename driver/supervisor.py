@@ -188,9 +188,8 @@ class Supervisor:
         self._has_begun.set()
         while not self._ended:
             try:
-                self._turn()
-            except SystemExit:  # from a handler of the log, as rich's does if nobody reads it: for the main thread only
-                continue
+                with contextlib.suppress(SystemExit):  # of a handler of the log, as rich's if nobody reads it
+                    self._turn()
             except Exception as error:  # last line of defence: nothing may end this thread silently
                 logger.exception("the supervisor failed")
                 self._give_up(None, TriptychError(f"the supervisor failed: {error!r}"))

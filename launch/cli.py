@@ -270,8 +270,7 @@ def chat(
 
     _refuse_config_flags(context, connect)
     check_shown(params, "n", "logprobs", "prompt_logprobs", how="a chat shows one answer, without logprobs")
-    config = _with_model(config, model_name)
-    console = _console(log_level)
+    config, console = _with_model(config, model_name), _console(log_level)
     options = {**params.to_wire(), "lora": lora}
     raise typer.Exit(chat(config, options, system=system, run_dir=run_dir, connect=connect, console=console))
 
