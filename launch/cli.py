@@ -417,7 +417,7 @@ def _console(log_level: str, log_format: str = "text") -> Console:
     from .error_console import ErrorConsole
 
     console = ErrorConsole()
-    set_up_logging(log_level, console)
+    set_up_logging(log_level, console, is_server=log_format is not None)
     if log_format == "json":
         set_up_stream_logging(log_level, log_format, process="driver")
     _warn_of_variables()

@@ -13,6 +13,7 @@ from typing import NoReturn
 import typer
 
 from ..protocol.errors import ConfigError, InvalidRequest, TriptychError, WorkerDied
+from .logs import flush_log
 
 # The end of a worker's traceback, if it failed with an error of ours: the message says it all.
 _OWN_ERROR = re.compile(r"\A(?:.*\n)?[\w.]*\.protocol\.errors\.\w+: (?P<message>.+)", re.DOTALL)
@@ -48,6 +49,7 @@ def explain(error: TriptychError) -> str:
 
 
 def _end(message: str, code: int) -> NoReturn:
+    flush_log()  # which comes first
     typer.secho(f"error: {message}", fg="red", err=True)
     sys.exit(code)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigError
 from .json_lines import in_one_line
+from .log_writer import LogWriter, line_writer
 from .report import say
 
 if TYPE_CHECKING:
@@ -19,20 +20,21 @@ if TYPE_CHECKING:
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def set_up_logging(level: str, console: Console) -> None:
+def set_up_logging(level: str, console: Console, *, is_server: bool = False) -> None:
     """Send this package's log to ``console``, above any progress bar there, and nowhere else. A file, or a pipe whose
-    reader may come back, gets each line on its own: rich would collect those that it could not write.
+    reader may come back, gets each line on its own: rich would collect those that it could not write. A server does not
+    wait for its reader.
 
     Raises:
         ConfigError: there is no such level.
     """
     handler = _ConsoleHandler(console) if console.is_terminal else logging.StreamHandler(console.file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
-    _use(handler, level)
+    _use(_in_background(handler) if is_server else handler, level)
 
 
 def set_up_stream_logging(level: str, log_format: str, *, process: str) -> None:
-    """Send this package's log, and uvicorn's, to standard error, as text or as one JSON object per line.
+    """Send a server's log, and uvicorn's, to standard error, as text or as one JSON object per line.
 
     Raises:
         ConfigError: there is no such level.
@@ -43,19 +45,35 @@ def set_up_stream_logging(level: str, log_format: str, *, process: str) -> None:
     else:
         text = f"%(asctime)s %(levelname)-7s {process}: %(message)s"
         handler.setFormatter(logging.Formatter(text, "%H:%M:%S"))
-    _use(handler, level)
+    writer = _in_background(handler)
+    _use(writer, level)
     for name in ("uvicorn", "uvicorn.error", "asyncio"):
-        logging.getLogger(name).handlers[:] = [handler]
+        logging.getLogger(name).handlers[:] = [writer]
         logging.getLogger(name).setLevel("WARNING")
         logging.getLogger(name).propagate = False
+
+
+def flush_log() -> None:
+    """Write what is left of it, if it can be written soon."""
+    for handler in _package().handlers:
+        handler.flush()
+
+
+def _package() -> logging.Logger:
+    return logging.getLogger(__name__.partition(".")[0])
 
 
 def _use(handler: logging.Handler, level: str) -> None:
     if level not in LEVELS:
         raise ConfigError(f"log_level is {level!r}, known are: {', '.join(LEVELS)}", param="log_level")
-    package = logging.getLogger(__name__.partition(".")[0])
-    package.handlers[:] = [handler]
-    package.setLevel(level.upper())
+    _package().handlers[:] = [handler]
+    _package().setLevel(level.upper())
+
+
+def _in_background(handler: _ConsoleHandler | logging.StreamHandler[Any]) -> LogWriter:
+    writer = LogWriter(handler.show if isinstance(handler, _ConsoleHandler) else line_writer(handler.stream))
+    writer.setFormatter(handler.formatter)
+    return writer
 
 
 class JsonFormatter(logging.Formatter):
@@ -87,8 +105,12 @@ class _ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            say(self._console, self.format(record), "none")
-        except OSError:  # the terminal is gone: rich would keep all lines, and try to write them again with each one
-            self._console.quiet = True
+            self.show(self.format(record))
         except Exception:
             self.handleError(record)
+
+    def show(self, line: str) -> None:
+        try:
+            say(self._console, line, "none")
+        except OSError:  # the terminal is gone: rich would keep all lines, and try to write them again with each one
+            self._console.quiet = True

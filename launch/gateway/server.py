@@ -15,7 +15,7 @@ import uvicorn
 from ...protocol.board import KEEP, STOP
 from ...protocol.errors import ConfigError
 from ...protocol.lifeline import die_with, raise_file_limit
-from ..logs import set_up_stream_logging
+from ..logs import flush_log, set_up_stream_logging
 from .app import create_app
 from .config import GatewayConfig
 from .errors import stopped
@@ -101,6 +101,7 @@ class _Server(uvicorn.Server):
         self._pulse.cancel()
         if self._heartbeat_fd is None:  # unsupervised, so it is not restarted
             self._gateway.counters.forget()
+        flush_log()  # uvicorn ends the process by the signal that stopped it
 
     async def _end_the_rest(self) -> None:
         """End the remaining requests with an error before their connections are cut."""
