@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from openai._streaming import SSEDecoder
 from starlette.types import Message
 
 from triptych.launch.gateway import streaming
@@ -39,4 +38,7 @@ def test_silent_stream_gets_comments_that_are_no_events(
         await stream({"type": "http"}, asyncio.Event().wait, send)  # type: ignore[arg-type]  # nobody disconnects
 
     asyncio.run(serve())
-    assert [event.data for event in SSEDecoder().iter_bytes(iter(sent))] == ['"first"', '"second"']
+    stream = b"".join(sent)
+    assert stream.count(comment) == 2
+    if event_id is not None:  # OpenAI's client then reads an event wherever there is an empty line
+        assert all(b"data: " in block for block in stream.removesuffix(b"\n\n").split(b"\n\n"))
