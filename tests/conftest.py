@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +40,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """pytest-rerunfailures sends twice per test before it reads: the second send waited 40 ms for TCP's delayed ACK."""
     if (channel := getattr(getattr(config, "failures_db", None), "sock", None)) is not None:
         channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Of several processes, each first imports modules that no other one begins with.
+
+    All collect in the same order, so after a checkout each would compile every module.
+    """
+    if (this := getattr(session.config, "workerinput", None)) is None:
+        return
+    root, given = session.config.rootpath, [Path(arg.partition("::")[0]).resolve() for arg in session.config.args]
+    files = sorted(file for path in given for file in ([path] if path.is_file() else path.rglob("test_*.py")))
+    for file in files[int(this["workerid"].removeprefix("gw")) :: this["workercount"]]:
+        with suppress(Exception, pytest.skip.Exception):  # reported where it is collected
+            importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
