@@ -46,12 +46,11 @@ def everything(driver: Driver) -> Iterator[Any]:
         yield None
 
 
-def test_logs_contain_no_prompts(caplog: pytest.LogCaptureFixture) -> None:
-    with hash_driver() as driver:
-        assert len(list(everything(driver))) == 10
-        driver.restart("prepare")
-        driver.generate(MARKER, max_tokens=4)
-        logs = {path.name: path.read_text() for path in driver.run_dir.glob("*.log")}
+def test_logs_contain_no_prompts(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(list(everything(driver))) == 10
+    driver.restart("prepare")
+    driver.generate(MARKER, max_tokens=4)
+    logs = {path.name: path.read_text() for path in driver.run_dir.glob("*.log")}
     assert set(logs) == {"prepare.log", "execute.log", "summarize.log"}
     assert [name for name, text in logs.items() if MARKER in text] == []
     assert not any(MARKER in record.getMessage() for record in caplog.records)

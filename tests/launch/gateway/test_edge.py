@@ -29,6 +29,23 @@ LONG = {"prompt": "hi", "max_tokens": 3000, "ignore_eos": True}
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
 
 
+@pytest.fixture(scope="module")
+def _slow_pipeline() -> Iterator[Driver]:
+    with Driver("hash-lm", hash_step_ms=5, lease_s=60) as driver:
+        yield driver
+
+
+@pytest.fixture
+def slow(_slow_pipeline: Driver) -> Iterator[Driver]:
+    """A pipeline whose answers take long enough for their readers to leave."""
+    yield _slow_pipeline
+    eventually(lambda: _slow_pipeline.stats()["summarize"]["live"] == 0)
+
+
+def num_aborted(driver: Driver) -> int:
+    return int(driver.stats()["summarize"]["finished"].get("abort", 0))
+
+
 def live(api: Site) -> int:
     assert api.driver is not None
     return int(api.driver.stats()["summarize"]["live"])
@@ -178,13 +195,13 @@ def test_headers_that_do_not_arrive_time_out(pipeline: Driver, before: bytes, be
         assert connection.recv(4096) == b""
 
 
-def test_answer_may_take_longer_than_the_header_timeout() -> None:
-    with Driver("hash-lm", hash_step_ms=5) as slow, site(slow.run_dir, body_timeout_s=0.1) as api:
+def test_answer_may_take_longer_than_the_header_timeout(slow: Driver) -> None:
+    with site(slow.run_dir, body_timeout_s=0.1) as api:
         assert api.post(PATH, **{**LONG, "max_tokens": 100}).status_code == 200
 
 
-def test_slow_request_is_ended_at_its_timeout(pipeline: Driver) -> None:
-    with Driver("hash-lm", hash_step_ms=5) as slow, site(slow.run_dir, request_timeout_s=0.3) as api:
+def test_slow_request_is_ended_at_its_timeout(slow: Driver) -> None:
+    with site(slow.run_dir, request_timeout_s=0.3) as api:
         reply = api.post(PATH, **LONG)
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")
         with api.http.stream("POST", PATH, json={**LONG, "stream": True}) as streamed:
@@ -218,15 +235,16 @@ def test_timeout_of_a_request_includes_the_wait_for_its_acceptance(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_request_is_aborted_when_its_client_disconnects(stream: bool) -> None:
-    with Driver("hash-lm", hash_step_ms=5, lease_s=60) as slow, site(slow.run_dir) as api:
+def test_request_is_aborted_when_its_client_disconnects(slow: Driver, stream: bool) -> None:
+    before = num_aborted(slow)
+    with site(slow.run_dir) as api:
         api.driver = slow
         body = json.dumps({**LONG, "stream": stream, "n": 2}).encode()
         with raw(api) as connection:
             connection.sendall(head_of(len(body)) + body)
             eventually(lambda: live(api) == 2)
         eventually(lambda: live(api) == 0, timeout=5)
-        assert slow.stats()["summarize"]["finished"]["abort"] == 2
+        assert num_aborted(slow) == before + 2
 
 
 def test_request_id_is_the_client_s_or_a_new_one(api: Site) -> None:
@@ -278,8 +296,8 @@ def test_log_line_has_both_ids(api: Site, caplog: pytest.LogCaptureFixture) -> N
     assert reply.json()["id"] in record.getMessage()
 
 
-def test_client_that_leaves_before_the_end_of_a_stream_counts_as_disconnected() -> None:
-    with Driver("hash-lm", hash_step_ms=5) as slow, site(slow.run_dir) as api:
+def test_client_that_leaves_before_the_end_of_a_stream_counts_as_disconnected(slow: Driver) -> None:
+    with site(slow.run_dir) as api:
         assert len(list(events_of(api, max_tokens=2))) > 2
         eventually(lambda: api.gateway.counters.num_open == 0)
         assert api.gateway.counters.num_disconnects == 0
@@ -322,15 +340,16 @@ def events_of(api: Site, **body: object) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_request_is_aborted_at_a_disconnect_even_with_a_pipelined_request(stream: bool) -> None:
-    with Driver("hash-lm", hash_step_ms=5, lease_s=60) as slow, site(slow.run_dir) as api:
+def test_request_is_aborted_at_a_disconnect_even_with_a_pipelined_request(slow: Driver, stream: bool) -> None:
+    before = num_aborted(slow)
+    with site(slow.run_dir) as api:
         api.driver = slow
         body = json.dumps({**LONG, "stream": stream}).encode()
         with raw(api) as connection:
             connection.sendall(head_of(len(body)) + body + b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")
             eventually(lambda: live(api) == 1)
         eventually(lambda: live(api) == 0, timeout=5)
-        assert slow.stats()["summarize"]["finished"]["abort"] == 1
+        assert num_aborted(slow) == before + 1
 
 
 ENDLESS = {
