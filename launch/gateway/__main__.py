@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
 def main() -> None:
     if "--supervised" in sys.argv[1:]:
+        gc.disable()  # until ``serve``: hardly anything that imports create is garbage
         from .server import run_supervised
         from .settings import Settings
 

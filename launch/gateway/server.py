@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -59,6 +60,8 @@ def serve(gateway: Gateway, listener: socket.socket, *, heartbeat_fd: int | None
     """Serve on a bound socket until SIGINT or SIGTERM; open requests then get a few seconds to finish."""
     raise_file_limit()
     server = make_server(gateway, heartbeat_fd=heartbeat_fd)
+    gc.freeze()  # 70,000 objects that stay: a full collection that visits them delays every stream by 40 ms
+    gc.enable()
     server.run(sockets=[listener])
     gateway.board.close()
     if not server.started:

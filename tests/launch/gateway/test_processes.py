@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -23,6 +26,7 @@ from tests.launch.gateway.sse import events, text_of
 from tests.launch.test_processes import process
 from tests.waiting import eventually
 from triptych import Driver
+from triptych.launch.gateway import server
 from triptych.launch.gateway.address import URL_FILE, check_address, listen, split_address, url_of
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.processes import gateways
@@ -201,6 +205,20 @@ def test_gateway_imports_no_torch_and_the_command_line_no_web_framework() -> Non
     for module, banned in (("gateway.server", ["torch", "transformers"]), ("cli", ["torch", "fastapi", "uvicorn"])):
         command = [sys.executable, "-c", code, f"triptych.launch.{module}", *banned]
         assert set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()) == {"False"}
+
+
+def test_full_collections_do_not_visit_what_the_server_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    found: dict[str, bool] = {}
+
+    def run(sockets: list[socket.socket]) -> None:
+        found["is collected"] = any(each is made for each in gc.get_objects())
+        found["others are"] = gc.isenabled()
+
+    monkeypatch.setattr(server, "make_server", lambda *_, **__: SimpleNamespace(run=run, started=True))
+    with socket.socket() as listener:
+        server.serve(SimpleNamespace(board=SimpleNamespace(close=list)), listener)  # type: ignore[arg-type]
+    assert found == {"is collected": False, "others are": True}
 
 
 def test_settings_survive_json(tmp_path: Path) -> None:
