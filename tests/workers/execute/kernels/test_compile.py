@@ -12,7 +12,14 @@ import pytest
 
 from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.kernels import library as libraries
-from triptych.workers.execute.kernels.compile import LEVELS, NoCompiler, available_levels, build_library, library_name
+from triptych.workers.execute.kernels.compile import (
+    LEVELS,
+    SOURCES,
+    NoCompiler,
+    available_levels,
+    build_library,
+    library_name,
+)
 from triptych.workers.execute.kernels.library import load_library
 
 
@@ -61,6 +68,21 @@ def test_leftovers_of_a_killed_build_are_removed(tmp_path: Path) -> None:
     left.mkdir(parents=True)
     build_library("portable")
     assert [file.suffix for file in left.parent.iterdir() if file.name != "lock"] == [".so"]
+
+
+def test_source_that_takes_longest_is_compiled_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def run(command: list[str | Path]) -> None:
+        Path(command[-1]).touch()
+        compiled.extend(file.name for file in command if isinstance(file, Path) and file.suffix == ".cpp")
+
+    monkeypatch.setattr(compiling, "_run", run)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build_library("portable")
+    assert compiled[0] == "int8.cpp"
+    assert set(compiled) == {file.name for file in SOURCES.glob("*.cpp")}
 
 
 def test_name_depends_on_the_machine_and_not_on_the_compiler_s_path(
