@@ -75,6 +75,7 @@ def pytest_runtest_teardown() -> Iterator[None]:
     """Many tests import more of transformers."""
     yield
     if len(sys.modules) > _num_kept:
+        gc.collect()  # what the test has left
         _keep_what_is_there()
 
 
@@ -82,7 +83,6 @@ def _keep_what_is_there() -> None:
     """Exclude imported objects from later collections: each start of a model runs one, over all of torch."""
     global _num_kept
     _num_kept = len(sys.modules)
-    gc.collect()
     gc.freeze()
 
 
