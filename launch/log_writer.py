@@ -1,5 +1,6 @@
 """Writes the log of a server in a thread of its own. Its reader may stop reading without closing it, as a terminal does
-after Ctrl-S, or that of a lost connection: then only the log waits.
+after Ctrl-S, or that of a lost connection: then only the log waits. (The end of a process would too, with the standard
+library's ``QueueListener``.)
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from ...protocol.errors import UnknownRequest
 from ...protocol.groups import SEPARATOR, member_id, request_of
 from ...protocol.journal.layout import Journal
+from ...protocol.journal.prompt_results import has_prompt_results
 from ...protocol.journal.releases import read_release
 from ...protocol.journal.requests import RequestView
-from ...protocol.journal.tokens import has_scores, read_logprobs
+from ...protocol.journal.tokens import read_logprobs
 from ...protocol.messages import Failed
 from ...protocol.owners import HOUSE, may_ask
 from .answer import Answer
@@ -200,7 +201,7 @@ def _rank(answer: Answer, journal: Journal) -> tuple[bool, bool, bool, float, in
     its end, as the others do not have them.
     """
     _, reason = _written_end(answer, journal)
-    lacks_scores = answer.view.record.num_prompt_logprobs is not None and not has_scores(journal, answer.view)
+    lacks_scores = answer.view.record.num_prompt_logprobs is not None and not has_prompt_results(journal, answer.view)
     return not lacks_scores, reason == "error", answer.score is None, -(answer.score or 0.0), answer.view.record.index
 
 
