@@ -17,6 +17,7 @@ from .facts import ModelFacts, end_tokens
 from .families import FAMILIES
 from .family import Family
 from .mapped_checkpoint import Checkpoint
+from .pooling import may_lack_head
 from .stored_weights import open_tensors
 from .text_part import text_config
 
@@ -42,7 +43,7 @@ def open_checkpoint(folder: Path) -> DenseCheckpoint:
     check_weights(folder)
     tensors = open_tensors(folder)
     shapes, is_tied = tensors.shapes(), bool(getattr(config, "tie_word_embeddings", False))
-    has_head = is_tied or _HEAD in shapes
+    has_head = is_tied or _HEAD in shapes or not may_lack_head(folder)
     config.tie_word_embeddings = not has_head or (is_tied and not _has_own_head(config, tensors))
     return DenseCheckpoint(config, tensors, describe_decoder(config, shapes), has_head)
 

@@ -27,6 +27,7 @@ from .facts import ModelFacts, Progress, end_tokens
 from .fp8_weights import Fp8Checkpoint, is_of_quantised
 from .group import ALONE, Group
 from .hidden_states import head_names, hidden_size
+from .pooling import may_lack_head
 from .stored_weights import kind_of, open_for_modules, read_settings
 from .text_part import RENAMINGS, text_config
 
@@ -99,7 +100,7 @@ def _read_weights(
         text = f"cannot load {config.model_type!r} from {folder}{_quantised(folder)}: {error}"
         raise ConfigError(text, param="model") from error
     model, report = loaded
-    heads = head_names(model)
+    heads = head_names(model) if may_lack_head(folder) else set()
     missing = sorted(set(report["missing_keys"]) - heads)
     if missing:  # transformers only warns, and initialises them randomly
         raise ConfigError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]!r} first", param="model")

@@ -1,4 +1,4 @@
-"""Whether the embeddings that a checkpoint was trained for are those made here: the last token's state, to length 1.
+"""Whether a checkpoint makes embeddings, and as it was trained to: the last token's state, scaled to length 1.
 
 Only files of JSON are read. They are those of sentence-transformers: ``modules.json`` lists what is applied one after
 the other, and the folder of the pooling has a config. A checkpoint without them says nothing about its pooling; those
@@ -16,6 +16,7 @@ from .hub import first_line
 _MODULES = "modules.json"
 _MODE = "pooling_mode"  # the mode itself, or the beginning of the names of switches, one for each mode
 _LAST_TOKEN = "lasttoken"
+_WITH_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def why_no_embeddings(folder: Path) -> str:
@@ -41,6 +42,14 @@ def _why_not_pooled(folder: Path) -> str:
     modes = [name.removeprefix(f"{_MODE}_") for name, value in settings.items() if name != _MODE and value is True]
     modes = [str(settings[_MODE])] if _MODE in settings else [mode for mode in modes if f"{_MODE}_{mode}" in settings]
     return "" if modes == [_LAST_TOKEN] else f"its pooling is {', '.join(modes)}, known is {_LAST_TOKEN}"
+
+
+def may_lack_head(folder: Path) -> bool:
+    """Whether this checkpoint is whole without a head: it is described as one for embeddings, or as a base model."""
+    if (folder / _MODULES).is_file():
+        return True
+    names = _read(folder / "config.json").get("architectures") or []
+    return bool(names) and not any(name.endswith(_WITH_HEADS) for name in names)
 
 
 def _read(file: Path) -> Any:

@@ -16,6 +16,7 @@ from tests.tiny import make_tiny_model
 from tests.workers.execute.factories import make_scheduler
 from tests.workers.execute.model.native import make_checkpoint, make_request
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
@@ -119,6 +120,16 @@ def test_checkpoint_of_a_base_model_makes_embeddings(tmp_path: Path, backend: st
     assert card.can_generate == is_tied
     sequence = embedded(0, 17, card.embedding_size)
     np.testing.assert_allclose(run(runner, sequence)[sequence.key], expected(base, sequence), atol=2e-5)
+
+
+@pytest.mark.parametrize("backend", ["transformers", "native"])
+def test_model_for_answers_that_lost_its_head_is_refused(tmp_path: Path, backend: str) -> None:
+    checkpoint = make_tiny_model("qwen3", tmp_path, tie_word_embeddings=False)
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match="lm_head"):
+        build(checkpoint, backend)
 
 
 NORMALIZE = {"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"}
