@@ -74,11 +74,15 @@ def _changes(folder: Path, config: PipelineConfig, *, with_adapters: bool) -> li
     model = before.model if with_adapters else replace(before.model, lora_modules=config.model.lora_modules)
     sections = ((model, config.model), (before.cache, config.cache), (before.scheduler, config.scheduler))
     return [
-        f"{field.name} was {was!r:.80} and is {value!r:.80}"
+        f"{field.name} was {_told(was)} and is {_told(value)}"
         for old, new in sections
         for field in fields(old)
         if (was := getattr(old, field.name)) != (value := getattr(new, field.name))
     ]
+
+
+def _told(value: object) -> str:
+    return "not set" if value is None else f"{value!r:.80}"
 
 
 def _forget_model(folder: Path, keeper: JournalKeeper, changes: list[str] | None) -> None:

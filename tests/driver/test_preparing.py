@@ -23,5 +23,5 @@ def test_settings_that_keep_a_pipeline_from_continuing_are_named(tmp_path: Path)
     (tmp_path / CARD_FILE).touch()
     keeper = cast(JournalKeeper, SimpleNamespace(num_unanswered=2, path=tmp_path / "journal"))
     changed = replace(config, cache=replace(config.cache, page_size=64))
-    with pytest.raises(ConfigError, match=r"2 unanswered .*: page_size was 16 and is 64; start with the former"):
+    with pytest.raises(ConfigError, match=r"2 unanswered .*: page_size was not set and is 64; start with the former"):
         prepare_run_dir(tmp_path, changed, keeper)

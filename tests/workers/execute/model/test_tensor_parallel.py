@@ -173,6 +173,7 @@ def test_ranks_on_gpus_attend_by_kernels() -> None:
     """By its definition, attention to a long context takes gigabytes, and without them all ranks end."""
     pytest.importorskip("triton")
     model: Any = SimpleNamespace(device=torch.device("cpu"), forward=lambda logits_to_keep: None)
+    model.base_model = model  # no head on another model, so nothing to hook into
     facts: Any = SimpleNamespace(eos_token_ids=())
     memory = LayerMemory({0: LayerShape(1, 8, 8, torch.float32)}, StateLayout({}, frozenset()))
     on_pages = ModelOnPages(model, facts, _device_kernel(model.device), memory, model.device, Group(1, 2), None)
