@@ -45,16 +45,15 @@ def text_of_reply(reply: str) -> str:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
 @pytest.mark.parametrize("number", range(len(COMMANDS)))
 def test_curl_command_gets_an_answer(demo: Site, number: int) -> None:
-    command = COMMANDS[number]
+    own = [command.replace("job7", f"page{number}") for command in COMMANDS]
+    command = own[number]
     if "/v1/requests/" in command:
-        reply(next(command for command in COMMANDS if '"resumable"' in command), demo)
-    else:
-        command = command.replace('"request_id": "job7"', f'"request_id": "page{number}"')
+        reply(next(each for each in own if '"resumable"' in each), demo)
     answer = reply(command, demo)
     assert answer
     if answer.startswith("{"):
         json.loads(answer)
-    if re.search("completions|requests/", command):
+    if re.search("completions|requests/", command) and "-X DELETE" not in command:
         assert text_of_reply(answer).strip()
 
 
