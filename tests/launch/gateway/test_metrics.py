@@ -53,6 +53,7 @@ def test_each_request_counts_once_whichever_gateway_is_asked() -> None:
         one.ask("/tokenize", messages=[{"role": "user", "content": "hi"}])  # computes nothing, so it does not count
         driver.generate([1, 2, 3], max_tokens=10)
         eventually(lambda: samples(one)["vllm:e2e_request_latency_seconds_count"] == 3)
+        eventually(lambda: samples(one)["vllm:prompt_tokens_total"] == 9)  # another process publishes it
         for api in (one, other):
             found = samples(api)
             assert found["vllm:e2e_request_latency_seconds_count"] == 3
