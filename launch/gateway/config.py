@@ -88,9 +88,13 @@ class GatewayConfig:
             text = f"otlp_traces_endpoint is {self.otlp_traces_endpoint!r}, must be http[s]://host[:port]/path"
             raise ConfigError(text, param="otlp_traces_endpoint")
         between("request_timeout_s", self.request_timeout_s, 0.01, 1e9)
-        one_of("tool_parser", PARSERS_OF_VLLM.get(self.tool_parser, self.tool_parser), TOOL_PARSERS)
-        name = self.reasoning_parser
-        one_of("reasoning_parser", REASONING_PARSERS_OF_VLLM.get(name, name), REASONING_PARSERS)
+        for field, known, alias_of in (
+            ("tool_parser", TOOL_PARSERS, PARSERS_OF_VLLM),
+            ("reasoning_parser", REASONING_PARSERS, REASONING_PARSERS_OF_VLLM),
+        ):
+            given = getattr(self, field)
+            object.__setattr__(self, field, alias_of.get(given, given))
+            one_of(field, getattr(self, field), known)
         one_of("log_format", self.log_format, LOG_FORMATS)
 
     def check_names(self, model: ModelConfig) -> None:

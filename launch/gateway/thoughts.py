@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from ...protocol.reasoning import END, START
-from .config import REASONING_PARSERS_OF_VLLM
 from .content import Spans
 from .tools.hermes import HermesParser
 from .tools.parser import held_back
@@ -15,7 +14,7 @@ from .tools.parser import held_back
 def find_reasoning_parser(name: str, template: str) -> str:
     """As configured, or derived from the chat template: one with an end tag belongs to a model that reasons."""
     if name != "auto":
-        return REASONING_PARSERS_OF_VLLM.get(name, name)
+        return name
     if "<|channel|>analysis" in template:
         return "harmony"
     return "think" if END in template else "none"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ....protocol.errors import encodable
-from ..config import PARSERS_OF_VLLM
 
 if TYPE_CHECKING:
     from .hermes import HermesParser
@@ -74,7 +73,7 @@ class ToolParser(Protocol):
 def find_parser(name: str, template: str) -> str:
     """The parser's name: as configured, or derived from the chat template; "none" if that has no known marks."""
     if name != "auto":
-        return PARSERS_OF_VLLM.get(name, name)
+        return name
     for words, parser in _MARKS:
         if all(word in template for word in words):
             return parser
