@@ -2,64 +2,53 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from .. import __version__
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import ConfigError
 from ..protocol.sampling import SamplingParams
 from .aliases import canonical
 from .bench.options import BenchOptions
+from .common_flags import (
+    Connect,
+    LogLevel,
+    Lora,
+    ModelName,
+    Output,
+    PromptFile,
+    Prompts,
+    Resume,
+    RunDir,
+    refuse_config_flags,
+    with_model,
+)
 from .failures import reporting_failures
-from .flags import OutputFormat, given_flags, given_names, number, option, with_flags
+from .flags import OutputFormat, given_names, number, option, with_flags
 from .gateway.config import GatewayConfig
 from .keys import keys
 from .logs import set_up_logging, set_up_stream_logging
 from .replay.options import EngineConfig, StudyOptions
 from .signals import INTERRUPTED, exit_on_signals
 from .streams import keep_what_cannot_be_read, open_closed_streams, replace_what_cannot_be_written
-from .variables import PREFIX, complaints
-from .verb import Verb
+from .variables import PREFIX, warn_of_unknown
+from .verb import QuickGroup, Verb
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-logger = logging.getLogger(__name__)
 
 EPILOG = (
     f"Every flag can also be set by an environment variable ({PREFIX}PAGE_SIZE=32 is --page-size 32)"
     " or a line of the --config file (page_size = 32)."
 )
 
-ModelName = Annotated[str | None, typer.Argument(metavar="MODEL", help="the same as --model")]
-RunDir = Annotated[Path | None, option("run_dir", "for sockets, journal and logs; by default a private temporary one")]
-Connect = Annotated[Path | None, option("connect", "use the pipeline that runs in this run directory")]
-Lora = Annotated[str, option("lora", "name of the adapter that answers; by default the base model")]
-LogLevel = Annotated[str, option("log_level", "debug, info, warning or error")]
-
-
-class _QuickGroup(typer.core.TyperGroup):
-    """Defaults its switches to False instead of None: for None, typer imports pydantic."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        parameters = super().get_params(ctx)
-        for parameter in parameters:
-            if parameter.default is None:
-                parameter.default = False
-        return parameters
-
-
 app = typer.Typer(
     name="triptych",
-    cls=_QuickGroup,
+    cls=QuickGroup,
     help="An LLM inference server in three processes that loses no request when one of them crashes.",
     epilog=EPILOG,
     no_args_is_help=True,
@@ -115,7 +104,7 @@ def serve(
 
     console = _console(log_level, gateway.log_format)
     task = Task(
-        config=_with_model(config, model_name),
+        config=with_model(config, model_name),
         gateway=gateway,
         run_dir=run_dir,
         drain_timeout=drain_timeout,
@@ -129,13 +118,9 @@ def serve(
 def generate(
     context: typer.Context,
     *,
-    prompts: Annotated[list[str] | None, typer.Argument(help="by default the lines of --file, or of stdin")] = None,
-    file: Annotated[
-        Path | None, option("file", "one prompt or JSON object per line; - is stdin", "--file", "-f")
-    ] = None,
-    output: Annotated[
-        Path | None, option("output", "overwritten if it exists; by default stdout", "--output", "-o")
-    ] = None,
+    prompts: Prompts = None,
+    file: PromptFile = None,
+    output: Output = None,
     output_format: Annotated[
         OutputFormat | None, option("format", "by default jsonl for --output *.jsonl, else text", "--format")
     ] = None,
@@ -147,9 +132,7 @@ def generate(
         bool | None,
         option("stream", "print text as it comes; by default for one prompt on a terminal", "--stream/--no-stream"),
     ] = None,
-    resume: Annotated[
-        bool, option("resume", "keep the answers in --output and add the missing ones", "--resume")
-    ] = False,
+    resume: Resume = False,
     lora: Lora = "",
     params: SamplingParams,
     config: PipelineConfig,
@@ -165,7 +148,7 @@ def generate(
     from .generate import Task, generate
     from .output import choose_format
 
-    _refuse_config_flags(context, connect)
+    refuse_config_flags(context, connect)
     task = Task(
         prompts=prompts or [],
         file=file,
@@ -185,13 +168,9 @@ def generate(
 def embed(
     context: typer.Context,
     *,
-    prompts: Annotated[list[str] | None, typer.Argument(help="by default the lines of --file, or of stdin")] = None,
-    file: Annotated[
-        Path | None, option("file", "one prompt or JSON object per line; - is stdin", "--file", "-f")
-    ] = None,
-    output: Annotated[
-        Path | None, option("output", "overwritten if it exists; by default stdout", "--output", "-o")
-    ] = None,
+    prompts: Prompts = None,
+    file: PromptFile = None,
+    output: Output = None,
     dimensions: Annotated[
         int | None, option("dimensions", "only so many values, scaled to length 1; by default all", "--dimensions")
     ] = None,
@@ -208,7 +187,7 @@ def embed(
     """
     from .embed import Task, embed
 
-    _refuse_config_flags(context, connect)
+    refuse_config_flags(context, connect)
     task = Task(prompts=prompts or [], file=file, output=output, dimensions=dimensions, lora=lora)
     raise typer.Exit(embed(task, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
 
@@ -223,9 +202,7 @@ def run_batch(
     output: Annotated[
         Path, option("output", "overwritten if it exists; one line per request", "--output", "--output-file", "-o")
     ],
-    resume: Annotated[
-        bool, option("resume", "keep the answers in --output and add the missing ones", "--resume")
-    ] = False,
+    resume: Resume = False,
     served_model_name: Annotated[
         list[str] | None, option("served_model_name", "the model's name in the requests; may be given several times")
     ] = None,
@@ -240,11 +217,11 @@ def run_batch(
     """
     from .gateway.processes import check_installed
 
-    _refuse_config_flags(context, connect)
+    refuse_config_flags(context, connect)
     check_installed()
     from .run_batch.verb import Task, run_batch
 
-    config = _with_model(config, model_name)
+    config = with_model(config, model_name)
     gateway = GatewayConfig(served_model_name=tuple(served_model_name or ()))
     task = Task(file=file, output=output, resume=resume, gateway=gateway)
     raise typer.Exit(run_batch(task, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
@@ -268,9 +245,9 @@ def chat(
     from .chat import chat
     from .output import check_shown
 
-    _refuse_config_flags(context, connect)
+    refuse_config_flags(context, connect)
     check_shown(params, "n", "logprobs", "prompt_logprobs", how="a chat shows one answer, without logprobs")
-    config, console = _with_model(config, model_name), _console(log_level)
+    config, console = with_model(config, model_name), _console(log_level)
     options = {**params.to_wire(), "lora": lora}
     raise typer.Exit(chat(config, options, system=system, run_dir=run_dir, connect=connect, console=console))
 
@@ -293,8 +270,8 @@ def bench(
     """
     from .bench.verb import bench
 
-    _refuse_config_flags(context, connect or options.target.url, allowed=("--itl-target-ms",))
-    config = _with_model(config, model_name)
+    refuse_config_flags(context, connect or options.target.url, allowed=("--itl-target-ms",))
+    config = with_model(config, model_name)
     raise typer.Exit(bench(options, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
 
 
@@ -333,8 +310,8 @@ def info(
     """Show a model, its limits, the effective config, versions and the machine; with --connect also statistics."""
     from .info import info
 
-    _refuse_config_flags(context, connect)
-    config = _with_model(config, model_name)
+    refuse_config_flags(context, connect)
+    config = with_model(config, model_name)
     raise typer.Exit(info(config, run_dir=run_dir, connect=connect, as_json=as_json, console=_console(log_level)))
 
 
@@ -402,17 +379,6 @@ def replay(
     raise typer.Exit(replay(file, options, config, given=given, as_json=as_json, console=console))
 
 
-def _with_model(config: PipelineConfig, name: str | None) -> PipelineConfig:
-    return config if name is None else replace(config, model=replace(config.model, model=name))
-
-
-def _refuse_config_flags(context: typer.Context, connect: Path | str | None, *, allowed: tuple[str, ...] = ()) -> None:
-    """Flags of a pipeline make no sense with ``connect``, where one already runs with a config of its own."""
-    flags = [flag for flag in given_flags(context, PipelineConfig) if flag not in allowed]
-    if connect is not None and flags:
-        raise ConfigError(f"{', '.join(flags)}: the pipeline at {connect} is already running", param="connect")
-
-
 def _console(log_level: str, log_format: str = "text") -> Console:
     from .error_console import ErrorConsole
 
@@ -420,14 +386,5 @@ def _console(log_level: str, log_format: str = "text") -> Console:
     set_up_logging(log_level, console, is_server=log_format is not None)
     if log_format == "json":
         set_up_stream_logging(log_level, log_format, process="driver")
-    _warn_of_variables()
+    warn_of_unknown(app)
     return console
-
-
-def _warn_of_variables() -> None:
-    if not any(name.startswith(PREFIX) for name in os.environ):
-        return  # collecting all flags takes a tenth of a second
-    verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    known = {parameter.envvar for verb in verbs.values() for parameter in verb.params if parameter.envvar}
-    for complaint in complaints(os.environ, known):
-        logger.warning("%s", complaint)

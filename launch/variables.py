@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import logging
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import typer
 
 from .aliases import ALIASES
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "TRIPTYCH_"
 # Of programs other than the command line: benchmarks, and tests of other projects' clients.
@@ -25,3 +32,13 @@ def complaints(environment: Iterable[str], known: Collection[str]) -> Iterator[s
             close = difflib.get_close_matches(aliases.get(flag, flag), names, 1)
             hint = f"; did you mean {names[close[0]]}?" if close else ""
             yield f"{name} in the environment is not a flag{hint}"
+
+
+def warn_of_unknown(app: typer.Typer) -> None:
+    """Log those of this process that no flag of ``app`` reads."""
+    if not any(name.startswith(PREFIX) for name in os.environ):
+        return  # collecting all flags takes a tenth of a second
+    verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    known = {parameter.envvar for verb in verbs.values() for parameter in verb.params if parameter.envvar}
+    for complaint in complaints(os.environ, known):
+        logger.warning("%s", complaint)

@@ -1,4 +1,4 @@
-"""A verb of the command line, whose errors about a value say where it came from, if not from the command line."""
+"""The verbs of the command line, whose errors about a value say where it came from, if not from the command line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ from .variables import PREFIX
 
 # Flags whose value may also be a positional argument, and the parameter that then holds it.
 _WORDS = {"model": "model_name", "connect": "folder"}
+
+
+class QuickGroup(typer.core.TyperGroup):
+    """Defaults its switches to False instead of None: for None, typer imports pydantic."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
+            if parameter.default is None:
+                parameter.default = False
+        return parameters
 
 
 class Verb(NarrowHelp):
