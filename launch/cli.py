@@ -379,12 +379,14 @@ def replay(
     raise typer.Exit(replay(file, options, config, given=given, as_json=as_json, console=console))
 
 
-def _console(log_level: str, log_format: str = "text") -> Console:
+def _console(log_level: str, log_format: str | None = None) -> Console:
+    """``log_format``: of a server; None for other verbs."""
     from .error_console import ErrorConsole
 
     console = ErrorConsole()
-    set_up_logging(log_level, console, is_server=log_format is not None)
     if log_format == "json":
         set_up_stream_logging(log_level, log_format, process="driver")
+    else:
+        set_up_logging(log_level, console, is_server=log_format is not None)
     warn_of_unknown(app)
     return console

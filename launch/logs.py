@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,8 @@ def set_up_stream_logging(level: str, log_format: str, *, process: str) -> None:
 def flush_log() -> None:
     """Write what is left of it, if it can be written soon."""
     for handler in _package().handlers:
-        handler.flush()
+        with suppress(OSError, ValueError):  # its reader is gone, or it is closed
+            handler.flush()
 
 
 def _package() -> logging.Logger:
