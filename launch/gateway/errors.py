@@ -64,9 +64,9 @@ def aborted(what: str = "the request was aborted by the service") -> ApiError:
 
 
 def stopped() -> ApiError:
-    """The service stops before the request ends; the request may be kept for the next start."""
-    text = "the service stopped before the answer was complete; it may continue after a restart: resume it by its id"
-    return ApiError(text, status=503, code="stopped")
+    """The service stops before the request ends; the next start may continue it, for those routes that can resume."""
+    way_on = "a request sent as resumable may continue after a restart: resume it by its id; send others again"
+    return ApiError(f"the service stopped before the answer was complete; {way_on}", status=503, code="stopped")
 
 
 def error_map(error: TriptychError) -> dict[str, Any]:

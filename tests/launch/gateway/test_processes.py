@@ -185,6 +185,7 @@ def test_second_signal_tells_clients_that_they_were_cut_off(tmp_path: Path) -> N
             server.send_signal(signal.SIGTERM)
             *_, error, done = reading
         assert (error.data["error"]["code"], done.data) == ("stopped", "[DONE]")
+        assert "send others again" in error.data["error"]["message"]  # most cannot be resumed
         server.stderr.read()
         assert server.wait(20) == 1  # one request is left to the next driver
 
