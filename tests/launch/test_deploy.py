@@ -64,6 +64,14 @@ def test_grace_period_covers_the_hook_and_the_drain() -> None:
     assert hook + drain + 10 <= POD["spec"]["terminationGracePeriodSeconds"]
 
 
+@pytest.mark.parametrize("probe", ["startup", "liveness"])
+def test_pod_is_not_restarted_before_the_driver_itself_gives_up_loading(probe: str) -> None:
+    asked = CONTAINER[f"{probe}Probe"]
+    lasts_s = asked["periodSeconds"] * asked["failureThreshold"]
+    limit_s = serve_flags(CONTAINER["args"])["start_timeout_s"]
+    assert limit_s + 30 <= lasts_s <= 1.2 * limit_s
+
+
 def test_shared_memory_is_large_enough_for_the_journal() -> None:
     [volume] = [v for v in POD["spec"]["volumes"] if v.get("emptyDir", {}).get("medium") == "Memory"]
     [mount] = [m for m in CONTAINER["volumeMounts"] if m["name"] == volume["name"]]
