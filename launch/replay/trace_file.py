@@ -44,7 +44,8 @@ def read_json_lines(path: Path) -> Iterator[Line]:
                 if values is not None:
                     yield Line(number, values)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", param="file") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read {path}: {reason}", param="file") from error
     if cut is not None and text.endswith("\n"):
         raise cut
 

@@ -233,7 +233,7 @@ BAD_CALLS = {
     ("--requests", "0", "--step-ms", "1"): "requests is 0, the least is 1",
     ("--requests", "5", "--decode-us", "1"): "the other costs need step_ms",
     ("--requests", "5", "--step-ms", "1", "--page-size", "3"): "page_size is 3, it must be a power of two",
-    ("/nowhere", "--step-ms", "1"): "cannot read /nowhere",
+    ("/nowhere", "--step-ms", "1"): "cannot read /nowhere: No such file or directory\n",
 }
 
 
