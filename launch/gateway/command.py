@@ -13,6 +13,7 @@ import typer
 from ...protocol.errors import TriptychError
 from ..flags import option, with_flags
 from ..signals import exit_on_signals
+from ..verb import Verb
 from .address import listening, url_of
 from .config import MAX_WORKERS, GatewayConfig
 from .processes import check_installed
@@ -21,7 +22,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 DEFAULT_ADDRESS = "127.0.0.1:8000"
 
 
-@app.command()
+@app.command(cls=Verb)
 @with_flags
 def gateway(
     *,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.conftest import Outcome, Triptych
+from triptych.launch.gateway.command import main
 
 
 def error_line(outcome: Outcome) -> str:
@@ -54,6 +55,16 @@ def test_wrong_line_of_a_file_is_refused_with_the_file(
     monkeypatch.chdir(tmp_path)
     Path("own.toml").write_text(toml)
     assert words in error_line(triptych("info", "hash-lm", "--config", "own.toml"))
+
+
+def test_gateway_of_a_running_pipeline_names_the_variable_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIPTYCH_HTTP_WORKERS", "100")
+    monkeypatch.setattr("sys.argv", ["gateway", "--run-dir", "/nowhere"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "TRIPTYCH_HTTP_WORKERS in the environment: http_workers is 100, the limits" in capsys.readouterr().err
 
 
 def test_error_in_a_flag_does_not_blame_the_environment(triptych: Triptych, monkeypatch: pytest.MonkeyPatch) -> None:
