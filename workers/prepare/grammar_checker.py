@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from ..process import STOPPED_S
 from .structured import Structured, refusal
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 MAX_KNOWN = 256  # cached verdicts
 START_TIMEOUT_S = 60.0
 REMEMBER_S = 60.0  # how long an exceeded limit is remembered; other verdicts stay while there is room
-STOPPED_S = 0.5  # a wait that ends so much later was that of a stopped process
 _READ_BYTES = 1 << 16
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from ..process import STOPPED_S
 from .turns import Owner, Turns
 
 T = TypeVar("T")
 MAX_STUCK = 8  # threads; a process with that many should be restarted
-STOPPED_S = 0.5  # between two looks at the running job: usually they are half of that apart
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs
 from ...protocol.messages import Failed
 from ...protocol.owners import HOUSE, may_ask
+from ..process import STOPPED_S
 from .answer import Answer
-
-STOPPED_S = 0.5  # between two looks at the leases: usually they are half of that apart
 
 
 class _Reader(NamedTuple):
