@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.protocol.factories import TIMES, make_record
 from tests.simulation.clock import installed
 from tests.simulation.processes import Worker
 from tests.simulation.world import World
-from triptych.protocol.journal.requests import RequestWriter
+from triptych.protocol import messages as m
+from triptych.protocol.codec import encode
+from triptych.protocol.journal.requests import RequestWriter, read_request
+from triptych.protocol.journal.tokens import TokenWriter
 from triptych.workers.summarize.process import Summarize
 
 KEY = (0, 1)
+TURN_NS = 300_000_000  # a tick, and a little more
 
 
 @pytest.fixture
@@ -42,3 +47,26 @@ def begin_search(world: World) -> list[tuple[int, int]]:
     for key in keys:
         writer.dispatch(*key, 1)
     return keys
+
+
+def turn_after(world: World, body: Summarize, nanoseconds: int) -> None:
+    """Not at once: a process that has no turn for that long was stopped."""
+    until_ns = world.clock.now_ns + nanoseconds
+    while world.clock.now_ns < until_ns:
+        world.clock.advance_to(min(world.clock.now_ns + TURN_NS, until_ns))
+        body.turn()
+
+
+def publish_tokens(world: World, *times_ns: int, slot: int = KEY[0]) -> None:
+    """Let execute publish one token at each of these times."""
+    view, tokens = read_request(world.journal, slot), TokenWriter(world.journal)
+    assert view is not None
+    num_known = len(tokens.adopt(view))
+    for index, now_ns in enumerate(times_ns, num_known):
+        if view.record.num_logprobs is not None:
+            tokens.publish_logprobs(view, index, np.zeros(1, np.uint32))
+        tokens.publish(np.array([slot]), np.array([index]), np.array([5], np.int32), now_ns)
+
+
+def follow(body: Summarize) -> None:
+    body._on_frame_safely(b"client", encode(m.Follow([["a", 0, True]])))

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.protocol.factories import TIMES, make_record
 from tests.simulation.world import World
-from tests.workers.summarize.conftest import KEY, begin, begin_search
+from tests.workers.summarize.conftest import KEY, TURN_NS, begin, begin_search, follow, publish_tokens, turn_after
 from tests.workers.summarize.test_columns import step_of
 from triptych.protocol import messages as m
 from triptych.protocol.codec import encode
 from triptych.protocol.journal.deaths import DeathWriter
-from triptych.protocol.journal.layout import UNREAD, word
+from triptych.protocol.journal.layout import word
 from triptych.protocol.journal.releases import (
     ReleaseWriter,
     is_forgotten,
@@ -27,7 +26,6 @@ from triptych.protocol.journal.releases import (
 from triptych.protocol.journal.requests import RequestWriter, read_request
 from triptych.protocol.journal.tokens import TokenWriter
 from triptych.workers.summarize.ends import MAX_COUNTED_ADAPTERS
-from triptych.workers.summarize.process import Summarize
 
 
 def poison(world: World, key: tuple[int, int] = KEY) -> None:
@@ -53,82 +51,16 @@ def test_written_end_stays_even_if_its_text_cannot_be_made(world: World) -> None
     assert answer.error[0] == "poisoned"
 
 
-LEASE_NS = int(make_record().lease_s * 1e9)
-TURN_NS = 300_000_000  # a tick, and a little more
-
-
-def turn_after(world: World, body: Summarize, nanoseconds: int) -> None:
-    """Not at once: a process that has no turn for that long was stopped."""
-    until_ns = world.clock.now_ns + nanoseconds
-    while world.clock.now_ns < until_ns:
-        world.clock.advance_to(min(world.clock.now_ns + TURN_NS, until_ns))
-        body.turn()
-
-
-def test_request_that_is_never_followed_expires_with_its_lease(world: World) -> None:
-    """It is not kept for another lease: its client may not know of it, and submits it again."""
-    body = begin(world)
-    turn_after(world, body, LEASE_NS // 2)
-    assert not is_released(world.journal, *KEY)
-    turn_after(world, body, LEASE_NS)
-    assert int(world.journal.release_words[KEY[0]]) == word(KEY[1], UNREAD)
-
-
-def test_lease_does_not_expire_while_the_process_is_stopped(world: World) -> None:
-    """As in a paused container: its clients may have been paused too, and can only come after it is resumed."""
-    body = begin(world)
-    turn_after(world, body, LEASE_NS // 2)
-    world.clock.advance_to(world.clock.now_ns + 3 * LEASE_NS)
-    body.turn()
-    turn_after(world, body, LEASE_NS // 4)
-    assert not is_released(world.journal, *KEY)
-    turn_after(world, body, LEASE_NS // 2)
-    assert is_released(world.journal, *KEY)
-
-
-def follow(body: Summarize) -> None:
-    body._on_frame_safely(b"client", encode(m.Follow([["a", 0, True]])))
-
-
-@pytest.mark.parametrize("was_followed", [False, True], ids=["nobody came", "followed"])
-def test_repeated_acceptance_renews_the_lease(world: World, was_followed: bool) -> None:
-    """ACCEPTED is a promise: a resubmitting client follows at once, and must not learn that its request is unknown."""
-    body = begin(world)
-    if was_followed:
-        follow(body)
-    turn_after(world, body, LEASE_NS * 3 // 4)
-    RequestWriter(world.journal).note_told(KEY[0], world.journal.now_ns())
-    turn_after(world, body, LEASE_NS * 3 // 4)
-    assert not is_released(world.journal, *KEY)
-    turn_after(world, body, LEASE_NS // 2)
-    assert is_released(world.journal, *KEY)
-
-
-def test_end_is_kept_for_one_more_lease(world: World) -> None:
-    """A client that was away for a little more than its lease learns of an abort, or of an end just before it."""
-    body = begin(world)
-    follow(body)
-    turn_after(world, body, LEASE_NS * 3 // 4)
-    publish_tokens(world, world.journal.now_ns())
-    TokenWriter(world.journal).finish(*KEY, "length")
-    turn_after(world, body, LEASE_NS // 5)
-    assert read_release(world.journal, *KEY) == (1, "length")
-    turn_after(world, body, LEASE_NS // 2)
-    assert list(body._answers) == [0]
-    turn_after(world, body, LEASE_NS)
-    assert int(world.journal.release_words[KEY[0]]) == word(KEY[1], UNREAD)
-
-
 def test_damaged_record_is_logged_once_and_used_once_it_is_valid(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.journal.records["crc"][0] ^= 1
     body = begin(world)
     for _ in range(5):
-        turn_after(world, body, 300_000_000)
+        turn_after(world, body, TURN_NS)
     assert caplog.messages == ["a record of the journal is damaged: journal record 0: checksum does not match"]
     world.journal.records["crc"][0] ^= 1
-    turn_after(world, body, 300_000_000)
+    turn_after(world, body, TURN_NS)
     assert list(body._answers) == [0]
 
 
@@ -209,23 +141,12 @@ def test_run_after_a_gap_is_read_from_the_journal_with_the_gap(world: World) -> 
 SECOND_NS = 10**9
 
 
-def publish_tokens(world: World, *times_ns: int, slot: int = KEY[0]) -> None:
-    """Let execute publish one token at each of these times."""
-    view, tokens = read_request(world.journal, slot), TokenWriter(world.journal)
-    assert view is not None
-    num_known = len(tokens.adopt(view))
-    for index, now_ns in enumerate(times_ns, num_known):
-        if view.record.num_logprobs is not None:
-            tokens.publish_logprobs(view, index, np.zeros(1, np.uint32))
-        tokens.publish(np.array([slot]), np.array([index]), np.array([5], np.int32), now_ns)
-
-
 def test_tokens_counted_by_an_earlier_process_are_not_counted_again(world: World) -> None:
     publish_tokens(world, *[TIMES.accepted_ns + i * SECOND_NS for i in range(4)])
     body = begin(world)
     assert (body._collect()["tokens"], body._collect()["tokens_per_second"]) == (0, 0.0)
     publish_tokens(world, world.journal.now_ns())
-    turn_after(world, body, 300_000_000)
+    turn_after(world, body, TURN_NS)
     assert body._collect()["tokens"] == 1
 
 
@@ -236,7 +157,7 @@ def test_rate_of_an_answer_counts_from_its_first_token_and_not_from_a_restart(wo
     body = begin(world)
     [answer] = body._answers.values()
     publish_tokens(world, world.journal.now_ns())
-    turn_after(world, body, 300_000_000)
+    turn_after(world, body, TURN_NS)
     assert answer.tokens_per_second == pytest.approx(3 / 3.3, rel=0.02)
 
 
@@ -293,10 +214,10 @@ def test_tokens_found_in_the_journal_are_flushed_before_a_client_sees_them(
     monkeypatch.setattr(body._journal, "flush", lambda: done.append("flush"))
     monkeypatch.setattr(body._router, "deliver", deliver)
     follow(body)
-    turn_after(world, body, 300_000_000)
+    turn_after(world, body, TURN_NS)
     assert done == []
     publish_tokens(world, world.journal.now_ns())
-    turn_after(world, body, 300_000_000)
+    turn_after(world, body, TURN_NS)
     assert done == ["flush", "Text"]
 
 
@@ -402,5 +323,5 @@ def test_each_step_and_each_recovered_answer_is_progress(world: World, monkeypat
     body.turn()
     assert done == ["step", "progress"] * 2
     publish_tokens(world, world.journal.now_ns())
-    turn_after(world, body, 300_000_000)
+    turn_after(world, body, TURN_NS)
     assert done[4:] == ["progress"]
