@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.proc import is_alive
 from tests.waiting import eventually
 from triptych import Client, Driver, PipelineConfig
 from triptych.driver import preparing
@@ -49,13 +50,6 @@ with Driver("hash-lm", run_dir=sys.argv[1]) as driver:
 
 def answers(driver: Driver | Client) -> bool:
     return driver.generate([5, 6, 7], max_tokens=9, timeout=20).token_ids == SAID
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def pids_of(driver: Driver) -> list[int]:

@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from tests.launch.conftest import Triptych
+from tests.proc import children_of
 from triptych import Client
 from triptych.launch.cli import app
 from triptych.protocol.errors import PipelineFailed
@@ -49,14 +50,8 @@ def serving(run_dir: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str],
             yield server, client
 
 
-def workers_of(parent: int) -> list[int]:
-    """Process ids of the workers that ``parent`` started."""
-    children = Path(f"/proc/{parent}/task").glob("*/children")
-    return [int(pid) for file in children for pid in file.read_text().split()]
-
-
 def worker(parent: int, role: str) -> int:
-    return next(p for p in workers_of(parent) if f"workers.{role}\0" in Path(f"/proc/{p}/cmdline").read_text())
+    return next(p for p in children_of(parent) if f"workers.{role}\0" in Path(f"/proc/{p}/cmdline").read_text())
 
 
 def run_dir_of(worker: int) -> Path:
@@ -150,7 +145,7 @@ def test_signal_ends_generate_and_leaves_nothing(number: signal.Signals, code: i
     with process("generate", "hi", *HASH, "--max-tokens", "3000", "--stream") as running:
         assert running.stdout is not None
         assert running.stdout.read(1)
-        workers = workers_of(running.pid)
+        workers = children_of(running.pid)
         run_dir = run_dir_of(workers[0])
         assert run_dir.exists()
         running.send_signal(number)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.proc import children_of, is_alive
 from tests.waiting import eventually
 from triptych.driver.control import ask
 from triptych.protocol.errors import ConfigError
@@ -42,8 +42,7 @@ class DriverProcess:
             return False
 
     def workers(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        return [int(pid) for file in children for pid in file.read_text().split()]
+        return children_of(self.process.pid)
 
     def kill(self) -> None:
         """kill -9; its workers die with it."""
@@ -52,7 +51,7 @@ class DriverProcess:
         self.process.wait()
         if self.process.stderr is not None:
             self.process.stderr.close()
-        eventually(lambda: not any(_runs(pid) for pid in workers))
+        eventually(lambda: not any(map(is_alive, workers)))
 
     def __enter__(self) -> DriverProcess:
         return self
@@ -60,11 +59,3 @@ class DriverProcess:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.kill()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()

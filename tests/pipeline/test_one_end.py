@@ -20,7 +20,7 @@ from tests.pipeline.raw import (
     TEXT,
     RawClient,
 )
-from tests.seeds.support import is_alive
+from tests.proc import is_alive
 from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.driver import driver as driver_module

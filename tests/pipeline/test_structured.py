@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.conftest import hash_driver
+from tests.proc import children_of, is_alive
 from tests.tiny import build_tiny_model, make_tiny_model, prove
 from tests.waiting import eventually
 from tests.workers import tokenizer_zoo
@@ -241,15 +242,10 @@ def test_slow_grammar_delays_no_other_request() -> None:
 def test_kill_of_prepare_leaves_no_compiler_process() -> None:
     with hash_driver() as driver:
         assert driver.submit("x", structured={"regex": "one"}).result(30).text == "one"
-        children = child_processes(driver.pids["prepare"] or 0)
+        children = children_of(driver.pids["prepare"] or 0)
         assert len(children) == 1
         os.kill(eventually(lambda: driver.pids["prepare"]), signal.SIGKILL)
-        eventually(lambda: not Path(f"/proc/{children[0]}").exists())
+        eventually(lambda: not is_alive(children[0]))
         assert driver.submit("x", structured={"regex": "two"}).result(30).text == "two"
-        children = child_processes(driver.pids["prepare"] or 0)
-    eventually(lambda: not Path(f"/proc/{children[0]}").exists())
-
-
-def child_processes(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        children = children_of(driver.pids["prepare"] or 0)
+    eventually(lambda: not is_alive(children[0]))

@@ -108,14 +108,6 @@ def settle(driver: Driver) -> dict[str, Any]:
     return seen[-1][1]
 
 
-def is_alive(pid: int | None) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def cpu_seconds(pid: int | None) -> float:
     """Processor time of a process so far."""
     nanoseconds = Path(f"/proc/{pid}/schedstat").read_text().split()[0]

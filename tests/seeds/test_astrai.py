@@ -13,7 +13,8 @@ import pytest
 
 from tests.pipeline.checks import expected, random_prompt
 from tests.pipeline.raw import ABORT, ACKNOWLEDGE, GET_STATUS, STATUS, RawClient
-from tests.seeds.support import end_all, is_alive, outcome, sequence_of, settle, trace
+from tests.proc import is_alive
+from tests.seeds.support import end_all, outcome, sequence_of, settle, trace
 from tests.waiting import eventually
 from tests.workers.execute.factories import (
     advance,

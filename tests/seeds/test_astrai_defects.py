@@ -10,7 +10,8 @@ import pytest
 
 from tests.pipeline.checks import expected, random_prompt
 from tests.pipeline.raw import ABORT, ACKNOWLEDGE, FINISHED, RawClient
-from tests.seeds.support import end_all, is_alive, outcome, sequence_of, text_of, trace
+from tests.proc import is_alive
+from tests.seeds.support import end_all, outcome, sequence_of, text_of, trace
 from tests.waiting import eventually
 from tests.workers.execute.factories import (
     chunks_of,

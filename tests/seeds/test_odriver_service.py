@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from tests.pipeline.checks import expected, random_prompt
-from tests.seeds.support import board_stats, is_alive, outcome, settle, text_of, trace
+from tests.proc import is_alive
+from tests.seeds.support import board_stats, outcome, settle, text_of, trace
 from tests.waiting import eventually
 from tests.workers.execute.factories import advance, chunks_of, make_engine, make_scheduler, make_sequence
 from triptych import Client, Driver

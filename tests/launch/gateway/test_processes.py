@@ -24,6 +24,7 @@ import pytest
 
 from tests.launch.gateway.sse import events, text_of
 from tests.launch.test_processes import process
+from tests.proc import children_of
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.launch.gateway import server
@@ -37,14 +38,10 @@ PATH = "/v1/completions"
 POPEN = subprocess.Popen
 
 
-def children_of(pid: int, module: str) -> list[int]:
-    """Processes that ``pid`` started from a module."""
-    found = [int(p) for f in Path(f"/proc/{pid}/task").glob("*/children") for p in f.read_text().split()]
-    return [p for p in found if module in Path(f"/proc/{p}/cmdline").read_text().split("\0")]
-
-
-def gateway_pids() -> list[int]:
-    return children_of(os.getpid(), "triptych.launch.gateway")
+def gateway_pids(parent: int | None = None) -> list[int]:
+    """Gateways that ``parent`` started, by default this process."""
+    found = children_of(parent or os.getpid())
+    return [p for p in found if "triptych.launch.gateway" in Path(f"/proc/{p}/cmdline").read_text().split("\0")]
 
 
 def connected(url: str) -> httpx2.Client:
@@ -140,7 +137,7 @@ def test_gateways_die_with_their_supervisor(tmp_path: Path) -> None:
     with process("serve", "hash-lm", "--run-dir", str(tmp_path), "--http", ":0") as server:
         assert server.stderr is not None
         next(line for line in server.stderr if "ready: " in line)
-        [pid] = eventually(lambda: children_of(server.pid, "triptych.launch.gateway"))
+        [pid] = eventually(lambda: gateway_pids(server.pid))
         server.kill()
         eventually(lambda: not Path(f"/proc/{pid}").exists())
 
