@@ -27,10 +27,10 @@ def child_environment(*, computes: bool = False) -> dict[str, str]:
     return {**threads, **os.environ, **fixed}
 
 
-def die_with(parent: int) -> None:
+def die_with(parent: int, *, by: signal.Signals = signal.SIGKILL) -> None:
     """Be killed when the parent ends, even if it ended before this call."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+    if libc.prctl(PR_SET_PDEATHSIG, by) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)

@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from ....protocol.errors import ConfigError
+from ....protocol.lifeline import child_environment
 from .cache import cache_folder, keep_newest, note_use
 from .tile_registers import are_permitted
 
@@ -144,15 +146,20 @@ def _compile(command: list[str], library: Path) -> None:
         # In the order of the file system, it could be the last to begin, with nothing left for the other processors.
         in_order = sorted(sources, key=lambda source: source.name != _LONGEST)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as beside:
-            list(beside.map(lambda file: _run([*command, "-c", file, "-o", sources[file]]), in_order))
-        _run([*command, "-shared", *sources.values(), "-o", output])
+            list(beside.map(lambda file: _run([*command, "-c", file, "-o", sources[file]], scratch=folder), in_order))
+        _run([*command, "-shared", *sources.values(), "-o", output], scratch=folder)
         os.replace(output, library)  # atomically
     keep_newest(library.parent, "*.so", _NUM_KEPT)
     logger.info("compiled the %s in %.1f s", library.name, time.monotonic() - start)
 
 
-def _run(command: list[str | Path]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: list[str | Path], *, scratch: str) -> None:
+    """Compile something. The compiler keeps its temporary files in ``scratch``, as it may be killed."""
+    apart = [sys.executable, "-m", f"{__package__}.compiler_process", str(os.getpid()), *command]
+    environment = {**child_environment(computes=True), "TMPDIR": scratch}
+    done = subprocess.run(
+        apart, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     if done.returncode:
         raise NoCompiler(f"{command[0]} fails with {done.returncode}: {done.stderr[-2000:]}")
 

@@ -6,10 +6,14 @@ import ctypes
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.proc import is_alive
+from tests.waiting import eventually
 from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.kernels import library as libraries
 from triptych.workers.execute.kernels.compile import (
@@ -70,10 +74,24 @@ def test_leftovers_of_a_killed_build_are_removed(tmp_path: Path) -> None:
     assert [file.suffix for file in left.parent.iterdir() if file.name != "lock"] == [".so"]
 
 
+def test_compiler_and_what_it_started_end_with_the_process_that_waits_for_it(tmp_path: Path) -> None:
+    """Otherwise the next process would compile beside them."""
+    code = (
+        "import sys; from triptych.workers.execute.kernels.compile import _run; _run(sys.argv[2:], scratch=sys.argv[1])"
+    )
+    started = 'sleep 60 & echo $$ $! > "$TMPDIR/new"; mv "$TMPDIR/new" "$TMPDIR/started"; wait'
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path, "/bin/sh", "-c", started]) as process:
+        eventually((tmp_path / "started").exists)
+        process.kill()
+    compilers = [int(pid) for pid in (tmp_path / "started").read_text().split()]
+    assert len(compilers) == 2
+    eventually(lambda: not any(map(is_alive, compilers)))
+
+
 def test_source_that_takes_longest_is_compiled_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
-    def run(command: list[str | Path]) -> None:
+    def run(command: list[str | Path], *, scratch: str) -> None:
         Path(command[-1]).touch()
         compiled.extend(file.name for file in command if isinstance(file, Path) and file.suffix == ".cpp")
 
