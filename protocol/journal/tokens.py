@@ -188,7 +188,8 @@ class TokenWriter:
 
     def publish_embedding(self, view: RequestView, values: npt.NDArray[np.float32]) -> None:
         """Write the prompt's embedding, float32 [embedding_size]."""
-        prompt_words(self._journal, view)[:] = values.view(np.uint32)
+        at = view.extent.scores_at
+        self._journal.words[at : at + len(values)] = values.view(np.uint32)
         self._publish_results(view)
 
     def _publish_results(self, view: RequestView) -> None:

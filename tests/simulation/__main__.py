@@ -41,9 +41,12 @@ def main() -> None:
     parser.add_argument(
         "--scores", action=argparse.BooleanOptionalAction, help="whether requests ask for logprobs; likewise"
     )
+    parser.add_argument(
+        "--embeddings", action=argparse.BooleanOptionalAction, help="whether some requests ask for one; likewise"
+    )
     parser.add_argument("--output", type=Path, help="a file for the figures, as one JSON line")
     arguments = parser.parse_args()
-    names = ("overlaps", "groups", "proposals", "adapters", "owners", "loading", "states", "scores")
+    names = ("overlaps", "groups", "proposals", "adapters", "owners", "loading", "states", "scores", "embeddings")
     kinds = {name: getattr(arguments, name) for name in names}
     if arguments.seed is not None:
         show(arguments.seed, kinds)
@@ -66,7 +69,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
     gc.freeze()  # exclude existing objects from later garbage collections
     started, failed, num_deaths, num_ends = time.perf_counter(), [], 0, 0
     num_overlapped = num_grouped = num_guessed = num_drafted = num_adapted = num_owned = num_loading = num_recurrent = 0
-    num_scored = 0
+    num_scored = num_embedding = 0
     for seed in seeds:
         world = World(seed, **kinds)
         try:
@@ -85,6 +88,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         num_loading += world.is_loading
         num_recurrent += world.has_states
         num_scored += world.has_scores
+        num_embedding += world.has_embeddings
     figures = {
         "what": "deterministic simulation",
         "seeds": [seeds.start, seeds.stop],
@@ -97,6 +101,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         "with_loading": num_loading,
         "with_states": num_recurrent,
         "with_logprobs": num_scored,
+        "with_embeddings": num_embedding,
         "deaths": num_deaths,
         "answered_requests": num_ends,
         "violations": failed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -170,9 +171,10 @@ def _writers(plan: Plan, engine: Engine) -> dict[int, Key]:
 
 
 def _killer_in(inputs: StepInputs) -> list[int] | None:
-    """The prompt of a sequence whose fatal token this step computes, even after proposed tokens."""
+    """The prompt of a sequence whose fatal token this step computes, even after proposed tokens, or its embedding."""
     for sequence, length in zip(inputs.sampled, inputs.sampled_lengths.tolist(), strict=True):
         prompt: list[int] = sequence.tokens[: sequence.num_prompt_tokens].tolist()
         if prompt[0] == EXECUTE_KILLER and length - len(prompt) == num_tokens_before_death(prompt):
             return prompt
-    return None
+    prompts: Iterator[list[int]] = (sequence.tokens.tolist() for sequence in inputs.embedded)
+    return next((prompt for prompt in prompts if prompt[0] == EXECUTE_KILLER), None)

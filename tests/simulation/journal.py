@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from triptych.protocol.board import Board
 from triptych.protocol.intent import Intent
 from triptych.protocol.journal.layout import HEADER, HEADER_BYTES, LAYOUT_VERSION, MAGIC, RECORD, Journal
 
@@ -27,6 +28,15 @@ def make_journal(num_records: int, arena_bytes: int, *, clock_shift_ns: int) -> 
     header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, clock_shift_ns, 0)
     os.pwrite(file, header.tobytes(), 0)
     return Journal(Path("journal"), file)
+
+
+def make_board() -> Board:
+    """A board in an anonymous file."""
+    file = os.memfd_create("board", os.MFD_CLOEXEC)
+    try:
+        return Board(Path(f"/proc/self/fd/{file}"))
+    finally:
+        os.close(file)
 
 
 class Watched(np.ndarray[Any, Any]):

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.simulation.embeddings import check_embedding
 from tests.simulation.network import FakeTransport
 from tests.simulation.processes import RUN_DIR, Process
 from tests.simulation.requests import Request
@@ -76,6 +77,7 @@ class Reader:
             world.check_end(self, end)
         if error is None:
             check_logprobs(self, completion)
+            check_embedding(self, completion)
         if (then := request.then) is not None and then.request_id not in world.requests:
             self.client.submit(then)
 

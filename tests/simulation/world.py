@@ -9,10 +9,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import os
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +19,9 @@ from tests.simulation.adapters import give_adapters, let_adapters_change
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.clock import Clock, installed
 from tests.simulation.drivers import Drivers
+from tests.simulation.embeddings import ask_for_embeddings
 from tests.simulation.folder import offering
-from tests.simulation.journal import make_journal
+from tests.simulation.journal import make_board, make_journal
 from tests.simulation.network import Network
 from tests.simulation.owners import give_keys, install_keys
 from tests.simulation.plan import FAULTS_END_NS, Plan, make_plan, pausing
@@ -34,7 +33,7 @@ from tests.simulation.states import keep_states
 from tests.simulation.users import Client, Reader
 from triptych.driver import blame, exchange
 from triptych.driver.blame import Blame
-from triptych.protocol.board import FAILED, KEEP, ROLES, RUN, Board
+from triptych.protocol.board import FAILED, KEEP, ROLES, RUN
 
 RESTART_NS = (1_000_000, 80_000_000)
 TURN_NS = (10_000, 200_000)  # duration of a turn
@@ -49,6 +48,7 @@ OWNERS_CHANCE = 0.3  # of clients with keys
 PROPOSALS_CHANCE = 0.2  # of proposed tokens
 PAUSE_CHANCE = 0.1  # of a time in which everything stands still
 SCORES_CHANCE = 0.3  # of requests with logprobs
+EMBEDDINGS_CHANCE = 0.1  # of requests for embeddings
 STATES_CHANCE = 0.3  # in a run without overlap or proposals, of a model with recurrent layers
 WORKER_ERRORS = logging.getLogger("triptych")
 
@@ -76,11 +76,13 @@ class World:
         loading: bool | None = None,
         states: bool | None = None,
         scores: bool | None = None,
+        embeddings: bool | None = None,
     ) -> None:
         """``overlaps``: whether steps of execute overlap; ``groups``: whether some requests have several sequences;
         ``proposals``: whether tokens are proposed; ``adapters``: whether some requests select one; ``owners``: whether
         clients have keys; ``loading``: whether adapters are loaded and unloaded; ``states``: whether the model has
-        recurrent layers, which support neither overlap nor proposals; ``scores``: whether requests ask for logprobs.
+        recurrent layers, which support neither overlap nor proposals; ``scores``: whether requests ask for logprobs;
+        ``embeddings``: whether some requests ask for one.
 
         By default the seed decides.
         """
@@ -111,6 +113,9 @@ class World:
         dice, self.has_scores = _drawn("scores", seed, SCORES_CHANCE, scores)
         if self.has_scores:
             ask_for_logprobs(self.plan, dice)
+        dice, self.has_embeddings = _drawn("embeddings", seed, EMBEDDINGS_CHANCE, embeddings)
+        if self.has_embeddings:
+            ask_for_embeddings(self.plan, dice)
         dice, self.has_owners = _drawn("owners", seed, OWNERS_CHANCE, owners)
         if self.has_owners:
             give_keys(self.plan, dice)
@@ -124,7 +129,7 @@ class World:
         self.network = Network(self.rng, lambda: self.clock.now_ns)
         service = self.config.service
         self.journal = make_journal(service.max_records, service.arena_bytes, clock_shift_ns=self.plan.clock_shift_ns)
-        self.board = _memory_board()
+        self.board = make_board()
         self.board.set_mode(RUN)
         self.blame = Blame(self.board, self.journal)
         self._unnoticed: dict[str, bool] = {}  # deaths by role that the driver has not seen yet: whether internal
@@ -213,7 +218,7 @@ class World:
             WORKER_ERRORS.removeHandler(handler)
 
     def _report(self, text: str) -> str:
-        names = ("groups", "proposals", "adapters", "owners", "states", "scores")
+        names = ("groups", "proposals", "adapters", "owners", "states", "scores", "embeddings")
         flags = {"overlaps": self.plan.overlaps, "loading": self.is_loading}
         flags |= {name: getattr(self, f"has_{name}") for name in names}
         options = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
@@ -373,14 +378,6 @@ def _drawn(name: str, seed: int, chance: float, wanted: bool | None) -> tuple[ra
     dice = random.Random(f"{name} {seed}")
     is_drawn = dice.random() < chance
     return dice, is_drawn if wanted is None else wanted
-
-
-def _memory_board() -> Board:
-    file = os.memfd_create("board", os.MFD_CLOEXEC)
-    try:
-        return Board(Path(f"/proc/self/fd/{file}"))
-    finally:
-        os.close(file)
 
 
 class _Alarm(logging.Handler):

@@ -1,0 +1,29 @@
+"""Mutations that need requests for embeddings; see ``mutations.py``."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Patch, by_name
+from triptych.protocol.journal.layout import Journal
+from triptych.protocol.journal.requests import RequestView
+from triptych.workers.execute import batch, bookkeeping
+from triptych.workers.execute.scheduling.plan import Chunk
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+
+def embedding_that_was_begun_before_a_crash_counts_as_made(patch: Patch) -> None:
+    def has_prompt_results(journal: Journal, view: RequestView) -> bool:
+        return view.record.asks_about_prompt and bool(journal.records["scheduled_ns"][view.slot])
+
+    patch.setattr(bookkeeping, "has_prompt_results", has_prompt_results)
+
+
+def embedding_is_made_of_every_chunk(patch: Patch) -> None:
+    def is_embedded(sequence: Sequence, _chunk: Chunk) -> bool:
+        return sequence.embedding_size > 0
+
+    patch.setattr(batch, "_is_embedded", is_embedded)
+
+
+EMBEDDING_MUTATIONS = by_name(
+    embedding_that_was_begun_before_a_crash_counts_as_made, embedding_is_made_of_every_chunk
+)  # fmt: skip
