@@ -12,6 +12,7 @@ from ...protocol.model_card import ModelCard
 from ..importing import MODELS, TORCH, importing
 from ..process import WorkerContext
 from .hash_model import build_hash_runner
+from .scheduling.scheduler import Scheduler
 from .step import Runner
 
 REPORT_INTERVAL_MS = 1.0
@@ -66,6 +67,29 @@ def settle_scheduling(config: PipelineConfig, card: ModelCard) -> SchedulerConfi
     if leaves_it and card.device == "cpu" and scheduler.policy != "prefill_first":
         return replace(scheduler, mixed_prefill_tokens=CPU_MIXED_PREFILL_TOKENS)
     return scheduler
+
+
+def make_scheduler(config: PipelineConfig, card: ModelCard, runner: Runner) -> Scheduler:
+    return Scheduler(
+        settle_scheduling(config, card),
+        page_size=card.page_size,
+        num_pages=card.num_pages,
+        max_model_len=card.max_model_len,
+        prefix_cache=config.cache.prefix_cache,
+        num_host_pages=config.cache.host_pages,
+        num_snapshots=card.num_snapshots,
+        replays=_must_replay(config.scheduler.recovery, runner),
+        proposer=runner.proposer,
+    )
+
+
+def _must_replay(recovery: str, runner: Runner) -> bool:
+    """Whether output tokens must be decoded again, for a request to continue exactly as before.
+
+    Where results do not depend on the batch, the faster prefill gives the same numbers: there "exact" costs nothing,
+    and "auto" is equivalent to it.
+    """
+    return recovery == "exact" and not runner.is_batch_invariant
 
 
 def settle_interval_ms(config: PipelineConfig, card: ModelCard) -> float:

@@ -26,7 +26,7 @@ from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
 from .grammar.intake import GrammarIntake
 from .grammar.matcher import GrammarCompiler, ReasoningLimit
-from .loading import load_runner, settle_interval_ms, settle_scheduling
+from .loading import load_runner, make_scheduler, settle_interval_ms
 from .quarantine import Quarantine
 from .reports import Reports
 from .scheduling.audit import measure_memory
@@ -59,15 +59,6 @@ def _make_trace(file: TextIO, scheduler: Scheduler, model: str) -> StepTrace:
     return StepTrace(file, scheduler, model=model, secret=secrets.token_bytes(16))
 
 
-def must_replay(recovery: str, runner: Runner) -> bool:
-    """Whether output tokens must be decoded again, for a request to continue exactly as before.
-
-    Where results do not depend on the batch, the faster prefill gives the same numbers: there "exact" costs nothing,
-    and "auto" is equivalent to it.
-    """
-    return recovery == "exact" and not runner.is_batch_invariant
-
-
 class Execute:
     """Runs steps as long as there is work, and otherwise waits for a message.
 
@@ -79,17 +70,7 @@ class Execute:
     def __init__(self, context: WorkerContext, runner: Runner, card: ModelCard, *, step_s: float) -> None:
         self._context = context
         self._journal = context.journal
-        scheduler = Scheduler(
-            settle_scheduling(context.config, card),
-            page_size=card.page_size,
-            num_pages=card.num_pages,
-            max_model_len=card.max_model_len,
-            prefix_cache=context.config.cache.prefix_cache,
-            num_host_pages=context.config.cache.host_pages,
-            num_snapshots=card.num_snapshots,
-            replays=must_replay(context.config.scheduler.recovery, runner),
-            proposer=runner.proposer,
-        )
+        scheduler = make_scheduler(context.config, card, runner)
         self._trace_file = open_trace(context.config.scheduler.trace)
         trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)
         # With a trace, steps do not overlap: it records them one by one, so that they can be replayed.
@@ -271,8 +252,12 @@ class Execute:
             sequence.chance = 0.0  # a proposal may have been the cause, and these are optional: make no more
         self._held[slot] = view.generation
         self._stats.changed = True
+        self._continue(sequence, view, is_poisoned=against == POISONED)
+
+    def _continue(self, sequence: Sequence, view: RequestView, *, is_poisoned: bool) -> None:
+        """Begin with the request, or go on with it, unless it ends here."""
         reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None
-        if against == POISONED:
+        if is_poisoned:
             self._books.finish(
                 sequence.key, "error", f"{Poisoned.code}\nthe request crashed the process that ran it, twice"
             )
