@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import compress
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,29 +33,12 @@ def build_inputs(
 
     The loops over sequences here only collect references; all arithmetic is done once for the whole batch.
     """
-    embedded = {chunk.key: chunk for chunk in plan.prefills if _is_embedded(sequences[chunk.key], chunk)}
-    if embedded:  # last, so that their rows are behind all rows of logits
-        others = (chunk for chunk in plan.chunks if chunk.key not in embedded)
-        plan = replace(plan, chunks=(*others, *embedded.values()))
-    chunks = plan.chunks
-    scheduled = [sequences[chunk.key] for chunk in chunks]
-    starts = np.array([chunk.start for chunk in chunks], np.int32)
-    if plan.num_decodes == len(chunks):  # one token each, as in most steps: nothing to expand
-        query_starts = np.arange(len(chunks) + 1, dtype=np.int32)
-        owners = last_rows = query_starts[:-1]
-        positions = last_positions = starts
-        token_ids = np.array([s.tokens.item(c.start) for s, c in zip(scheduled, chunks, strict=True)], np.int32)
-    else:
-        lengths = np.array([chunk.num_tokens for chunk in chunks], np.int32)
-        query_starts = np.zeros(len(starts) + 1, np.int32)
-        np.cumsum(lengths, out=query_starts[1:])
-        owners = np.repeat(np.arange(len(starts)), lengths)  # [T], the sequence each token belongs to
-        positions = np.arange(len(owners), dtype=np.int32) + (starts - query_starts[:-1])[owners]
-        last_rows, last_positions = query_starts[1:] - np.int32(1), starts + lengths - np.int32(1)
-        token_ids = np.concatenate([_tokens(s, c) for s, c in zip(scheduled, chunks, strict=True)])
+    plan, num_others = _embedded_last(plan, sequences)
+    scheduled = [sequences[chunk.key] for chunk in plan.chunks]
+    token_ids, positions, owners, query_starts, last_rows, last_positions = _lay_out(plan, scheduled)
     block_tables = _gather_block_tables(scheduled, plan.num_decodes, rows)
     pages = positions // page_size
-    samples = [chunk.samples for chunk in chunks]
+    samples = [chunk.samples for chunk in plan.chunks]
     sampled, sample_rows = scheduled, last_rows
     if plan.has_proposals:
         sampled, sample_rows = _all_sampled(plan, scheduled, last_rows)
@@ -75,10 +58,51 @@ def build_inputs(
         carried=_carried(plan, last_rows, carried_rows) if carried_rows else None,
         adapters=_adapters(scheduled),
         cut=_cut(plan, scheduled),
-        embedded_rows=last_rows[len(chunks) - len(embedded) :],
-        embedded=scheduled[len(chunks) - len(embedded) :],
+        embedded_rows=last_rows[num_others:],
+        embedded=scheduled[num_others:],
         **(_scored(plan, query_starts, spans) if spans else {}),
     )
+
+
+def _embedded_last(plan: Plan, sequences: Mapping[Key, Sequence]) -> tuple[Plan, int]:
+    """The plan with those chunks last whose embeddings are made, so that their rows are behind all rows of logits, and
+    the number of the others.
+    """
+    embedded = {chunk.key: chunk for chunk in plan.prefills if _is_embedded(sequences[chunk.key], chunk)}
+    if embedded:
+        others = (chunk for chunk in plan.chunks if chunk.key not in embedded)
+        plan = replace(plan, chunks=(*others, *embedded.values()))
+    return plan, len(plan.chunks) - len(embedded)
+
+
+class _Layout(NamedTuple):
+    """The T tokens of S sequences, one after the other."""
+
+    token_ids: Int32  # [T]
+    positions: Int32  # [T]
+    owners: Int32  # [T], the sequence each token belongs to
+    query_starts: Int32  # [S + 1]
+    last_rows: Int32  # [S]
+    last_positions: Int32  # [S]
+
+
+def _lay_out(plan: Plan, scheduled: list[Sequence]) -> _Layout:
+    chunks = plan.chunks
+    starts = np.array([chunk.start for chunk in chunks], np.int32)
+    if plan.num_decodes == len(chunks):  # one token each, as in most steps: nothing to expand
+        query_starts = np.arange(len(chunks) + 1, dtype=np.int32)
+        rows = query_starts[:-1]
+        token_ids = np.array([s.tokens.item(c.start) for s, c in zip(scheduled, chunks, strict=True)], np.int32)
+        return _Layout(token_ids, starts, rows, query_starts, rows, starts)
+    lengths = np.array([chunk.num_tokens for chunk in chunks], np.int32)
+    query_starts = np.zeros(len(starts) + 1, np.int32)
+    np.cumsum(lengths, out=query_starts[1:])
+    owners = np.repeat(np.arange(len(starts), dtype=np.int32), lengths)
+    positions = np.arange(len(owners), dtype=np.int32) + (starts - query_starts[:-1])[owners]
+    token_ids = np.concatenate([_tokens(s, c) for s, c in zip(scheduled, chunks, strict=True)])
+    return _Layout(
+        token_ids, positions, owners, query_starts, query_starts[1:] - np.int32(1), starts + lengths - np.int32(1)
+    )  # fmt: skip
 
 
 def _is_embedded(sequence: Sequence, chunk: Chunk) -> bool:

@@ -187,15 +187,8 @@ class DecoderSpec:
 
     def layer(self, index: int) -> LayerTensors:
         modules = self.modules
-        qkv, output, gate_up, down = modules.qkv, modules.output, modules.gate_up, modules.down
-        if self.latent is not None:
-            qkv = latent_modules(self.latent)
-        if not self.attends[index]:
-            qkv, output = (), ""
-        if self.is_recurrent[index] and self.delta is not None:
-            qkv, output = delta_modules(is_by_heads=self.delta.is_by_heads)
-        elif self.is_recurrent[index] and self.space is None:
-            qkv, output = (modules.convolution_inputs,), modules.convolution_output
+        qkv, output = self._mixer_modules(index)
+        gate_up, down = modules.gate_up, modules.down
         *in_expert, last = modules.expert if self.has_gates else modules.expert[1:]
         if self.has_experts[index] and modules.shared:
             gate_up, down = tuple(f"{modules.shared}.{name}" for name in in_expert), f"{modules.shared}.{last}"
@@ -233,6 +226,19 @@ class DecoderSpec:
             space=state_space_tensors(f"{modules.layers}.{index}.{modules.state_space}"),
             latent=latent_tensors(f"{modules.layers}.{index}.self_attn"),
         )
+
+    def _mixer_modules(self, index: int) -> tuple[tuple[str, ...], str]:
+        """The projections to and from what mixes the tokens in a layer: attention, or a delta rule or a convolution. A
+        state space has its own, also beside attention.
+        """
+        modules = self.modules
+        if self.is_recurrent[index] and self.delta is not None:
+            return delta_modules(is_by_heads=self.delta.is_by_heads)
+        if self.is_recurrent[index] and self.space is None:
+            return (modules.convolution_inputs,), modules.convolution_output
+        if not self.attends[index]:
+            return (), ""
+        return latent_modules(self.latent) if self.latent is not None else modules.qkv, modules.output
 
     def mlps(self, layer: LayerTensors) -> Iterator[tuple[LayerTensors | ExpertTensors, int]]:
         """Yield the MLP of a layer, or its experts, with their sizes; the shared expert comes last."""
