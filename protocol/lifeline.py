@@ -36,6 +36,15 @@ def die_with(parent: int, *, by: signal.Signals = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def end_only_with(parent: int) -> None:
+    """Be killed when the parent ends, which alone decides about this process: Ctrl-C and a service manager's SIGTERM,
+    which reach the whole process group, are ignored.
+    """
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def raise_file_limit() -> None:
     """Raise the open-file limit to the maximum: each client costs two, and ZeroMQ aborts a process that runs out."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -21,7 +21,7 @@ from ..protocol.config import PipelineConfig
 from ..protocol.curve import CurveServer
 from ..protocol.intent import Intent
 from ..protocol.journal.layout import Journal
-from ..protocol.lifeline import die_with, raise_file_limit
+from ..protocol.lifeline import end_only_with, raise_file_limit
 from ..protocol.model_card import ModelCard
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
 from ..protocol.service import curve_server
@@ -157,10 +157,7 @@ def main(
     parser.add_argument("--spare", action="store_true", help="wait for an epoch on standard input")
     parser.add_argument("--parent", type=int, required=True, help="process id of the driver")
     arguments = parser.parse_args()
-    die_with(arguments.parent)
-    # Ctrl-C and a service manager's SIGTERM reach the whole process group; only the driver reacts to them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_only_with(arguments.parent)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the host ignores it, our children's exit codes would be lost
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 from io import FileIO
 from pathlib import Path
 
-from ...protocol.lifeline import die_with
+from ...protocol.lifeline import end_only_with
 from ..importing import TORCH, importing
 
 
@@ -23,9 +22,7 @@ def main() -> None:
     parser.add_argument("--rendezvous", type=Path, required=True)
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
-    die_with(arguments.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 alone decides when this ends
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_only_with(arguments.parent)
     name = f"rank {arguments.rank}"
     logging.basicConfig(
         level=logging.ERROR, stream=sys.stderr, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"

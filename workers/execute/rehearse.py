@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ...protocol.lifeline import die_with
+from ...protocol.lifeline import end_only_with
 from ..importing import TORCH, importing
 from ..process import read_config
 from .loading import find_folders
@@ -25,9 +24,7 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
-    die_with(arguments.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver alone decides when this ends
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_only_with(arguments.parent)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     _make_way()
     config = read_config(arguments.run_dir)
