@@ -54,6 +54,14 @@ def program(block: Block, folder: Path) -> Path:
     return path
 
 
+def output_of(block: Block, folder: Path) -> str:
+    """What the block prints as a program of its own."""
+    command, environment = [sys.executable, str(program(block, folder))], shell_environment(folder)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
 @pytest.fixture(scope="module")
 def fastapi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, httpx2.Client]]:
     """The application under uvicorn: its process id, and a client of it."""
@@ -163,22 +171,15 @@ def test_program_answers_with_text(block: Block, demo_driver: Driver, tmp_path: 
 
 
 def test_journal_on_disk_is_continued_by_the_next_driver(tmp_path: Path) -> None:
-    command = [sys.executable, str(program(JOURNAL, tmp_path))]
-    environment = shell_environment(tmp_path)
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout == b"length\n"
+    assert output_of(JOURNAL, tmp_path) == "length\n"
 
 
 def test_adapter_answers_in_a_program(tmp_path: Path) -> None:
     make_nominal_adapter(tmp_path / "adapters" / "formal")
-    command = [sys.executable, str(program(ADAPTERS, tmp_path))]
-    environment = shell_environment(tmp_path)
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    output = output_of(ADAPTERS, tmp_path)
     prompt = [byte + 1 for byte in b"hello"]
     texts = [Tokenizer.from_str(byte_tokenizer_json()).decode(expected(prompt, 20, adapter=a)) for a in (1, 0)]
-    assert done.stdout.decode() == "".join(f"{text}\n" for text in texts)
+    assert output == "".join(f"{text}\n" for text in texts)
 
 
 def test_file_of_prompts_continues_after_a_kill(driver: Driver, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ import httpx2
 import pytest
 
 from tests.launch.gateway.sse import events, text_of
-from tests.launch.test_processes import process
-from tests.proc import children_of
+from tests.launch.test_processes import serving
+from tests.proc import children_of, is_alive
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.launch.gateway import server
@@ -133,20 +133,15 @@ def test_stream_is_resumed_after_its_gateway_was_killed() -> None:
 
 
 def test_gateways_die_with_their_supervisor(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    with process("serve", "hash-lm", "--run-dir", str(tmp_path), "--http", ":0") as server:
-        assert server.stderr is not None
-        next(line for line in server.stderr if "ready: " in line)
+    with serving(tmp_path, "--http", ":0") as (server, _):
         [pid] = eventually(lambda: gateway_pids(server.pid))
         server.kill()
-        eventually(lambda: not Path(f"/proc/{pid}").exists())
+        eventually(lambda: not is_alive(pid))
 
 
 def test_stop_lets_streams_end(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    with process("serve", "hash-lm", "--hash-step-ms", "5", "--run-dir", str(tmp_path), "--http", ":0") as server:
+    with serving(tmp_path, "--http", ":0") as (server, _):
         assert server.stderr is not None
-        next(line for line in server.stderr if "ready: " in line)
         url = (tmp_path / URL_FILE).read_text()
         body = {"prompt": "hi", "max_tokens": 150, "temperature": 0, "stream": True}
         with (
@@ -165,10 +160,8 @@ def test_stop_lets_streams_end(tmp_path: Path) -> None:
 
 
 def test_second_signal_tells_clients_that_they_were_cut_off(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    with process("serve", "hash-lm", "--hash-step-ms", "5", "--run-dir", str(tmp_path), "--http", ":0") as server:
+    with serving(tmp_path, "--http", ":0") as (server, _):
         assert server.stderr is not None
-        next(line for line in server.stderr if "ready: " in line)
         url = (tmp_path / URL_FILE).read_text()
         body = {"prompt": "hi", "max_tokens": 3900, "stream": True}
         with (
