@@ -13,15 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from tests.workers.execute.kernels.levels import WHOLE_LEVELS
 from tests.workers.execute.model.native import (
     FEW_PAGES,
     PAGE_SIZE,
     PLAIN_FORMATS,
-    PLAINLY,
     changed_tensors,
     in_four_bits,
     levels_and_formats,
@@ -32,13 +29,19 @@ from tests.workers.execute.model.native import (
     run_chunks,
 )
 from tests.workers.execute.model.native_families import FAMILIES
+from tests.workers.execute.model.native_logits import (
+    NUM_TOKENS,
+    assert_same_bits_in_every_step,
+    exact_logits,
+    random_tokens,
+)
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 
 Floats = npt.NDArray[np.float32]
 
-NUM_PAGES, NUM_TOKENS = FEW_PAGES, 150
+NUM_PAGES = FEW_PAGES
 NUM_KEYS = (NUM_PAGES + 1) * PAGE_SIZE * 2 * 16  # numbers per layer, with two heads of 16 channels unless given
 
 
@@ -136,18 +139,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def random_tokens(count: int, seed: int = 0) -> npt.NDArray[np.int32]:
-    return np.random.default_rng(seed).integers(0, 77, count, dtype=np.int32)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> None:
     family, overrides = SHAPES[shape]
     checkpoint = in_four_bits(make_checkpoint(family, tmp_path, **{"initializer_range": 0.1, **overrides}))
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
-    token_ids = random_tokens(NUM_TOKENS)
-    with torch.inference_mode():
-        exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
+    token_ids = random_tokens()
+    exact = exact_logits(checkpoint, token_ids)
     for level, format_ in levels_and_formats(list(SHAPES).index(shape)):
         decoder = make_small_decoder(checkpoint, level, format_)
         difference = np.abs(run_chunks(decoder, token_ids, [100, 1, 40, 9]) - exact).max()
@@ -158,16 +155,7 @@ def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> Non
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
-    checkpoint = make_checkpoint(family, tmp_path, sliding_window=70)
-    decoder, token_ids = make_small_decoder(checkpoint, level, format_), random_tokens(NUM_TOKENS)
-    alone = run_chunks(decoder, token_ids, [NUM_TOKENS])
-    for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22], [149, 1]):
-        assert np.array_equal(run_chunks(decoder, token_ids, sizes), alone), sizes
-    mates = [(random_tokens(NUM_TOKENS, seed), 0, 30 + seed) for seed in (1, 2)]
-    first = decoder.run(make_inputs([(token_ids, 0, 60), *mates], num_pages=NUM_PAGES)).logits[:60]
-    assert np.array_equal(first, alone[:60])
-    single = make_small_decoder(checkpoint, level, format_, num_threads=1)
-    assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS]), alone)
+    assert_same_bits_in_every_step(make_checkpoint(family, tmp_path, sliding_window=70), level, format_)
 
 
 @pytest.mark.parametrize("family", ["llama", "youtu"])
@@ -175,7 +163,7 @@ def test_content_left_in_a_page_by_an_earlier_sequence_has_no_effect(family: str
     checkpoint = make_checkpoint(family, tmp_path)
     decoder, token_ids = (
         make_small_decoder(checkpoint, available_levels()[0], Format.BFLOAT16),
-        random_tokens(NUM_TOKENS),
+        random_tokens(),
     )
     clean = run_chunks(decoder, token_ids, [33])
     for pool in decoder.pools:
@@ -192,7 +180,7 @@ def test_nan_token_is_reported_and_ends_with_its_step(
         for token_id, value in zip(bad, (math.inf, -math.inf, math.nan), strict=True):
             tensors["model.embed_tokens.weight"][token_id, 0] = value
     decoder = make_small_decoder(checkpoint, level, format_)
-    clean = np.setdiff1d(random_tokens(NUM_TOKENS), bad).astype(np.int32)[:20]
+    clean = np.setdiff1d(random_tokens(), bad).astype(np.int32)[:20]
     expected = run_chunks(decoder, clean, [len(clean)])
     for token_id in bad:
         outputs = decoder.run(make_inputs([(np.full(20, token_id, np.int32), 0, 20)], num_pages=NUM_PAGES))
@@ -230,7 +218,7 @@ def test_step_without_enough_memory_is_reported(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path)
     decoder, token_ids = (
         make_small_decoder(checkpoint, available_levels()[0], Format.FLOAT32),
-        random_tokens(NUM_TOKENS),
+        random_tokens(),
     )
     expected = run_chunks(decoder, token_ids, [NUM_TOKENS])
     with address_space(1 << 30), pytest.raises(MemoryError, match="step of 2147483647 tokens"):

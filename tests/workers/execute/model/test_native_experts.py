@@ -28,6 +28,12 @@ from tests.workers.execute.model.native import (
     over_levels,
 )
 from tests.workers.execute.model.native_families import FAMILIES
+from tests.workers.execute.model.native_logits import (
+    NUM_TOKENS,
+    assert_same_bits_in_every_step,
+    exact_logits,
+    random_tokens,
+)
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.decoder_spec import DecoderSpec
@@ -39,7 +45,7 @@ from triptych.workers.execute.model.stored_weights import open_tensors
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
-NUM_PAGES, NUM_TOKENS = FEW_PAGES, 150
+NUM_PAGES = FEW_PAGES
 # Relative to the greatest logit, and to the routers' logits.
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2, Format.INT4: 0.2}
 MANY = {"num_experts": 70, "num_experts_per_tok": 8, "moe_intermediate_size": 33, "norm_topk_prob": True}
@@ -65,10 +71,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "best of groups": ("deepseek_v2", FAMILIES["deepseek_v2"] | {"num_experts_per_tok": 3}),
     "one of eight": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 1, "head_dim": 32}),
 }
-
-
-def random_tokens(count: int = NUM_TOKENS, seed: int = 0) -> Int32:
-    return np.random.default_rng(seed).integers(8, 77, count, dtype=np.int32)
 
 
 def read_spec(checkpoint: Path) -> DecoderSpec:
@@ -108,9 +110,7 @@ def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> Non
 
 def test_choices_equal_transformers_in_float32(tmp_path: Path) -> None:
     checkpoint, token_ids = make_checkpoint("mixtral", tmp_path), random_tokens()
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
-    with torch.inference_mode():
-        exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
+    exact = exact_logits(checkpoint, token_ids)
     logits, _ = run_chunks(
         make_small_decoder(checkpoint, available_levels()[0], Format.FLOAT32), token_ids, [NUM_TOKENS]
     )
@@ -124,16 +124,7 @@ def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     shape: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
     family, overrides = SHAPES[shape]
-    checkpoint, token_ids = make_checkpoint(family, tmp_path, **overrides), random_tokens()
-    decoder = make_small_decoder(checkpoint, level, format_)
-    alone, _ = run_chunks(decoder, token_ids, [NUM_TOKENS])
-    for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22], [149, 1]):
-        assert np.array_equal(run_chunks(decoder, token_ids, sizes)[0], alone), sizes
-    mates = [(random_tokens(seed=seed), 0, 30 + seed) for seed in (1, 2)]
-    first = decoder.run(make_inputs([(token_ids, 0, 60), *mates], num_pages=NUM_PAGES)).logits[:60]
-    assert np.array_equal(first, alone[:60])
-    single = make_small_decoder(checkpoint, level, format_, num_threads=1)
-    assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS])[0], alone)
+    assert_same_bits_in_every_step(make_checkpoint(family, tmp_path, **overrides), level, format_)
 
 
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())

@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from tests.adapters import ALL_LINEAR, ATTENTION, make_adapter, merge
 from tests.workers.execute.kernels.levels import WHOLE_LEVELS
 from tests.workers.execute.model.native import (
     EVERY_STEP,
     PLAIN_FORMATS,
-    PLAINLY,
     in_four_bits,
     levels_and_formats,
     make_checkpoint,
     make_decoder,
     make_inputs,
 )
+from tests.workers.execute.model.native_logits import exact_logits, random_tokens
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.lora import LoraModule
 from triptych.workers.execute.kernels.compile import available_levels
@@ -56,10 +55,6 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {
 }
 
 
-def random_tokens(seed: int = 0) -> Int32:
-    return np.random.default_rng(seed).integers(0, 77, NUM_TOKENS, dtype=np.int32)
-
-
 def make_adapted(checkpoint: Path, adapters: list[Path], level: str, format_: Format, **options: Any) -> NativeDecoder:
     config = AutoConfig.from_pretrained(checkpoint)
     spec = describe_decoder(config, open_tensors(checkpoint).shapes())
@@ -86,16 +81,13 @@ def test_logits_equal_merged_weights_in_float64(case: str, tmp_path: Path) -> No
     family, sizes, targets, rank = CASES[case]
     checkpoint = in_four_bits(make_checkpoint(family, tmp_path / "model", **{"initializer_range": 0.1, **sizes}))
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=targets, rank=rank)
-    tokens, exact = random_tokens(), {}
-    for index, folder in enumerate((checkpoint, merge(checkpoint, adapter, tmp_path / "merged"))):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **PLAINLY)
-        with torch.inference_mode():
-            exact[index] = model(torch.from_numpy(tokens)[None].long(), use_cache=False).logits[0].numpy()
+    tokens = random_tokens(NUM_TOKENS)
+    exact = [exact_logits(each, tokens) for each in (checkpoint, merge(checkpoint, adapter, tmp_path / "merged"))]
     greatest = np.abs(exact[1]).max()
     assert np.abs(exact[1] - exact[0]).max() > 0.1 * greatest, "the adapter has an effect"
     for level, format_ in levels_and_formats(list(CASES).index(case)):
         decoder = make_adapted(checkpoint, [adapter], level, format_)
-        for index, expected in exact.items():
+        for index, expected in enumerate(exact):
             difference = np.abs(run_chunks(decoder, tokens, [40, 1, 19], index) - expected).max()
             assert difference < TOLERANCES[format_] * greatest, f"{level} {format_.name} {index}"
 
@@ -119,7 +111,7 @@ def test_logits_have_the_same_bits_in_any_chunks_and_batches(level: str, format_
     ]
     decoder = make_adapted(checkpoint, folders, level, format_)
     plain = make_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=2, thresholds=EVERY_STEP)
-    tokens = random_tokens()
+    tokens = random_tokens(NUM_TOKENS)
     alone = [run_chunks(decoder, tokens, [NUM_TOKENS], adapter) for adapter in range(3)]
     bare = plain.run(make_inputs([(tokens, 0, NUM_TOKENS)], num_pages=NUM_PAGES)).logits
     assert np.array_equal(alone[0], bare), "without an adapter nothing changes"

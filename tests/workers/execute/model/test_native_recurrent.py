@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from tests.adapters import ALL_LINEAR, make_adapter, merge, write_adapter
 from tests.tiny import needs_states
 from tests.workers.execute.model.native import (
     FEW_PAGES,
     PLAIN_FORMATS,
-    PLAINLY,
     NativeEngine,
     changed_tensors,
     in_four_bits,
@@ -31,6 +29,12 @@ from tests.workers.execute.model.native import (
     make_small_decoder,
     over_levels,
     run_chunks,
+)
+from tests.workers.execute.model.native_logits import (
+    NUM_TOKENS,
+    assert_same_bits_in_every_step,
+    exact_logits,
+    random_tokens,
 )
 from tests.workers.execute.model.test_native_lora import make_adapted
 from tests.workers.execute.model.test_native_lora import run_chunks as run_adapted
@@ -50,7 +54,7 @@ Int32 = npt.NDArray[np.int32]
 WITH_EXPERTS = "qwen3_5_moe_text"
 CONVOLVED = "lfm2"
 SPACED, BESIDE = "granitemoehybrid", "falcon_h1"  # the latter has state spaces beside attention
-FAMILY, NUM_PAGES, NUM_TOKENS, MAX_TOKENS = "qwen3_5_text", FEW_PAGES, 150, 24
+FAMILY, NUM_PAGES, MAX_TOKENS = "qwen3_5_text", FEW_PAGES, 24
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.1, Format.INT8: 0.3, Format.INT4: 0.3}  # of the greatest logit
 OF_DELTA_RULES = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj")
 OF_CONVOLUTIONS = ("in_proj", "w1", "w2", "w3")
@@ -90,10 +94,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def random_tokens(count: int = NUM_TOKENS, seed: int = 0) -> Int32:
-    return np.random.default_rng(seed).integers(8, 77, count, dtype=np.int32)
-
-
 def difference_of_most(found: Floats, exact: npt.NDArray[np.float64]) -> float:
     """For three quarters of the rows, relative to the greatest logit. For the others, where a key and a query are
     almost orthogonal, the sign of an output depends on the last bit: there transformers differs from itself.
@@ -117,10 +117,7 @@ def test_all_tensors_of_recurrent_families_are_described(tmp_path: Path) -> None
 def test_logits_equal_transformers_in_float64(shape: str, tmp_path: Path) -> None:
     sizes = {"initializer_range": 0.1, "family": FAMILY, **SHAPES[shape]}
     checkpoint, token_ids = in_four_bits(make_checkpoint(folder=tmp_path, **sizes)), random_tokens()
-    # Even then, its delta rules compute in float32.
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
-    with torch.inference_mode():
-        exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
+    exact = exact_logits(checkpoint, token_ids)  # even then, its delta rules compute in float32
     for level, format_ in levels_and_formats(list(SHAPES).index(shape)):
         found = run_chunks(make_small_decoder(checkpoint, level, format_), token_ids, [100, 1, 40, 9])
         assert difference_of_most(found, exact) < TOLERANCES[format_], f"{level} {format_.name}"
@@ -135,9 +132,7 @@ def test_adapters_change_all_matrices(family: str, sizes: dict[str, Any], tmp_pa
     checkpoint, token_ids = in_four_bits(make_checkpoint(family, tmp_path / "model", **sizes)), random_tokens(60)
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=(*ALL_LINEAR, *OF_DELTA_RULES, *OF_CONVOLUTIONS))
     merged = merge(checkpoint, adapter, tmp_path / "merged")
-    model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float64, **PLAINLY)
-    with torch.inference_mode():
-        exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
+    exact = exact_logits(merged, token_ids)
     for format_ in PLAIN_FORMATS:
         decoder = make_adapted(checkpoint, [adapter], available_levels()[0], format_)
         adapted = run_adapted(decoder, token_ids, [40, 1, 19], 1)
@@ -152,16 +147,7 @@ def test_adapters_change_all_matrices(family: str, sizes: dict[str, Any], tmp_pa
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
-    checkpoint, token_ids = make_checkpoint(family, tmp_path), random_tokens()
-    decoder = make_small_decoder(checkpoint, level, format_)
-    alone = run_chunks(decoder, token_ids, [NUM_TOKENS])
-    for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22], [149, 1]):
-        assert np.array_equal(run_chunks(decoder, token_ids, sizes), alone), sizes
-    mates = [(random_tokens(seed=seed), 0, 30 + seed) for seed in (1, 2)]
-    first = decoder.run(make_inputs([(token_ids, 0, 60), *mates], num_pages=NUM_PAGES)).logits[:60]
-    assert np.array_equal(first, alone[:60])
-    single = make_small_decoder(checkpoint, level, format_, num_threads=1)
-    assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS]), alone)
+    assert_same_bits_in_every_step(make_checkpoint(family, tmp_path), level, format_)
 
 
 def test_adapters_change_the_shared_expert(tmp_path: Path) -> None:
@@ -173,9 +159,7 @@ def test_adapters_change_the_shared_expert(tmp_path: Path) -> None:
     of_all = {name: tensor for name, tensor in updates.items() if ".experts." not in name}
     write_adapter(tmp_path / "b", of_all, r=8, lora_alpha=8)
     merged, token_ids = merge(checkpoint, tmp_path / "b", tmp_path / "merged"), random_tokens(60)
-    model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float64, **PLAINLY)
-    with torch.inference_mode():
-        exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
+    exact = exact_logits(merged, token_ids)
     decoder = make_adapted(checkpoint, [tmp_path / "b"], available_levels()[0], Format.FLOAT32)
     assert difference_of_most(run_adapted(decoder, token_ids, [40, 1, 19], 1), exact) < TOLERANCES[Format.FLOAT32]
     assert difference_of_most(run_adapted(decoder, token_ids, [60], 0), exact) > 0.1, "the adapter has an effect"

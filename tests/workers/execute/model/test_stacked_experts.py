@@ -23,15 +23,9 @@ from tests.workers.execute.model.native import (
     make_small_decoder,
     pack,
 )
+from tests.workers.execute.model.native_logits import NUM_TOKENS, random_tokens
 from tests.workers.execute.model.test_four_bits import load
-from tests.workers.execute.model.test_native_experts import (
-    NUM_TOKENS,
-    TOLERANCES,
-    Floats,
-    random_tokens,
-    read_spec,
-    run_chunks,
-)
+from tests.workers.execute.model.test_native_experts import TOLERANCES, Floats, read_spec, run_chunks
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
