@@ -26,8 +26,15 @@ def matrix_bytes(format_: Format, num_inputs: int, num_outputs: int) -> int:
     return columns * format_.steps(num_inputs) * 4 + 3 * padded(4 * columns)
 
 
-def new_matrix(arena: Arena, format_: Format, num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
-    """A matrix of zeros."""
+def hadamard_block(num_inputs: int) -> int:
+    """The largest power of two that divides the number of inputs, see ``src/hadamard.h``."""
+    return num_inputs & -num_inputs
+
+
+def new_matrix(
+    arena: Arena, format_: Format, num_inputs: int, num_outputs: int, *, has_bias: bool, is_transformed: bool = False
+) -> Matrix:
+    """A matrix of zeros, whose inputs are transformed if wanted, which only int8 supports."""
     columns = padded(num_outputs)
 
     def per_column(wanted: bool) -> int | None:
@@ -41,6 +48,7 @@ def new_matrix(arena: Arena, format_: Format, num_inputs: int, num_outputs: int,
         num_inputs=num_inputs,
         num_blocks=columns // COLUMNS,
         format=format_,
+        hadamard=hadamard_block(num_inputs) if is_transformed and format_ is Format.INT8 else 1,
     )
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..kernels.matrix import hadamard_block
 from ..kernels.memory import Arena, padded
 from ..kernels.structures import LANES, Format, Matrix, Update
 from .decoder_spec import DecoderSpec
@@ -35,6 +36,7 @@ class PackedAdapters:
         self.adapted_products = 0  # bit mask over products
         self.updates = (Update * (len(adapters) * spec.num_layers * _TENSORS))()
         self._format = format_.arithmetic
+        self._is_transformed = format_ is Format.INT8
         self._cached = torch.float32 if format_ is Format.FLOAT32 else torch.bfloat16
         parts = list(_all_parts(spec, adapters))
         self._arena = Arena(sum(_num_bytes(part) for part in parts if part is not None)) if parts else None
@@ -54,13 +56,15 @@ class PackedAdapters:
     def _down(self, a: torch.Tensor) -> Matrix:
         if self._format is not Format.INT8:
             return Matrix(blocks=self._keep(in_vectors(a.to(self._cached))), num_inputs=a.shape[1])
-        # Quantised like the weights of the model, see Narrowing in kernels/src/pack.h.
-        limits = a.float().abs().amax(dim=1).clamp(min=1e-30)
-        quantised = torch.round(a.float() * (127.0 / limits)[:, None]).to(torch.int8)
+        # Transformed and quantised like the weights of the model, see Narrowing in kernels/src/pack.h.
+        block = hadamard_block(a.shape[1]) if self._is_transformed else 1
+        weights = transformed(a.float(), block)
+        limits = weights.abs().amax(dim=1).clamp(min=1e-30)
+        quantised = torch.round(weights * (127.0 / limits)[:, None]).to(torch.int8)
         rest = padded(len(a), LANES) - len(a)
         return Matrix(
             blocks=self._keep(in_vectors(quantised)),
-            scales=self._keep(torch.nn.functional.pad(limits / 127.0, (0, rest))),
+            scales=self._keep(torch.nn.functional.pad(limits / 127.0 / block, (0, rest))),
             offsets=self._keep(torch.nn.functional.pad(128 * quantised.sum(dim=1, dtype=torch.int32), (0, rest))),
             num_inputs=a.shape[1],
         )
@@ -72,6 +76,16 @@ class PackedAdapters:
         place = self._arena.take(len(data))
         place[:] = data
         return int(place.ctypes.data)
+
+
+def transformed(rows: torch.Tensor, block: int) -> torch.Tensor:
+    """The Walsh-Hadamard transform of each block of inputs, see ``kernels/src/hadamard.h``."""
+    distance = 1
+    while distance < block:
+        x, y = rows.view(len(rows), -1, 2, distance).unbind(2)
+        rows = torch.stack((x + y, x - y), 2).flatten(1)
+        distance *= 2
+    return rows
 
 
 def in_vectors(weights: torch.Tensor, *, num_inputs: int = 0) -> torch.Tensor:

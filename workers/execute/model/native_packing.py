@@ -40,7 +40,12 @@ class Packing:
 
     def _matrix(self, names: Sequence[str], num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
         """Allocate the matrix for the weights of these names."""
-        return new_matrix(self._arena, self._format_of(*names), num_inputs, num_outputs, has_bias=has_bias)
+        # Matrices of a layer may share their inputs, which those in four bits need as they are.
+        is_transformed = self.format is Format.INT8 or tuple(names) == (self.spec.head,)
+        return new_matrix(
+            self._arena, self._format_of(*names), num_inputs, num_outputs,
+            has_bias=has_bias, is_transformed=is_transformed,
+        )  # fmt: skip
 
     def _format_of(self, *names: str) -> Format:
         """The format of a matrix with the weights of these names."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from tests.workers.execute.kernels.levels import LEVELS_AND_FORMATS, load_cached
+from tests.workers.execute.kernels.levels import LEVELS_AND_FORMATS, WHOLE_LEVELS, load_cached
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.matrix import Mxfp4, Packer, Placement, matrix_bytes, new_matrix
 from triptych.workers.execute.kernels.memory import Arena, padded
@@ -22,7 +22,9 @@ Floats = npt.NDArray[np.float32]
 # and of one to 8 bits when the other is exactly what its 4 bits stand for.
 TOLERANCES = dict(zip(Format, (2e-6, 1e-2, 3e-2, 3e-2, 3e-2), strict=True))
 # Rows, inputs and outputs.
-SHAPES = [(1, 1, 1), (1, 63, 65), (5, 100, 130), (7, 576, 192), (32, 49, 200), (13, 257, 64), (70, 80, 70)]
+SHAPES = [
+    (1, 1, 1), (1, 63, 65), (5, 100, 130), (7, 576, 192), (32, 49, 200), (13, 257, 64), (70, 80, 70), (2, 2048, 20),
+]  # fmt: skip
 
 each_level_and_format = pytest.mark.parametrize(
     ("level", "format_"), LEVELS_AND_FORMATS, ids=lambda part: part.name.lower() if isinstance(part, Format) else part
@@ -32,11 +34,15 @@ each_level_and_format = pytest.mark.parametrize(
 class Packed:
     """A random matrix, packed."""
 
-    def __init__(self, level: str, format_: Format, num_inputs: int, num_outputs: int) -> None:
+    def __init__(
+        self, level: str, format_: Format, num_inputs: int, num_outputs: int, *, is_transformed: bool = True
+    ) -> None:
         self.library, self.format, self.num_outputs = load_cached(level), format_, num_outputs
         rng = np.random.default_rng(num_inputs * num_outputs)
         self._arena = Arena(matrix_bytes(format_, num_inputs, num_outputs))
-        self.matrix: Matrix = new_matrix(self._arena, format_, num_inputs, num_outputs, has_bias=False)
+        self.matrix: Matrix = new_matrix(
+            self._arena, format_, num_inputs, num_outputs, has_bias=False, is_transformed=is_transformed
+        )
         packer, place = Packer(self.library, num_threads=2), Placement(self.matrix, num_outputs)
         if format_ is Format.MXFP4:
             packer.pack_mxfp4(random_mxfp4(rng, num_inputs, num_outputs), place)
@@ -80,6 +86,33 @@ def test_row_has_the_same_bits_in_any_batch(level: str, format_: Format) -> None
     together = packed.multiply(x)
     for count in (1, 2, 5, 6, 7, 13, 16, 17, 34):
         assert np.array_equal(packed.multiply(x[3 : 3 + count]), together[3 : 3 + count])
+
+
+@pytest.mark.parametrize("level", WHOLE_LEVELS)
+def test_one_large_channel_leaves_the_others_their_precision(level: str) -> None:
+    x = random_rows(8, 512)
+    x[:, 77] *= 200
+    exact = x.astype(np.float64) @ Packed(level, Format.INT8, 512, 64).weights.astype(np.float64).T
+
+    def error(*, is_transformed: bool) -> float:
+        packed = Packed(level, Format.INT8, 512, 64, is_transformed=is_transformed)
+        return float(np.abs(packed.multiply(x) - exact).mean())
+
+    assert error(is_transformed=True) < error(is_transformed=False) / 4
+
+
+@pytest.mark.parametrize("level", WHOLE_LEVELS)
+@pytest.mark.parametrize("num_inputs", [40, 48, 96, 384, 4096])
+def test_transformed_weights_are_those_of_the_walsh_hadamard_matrix(level: str, num_inputs: int) -> None:
+    packed = Packed(level, Format.INT8, num_inputs, 20)
+    block = num_inputs & -num_inputs
+    walsh = np.array([[(-1) ** bin(i & j).count("1") for j in range(block)] for i in range(block)], np.float32)
+    weights = (packed.weights.reshape(20, -1, block) @ walsh).reshape(20, num_inputs)
+    units = np.abs(weights).max(axis=1, keepdims=True) / 127
+    unpacked = Packer(packed.library, num_threads=1).unpack(Placement(packed.matrix, 20))
+    numbers = (unpacked.reshape(20, -1, block) @ walsh).reshape(20, num_inputs) / units
+    assert np.abs(numbers - np.rint(weights / units)).max() < 1.001  # a tie may be rounded to either side
+    assert np.abs(numbers - np.rint(numbers)).max() < 0.01
 
 
 @pytest.mark.parametrize("level", available_levels())

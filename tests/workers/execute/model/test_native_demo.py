@@ -82,7 +82,10 @@ def test_answers_are_exact(
 
 
 def answer_losses(quantization: str, kv_dtype: str = "auto") -> np.ndarray:
-    """For every token of some conversations, the negative logarithm of its probability."""
+    """For every token of some answers, the negative logarithm of its probability.
+
+    Not for those of the prompts, which the model was not trained on: it takes most of them to be impossible.
+    """
     native = load_native(
         DEMO_CHECKPOINT,
         load_tokenizer(DEMO_CHECKPOINT),
@@ -96,13 +99,16 @@ def answer_losses(quantization: str, kv_dtype: str = "auto") -> np.ndarray:
     for prompt, answer in list(zip(*entry_turns(), strict=True))[:NUM_TURNS]:
         ids = np.array(prompt + answer, np.int32)
         logits = torch.from_numpy(decoder.run(make_inputs([(ids, 0, len(ids))], num_pages=64)).logits)
-        losses.append(
-            torch.nn.functional.cross_entropy(logits[:-1], torch.from_numpy(ids[1:]).long(), reduction="none")
-        )
+        places = torch.arange(len(prompt), len(ids))
+        expected = torch.from_numpy(ids)[places].long()
+        losses.append(torch.nn.functional.cross_entropy(logits[places - 1], expected, reduction="none"))
     return torch.cat(losses).double().numpy()
 
 
-def test_eight_bits_change_perplexity_by_less_than_a_percent() -> None:
-    exact, weights, pages = (np.exp(answer_losses(*types).mean()) for types in (("none",), ("int8",), ("none", "int8")))
-    assert abs(weights / exact - 1) < 0.01, f"perplexity {weights:.4f} with int8, {exact:.4f} with bfloat16"
-    assert abs(pages / exact - 1) < 0.005, f"perplexity {pages:.4f} with int8 in the pages, {exact:.4f} without"
+def test_eight_bits_change_the_perplexity_of_answers_by_less_than_a_hundred_thousandth() -> None:
+    exact = answer_losses("none")
+    others = (answer_losses(*types) for types in (("int8",), ("none", "int8"), ("int4",)))
+    weights, pages, four_bits = (abs(np.exp((each - exact).mean()) - 1) for each in others)
+    assert weights < 1e-5
+    assert pages < 1e-5
+    assert four_bits > 1e-5, "this test would not notice much"

@@ -22,7 +22,7 @@ struct Matrix {
   int32_t num_inputs;   // K
   int32_t num_blocks;
   int32_t format;       // FormatCode; the format of activations is in Model
-  int32_t unused;
+  int32_t hadamard;     // the block by which inputs are transformed, see hadamard.h; 1 or less: they are not
 };
 
 struct Expert {

@@ -75,6 +75,7 @@ struct ThreadBuffers {
 
   Operand<Format> operand;  // [kOwnRows]
   Buffer<float> rows;       // [kOwnRows][hidden], after the norm
+  Buffer<float> hadamard;   // a row, after its transform
   Buffer<Element> head;     // [head_dim]
   // For attention.
   Buffer<Floats> outputs;
@@ -151,6 +152,7 @@ struct Buffers {
     for (ThreadBuffers<Format>& own : threads) {
       own.operand.reserve(ThreadBuffers<Format>::kOwnRows, widest);
       own.rows.reserve(std::max(ThreadBuffers<Format>::kOwnRows * hidden, queries_rank));
+      if (kIsQuantised) own.hadamard.reserve(std::max(widest, model.latent.rank));
       own.head.reserve(2 * model.head_dim);
       own.outputs.reserve(size_t(rows) * model.head_dim / kLanes);
       own.weights.reserve(size_t(rows) * kKeyBlock);

@@ -102,7 +102,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
         continue;
       }
       if (!layer.gate_up.num_blocks) continue;
-      const Rows again = norm(num_rows, layer.mlp_norm, to_gate_up, me);
+      const Rows again = norm(layer.gate_up, num_rows, layer.mlp_norm, to_gate_up, me);
       product(layer.gate_up, again, to_gate_up, me, gate(layer, buffers_.gated.get(), inner_width(layer)));
       if (model_.is_parallel) add_found();  // only now, as the MLP reads x without it
       const Found gated{&buffers_.gated, inner_width(layer)};
@@ -110,7 +110,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     }
     num_rows -= step_->num_hidden;
     if (step_->num_hidden) norm_hidden(num_rows, me);
-    const Rows last = norm(num_rows, model_.final_norm, Added{}, me);
+    const Rows last = norm(model_.head, num_rows, model_.final_norm, Added{}, me);
     const size_t width = width_of(model_.head);
     product(model_.head, last, Added{}, me, Store{step_->logits, width});
     stages_.run(me, [&] {
@@ -179,7 +179,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   // Adds the product of what was found to the residual.
   void add(const Matrix& matrix, const Found& found, int num_rows, const Added& more, const float* norm, float multiplier,
            Member& me) {
-    add_product(matrix, inputs_of(*found.rows, num_rows, found.width, more, me), more, norm, multiplier, me);
+    add_product(matrix, inputs_of(matrix, *found.rows, num_rows, found.width, more, me), more, norm, multiplier, me);
   }
 
   // What the layer's attention, or what replaces it, puts out for all tokens; nothing if it has none.
@@ -205,7 +205,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     project(layer, number, me);
     if (model_.latent.query_rank) {
       const Rows latents = make_rows(num_rows, model_.latent.query_rank, 1, me, [&](int row, Operand<Format>& to) {
-        heads.norm_query(row, buffers_.threads[me.place].rows.get(), to);
+        const Hadamard hadamard = hadamard_of(layer.latent.query_up, me);
+        heads.norm_query(row, buffers_.threads[me.place].rows.get(), to, hadamard);
       });
       product(layer.latent.query_up, latents, Added{}, me, heads.latent_queries());
     }
@@ -213,7 +214,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
       const Pages<Cache> pages = pages_of(layer);
       for (int t : part(num_rows, me)) {
         const int position = step_->positions[t];
-        const float* latent = heads.turn(t, position, kLog2E / model_.score_divisor * query_factor(position));
+        const float factor = kLog2E / model_.score_divisor * query_factor(position);
+        const float* latent = heads.turn(t, position, factor, hadamard_of(*layer.latent.key_ups, me));
         pages.write(step_->slot_mapping[t], 0, latent, latent, is_last(t), buffers_.threads[me.place].head.get());
       }
     });
@@ -278,7 +280,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
         for (int r = 0; r < queries.rows_per_group(); ++r, from += value_size) {
           const int token = block.first_token + queries.token(r), head = block.first_head + queries.head(group, r);
           if (layer.latent.key_ups) {
-            LatentHeads<Format>(model_, layer, buffers_).keep(token, head, from);
+            const Hadamard hadamard = hadamard_of(*layer.latent.value_ups, me);
+            LatentHeads<Format>(model_, layer, buffers_).keep(token, head, from, hadamard);
             continue;
           }
           if (model_.gates_outputs)
@@ -311,6 +314,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   using Products<Format>::add_product;
   using Products<Format>::product;
   using Products<Format>::head_product;
+  using Products<Format>::hadamard_of;
   using Products<Format>::make_rows;
   using Products<Format>::norm;
   using Products<Format>::inputs_of;

@@ -24,11 +24,12 @@ void Entries<Format>::multiply_floats(const Matrix& matrix, const float* x, int 
   const int width = padded(matrix.num_inputs);
   Operand<Format> operand;
   operand.reserve(num_rows, width);
-  Buffer<float> row;
+  Buffer<float> row, scratch;
   row.reserve(width);
+  scratch.reserve(width);
   for (int r = 0; r < num_rows; ++r) {
     std::memcpy(row.get(), x + size_t(r) * matrix.num_inputs, matrix.num_inputs * sizeof(float));
-    write_row(row.get(), width, operand.row(r, width), operand.scale(r, width));
+    write_row(row.get(), width, operand.row(r, width), operand.scale(r, width), {matrix.hadamard, scratch.get()});
     if (matrix.format == kInt4) operand.sum_groups(r, width);
   }
   multiply<Format>(matrix, operand.rows(num_rows, width), {0, 2 * matrix.num_blocks},

@@ -37,10 +37,10 @@ class ExpertLayers : protected Products<Format> {
     });
     if (has_shared(layer)) {  // only now, as its inputs may overwrite the normed rows
       const Add add{residual(0), hidden_width(), model_.gated_multiplier, buffers_.shared_weights.get()};
-      product(layer.down, inputs_of(buffers_.gated, num_rows, width, to_down, me), to_down, me, add);
+      product(layer.down, inputs_of(layer.down, buffers_.gated, num_rows, width, to_down, me), to_down, me, add);
     }
     const int num_slots = num_rows * model_.experts_per_token;
-    const Rows gated = inputs_of(buffers_.expert_gated, num_slots, expert_width(), Added{}, me);
+    const Rows gated = inputs_of(layer.experts->down, buffers_.expert_gated, num_slots, expert_width(), Added{}, me);
     expert_products(layer.experts->down, me, [&](const Run& run, Range halves) {
       const int first = run.slots.begin;
       const Rows rows{gated.row(first), gated.stride, gated.scale(first), gated.scale_stride, run.count()};
@@ -62,6 +62,7 @@ class ExpertLayers : protected Products<Format> {
   using Products<Format>::product;
   using Products<Format>::float_product;
   using Products<Format>::inputs_of;
+  using Products<Format>::hadamard_of;
   using Products<Format>::part;
   using Products<Format>::hidden_width;
   using Products<Format>::inner_width;
@@ -77,7 +78,7 @@ class ExpertLayers : protected Products<Format> {
     stages_.run(me, [&] {
       for (int row : part(num_rows, me)) {
         norm_row(model_, residual(row), layer.mlp_norm, exact + size_t(row) * width, buffers_.operand.row(row, width),
-                 buffers_.operand.scale(row, width));
+                 buffers_.operand.scale(row, width), hadamard_of(layer.experts->gate_up, me));
         if (has_groups_) buffers_.operand.sum_groups(row, width);
       }
     });

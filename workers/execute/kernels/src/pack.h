@@ -9,8 +9,10 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
 #include "abi.h"
+#include "hadamard.h"
 #include "pack_mxfp4.h"
 
 namespace triptych {
@@ -88,7 +90,7 @@ struct Narrowing<Int8> {
     totals[r] += total;
   }
   void end(int r) {
-    matrix.scales[column + r] = limits[r] / 127.0f;
+    matrix.scales[column + r] = limits[r] / 127.0f / float(std::max(matrix.hadamard, 1));
     static_cast<int32_t*>(matrix.offsets)[column + r] = 128 * totals[r];
   }
 };
@@ -128,6 +130,15 @@ void pack_stored(const Matrix& matrix, const Source& source, Placement placement
   }
 }
 
+// Rows of a matrix whose inputs are transformed.
+template <class Source>
+std::vector<float> transformed(const Source* rows, const Matrix& matrix, int count) {
+  std::vector<float> result(size_t(count) * matrix.num_inputs);
+  convert(rows, int(result.size()), result.data());
+  transform(result.data(), result.data(), int(result.size()), matrix.hadamard);
+  return result;
+}
+
 template <class Format, class Source>
 void pack(const Matrix& matrix, const Source* source, Placement placement, int begin, int end) {
   for (int n = begin, count; n < end; n += count) {
@@ -137,6 +148,8 @@ void pack(const Matrix& matrix, const Source* source, Placement placement, int b
       pack_groups(matrix, placement.column(n), count, [&](int r, int group) {
         return quantise(rows + size_t(r) * matrix.num_inputs, matrix.num_inputs, group);
       });
+    } else if (matrix.hadamard > 1) {
+      pack_strip<Format>(matrix, transformed(rows, matrix, count).data(), placement.column(n), count);
     } else {
       pack_strip<Format>(matrix, rows, placement.column(n), count);
     }
@@ -170,9 +183,11 @@ template <class Weight>
 void unpack(const Matrix& matrix, Placement placement, int begin, int end, float* to, const Weight& weight) {
   for (int n = begin, count; n < end; n += count) {
     count = placement.strip(n, end);
+    float* const rows = to + size_t(n) * matrix.num_inputs;
     for (int input = 0; input < matrix.num_inputs; ++input)
       for (int r = 0; r < count; ++r)
-        to[size_t(n + r) * matrix.num_inputs + input] = weight(matrix, placement.column(n) + r, input);
+        rows[size_t(r) * matrix.num_inputs + input] = weight(matrix, placement.column(n) + r, input);
+    if (matrix.hadamard > 1) transform(rows, rows, count * matrix.num_inputs, matrix.hadamard);
   }
 }
 

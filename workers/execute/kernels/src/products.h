@@ -101,28 +101,36 @@ class Products {
     return buffers_.operand.rows(count, int(width));
   }
 
-  // The rows are used by `num_stages` stages. floats(row) is where a row is normed before it becomes an operand.
+  // The inputs of a matrix. They are used by `num_stages` stages. floats(row) is where a row is normed before it becomes
+  // an operand.
   template <class Floats>
-  Rows norm(int count, const float* weight, int num_stages, Member& me, const Floats& floats) {
+  Rows norm(const Matrix& matrix, int count, const float* weight, int num_stages, Member& me, const Floats& floats) {
     const int width = int(hidden_width());
     return make_rows(count, width, num_stages, me, [&](int row, Operand<Format>& to) {
-      norm_row(model_, residual(row), weight, floats(row), to.row(row, width), to.scale(row, width));
+      norm_row(model_, residual(row), weight, floats(row), to.row(row, width), to.scale(row, width),
+               hadamard_of(matrix, me));
     });
   }
-  Rows norm(int count, const float* weight, const Added& added, Member& me) {
-    return norm(count, weight, num_stages(added), me, [&](int) { return buffers_.threads[me.place].rows.get(); });
+  Rows norm(const Matrix& matrix, int count, const float* weight, const Added& added, Member& me) {
+    return norm(matrix, count, weight, num_stages(added), me,
+                [&](int) { return buffers_.threads[me.place].rows.get(); });
   }
 
-  Rows inputs_of(const Buffer<Written>& written, int count, size_t width, const Added& added, Member& me) {
+  Rows inputs_of(const Matrix& matrix, const Buffer<Written>& written, int count, size_t width, const Added& added,
+                 Member& me) {
     if constexpr (Buffers<Format>::kIsQuantised) {
       return make_rows(count, width, num_stages(added), me, [&](int row, Operand<Format>& to) {
-        write_row(written.get() + row * width, int(width), to.row(row, int(width)), to.scale(row, int(width)));
+        write_row(written.get() + row * width, int(width), to.row(row, int(width)), to.scale(row, int(width)),
+                  hadamard_of(matrix, me));
       });
     } else {
       return {reinterpret_cast<const uint32_t*>(written.get()), width / Format::kGroup, nullptr, 0, count};
     }
   }
 
+  Hadamard hadamard_of(const Matrix& matrix, const Member& me) const {
+    return {matrix.hadamard, buffers_.threads[me.place].hadamard.get()};
+  }
   static int num_stages(const Added& added) { return added ? 2 : 1; }  // taken by a product
   Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
   // Of a row of a product.

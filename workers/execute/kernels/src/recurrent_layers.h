@@ -74,7 +74,7 @@ class RecurrentLayers : protected ExpertLayers<Format> {
   // Projects the normed rows by the layer's qkv.
   void project(const Layer& layer, int number, Member& me) {
     const Added to_qkv = adapters_.to(kQkvProduct, number, false);
-    const Rows normed = norm(step_->num_tokens, layer.attention_norm, to_qkv, me);
+    const Rows normed = norm(layer.qkv, step_->num_tokens, layer.attention_norm, to_qkv, me);
     product(layer.qkv, normed, to_qkv, me, Store{buffers_.qkv.get(), width_of(layer.qkv)});
   }
 
@@ -101,7 +101,7 @@ class RecurrentLayers : protected ExpertLayers<Format> {
     const int num_rows = step_->num_tokens;
     // Gates are computed from float rows in every format, as they scale all later tokens.
     float* exact = num_rows <= kOwnRows ? buffers_.threads[me.place].rows.get() : buffers_.exact.get();
-    const Rows normed = norm(num_rows, layer.attention_norm, num_stages(to_matrix) + num_stages(to_gates), me,
+    const Rows normed = norm(matrix, num_rows, layer.attention_norm, num_stages(to_matrix) + num_stages(to_gates), me,
                              [&](int row) { return exact + row * hidden_width(); });
     product(matrix, normed, to_matrix, me, Store{buffers_.qkv.get(), width_of(matrix)});
     const Rows rows{reinterpret_cast<const uint32_t*>(exact), hidden_width(), nullptr, 0, num_rows};

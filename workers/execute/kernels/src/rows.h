@@ -6,6 +6,7 @@
 #include "abi.h"
 #include "activations.h"
 #include "formats.h"
+#include "hadamard.h"
 
 namespace triptych {
 
@@ -21,13 +22,17 @@ inline float inverse_rms(const float* values, int count, float eps) {
 
 // Converts a row of floats to the form that the next product reads. `count` is a multiple of 64.
 template <class Element>
-inline void write_row(const float* from, int count, Element* to, float*) {
+inline void write_row(const float* from, int count, Element* to, float*, const Hadamard& = {}) {
   for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
 }
 
-// Dynamic quantisation: the largest magnitude of the row becomes 127, and all values are shifted by Int8::kExcess. If any value
-// is infinite or NaN, the scale of the row is NaN, and so is every product of it.
-inline void write_row(const float* from, int count, Int8::Element* to, float* scale) {
+// Dynamic quantisation, of the transformed row if it is to be: the largest magnitude becomes 127, and all values are shifted
+// by Int8::kExcess. If any value is infinite or NaN, the scale of the row is NaN, and so is every product of it.
+inline void write_row(const float* from, int count, Int8::Element* to, float* scale, const Hadamard& hadamard = {}) {
+  if (hadamard) {
+    transform(from, hadamard.scratch, count, hadamard.block);
+    from = hadamard.scratch;
+  }
   Floats top = broadcast(1e-30f), zeros = broadcast(0.0f);
   for (int i = 0; i < count; i += kLanes) {
     const Floats x = load<Floats>(from + i);
@@ -69,11 +74,11 @@ inline void centre(const float* x, int count, float* to) {
 // weights are padded; scratch holds a row, and may be x. A layer norm is the RMS norm of what differs from the mean.
 template <class Element>
 inline void norm_row(const Model& model, const float* x, const float* weight, float* scratch, Element* to,
-                     float* scale) {
+                     float* scale, const Hadamard& hadamard = {}) {
   const int count = model.hidden_size, end = padded(count);
   if (!weight) {
     std::copy_n(x, end, scratch);
-    return write_row(scratch, end, to, scale);
+    return write_row(scratch, end, to, scale, hadamard);
   }
   if (model.has_layer_norms) {
     centre(x, count, scratch);
@@ -84,7 +89,7 @@ inline void norm_row(const Model& model, const float* x, const float* weight, fl
     store(scratch + i, load<Floats>(x + i) * factor * load<Floats>(weight + i));
   if (model.has_layer_norms)
     for (int i = 0; i < end; i += kLanes) store(scratch + i, load<Floats>(scratch + i) + load<Floats>(weight + end + i));
-  write_row(scratch, end, to, scale);
+  write_row(scratch, end, to, scale, hadamard);
 }
 
 // The padding of the row is reset to zeros: a step with NaNs may leave some there, and norms read it. Guesses of a draft

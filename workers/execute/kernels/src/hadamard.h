@@ -1,0 +1,102 @@
+// Walsh-Hadamard transforms of rows before they are rounded to eight bits.
+//
+// A few channels of a model's activations are often many times larger than all others, which then share what little
+// precision the row's scale leaves them. The transform replaces the channels of a block by sums of all of them with
+// different signs, so each has a part in every result, and all results are of similar size. Products do not change:
+// the weights are transformed likewise when they are packed, and the matrix times itself is the size of the block, by
+// which their scales are divided.
+//
+// All sums are taken in the same order at every level: channels 1, 2, 4, ... apart.
+//
+// Source: "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", Ashkboos et al. 2024, arXiv 2404.00456.
+#pragma once
+
+#include <algorithm>
+
+#include "simd.h"
+
+namespace triptych {
+
+// How the inputs of a matrix are transformed, and where a row has room for it.
+struct Hadamard {
+  int32_t block = 1;  // a power of two that divides the number of inputs; 1 or less: they are not
+  float* scratch = nullptr;  // a padded row
+
+  explicit operator bool() const { return block > 1; }
+};
+
+// x + y in each lane i whose bit kDistance is not set, x - y in lane i + kDistance, for these lanes' x and y.
+template <int kDistance>
+INLINED Floats with_neighbours(Floats a) {
+  constexpr int kOfPart = kLanes / kParts;
+  const Floats signs = each<Floats>([](int p) {
+    NativeFloats lanes;
+    for (int i = 0; i < kOfPart; ++i) lanes[i] = (p * kOfPart + i) & kDistance ? -1.0f : 1.0f;
+    return lanes;
+  });
+  return fma(a, signs, exchanged<kDistance>(a));  // times 1 or -1, so only the sum is rounded
+}
+
+// The channels of a few vectors, `stride` floats apart: within the vectors if kHasLanes, then among them.
+template <int kVectors, bool kHasLanes>
+INLINED void transform_vectors(const float* from, float* to, size_t stride) {
+  Floats vectors[kVectors];
+  unrolled<kVectors>([&](auto v) {
+    vectors[v] = load<Floats>(from + v * stride);
+    if constexpr (kHasLanes)
+      vectors[v] = with_neighbours<8>(with_neighbours<4>(with_neighbours<2>(with_neighbours<1>(vectors[v]))));
+  });
+  unrolled<3>([&](auto step) {
+    constexpr int kDistance = 1 << decltype(step)::value;
+    if constexpr (kDistance < kVectors)
+      unrolled<kVectors>([&](auto v) {
+        if constexpr ((v & kDistance) == 0) {
+          const Floats x = vectors[v], y = vectors[v + kDistance];
+          vectors[v] = x + y;
+          vectors[v + kDistance] = x - y;
+        }
+      });
+  });
+  unrolled<kVectors>([&](auto v) { store(to + v * stride, vectors[v]); });
+}
+
+// One pass over a row, of all distances from `stride` floats to kVectors / 2 times that, and within vectors if kHasLanes.
+template <int kVectors, bool kHasLanes>
+inline void transform_pass(const float* from, float* to, int count, int stride) {
+  for (int first = 0; first < count; first += kVectors * stride)
+    for (int i = first; i < first + stride; i += kLanes)
+      transform_vectors<kVectors, kHasLanes>(from + i, to + i, stride);
+}
+template <bool kHasLanes>
+inline void transform_pass(int num_vectors, const float* from, float* to, int count, int stride) {
+  switch (num_vectors) {
+    case 1: return transform_pass<1, kHasLanes>(from, to, count, stride);
+    case 2: return transform_pass<2, kHasLanes>(from, to, count, stride);
+    case 4: return transform_pass<4, kHasLanes>(from, to, count, stride);
+    default: return transform_pass<8, kHasLanes>(from, to, count, stride);
+  }
+}
+
+// Transforms the blocks of a row of `count` channels, a multiple of the block. `to` may be `from`.
+inline void transform(const float* from, float* to, int count, int block) {
+  constexpr int kMostVectors = 8;
+  if (block < kLanes) {
+    if (to != from) std::copy_n(from, count, to);
+    for (int distance = 1; distance < block; distance *= 2)
+      for (int i = 0; i < count; ++i) {
+        if (i & distance) continue;
+        const float x = to[i], y = to[i + distance];
+        to[i] = x + y;
+        to[i + distance] = x - y;
+      }
+    return;
+  }
+  int num_vectors = std::min(block / kLanes, kMostVectors);
+  transform_pass<true>(num_vectors, from, to, count, kLanes);
+  for (int stride = num_vectors * kLanes; stride < block; stride *= num_vectors) {
+    num_vectors = std::min(block / stride, kMostVectors);
+    transform_pass<false>(num_vectors, to, to, count, stride);
+  }
+}
+
+}  // namespace triptych
