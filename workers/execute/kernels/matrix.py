@@ -26,15 +26,8 @@ def matrix_bytes(format_: Format, num_inputs: int, num_outputs: int) -> int:
     return columns * format_.steps(num_inputs) * 4 + 3 * padded(4 * columns)
 
 
-def hadamard_block(num_inputs: int) -> int:
-    """The largest power of two that divides the number of inputs, see ``src/hadamard.h``."""
-    return num_inputs & -num_inputs
-
-
-def new_matrix(
-    arena: Arena, format_: Format, num_inputs: int, num_outputs: int, *, has_bias: bool, is_transformed: bool = False
-) -> Matrix:
-    """A matrix of zeros, whose inputs are transformed if wanted, which only int8 supports."""
+def new_matrix(arena: Arena, format_: Format, num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
+    """A matrix of zeros."""
     columns = padded(num_outputs)
 
     def per_column(wanted: bool) -> int | None:
@@ -44,11 +37,10 @@ def new_matrix(
         blocks=arena.take(columns * format_.steps(num_inputs) * 4).ctypes.data,
         bias=per_column(has_bias),
         scales=per_column(format_ is Format.INT8),
-        offsets=per_column(format_.arithmetic is Format.INT8),
+        offsets=per_column(format_ is Format.INT8),
         num_inputs=num_inputs,
         num_blocks=columns // COLUMNS,
         format=format_,
-        hadamard=hadamard_block(num_inputs) if is_transformed and format_ is Format.INT8 else 1,
     )
 
 

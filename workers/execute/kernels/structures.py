@@ -66,7 +66,7 @@ class Matrix(ctypes.Structure):
         ("num_inputs", c_int32),
         ("num_blocks", c_int32),
         ("format", c_int32),
-        ("hadamard", c_int32),
+        ("unused", c_int32),
     ]
 
 

@@ -74,8 +74,8 @@ class HeadMatrices:
         self._packer = packer
         self.keys, self.values = (Matrix * len(heads))(), (Matrix * len(heads))()
         for number in range(len(heads)):
-            self.keys[number] = new_matrix(arena, format_, plain, rank, has_bias=False, is_transformed=True)
-            self.values[number] = new_matrix(arena, format_, rank, of_value, has_bias=False, is_transformed=True)
+            self.keys[number] = new_matrix(arena, format_, plain, rank, has_bias=False)
+            self.values[number] = new_matrix(arena, format_, rank, of_value, has_bias=False)
         self._places = [
             (Placement(key, rank, 0, COLUMNS), Placement(value, of_value, 0, COLUMNS))
             for key, value in zip(self.keys, self.values, strict=True)

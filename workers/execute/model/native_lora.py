@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from ..kernels.matrix import hadamard_block
 from ..kernels.memory import Arena, padded
 from ..kernels.structures import LANES, Format, Matrix, Update
 from .decoder_spec import DecoderSpec
@@ -36,7 +35,6 @@ class PackedAdapters:
         self.adapted_products = 0  # bit mask over products
         self.updates = (Update * (len(adapters) * spec.num_layers * _TENSORS))()
         self._format = format_.arithmetic
-        self._is_transformed = format_ is Format.INT8
         self._cached = torch.float32 if format_ is Format.FLOAT32 else torch.bfloat16
         parts = list(_all_parts(spec, adapters))
         self._arena = Arena(sum(_num_bytes(part) for part in parts if part is not None)) if parts else None
@@ -57,8 +55,7 @@ class PackedAdapters:
         if self._format is not Format.INT8:
             return Matrix(blocks=self._keep(in_vectors(a.to(self._cached))), num_inputs=a.shape[1])
         # Transformed and quantised like the weights of the model, see Narrowing in kernels/src/pack.h.
-        block = hadamard_block(a.shape[1]) if self._is_transformed else 1
-        weights = transformed(a.float(), block)
+        weights, block = transformed(a.float())
         limits = weights.abs().amax(dim=1).clamp(min=1e-30)
         quantised = torch.round(weights * (127.0 / limits)[:, None]).to(torch.int8)
         rest = padded(len(a), LANES) - len(a)
@@ -78,14 +75,14 @@ class PackedAdapters:
         return int(place.ctypes.data)
 
 
-def transformed(rows: torch.Tensor, block: int) -> torch.Tensor:
-    """The Walsh-Hadamard transform of each block of inputs, see ``kernels/src/hadamard.h``."""
-    distance = 1
+def transformed(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The Walsh-Hadamard transform of each block of inputs and the size of a block, see ``kernels/src/hadamard.h``."""
+    block, distance = rows.shape[1] & -rows.shape[1], 1
     while distance < block:
         x, y = rows.view(len(rows), -1, 2, distance).unbind(2)
         rows = torch.stack((x + y, x - y), 2).flatten(1)
         distance *= 2
-    return rows
+    return rows, block
 
 
 def in_vectors(weights: torch.Tensor, *, num_inputs: int = 0) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ class Packing:
         self.spec = spec
         self.format = format_
         self._checkpoint = checkpoint
+        self._has_four_bits = dict(self._formats_of_experts())
         self._arena = Arena(packed_bytes(spec, self._format_of))
         self._packer = Packer(library, num_threads)
         self._quantised: dict[str, list[Placement]] = {}
@@ -40,20 +41,32 @@ class Packing:
 
     def _matrix(self, names: Sequence[str], num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
         """Allocate the matrix for the weights of these names."""
-        # Matrices of a layer may share their inputs, which those in four bits need as they are.
-        is_transformed = self.format is Format.INT8 or tuple(names) == (self.spec.head,)
-        return new_matrix(
-            self._arena, self._format_of(*names), num_inputs, num_outputs,
-            has_bias=has_bias, is_transformed=is_transformed,
-        )  # fmt: skip
+        return new_matrix(self._arena, self._format_of(*names), num_inputs, num_outputs, has_bias=has_bias)
 
     def _format_of(self, *names: str) -> Format:
         """The format of a matrix with the weights of these names."""
         if self._checkpoint.quantised_format is None:
             is_quantised = names != (self.spec.head,)
         else:
-            is_quantised = all(map(self._checkpoint.has_four_bits, names))
+            has_four_bits = self._checkpoint.has_four_bits
+            is_quantised = all(self._has_four_bits.get(name, has_four_bits(name)) for name in names)
         return self.format if is_quantised else self.format.arithmetic
+
+    def _formats_of_experts(self) -> Iterator[tuple[str, bool]]:
+        """Yield the names of the weights of experts, and whether they are kept in four bits.
+
+        All experts of a layer read the same rows, which have one form. The shared expert reads these, or rows for eight
+        bits.
+        """
+        has_four_bits = self._checkpoint.has_four_bits
+        for index in range(self.spec.num_layers):
+            names = self.spec.layer(index)
+            ups = [name for expert in names.experts for name in expert.gate_up]
+            downs = [expert.down for expert in names.experts]
+            for group in (ups, downs):
+                yield from zip(group, repeat(all(map(has_four_bits, group))))
+            if ups:
+                yield from zip(names.gate_up, repeat(all(map(has_four_bits, [*ups, *names.gate_up]))))
 
     def _place(
         self, matrix: Matrix, names: Sequence[str], parts: Sequence[tuple[int, int]], *, run: int = COLUMNS

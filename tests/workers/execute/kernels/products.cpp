@@ -31,8 +31,8 @@ template <class Format>
 void multiply_rows(const Matrix& matrix, const Rows& rows, Range range, float* y) {
   const int steps = num_steps<Format>(matrix), count = range.end - range.begin;
   const uint32_t* pointers[kTileRows];
-  const float* totals[kTileRows];
-  for (int r = 0; r < count; ++r) pointers[r] = rows.row(range.begin + r), totals[r] = rows.scale(range.begin + r) + 1;
+  const GroupWorth* worths[kTileRows];
+  for (int r = 0; r < count; ++r) pointers[r] = rows.row(range.begin + r), worths[r] = rows.worths(range.begin + r);
   for (int block = 0; block < matrix.num_blocks; ++block) {
     typename Format::Accumulators sums[kTileRows * 4] = {};
     Adjacent<> weights;
@@ -43,7 +43,7 @@ void multiply_rows(const Matrix& matrix, const Rows& rows, Range range, float* y
       with_rows(count, [&](auto known) {
         constexpr int kRows = decltype(known)::value, kAtATime = vectors_at_a_time(kRows, 4);
         for (int first = 0; first < 4; first += kAtATime)
-          add_groups<Format, kRows, kAtATime>(sums, 4, pointers, totals, weights, first, steps / kGroupSteps,
+          add_groups<Format, kRows, kAtATime>(sums, 4, pointers, worths, weights, first, steps / kGroupSteps,
                                               PrefetchLines<0>{});
       });
     } else {
@@ -63,11 +63,10 @@ void multiply_all(const Matrix& matrix, const float* x, int num_rows, float* y) 
   const int width = padded(matrix.num_inputs);
   Operand<Activations> operand;
   operand.reserve(num_rows, width);
-  std::vector<float> row(width);
+  std::vector<float> row(width), scratch(width);
   for (int r = 0; r < num_rows; ++r) {
     std::copy_n(x + size_t(r) * matrix.num_inputs, matrix.num_inputs, row.data());
-    write_row(row.data(), width, operand.row(r, width), operand.scale(r, width));
-    if (kHasGroups<Format>) operand.sum_groups(r, width);
+    operand.write(r, width, row.data(), {rounding_of(matrix), matrix.num_inputs, scratch.data()});
   }
   for (int r = 0; r < num_rows; r += most_rows<Format>())
     multiply_rows<Format>(matrix, operand.rows(num_rows, width), {r, std::min(num_rows, r + most_rows<Format>())}, y);

@@ -18,6 +18,7 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.matrix import Mxfp4, Packer, Placement, matrix_bytes, new_matrix
 from triptych.workers.execute.kernels.memory import Arena, padded
 from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.model.native_lora import transformed
 
 ELEMENTS = {Format.FLOAT32: np.float32, Format.BFLOAT16: np.uint16, Format.INT8: np.int8}
 # inputs, outputs, first column, columns side by side in a block
@@ -73,9 +74,11 @@ class Place:
         exact = weights.float().numpy()
         numbers: npt.NDArray[Any]
         if self.format is Format.INT8:
+            mixed, block = transformed(weights.float())
+            exact = mixed.numpy()
             limits = np.maximum(np.abs(exact).max(axis=1), np.float32(1e-30))
             numbers = np.rint(exact * (np.float32(127) / limits)[:, None]).astype(np.int8)
-            scales[self.columns] = limits / np.float32(127)
+            scales[self.columns] = limits / np.float32(127) / np.float32(block)
             offsets[self.columns] = 128 * numbers.sum(axis=1, dtype=np.int32)
         elif self.format is Format.BFLOAT16:
             numbers = weights.bfloat16().view(torch.uint16).numpy()
@@ -113,7 +116,8 @@ def test_every_weight_is_in_its_place_and_the_rest_is_zero(
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
     if format_ is Format.INT8:
         numbers, scales = expected.elements[room.columns, : place[0]], expected.scales[room.columns, None]
-        assert np.array_equal(packer.unpack(room.place), numbers * scales)
+        mixed, _ = transformed(torch.from_numpy(numbers * scales))
+        assert np.array_equal(packer.unpack(room.place), mixed.numpy())
 
 
 @pytest.mark.parametrize("level", available_levels())

@@ -83,7 +83,7 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
 def in_four_bits(checkpoint: Path) -> Path:
     """The checkpoint, changed so that int4 represents the weights of all layers exactly."""
     with changed_tensors(checkpoint) as tensors:
-        layers = [name for name in tensors if ".layers." in name and not name.endswith("bias")]
+        layers = [name for name in tensors if (".layers." in name or ".h." in name) and not name.endswith("bias")]
         tensors |= {name: in_sixteenths(tensors[name]) for name in layers if tensors[name].dim() == 2}
         # [experts, inputs, outputs]; the weights of a convolution are not quantised.
         stacks = [name for name in layers if tensors[name].dim() == 3 and "conv1d" not in name]

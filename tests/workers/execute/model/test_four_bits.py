@@ -35,7 +35,10 @@ from triptych.workers.execute.model.tokenizer import load_tokenizer
 
 Array = npt.NDArray[Any]
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "attention_bias": True, "mamba_expand": 1}
-LATENTS = {"head_dim": 16, "kv_lora_rank": 128, "q_lora_rank": 128}
+OWN_SIZES = {
+    "youtu": {"head_dim": 16, "kv_lora_rank": 128, "q_lora_rank": 128},
+    "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
+}
 GROUP = 128
 
 
@@ -87,12 +90,12 @@ LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
 
 def make_pair(family: str, layout: str, folder: Path, **settings: Any) -> tuple[Path, Path]:
     """A checkpoint in that layout, and a plain one with the same weights, which include both ends of each 64 inputs."""
-    plain = make_checkpoint(family, folder / "plain", **SIZES | (LATENTS if family == "youtu" else {}))
+    plain = make_checkpoint(family, folder / "plain", **SIZES | OWN_SIZES.get(family, {}))
     shutil.copytree(plain, folder / "stored")
     pack, config = LAYOUTS[layout]
     tensors, stored, rng = load_file(plain / "model.safetensors"), {}, np.random.default_rng(0)
     for name, tensor in list(tensors.items()):
-        if ".layers." not in name or tensor.dim() != 2:
+        if ".layers." not in name or tensor.dim() != 2 or name.endswith("gate.weight"):  # of experts
             stored[name] = tensor.clone()
             continue
         num_outputs, num_inputs = tensor.shape
@@ -139,7 +142,15 @@ def test_tokens_equal_the_plain_checkpoint_in_four_bits(family: str, layout: str
 
 
 # As Qwen3.5 is published, with attention and shared experts in 16 bits, or DeepSeek, with one of two merged matrices.
-@pytest.mark.parametrize(("family", "plain_part"), [("llama", "self_attn"), ("youtu", "kv_a_proj_with_mqa")])
+@pytest.mark.parametrize(
+    ("family", "plain_part"),
+    [
+        ("llama", "self_attn"),
+        ("youtu", "kv_a_proj_with_mqa"),
+        ("qwen2_moe", "mlp.shared_expert"),
+        ("qwen2_moe", "experts.1"),
+    ],
+)
 def test_matrices_that_are_not_in_four_bits_get_eight(family: str, plain_part: str, tmp_path: Path) -> None:
     stored, plain = make_pair(family, "awq", tmp_path)
     expected, tensors = logits(load(stored)), load_file(plain / "model.safetensors")
@@ -149,7 +160,8 @@ def test_matrices_that_are_not_in_four_bits_get_eight(family: str, plain_part: s
             del parts[name]
             parts[weight] = tensors[weight].half()
     found = logits(load(stored))
-    assert 0 < np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+    # On average, as a few tokens may choose other experts.
+    assert 0 < np.abs(found - expected).mean() < 0.05 * np.abs(expected).mean()
 
 
 def test_head_may_have_four_bits_too(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ struct Matrix {
   uint32_t* blocks;     // [num_blocks][steps][64] groups of 32 bits
   float* bias;          // [64 * num_blocks], or null
   float* scales;        // int8 only: [64 * num_blocks], the scale of each column's weights
-  void* offsets;        // int8, four bits: [64 * num_blocks] int32 or float, 128 times the sum of a column's weights
+  int32_t* offsets;     // int8 only: [64 * num_blocks], 128 times the sum of a column's weights
   int32_t num_inputs;   // K
   int32_t num_blocks;
   int32_t format;       // FormatCode; the format of activations is in Model
-  int32_t hadamard;     // the block by which inputs are transformed, see hadamard.h; 1 or less: they are not
+  int32_t unused;
 };
 
 struct Expert {

@@ -3,13 +3,13 @@
 
 #include <cstdlib>
 #include <new>
-#include <numeric>
 #include <type_traits>
 #include <vector>
 
 #include "attention.h"
 #include "delta_rule.h"
 #include "matmul.h"
+#include "rounding.h"
 #include "state_space.h"
 
 namespace triptych {
@@ -53,18 +53,14 @@ struct Operand {
   }
   Element* row(int row, int width) const { return elements.get() + size_t(row) * width; }
   float* scale(int row, int width) const { return scales.get() + row * scale_stride(width); }
-  // Computes the group sums of a row already written, which four-bit weights need.
-  void sum_groups(int row, int width) const {
-    const Element* group = this->row(row, width);
-    float* total = scale(row, width);
-    for (int i = 0; i < width; i += kGroupInputs, group += kGroupInputs)
-      *++total = float(std::accumulate(group, group + kGroupInputs, 0));
+  void write(int row, int width, const float* from, const Rounding& rounding) const {
+    write_row(from, width, this->row(row, width), scale(row, width), rounding);
   }
   Rows rows(int count, int width) const {
     return {reinterpret_cast<const uint32_t*>(elements.get()), size_t(width) / Format::kGroup, scales.get(),
             scale_stride(width), count};
   }
-  static size_t scale_stride(int width) { return 1 + size_t(width) / kGroupInputs; }
+  static size_t scale_stride(int width) { return size_t(padded(width)) / kGroupInputs * (sizeof(GroupWorth) / sizeof(float)); }
 };
 
 // Buffers private to one thread.
@@ -74,6 +70,7 @@ struct ThreadBuffers {
   using Element = typename Format::Cache::Element;
 
   Operand<Format> operand;  // [kOwnRows]
+  Operand<Format> whole;    // [kOwnRows]
   Buffer<float> rows;       // [kOwnRows][hidden], after the norm
   Buffer<float> hadamard;   // a row, after its transform
   Buffer<Element> head;     // [head_dim]
@@ -101,6 +98,7 @@ struct Buffers {
   Buffer<float> residual;                           // [tokens][hidden]
   Buffer<float> added;                              // [tokens][hidden], to be normed and added to the residual
   Operand<Format> operand;                          // [tokens], after the norm or quantisation
+  Operand<Format> whole;                            // [tokens], the same rows for weights in eight bits, see Rows
   Buffer<float> qkv;                                // [tokens][all heads], as wide as the layer's qkv or space.projection
   Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
   Buffer<Written> attended;                         // [tokens][heads * channels of a value]
@@ -135,6 +133,7 @@ struct Buffers {
     residual.reserve(size_t(tokens) * hidden);
     if (model.layers[0].attended_norm) added.reserve(size_t(tokens) * hidden);
     operand.reserve(tokens, kIsQuantised ? widest : std::max(hidden, queries_rank));
+    if (kIsQuantised) whole.reserve(tokens, widest);
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
       qkv.reserve(size_t(tokens) * std::max(layer.qkv.num_blocks, layer.space.projection.num_blocks) * 64);
@@ -151,6 +150,7 @@ struct Buffers {
     query_blocks.reserve(size_t(tokens) * (model.latent.rank ? model.num_heads : model.num_kv_heads));
     for (ThreadBuffers<Format>& own : threads) {
       own.operand.reserve(ThreadBuffers<Format>::kOwnRows, widest);
+      if (kIsQuantised) own.whole.reserve(ThreadBuffers<Format>::kOwnRows, widest);
       own.rows.reserve(std::max(ThreadBuffers<Format>::kOwnRows * hidden, queries_rank));
       if (kIsQuantised) own.hadamard.reserve(std::max(widest, model.latent.rank));
       own.head.reserve(2 * model.head_dim);

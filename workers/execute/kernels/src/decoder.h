@@ -37,19 +37,18 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
       const StateSpaceLayer& space = layer.space;
       const Matrix* of_all[] = {&layer.qkv,         &layer.output,     &layer.gate_up, &layer.down,  &layer.router,
                                 &layer.delta.gates, &space.projection, &space.dts,     &space.output};
-      for (const Matrix* matrix : of_all) num_weights_ += noted(*matrix);
-      num_weights_ += noted(layer.latent.query_up);
+      for (const Matrix* matrix : of_all) num_weights_ += num_weights(*matrix);
+      num_weights_ += num_weights(layer.latent.query_up);
       for (int h = 0; layer.latent.key_ups && h < model.num_heads; ++h)
         num_weights_ += num_weights(layer.latent.key_ups[h]) + num_weights(layer.latent.value_ups[h]);
       const bool has_state = layer.delta.convolution || layer.convolution.taps;
       num_attending_ += layer.output.num_blocks && !has_state;
       num_recurrent_ += has_state || space.output.num_blocks;
       for (int e = 0; layer.experts && e < model.num_experts; ++e) {
-        const int64_t count = noted(layer.experts[e].gate_up) + noted(layer.experts[e].down);
+        const int64_t count = num_weights(layer.experts[e].gate_up) + num_weights(layer.experts[e].down);
         if (e == 0) num_expert_weights_ += count;
       }
     }
-    noted(model.head);
   }
 
   void reserve(int num_tokens) override {
@@ -124,11 +123,6 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
 
  private:
   static int64_t num_weights(const Matrix& matrix) { return int64_t{matrix.num_inputs} * matrix.num_blocks * 64; }
-  // Their number, after noting whether they are in four bits.
-  int64_t noted(const Matrix& matrix) {
-    has_groups_ |= matrix.format == kInt4;
-    return num_weights(matrix);
-  }
 
   // The approximate cost of a step.
   int64_t num_multiplications(const Step& step) const {
@@ -171,7 +165,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     stages_.run(me, [&] {
       for (int r : part(step_->num_hidden, me)) {
         float* to = step_->hidden + r * hidden_width();
-        norm_row(model_, residual(first + r), model_.final_norm, to, to, nullptr);
+        norm_row(model_, residual(first + r), model_.final_norm, to);
       }
     });
   }
@@ -204,18 +198,20 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     const int num_rows = step_->num_tokens;
     project(layer, number, me);
     if (model_.latent.query_rank) {
-      const Rows latents = make_rows(num_rows, model_.latent.query_rank, 1, me, [&](int row, Operand<Format>& to) {
-        const Hadamard hadamard = hadamard_of(layer.latent.query_up, me);
-        heads.norm_query(row, buffers_.threads[me.place].rows.get(), to, hadamard);
+      const Matrix& up = layer.latent.query_up;
+      float* const normed = buffers_.threads[me.place].rows.get();
+      const Rows latents = make_rows(up, false, num_rows, model_.latent.query_rank, 1, me, [&](int row) {
+        heads.norm_query(row, normed);
+        return normed;
       });
-      product(layer.latent.query_up, latents, Added{}, me, heads.latent_queries());
+      product(up, latents, Added{}, me, heads.latent_queries());
     }
     stages_.run(me, [&] {
       const Pages<Cache> pages = pages_of(layer);
       for (int t : part(num_rows, me)) {
         const int position = step_->positions[t];
         const float factor = kLog2E / model_.score_divisor * query_factor(position);
-        const float* latent = heads.turn(t, position, factor, hadamard_of(*layer.latent.key_ups, me));
+        const float* latent = heads.turn(t, position, factor, scratch(me));
         pages.write(step_->slot_mapping[t], 0, latent, latent, is_last(t), buffers_.threads[me.place].head.get());
       }
     });
@@ -280,8 +276,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
         for (int r = 0; r < queries.rows_per_group(); ++r, from += value_size) {
           const int token = block.first_token + queries.token(r), head = block.first_head + queries.head(group, r);
           if (layer.latent.key_ups) {
-            const Hadamard hadamard = hadamard_of(*layer.latent.value_ups, me);
-            LatentHeads<Format>(model_, layer, buffers_).keep(token, head, from, hadamard);
+            LatentHeads<Format>(model_, layer, buffers_).keep(token, head, from, this->scratch(me));
             continue;
           }
           if (model_.gates_outputs)
@@ -310,11 +305,10 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   using Products<Format>::model_;
   using Products<Format>::buffers_;
   using Products<Format>::stages_;
-  using Products<Format>::has_groups_;
   using Products<Format>::add_product;
   using Products<Format>::product;
   using Products<Format>::head_product;
-  using Products<Format>::hadamard_of;
+  using Products<Format>::scratch;
   using Products<Format>::make_rows;
   using Products<Format>::norm;
   using Products<Format>::inputs_of;

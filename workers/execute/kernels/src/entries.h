@@ -29,8 +29,7 @@ void Entries<Format>::multiply_floats(const Matrix& matrix, const float* x, int 
   scratch.reserve(width);
   for (int r = 0; r < num_rows; ++r) {
     std::memcpy(row.get(), x + size_t(r) * matrix.num_inputs, matrix.num_inputs * sizeof(float));
-    write_row(row.get(), width, operand.row(r, width), operand.scale(r, width), {matrix.hadamard, scratch.get()});
-    if (matrix.format == kInt4) operand.sum_groups(r, width);
+    operand.write(r, width, row.get(), {rounding_of(matrix), matrix.num_inputs, scratch.get()});
   }
   multiply<Format>(matrix, operand.rows(num_rows, width), {0, 2 * matrix.num_blocks},
                    Store{y, size_t(matrix.num_blocks) * 64});

@@ -24,8 +24,8 @@ class ExpertLayers : protected Products<Format> {
   void add_experts(const Layer& layer, int num_rows, const Added& to_gate_up, const Added& to_down,
                    const Choices& choices, Member& me) {
     using Run = Routing::Run;
-    choose_experts(layer, num_rows, choices, me);
-    const Rows normed = buffers_.operand.rows(num_rows, int(hidden_width()));
+    const bool shared_is_whole = has_shared(layer) && rounding_of(layer.gate_up) == Rounding::kWhole;
+    const Rows normed = choose_experts(layer, num_rows, to_gate_up || shared_is_whole, choices, me);
     const size_t width = inner_width(layer);
     if (has_shared(layer)) product(layer.gate_up, normed, to_gate_up, me, gate(layer, buffers_.gated.get(), width));
     expert_products(layer.experts->gate_up, me, [&](const Run& run, Range halves) {
@@ -58,11 +58,10 @@ class ExpertLayers : protected Products<Format> {
   using Products<Format>::model_;
   using Products<Format>::buffers_;
   using Products<Format>::stages_;
-  using Products<Format>::has_groups_;
   using Products<Format>::product;
   using Products<Format>::float_product;
   using Products<Format>::inputs_of;
-  using Products<Format>::hadamard_of;
+  using Products<Format>::scratch;
   using Products<Format>::part;
   using Products<Format>::hidden_width;
   using Products<Format>::inner_width;
@@ -71,15 +70,17 @@ class ExpertLayers : protected Products<Format> {
   using Products<Format>::gate;
 
  private:
-  // Norms the rows for the experts. The router reads them as floats, since rounded ones might choose other experts.
-  void choose_experts(const Layer& layer, int num_rows, const Choices& choices, Member& me) {
+  // Norms the rows for the experts, which are returned. The router reads them as floats, since rounded ones might choose
+  // other experts.
+  Rows choose_experts(const Layer& layer, int num_rows, bool needs_whole, const Choices& choices, Member& me) {
     const int width = int(hidden_width());
     float *exact = buffers_.exact.get(), *logits = buffers_.router_logits.get();
+    const auto operands = this->operands_for(layer.experts->gate_up, needs_whole, buffers_);
     stages_.run(me, [&] {
       for (int row : part(num_rows, me)) {
-        norm_row(model_, residual(row), layer.mlp_norm, exact + size_t(row) * width, buffers_.operand.row(row, width),
-                 buffers_.operand.scale(row, width), hadamard_of(layer.experts->gate_up, me));
-        if (has_groups_) buffers_.operand.sum_groups(row, width);
+        float* const own = exact + size_t(row) * width;
+        norm_row(model_, residual(row), layer.mlp_norm, own);
+        operands.write(row, width, own, layer.experts->gate_up, scratch(me));
       }
     });
     const Rows rows{reinterpret_cast<const uint32_t*>(exact), size_t(width), nullptr, 0, num_rows};
@@ -97,6 +98,7 @@ class ExpertLayers : protected Products<Format> {
     stages_.run(me, [&] {
       if (me.rank == 0) routing_.sort(num_rows);
     });
+    return operands.rows(num_rows, width);
   }
 
   // Calls compute(run, halves) for all halves of the matrices of all chosen experts, which have the shape of `matrix`.

@@ -75,15 +75,16 @@ struct BFloat16 : BFloat16Groups {
 #if defined(__aarch64__)
 using Int8Groups = OfLanes<NeonInt8Groups>;
 #elif defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+INLINED NativeInts products_added(NativeInts sums, NativeInts unsigned_bytes, NativeInts signed_bytes) {
+#if defined(__AVX512VNNI__)
+  return (NativeInts)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+#else
+  return (NativeInts)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)unsigned_bytes, (__m256i)signed_bytes);
+#endif
+}
 struct Int8Groups : WholeGroups {
   INLINED static Ints dot(Ints sums, NativeInts a, Columns columns) {
-    return each<Ints>([&](int i) {
-#if defined(__AVX512VNNI__)
-      return (NativeInts)_mm512_dpbusd_epi32((__m512i)sums.part[i], (__m512i)a, (__m512i)columns.part[i]);
-#else
-      return (NativeInts)_mm256_dpbusd_avx_epi32((__m256i)sums.part[i], (__m256i)a, (__m256i)columns.part[i]);
-#endif
-    });
+    return each<Ints>([&](int i) { return products_added(sums.part[i], a, columns.part[i]); });
   }
 };
 #elif defined(__AVX2__)
@@ -145,6 +146,13 @@ struct Int8 : Int8Groups {
   using Accumulators = Ints;
   using Cache = BFloat16;
   static constexpr int kGroup = 4;
+};
+
+// What belongs to each 64 activations where weights are in four bits, besides the bytes; these then have a sign.
+struct GroupWorth {
+  float unit;          // what a byte of 1 stands for
+  float total;         // the sum of the bytes, in units
+  float byte_sums[2];  // of the first 32 bytes, and of the others
 };
 
 // The sums with the products of one group added.

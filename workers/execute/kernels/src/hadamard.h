@@ -17,13 +17,8 @@
 
 namespace triptych {
 
-// How the inputs of a matrix are transformed, and where a row has room for it.
-struct Hadamard {
-  int32_t block = 1;  // a power of two that divides the number of inputs; 1 or less: they are not
-  float* scratch = nullptr;  // a padded row
-
-  explicit operator bool() const { return block > 1; }
-};
+// The largest power of two that divides the number of inputs.
+inline int hadamard_block(int num_inputs) { return num_inputs & -num_inputs; }
 
 // x + y in each lane i whose bit kDistance is not set, x - y in lane i + kDistance, for these lanes' x and y.
 template <int kDistance>

@@ -3,38 +3,50 @@
 // The weights of a group are scale * q + least, with q in 0..15 and both parameters in bfloat16. A group takes nine
 // steps of a block. Each of the first eight holds eight weights: the low nibbles of its four bytes go with one group of
 // activations, the high nibbles with the next. The ninth holds the scale (low half of the 32 bits) and the least value.
-// A block thus remains one contiguous run of memory, of 4.5 bits per weight. The dot product of a group is exact in
+// A block thus remains one contiguous run of memory, of 4.5 bits per weight.
+//
+// Activations x have eight bits, with a sign, and a unit for each group too. The dot product of a group is exact in
 // integers; groups are added in float:
-//   sum of (x + 128) (scale q + least) = scale * sum of (x + 128) q + least * sum of (x + 128),
-// or without the 128, see Int8::kExcess.
+//   sum of unit x (scale q + least) = unit scale * sum of x q + least * unit * sum of x.
 #pragma once
 
 #include "tile.h"
 
 namespace triptych {
 
-// Of weights in four bits, unpacked to bytes, and activations as for Int8.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+// Of weights in four bits, unpacked to bytes without a sign, and activations with one.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 struct Int4Groups : WholeGroups {
-  static constexpr int kMostRows = 3;  // of a tile: with more, compilers spill the sums of pairs
+  static constexpr int kMostRows = kTileRows;  // of a tile
+  INLINED static Ints dot(Ints sums, NativeInts a, Columns columns) {
+    return each<Ints>([&](int i) { return products_added(sums.part[i], columns.part[i], a); });
+  }
+};
+#elif defined(__AVX2__)
+struct Int4Groups : WholeGroups {
+  static constexpr int kMostRows = 3;  // with more, compilers spill the sums of pairs
   INLINED static Ints dot(Ints sums, NativeInts a, Columns columns) {
     return each<Ints>([&](int i) {
-      const __m256i pairs = _mm256_maddubs_epi16((__m256i)a, (__m256i)columns.part[i]);  // at most 2 * 255 * 15
+      const __m256i pairs = _mm256_maddubs_epi16((__m256i)columns.part[i], (__m256i)a);  // at most 2 * 24 * 127
       return sums.part[i] + (NativeInts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
     });
   }
 };
+#elif defined(__aarch64__)
+struct Int4Groups : Int8Groups {
+  static constexpr int kMostRows = 4;  // with five, and masks or a table, sums are spilled
+};
 #else
 struct Int4Groups : Int8Groups {
-#if defined(__aarch64__)
-  static constexpr int kMostRows = 4;  // with five, and masks or a table, sums are spilled
-#else
   static constexpr int kMostRows = kTileRows;
-#endif
+  template <int kPass>
+  INLINED static NativeInts activation(uint32_t group) {
+    return broadcast_part(uint32_t(int32_t(group << (24 - 8 * kPass)) >> 24));
+  }
 };
 #endif
 
-// For weights only: activations are those of Int8.
+// For weights only: activations are bytes with a GroupWorth for each group.
 struct Int4 : Int4Groups {
   static constexpr int kGroup = 8;
   static constexpr int kWeightSteps = 8;  // of a group
@@ -56,9 +68,9 @@ struct Int4 : Int4Groups {
   struct Worth {
     Floats scale, least;
     Worth(Ints stored, int) : scale(widened<0>(stored)), least(widened<1>(stored)) {}
-    // sum + the dequantised products; `total` is the sum of the group's activations.
-    Floats add(Floats sum, Ints products, const float* total) const {
-      return fma(to_floats(products), scale, fma(broadcast(*total), least, sum));
+    // sum + the dequantised products
+    Floats add(Floats sum, Ints products, const GroupWorth& row, int) const {
+      return fma(to_floats(products), scale * broadcast(row.unit), fma(broadcast(row.total), least, sum));
     }
   };
 };
@@ -69,11 +81,10 @@ constexpr int kWeightSteps = Int4::kWeightSteps, kGroupSteps = kWeightSteps + 1;
 inline int num_groups_of(int num_inputs) { return (num_inputs + kGroupInputs - 1) / kGroupInputs; }
 
 #if !defined(__aarch64__)  // see neon_tile.h
-// sums[row][v] += rows times weights, for kVectors vectors from `first` on; a row of sums has `width` vectors. `totals`
-// are the sums of each 64 activations of a row.
+// sums[row][v] += rows times weights, for kVectors vectors from `first` on; a row of sums has `width` vectors.
 template <class Format, int kRows, int kVectors, class Weights, class Asking>
 __attribute__((noinline)) void add_groups(Floats* sums, int width, const uint32_t* const* rows,
-                                          const float* const* totals, const Weights& weights, int first,
+                                          const GroupWorth* const* worths, const Weights& weights, int first,
                                           int num_groups, Asking asking) {
   constexpr int kSteps = kWeightSteps / Format::kPieces;
   const uint32_t* a[kRows];
@@ -106,7 +117,7 @@ __attribute__((noinline)) void add_groups(Floats* sums, int width, const uint32_
         const typename Format::Worth worth(load<Ints>(walk.vector(v) + rest * weights.stride), piece);
         unrolled<kRows>([&](auto r) {
           Floats& sum = sums[r * width + first + v];
-          sum = worth.add(sum, products[r][v], totals[r] + group);
+          sum = worth.add(sum, products[r][v], worths[r][group], piece);
         });
       });
       unrolled<kRows>([&](auto r) { a[r] += 2 * kSteps; });

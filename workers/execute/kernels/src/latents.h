@@ -23,18 +23,17 @@ class LatentHeads {
   LatentHeads(const Model& model, const Layer& layer, const Buffers<Format>& buffers)
       : model_(model), layer_(layer), buffers_(buffers) {}
 
-  // Norms the latent of a token's queries; `scratch` holds a row.
-  void norm_query(int t, float* scratch, const Operand<Format>& to, const Hadamard& hadamard) const {
+  // Norms the latent of a token's queries.
+  void norm_query(int t, float* to) const {
     const int rank = shape().query_rank;
-    std::copy_n(inputs(t), rank, scratch);
-    norm_heads(scratch, rank, layer_.latent.query_norm, shape().norm_eps);
-    write_row(scratch, rank, to.row(t, rank), to.scale(t, rank), hadamard);
+    std::copy_n(inputs(t), rank, to);
+    norm_heads(to, rank, layer_.latent.query_norm, shape().norm_eps);
   }
   Store latent_queries() const { return {buffers_.latent_queries.get(), latent_queries_width()}; }
 
   // Norms a token's latent, rotates its channels and those of its queries, and multiplies the queries by `factor`.
   // Returns the latent, followed by the rotated channels.
-  const float* turn(int t, int position, float factor, const Hadamard& hadamard) const {
+  const float* turn(int t, int position, float factor, float* scratch) const {
     const int num_rotated = model_.rotary_dim, num_plain = shape().plain_dim, width = num_plain + num_rotated;
     const size_t angle = size_t(position) * (num_rotated / 2);
     const auto turn_channels = [&](float* channels) {
@@ -49,8 +48,7 @@ class LatentHeads {
       turn_channels(query + num_plain);
       for (int i = 0; i < width; i += kLanes) store(query + i, load<Floats>(query + i) * broadcast(factor));
       store_all(buffers_.queries.get() + size_t(row) * model_.head_dim + shape().rank, query + num_plain, num_rotated);
-      const Operand<Format>& plain = buffers_.plain_queries;
-      write_row(query, num_plain, plain.row(row, num_plain), plain.scale(row, num_plain), hadamard);
+      buffers_.plain_queries.write(row, num_plain, query, {Rounding::kWhole, num_plain, scratch});
     }
     return latent;
   }
@@ -62,10 +60,9 @@ class LatentHeads {
   }
 
   // Keeps the sum of weighted latents that a head found.
-  void keep(int t, int head, const float* latents, const Hadamard& hadamard) const {
-    const int row = t * model_.num_heads + head, rank = shape().rank;
-    const Operand<Format>& attended = buffers_.attended_latents;
-    write_row(latents, rank, attended.row(row, rank), attended.scale(row, rank), hadamard);
+  void keep(int t, int head, const float* latents, float* scratch) const {
+    const int rank = shape().rank;
+    buffers_.attended_latents.write(t * model_.num_heads + head, rank, latents, {Rounding::kWhole, rank, scratch});
   }
   Rows attended(int num_tokens) const {
     return buffers_.attended_latents.rows(num_tokens * model_.num_heads, shape().rank);

@@ -40,14 +40,21 @@ struct Indices {
 struct Rows {
   const uint32_t* groups;
   size_t stride;        // groups from row to row
-  const float* scales;  // int8 only: a row's scale, followed for int4 by the sum of each kGroupInputs bytes
+  const float* scales;  // int8 only: of each row, or for weights in four bits a GroupWorth of each group of a row
   size_t scale_stride;
   int count;
   const int32_t* places = nullptr;  // of each row in `groups`; null: the rows are consecutive
+  // The same rows as for weights in eight bits, if these are for weights in four and both are needed.
+  const uint32_t* whole_groups = nullptr;
+  const float* whole_scales = nullptr;
 
+  // For weights in eight bits.
+  Rows whole() const { return whole_groups ? Rows{whole_groups, stride, whole_scales, scale_stride, count} : *this; }
+  Rows of(const Matrix& matrix) const { return matrix.format >= kInt4 ? *this : whole(); }
   int place(int row) const { return places ? places[row] : row; }
   const uint32_t* row(int row) const { return groups + place(row) * stride; }
   const float* scale(int row) const { return scales + place(row) * scale_stride; }
+  const GroupWorth* worths(int row) const { return reinterpret_cast<const GroupWorth*>(scale(row)); }
 };
 
 // Whether weights are in four bits, in groups.
@@ -74,12 +81,8 @@ inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix,
   Floats result;
   if constexpr (std::is_same<Format, Int8>::value) {
     const Floats exact =
-        to_floats(Int8::kExcess ? sums - load<Ints>(static_cast<const int32_t*>(matrix.offsets) + column) : sums);
+        to_floats(Int8::kExcess ? sums - load<Ints>(matrix.offsets + column) : sums);
     result = exact * (load<Floats>(matrix.scales + column) * broadcast(*rows.scale(row)));
-  } else if constexpr (kHasGroups<Format>) {
-    const Floats exact =
-        Int8::kExcess ? sums - load<Floats>(static_cast<const float*>(matrix.offsets) + column) : sums;
-    result = exact * broadcast(*rows.scale(row));
   } else {
     result = sums;
   }
@@ -137,13 +140,13 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
   }
   const auto run = [&](auto lines) {
     if constexpr (kHasGroups<Format>) {
-      const float* totals[kTileRows];
+      const GroupWorth* worths[kTileRows];
       std::fill_n(sums, count * kVectors, typename Format::Accumulators{});
-      for (int r = 0; r < count; ++r) totals[r] = rows.scale(first + r) + 1;
+      for (int r = 0; r < count; ++r) worths[r] = rows.worths(first + r);
       with_rows(count, [&](auto known) {
         constexpr int kRows = decltype(known)::value, kAtATime = vectors_at_a_time(kRows, kVectors);
         const auto add = [&](int first, auto asking) {
-          add_groups<Format, kRows, kAtATime>(sums, kVectors, pointers, totals, weights, first, steps / kGroupSteps, asking);
+          add_groups<Format, kRows, kAtATime>(sums, kVectors, pointers, worths, weights, first, steps / kGroupSteps, asking);
         };
         add(0, lines);
         for (int first = kAtATime; first < kVectors; first += kAtATime) add(first, PrefetchLines<0>{});

@@ -67,7 +67,7 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
 // See int4.h.
 template <class Format, int kRows, int kVectors, class Weights, class Asking>
 __attribute__((noinline)) void add_groups(Floats* sums, int width, const uint32_t* const* rows,
-                                          const float* const* totals, const Weights& weights, int first,
+                                          const GroupWorth* const* worths, const Weights& weights, int first,
                                           int num_groups, Asking asking) {
   constexpr int kSteps = Format::kWeightSteps / Format::kPieces;
   const uint32_t* a[kRows];
@@ -99,7 +99,7 @@ __attribute__((noinline)) void add_groups(Floats* sums, int width, const uint32_
         const typename Format::Worth worth(load<Ints>(walk.vector(v) + rest * weights.stride), piece);
         unrolled<kRows>([&](auto r) ALWAYS {
           Floats& sum = sums[r * width + first + v];
-          sum = worth.add(sum, products[r][v], totals[r] + group);
+          sum = worth.add(sum, products[r][v], worths[r][group], piece);
         });
       });
       unrolled<kRows>([&](auto r) ALWAYS { a[r] += 2 * kSteps; });

@@ -90,8 +90,8 @@ struct Narrowing<Int8> {
     totals[r] += total;
   }
   void end(int r) {
-    matrix.scales[column + r] = limits[r] / 127.0f / float(std::max(matrix.hadamard, 1));
-    static_cast<int32_t*>(matrix.offsets)[column + r] = 128 * totals[r];
+    matrix.scales[column + r] = limits[r] / 127.0f / float(hadamard_block(matrix.num_inputs));
+    matrix.offsets[column + r] = 128 * totals[r];
   }
 };
 
@@ -130,12 +130,12 @@ void pack_stored(const Matrix& matrix, const Source& source, Placement placement
   }
 }
 
-// Rows of a matrix whose inputs are transformed.
+// Rows of a matrix in int8, whose inputs are transformed.
 template <class Source>
 std::vector<float> transformed(const Source* rows, const Matrix& matrix, int count) {
   std::vector<float> result(size_t(count) * matrix.num_inputs);
   convert(rows, int(result.size()), result.data());
-  transform(result.data(), result.data(), int(result.size()), matrix.hadamard);
+  transform(result.data(), result.data(), int(result.size()), hadamard_block(matrix.num_inputs));
   return result;
 }
 
@@ -148,7 +148,7 @@ void pack(const Matrix& matrix, const Source* source, Placement placement, int b
       pack_groups(matrix, placement.column(n), count, [&](int r, int group) {
         return quantise(rows + size_t(r) * matrix.num_inputs, matrix.num_inputs, group);
       });
-    } else if (matrix.hadamard > 1) {
+    } else if constexpr (std::is_same<Format, Int8>::value) {
       pack_strip<Format>(matrix, transformed(rows, matrix, count).data(), placement.column(n), count);
     } else {
       pack_strip<Format>(matrix, rows, placement.column(n), count);
@@ -187,7 +187,7 @@ void unpack(const Matrix& matrix, Placement placement, int begin, int end, float
     for (int input = 0; input < matrix.num_inputs; ++input)
       for (int r = 0; r < count; ++r)
         rows[size_t(r) * matrix.num_inputs + input] = weight(matrix, placement.column(n) + r, input);
-    if (matrix.hadamard > 1) transform(rows, rows, count * matrix.num_inputs, matrix.hadamard);
+    if (matrix.format == kInt8) transform(rows, rows, count * matrix.num_inputs, hadamard_block(matrix.num_inputs));
   }
 }
 

@@ -47,7 +47,6 @@ struct Quantised {
   }
 
   uint8_t number(int i) const { return uint8_t(reinterpret_cast<const float*>(numbers)[i]); }
-  float value(int i) const { return scale * reinterpret_cast<const float*>(numbers)[i] + least; }
   uint32_t worth() const { return to_bf16(scale) | uint32_t{to_bf16(least)} << 16; }
 };
 
@@ -73,20 +72,16 @@ inline Quantised quantise(const Floats* weights) {
 }
 
 // Packs the groups of `count` columns of one vector; group_of(row, group) returns a group. The contents of missing
-// inputs do not matter: their activations are zeros, and the offsets correct for the 128 added to those.
+// inputs do not matter: their activations are zeros.
 template <class GroupOf>
 void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& group_of) {
   const int num_groups = num_groups_of(matrix.num_inputs);
   uint32_t* place = matrix.blocks + size_t(column / 64) * num_groups * kGroupSteps * 64 + column % 64;
-  double totals[kLanes] = {};
   for (int index = 0; index < num_groups; ++index, place += kGroupSteps * 64)
     for (int r = 0; r < count; ++r) {
       const auto group = group_of(r, index);
       uint8_t numbers[kGroupInputs];
-      for (int i = 0; i < kGroupInputs; ++i) {
-        numbers[i] = group.number(i);
-        totals[r] += group.value(i);
-      }
+      for (int i = 0; i < kGroupInputs; ++i) numbers[i] = group.number(i);
       for (int step = 0; step < kWeightSteps; ++step) {
         uint32_t low, high;
         std::memcpy(&low, numbers + step * Int4::kGroup, sizeof low);
@@ -95,7 +90,6 @@ void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& gro
       }
       place[kWeightSteps * 64 + r] = group.worth();
     }
-  for (int r = 0; r < count; ++r) static_cast<float*>(matrix.offsets)[column + r] = float(128 * totals[r]);
 }
 
 // Quantises one group of a checkpoint's weights. Missing inputs repeat existing ones, so that they take up none of the

@@ -16,7 +16,6 @@ struct MxWeights {
     uint8_t numbers[kGroupInputs];
     uint16_t scales[2];  // bfloat16
     uint8_t number(int i) const { return numbers[i]; }
-    float value(int i) const;
     uint32_t worth() const { return scales[0] | uint32_t{scales[1]} << 16; }
   };
   // Missing inputs are zeros.
@@ -40,7 +39,6 @@ inline float mxfp4_value(int number, uint16_t half_scale) {
   constexpr float kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12};
   return kDoubled[number] * from_bf16(half_scale);
 }
-inline float MxWeights::Group::value(int i) const { return mxfp4_value(numbers[i], scales[i / kInputs]); }
 
 // Weight `input` of a column, dequantised.
 inline float mxfp4_weight(const Matrix& matrix, int column, int input) {

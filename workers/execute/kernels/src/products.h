@@ -36,14 +36,15 @@ class Products {
 
   template <class Write>
   void product(const Matrix& matrix, const Rows& rows, const Added& added, Member& me, const Write& write) {
-    if (!added) return multiply_all<Format>(matrix, rows, me, write);
+    if (!added) return multiply_all<Format>(matrix, rows.of(matrix), me, write);
     compress(added, rows, me);
-    multiply_all<Format>(matrix, rows, me, AddFirst<Format, Write>{added, write});
+    multiply_all<Format>(matrix, rows.of(matrix), me, AddFirst<Format, Write>{added, write});
   }
 
   // Computes A x for all adapted rows, from the same rows as the product itself.
   void compress(const Added& added, const Rows& rows, Member& me) {
-    stages_.run(me, [&] { stages_.for_items(added.num_items(), [&](int item) { added.compress(rows, item); }); });
+    const Rows inputs = rows.whole();
+    stages_.run(me, [&] { stages_.for_items(added.num_items(), [&](int item) { added.compress(inputs, item); }); });
   }
 
   template <class Arithmetic, class Write>
@@ -82,55 +83,75 @@ class Products {
     });
   }
 
-  // Calls make(row, operand) for all rows. Many rows are divided among the threads, in a stage of their own; few rows
-  // are computed by every thread for itself, before the next `num_stages` stages, which use them.
-  template <class Make>
-  Rows make_rows(int count, size_t width, int num_stages, Member& me, const Make& make_only) {
-    const auto make = [&](int row, Operand<Format>& to) {
-      make_only(row, to);
-      if (has_groups_) to.sum_groups(row, int(width));
-    };
-    if (count <= kOwnRows) {
-      Operand<Format>& own = buffers_.threads[me.place].operand;
-      for (int row = 0; stages_.is_in_time(me, num_stages) && row < count; ++row) make(row, own);
-      return own.rows(count, int(width));
+  // Rows in the form that a matrix reads: of all rows floats_of(row). If the weights are in four bits and `needs_whole`, as
+  // there are adapters, they are also made for weights in eight. Many rows are divided among the threads, in a stage of
+  // their own; few rows are computed by every thread for itself, before the next `num_stages` stages, which use them.
+  template <class FloatsOf>
+  Rows make_rows(const Matrix& matrix, bool needs_whole, int count, size_t width, int num_stages, Member& me,
+                 const FloatsOf& floats_of) {
+    ThreadBuffers<Format>& own = buffers_.threads[me.place];
+    const bool is_own = count <= kOwnRows;
+    const Operands operands = is_own ? operands_for(matrix, needs_whole, own) : operands_for(matrix, needs_whole, buffers_);
+    const auto make = [&](int row) { operands.write(row, int(width), floats_of(row), matrix, scratch(me)); };
+    if (is_own) {
+      for (int row = 0; stages_.is_in_time(me, num_stages) && row < count; ++row) make(row);
+    } else {
+      stages_.run(me, [&] {
+        for (int row : part(count, me)) make(row);
+      });
     }
-    stages_.run(me, [&] {
-      for (int row : part(count, me)) make(row, buffers_.operand);
-    });
-    return buffers_.operand.rows(count, int(width));
+    return operands.rows(count, int(width));
   }
 
-  // The inputs of a matrix. They are used by `num_stages` stages. floats(row) is where a row is normed before it becomes
-  // an operand.
+  // Where rows are made, in one form or in two.
+  struct Operands {
+    const Operand<Format>& first;
+    const Operand<Format>* whole;  // null: one form is enough
+
+    void write(int row, int width, const float* from, const Matrix& matrix, float* scratch) const {
+      first.write(row, width, from, {rounding_of(matrix), matrix.num_inputs, scratch});
+      if (whole) whole->write(row, width, from, {Rounding::kWhole, matrix.num_inputs, scratch});
+    }
+    Rows rows(int count, int width) const {
+      Rows rows = first.rows(count, width);
+      if (!whole) return rows;
+      const Rows others = whole->rows(count, width);
+      rows.whole_groups = others.groups;
+      rows.whole_scales = others.scales;
+      return rows;
+    }
+  };
+  template <class Room>
+  static Operands operands_for(const Matrix& matrix, bool needs_whole, const Room& room) {
+    return {room.operand, needs_whole && rounding_of(matrix) == Rounding::kInGroups ? &room.whole : nullptr};
+  }
+
+  // Normed rows. floats(row) is where a row is normed.
   template <class Floats>
-  Rows norm(const Matrix& matrix, int count, const float* weight, int num_stages, Member& me, const Floats& floats) {
-    const int width = int(hidden_width());
-    return make_rows(count, width, num_stages, me, [&](int row, Operand<Format>& to) {
-      norm_row(model_, residual(row), weight, floats(row), to.row(row, width), to.scale(row, width),
-               hadamard_of(matrix, me));
+  Rows norm(const Matrix& matrix, bool needs_whole, int count, const float* weight, int num_stages, Member& me,
+            const Floats& floats) {
+    return make_rows(matrix, needs_whole, count, hidden_width(), num_stages, me, [&](int row) {
+      float* const to = floats(row);
+      norm_row(model_, residual(row), weight, to);
+      return to;
     });
   }
   Rows norm(const Matrix& matrix, int count, const float* weight, const Added& added, Member& me) {
-    return norm(matrix, count, weight, num_stages(added), me,
+    return norm(matrix, bool(added), count, weight, num_stages(added), me,
                 [&](int) { return buffers_.threads[me.place].rows.get(); });
   }
 
   Rows inputs_of(const Matrix& matrix, const Buffer<Written>& written, int count, size_t width, const Added& added,
                  Member& me) {
     if constexpr (Buffers<Format>::kIsQuantised) {
-      return make_rows(count, width, num_stages(added), me, [&](int row, Operand<Format>& to) {
-        write_row(written.get() + row * width, int(width), to.row(row, int(width)), to.scale(row, int(width)),
-                  hadamard_of(matrix, me));
-      });
+      return make_rows(matrix, bool(added), count, width, num_stages(added), me,
+                       [&](int row) { return written.get() + row * width; });
     } else {
       return {reinterpret_cast<const uint32_t*>(written.get()), width / Format::kGroup, nullptr, 0, count};
     }
   }
 
-  Hadamard hadamard_of(const Matrix& matrix, const Member& me) const {
-    return {matrix.hadamard, buffers_.threads[me.place].hadamard.get()};
-  }
+  float* scratch(const Member& me) const { return buffers_.threads[me.place].hadamard.get(); }
   static int num_stages(const Added& added) { return added ? 2 : 1; }  // taken by a product
   Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
   // Of a row of a product.
@@ -147,7 +168,6 @@ class Products {
   const Model model_;
   Buffers<Format> buffers_;
   Stages stages_;
-  bool has_groups_ = false;  // whether weights are in four bits
 };
 
 }  // namespace triptych

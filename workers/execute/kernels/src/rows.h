@@ -1,12 +1,11 @@
-// Operations on single rows of the batch: embedding, RMS norm, quantisation, rotary embedding.
+// Operations on single rows of the batch: embedding, RMS norm, rotary embedding.
 #pragma once
 
 #include <algorithm>
 
 #include "abi.h"
 #include "activations.h"
-#include "formats.h"
-#include "hadamard.h"
+#include "simd.h"
 
 namespace triptych {
 
@@ -20,47 +19,6 @@ inline float inverse_rms(const float* values, int count, float eps) {
   return 1.0f / std::sqrt(sum(squares) / float(count) + eps);
 }
 
-// Converts a row of floats to the form that the next product reads. `count` is a multiple of 64.
-template <class Element>
-inline void write_row(const float* from, int count, Element* to, float*, const Hadamard& = {}) {
-  for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
-}
-
-// Dynamic quantisation, of the transformed row if it is to be: the largest magnitude becomes 127, and all values are shifted
-// by Int8::kExcess. If any value is infinite or NaN, the scale of the row is NaN, and so is every product of it.
-inline void write_row(const float* from, int count, Int8::Element* to, float* scale, const Hadamard& hadamard = {}) {
-  if (hadamard) {
-    transform(from, hadamard.scratch, count, hadamard.block);
-    from = hadamard.scratch;
-  }
-  Floats top = broadcast(1e-30f), zeros = broadcast(0.0f);
-  for (int i = 0; i < count; i += kLanes) {
-    const Floats x = load<Floats>(from + i);
-    top = max(top, abs(x));
-    zeros = zeros + (x - x);
-  }
-  const float limit = greatest(top);
-  *scale = limit / 127.0f + sum(zeros);
-  const Floats factor = broadcast(127.0f / limit);
-  constexpr float kMagic = 12582912.0f + Int8::kExcess;  // rounds to an integer, held in the lowest bits
-  for (int i = 0; i < count; i += kLanes) {
-    const Floats shifted = fma(load<Floats>(from + i), factor, broadcast(kMagic));
-    const Ints bits = each<Ints>([&](int p) { return (NativeInts)shifted.part[p] & 0xff; });
-#if defined(__AVX512F__)
-    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)bits.part[0]);
-    std::memcpy(to + i, &bytes, sizeof bytes);
-#elif defined(__aarch64__)
-    const uint16x8_t low = vuzp1q_u16((uint16x8_t)bits.part[0], (uint16x8_t)bits.part[1]);
-    const uint16x8_t high = vuzp1q_u16((uint16x8_t)bits.part[2], (uint16x8_t)bits.part[3]);
-    vst1q_s8(to + i, vuzp1q_s8((int8x16_t)low, (int8x16_t)high));
-#else
-    int32_t lanes[kLanes];
-    store(lanes, bits);
-    for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = Int8::Element(lanes[lane]);
-#endif
-  }
-}
-
 // The row minus the mean of its values. Padding, which is zero before, stays so.
 inline void centre(const float* x, int count, float* to) {
   Floats sums = broadcast(0.0f);
@@ -70,26 +28,22 @@ inline void centre(const float* x, int count, float* to) {
   std::fill(to + count, to + padded(count), 0.0f);
 }
 
-// Norms a row and converts it to the form that the next product reads; without `weight`, only converts it. Rows and
-// weights are padded; scratch holds a row, and may be x. A layer norm is the RMS norm of what differs from the mean.
-template <class Element>
-inline void norm_row(const Model& model, const float* x, const float* weight, float* scratch, Element* to,
-                     float* scale, const Hadamard& hadamard = {}) {
+// Norms a row; without `weight`, only copies it. Rows and weights are padded, and `to` may be x. A layer norm is the RMS
+// norm of what differs from the mean.
+inline void norm_row(const Model& model, const float* x, const float* weight, float* to) {
   const int count = model.hidden_size, end = padded(count);
   if (!weight) {
-    std::copy_n(x, end, scratch);
-    return write_row(scratch, end, to, scale, hadamard);
+    std::copy_n(x, end, to);
+    return;
   }
   if (model.has_layer_norms) {
-    centre(x, count, scratch);
-    x = scratch;
+    centre(x, count, to);
+    x = to;
   }
   const Floats factor = broadcast(inverse_rms(x, count, model.norm_eps));
-  for (int i = 0; i < end; i += kLanes)
-    store(scratch + i, load<Floats>(x + i) * factor * load<Floats>(weight + i));
+  for (int i = 0; i < end; i += kLanes) store(to + i, load<Floats>(x + i) * factor * load<Floats>(weight + i));
   if (model.has_layer_norms)
-    for (int i = 0; i < end; i += kLanes) store(scratch + i, load<Floats>(scratch + i) + load<Floats>(weight + end + i));
-  write_row(scratch, end, to, scale, hadamard);
+    for (int i = 0; i < end; i += kLanes) store(to + i, load<Floats>(to + i) + load<Floats>(weight + end + i));
 }
 
 // The padding of the row is reset to zeros: a step with NaNs may leave some there, and norms read it. Guesses of a draft
@@ -110,7 +64,7 @@ inline void embed(const Model& model, int token_id, int position, float* to) {
     const float* learned = model.positions + size_t(std::min(position, model.num_positions - 1)) * width;
     for (int i = 0; i < width; i += kLanes) store(to + i, load<Floats>(to + i) + load<Floats>(learned + i));
   }
-  if (model.embedding_norm) norm_row(model, to, model.embedding_norm, to, to, nullptr);
+  if (model.embedding_norm) norm_row(model, to, model.embedding_norm, to);
 }
 
 // to += multiplier * the normed row x. All rows are padded.
