@@ -9,7 +9,7 @@ from enum import IntEnum
 LANES = 16  # numbers in a vector, kLanes in src/simd.h
 GROUP_INPUTS = 64  # that share a scale and a least value in int4, or two scales in mxfp4
 SCALE_CHANNELS = 32  # of an eight-bit key that share a scale, a bfloat16; a value has one scale
-_GROUP_STEPS = GROUP_INPUTS // 8 + 1  # of eight weights each, and one for the parameters
+_WEIGHT_STEPS = GROUP_INPUTS // 8  # of a group, before its parameters
 
 
 class Activation(IntEnum):
@@ -32,6 +32,7 @@ class Format(IntEnum):
     INT8 = 2
     INT4 = 3
     MXFP4 = 4
+    FINE_INT4 = 5  # in groups of 32
 
     @property
     def arithmetic(self) -> Format:
@@ -41,12 +42,12 @@ class Format(IntEnum):
     @property
     def has_groups(self) -> bool:
         """Whether weights are in four bits, in groups with their own parameters."""
-        return self in (Format.INT4, Format.MXFP4)
+        return self >= Format.INT4
 
     def steps(self, num_inputs: int) -> int:
         """The number of 32-bit words in a column of that many weights, see ``src/pack.h`` and ``src/int4.h``."""
         if self.has_groups:
-            return -(-num_inputs // GROUP_INPUTS) * _GROUP_STEPS
+            return -(-num_inputs // GROUP_INPUTS) * (_WEIGHT_STEPS + (2 if self is Format.FINE_INT4 else 1))
         return -(-num_inputs // (1, 2, 4)[self])
 
     def cache_bytes(self, key_dim: int, value_dim: int, *, has_eight_bits: bool) -> tuple[int, int]:

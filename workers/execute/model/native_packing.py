@@ -34,6 +34,7 @@ class Packing:
         self.format = format_
         self._checkpoint = checkpoint
         self._has_four_bits = dict(self._formats_of_experts())
+        self._is_fine = format_ is Format.INT4 and self._has_groups_of_32()
         self._arena = Arena(packed_bytes(spec, self._format_of))
         self._packer = Packer(library, num_threads)
         self._quantised: dict[str, list[Placement]] = {}
@@ -47,10 +48,31 @@ class Packing:
         """The format of a matrix with the weights of these names."""
         if self._checkpoint.quantised_format is None:
             is_quantised = names != (self.spec.head,)
+            if is_quantised and self._is_fine:
+                return Format.FINE_INT4
         else:
             has_four_bits = self._checkpoint.has_four_bits
             is_quantised = all(self._has_four_bits.get(name, has_four_bits(name)) for name in names)
         return self.format if is_quantised else self.format.arithmetic
+
+    def _has_groups_of_32(self) -> bool:
+        """Whether the weights were rounded to four bits in groups of 32 before, as in most GGUF files.
+
+        In other groups of 32, or in groups of 64, hardly ever do only 16 different values occur.
+        """
+        layer = self.spec.layer(self.spec.num_layers // 2)
+        names = [*layer.qkv, *layer.gate_up, layer.output, layer.down]
+
+        def share(size: int) -> float:
+            """Of the groups that have at most 16 values."""
+            counts = [
+                num_values(self._turned(name, self._checkpoint[name]), size)
+                for name in names
+                if name in self._checkpoint
+            ]
+            return float(np.mean(np.concatenate(counts) <= 16)) if counts else 0.0
+
+        return self._checkpoint.quantised_format is None and share(32) > 0.5 > share(64)
 
     def _formats_of_experts(self) -> Iterator[tuple[str, bool]]:
         """Yield the names of the weights of experts, and whether they are kept in four bits.
@@ -158,6 +180,15 @@ class Packing:
     def _count(self) -> None:
         self._done += 1
         self._progress(self._done, self._total)
+
+
+def num_values(weights: torch.Tensor, size: int) -> npt.NDArray[np.int64]:
+    """How many different values each group of inputs has, in a few outputs; one if groups do not fit."""
+    rows = weights[:4].float().numpy()
+    if rows.ndim != 2 or rows.shape[1] % size:
+        return np.full(1, size)
+    groups = np.sort(rows.reshape(-1, size))
+    return 1 + (np.diff(groups) != 0).sum(axis=1)
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:

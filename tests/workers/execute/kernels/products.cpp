@@ -16,8 +16,8 @@ using namespace triptych;
 
 namespace {
 
-constexpr const char* kNames[] = {"float32", "bfloat16", "int8", "int4", "mxfp4"};
-constexpr double kTolerances[] = {2e-6, 1e-2, 3e-2, 3e-2, 3e-2};  // as in test_multiply.py
+constexpr const char* kNames[] = {"float32", "bfloat16", "int8", "int4", "mxfp4", "fine int4"};
+constexpr double kTolerances[] = {2e-6, 1e-2, 3e-2, 3e-2, 3e-2, 3e-2};  // as in test_multiply.py
 constexpr int kMaxRows = 13;
 
 void check(bool is_right, const char* what, int format, int rows) {
@@ -43,7 +43,7 @@ void multiply_rows(const Matrix& matrix, const Rows& rows, Range range, float* y
       with_rows(count, [&](auto known) {
         constexpr int kRows = decltype(known)::value, kAtATime = vectors_at_a_time(kRows, 4);
         for (int first = 0; first < 4; first += kAtATime)
-          add_groups<Format, kRows, kAtATime>(sums, 4, pointers, worths, weights, first, steps / kGroupSteps,
+          add_groups<Format, kRows, kAtATime>(sums, 4, pointers, worths, weights, first, steps / kGroupSteps<Format>,
                                               PrefetchLines<0>{});
       });
     } else {
@@ -81,7 +81,7 @@ struct Packed {
   Packed(int format, int num_inputs, int num_outputs, std::mt19937& random) {
     const int columns = padded(num_outputs), groups = num_groups_of(num_inputs);
     const int per_group = format == kFloat32 ? 1 : format == kBFloat16 ? 2 : 4;
-    const int steps = format >= kInt4 ? groups * kGroupSteps : (num_inputs + per_group - 1) / per_group;
+    const int steps = format >= kInt4 ? groups * group_steps_of(format) : (num_inputs + per_group - 1) / per_group;
     blocks.resize(size_t(columns) * steps);
     scales.resize(columns);
     offsets.resize(columns);
@@ -101,7 +101,7 @@ struct Packed {
       for (float& weight : weights) weight = float(random() % 2001) / 1000 - 1;
       pack(matrix, weights.data(), {0, 64}, 0, num_outputs);
     }
-    if (format == kInt4 || format == kMxfp4) unpack(matrix, {0, 64}, 0, num_outputs, weights.data());
+    if (format >= kInt4) unpack(matrix, {0, 64}, 0, num_outputs, weights.data());
   }
 
   std::vector<float> multiply(const float* x, int rows) const {
@@ -111,6 +111,7 @@ struct Packed {
       case kBFloat16: multiply_all<BFloat16>(matrix, x, rows, y.data()); break;
       case kInt8: multiply_all<Int8>(matrix, x, rows, y.data()); break;
       case kInt4: multiply_all<Int4>(matrix, x, rows, y.data()); break;
+      case kFineInt4: multiply_all<FineInt4>(matrix, x, rows, y.data()); break;
       default: multiply_all<Mxfp4>(matrix, x, rows, y.data());
     }
     return y;
@@ -189,7 +190,7 @@ int main() {
   compare_segments<Float32>(kFloat32);
   compare_segments<BFloat16>(kBFloat16);
   uint32_t checksum = 0;
-  for (int format : {kFloat32, kBFloat16, kInt8, kInt4, kMxfp4}) {
+  for (int format : {kFloat32, kBFloat16, kInt8, kInt4, kMxfp4, kFineInt4}) {
     compare(format, 224, 150, checksum);
     compare(format, format == kMxfp4 ? 96 : 77, 70, checksum);
   }

@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float32]
 
 # Relative to the greatest output: the error of float sums, of rounding both factors to bfloat16, of both to 8 bits,
 # and of one to 8 bits when the other is exactly what its 4 bits stand for.
-TOLERANCES = dict(zip(Format, (2e-6, 1e-2, 3e-2, 3e-2, 3e-2), strict=True))
+TOLERANCES = dict(zip(Format, (2e-6, 1e-2, 3e-2, 3e-2, 3e-2, 3e-2), strict=True))
 # Rows, inputs and outputs.
 SHAPES = [
     (1, 1, 1), (1, 63, 65), (5, 100, 130), (7, 576, 192), (32, 49, 200), (13, 257, 64), (70, 80, 70), (2, 2048, 20),
@@ -46,7 +46,7 @@ class Packed:
             return
         weights = rng.standard_normal((num_outputs, num_inputs), dtype=np.float32)
         packer.pack(weights.ctypes.data, place, is_bf16=False)
-        self.weights = packer.unpack(place) if format_ is Format.INT4 else weights
+        self.weights = packer.unpack(place) if format_.has_groups else weights
 
     def multiply(self, x: Floats) -> Floats:
         y = np.empty((len(x), padded(self.num_outputs)), np.float32)
@@ -85,7 +85,9 @@ def test_row_has_the_same_bits_in_any_batch(level: str, format_: Format) -> None
 
 
 @pytest.mark.parametrize("level", WHOLE_LEVELS)
-@pytest.mark.parametrize(("format_", "most"), [(Format.INT8, 12), (Format.INT4, 35), (Format.MXFP4, 35)], ids=str)
+@pytest.mark.parametrize(
+    ("format_", "most"), [(Format.INT8, 12), (Format.INT4, 35), (Format.MXFP4, 35), (Format.FINE_INT4, 35)], ids=str
+)
 def test_one_large_channel_leaves_the_others_their_precision(level: str, format_: Format, most: float) -> None:
     """With one scale for all channels, the error would be 60 times as large."""
     packed, x = Packed(level, format_, 512, 64), random_rows(8, 512)

@@ -40,7 +40,7 @@ from triptych.workers.execute.step import Float32, Int32, StepCut, StepInputs
 
 PAGE_SIZE, NUM_PAGES = 16, 64
 FEW_PAGES = 12  # enough for a sequence of 150 tokens
-PLAIN_FORMATS = tuple(format_ for format_ in Format if format_ is not Format.MXFP4)  # of plain checkpoints
+PLAIN_FORMATS = tuple(format_ for format_ in Format if format_ not in (Format.MXFP4, Format.FINE_INT4))
 
 
 def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
@@ -80,14 +80,14 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
     return whole, first
 
 
-def in_four_bits(checkpoint: Path) -> Path:
-    """The checkpoint, changed so that int4 represents the weights of all layers exactly."""
+def in_four_bits(checkpoint: Path, size: int = 64) -> Path:
+    """The checkpoint, changed so that int4 represents the weights of all layers exactly, in groups of this size."""
     with changed_tensors(checkpoint) as tensors:
         layers = [name for name in tensors if (".layers." in name or ".h." in name) and not name.endswith("bias")]
-        tensors |= {name: in_sixteenths(tensors[name]) for name in layers if tensors[name].dim() == 2}
+        tensors |= {name: in_sixteenths(tensors[name], size) for name in layers if tensors[name].dim() == 2}
         # [experts, inputs, outputs]; the weights of a convolution are not quantised.
         stacks = [name for name in layers if tensors[name].dim() == 3 and "conv1d" not in name]
-        tensors |= {name: torch.stack([in_sixteenths(each.T).T for each in tensors[name]]) for name in stacks}
+        tensors |= {name: torch.stack([in_sixteenths(each.T, size).T for each in tensors[name]]) for name in stacks}
     return checkpoint
 
 
@@ -122,17 +122,17 @@ def changed_tensors(checkpoint: Path) -> Iterator[dict[str, torch.Tensor]]:
     save_file(tensors, file, {"format": "pt"})
 
 
-def in_sixteenths(weights: torch.Tensor) -> torch.Tensor:
-    """Weights [outputs, inputs] that int4 represents exactly: each is one of 16 multiples, and each 64 contain both
-    ends.
+def in_sixteenths(weights: torch.Tensor, size: int = 64) -> torch.Tensor:
+    """Weights [outputs, inputs] that int4 represents exactly: each is one of 16 multiples, and each group of this size
+    contains both ends.
     """
     rounded = torch.empty_like(weights)
-    for start in range(0, weights.shape[1], 64):
-        group = weights[:, start : start + 64]
+    for start in range(0, weights.shape[1], size):
+        group = weights[:, start : start + size]
         scale = (group.abs().amax(dim=1, keepdim=True) / 8).bfloat16().to(weights.dtype)
         numbers = torch.round(group / scale).clamp(-8, 7)
         numbers[:, 0], numbers[:, 1:2] = -8, 7
-        rounded[:, start : start + 64] = numbers * scale
+        rounded[:, start : start + size] = numbers * scale
     return rounded
 
 

@@ -21,12 +21,15 @@ from tests.workers.execute.model.native import (
     PAGE_SIZE,
     change_config,
     changed_tensors,
+    in_four_bits,
     in_sixteenths,
     make_checkpoint,
     make_inputs,
+    pack,
 )
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.decoder_spec import Unsupported
 from triptych.workers.execute.model.native_build import NativeModel, NativeSetting, load_proven
 from triptych.workers.execute.model.native_proof import load_native
@@ -162,6 +165,20 @@ def test_matrices_that_are_not_in_four_bits_get_eight(family: str, plain_part: s
     found = logits(load(stored))
     # On average, as a few tokens may choose other experts.
     assert 0 < np.abs(found - expected).mean() < 0.05 * np.abs(expected).mean()
+
+
+@pytest.mark.parametrize(("size", "expected"), [(32, Format.FINE_INT4), (64, Format.INT4), (None, Format.INT4)])
+def test_weights_rounded_in_groups_of_32_before_are_not_rounded_again(
+    size: int | None, expected: Format, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path, **SIZES)
+    if size:
+        in_four_bits(checkpoint, size)
+    weights = pack(checkpoint, available_levels()[0], Format.INT4)
+    assert {Format(weights.layers[0].qkv.format), Format(weights.layers[-1].down.format)} == {expected}
+    tensors = load_file(checkpoint / "model.safetensors")
+    exact = [torch.equal(unpack(), tensors[name]) for name, unpack in weights.quantised().items()]
+    assert all(exact) if size else not any(exact)
 
 
 def test_head_may_have_four_bits_too(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@
 
 namespace triptych {
 
-enum FormatCode : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kMxfp4 = 4 };
+enum FormatCode : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kMxfp4 = 4, kFineInt4 = 5 };
 enum Activation : int32_t {
   kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2, kSquaredRelu = 3, kRelu = 4, kGelu = 5, kXielu = 6
 };

@@ -10,6 +10,7 @@
 //   sum of unit x (scale q + least) = unit scale * sum of x q + least * unit * sum of x.
 #pragma once
 
+#include "abi.h"
 #include "tile.h"
 
 namespace triptych {
@@ -50,7 +51,8 @@ struct Int4Groups : Int8Groups {
 struct Int4 : Int4Groups {
   static constexpr int kGroup = 8;
   static constexpr int kWeightSteps = 8;  // of a group
-  static constexpr int kPieces = 1;  // of a group, each with a scale of its own
+  static constexpr int kWorthSteps = 1;   // behind them
+  static constexpr int kPieces = 1;       // of a group, each with a scale of its own
   using Accumulators = Floats;
 
   INLINED static Ints low(Ints weights) {
@@ -75,8 +77,25 @@ struct Int4 : Int4Groups {
   };
 };
 
+// Groups of 32: the same for each half of 64 inputs, whose parameters take a step each. 5 bits per weight.
+struct FineInt4 : Int4 {
+  static constexpr int kWorthSteps = 2;
+  static constexpr int kPieces = 2;
+
+  struct Worth : Int4::Worth {
+    using Int4::Worth::Worth;
+    Floats add(Floats sum, Ints products, const GroupWorth& row, int piece) const {
+      const Floats total = broadcast(row.unit * row.byte_sums[piece]);
+      return fma(to_floats(products), scale * broadcast(row.unit), fma(total, least, sum));
+    }
+  };
+};
+
 constexpr int kGroupInputs = 64;
-constexpr int kWeightSteps = Int4::kWeightSteps, kGroupSteps = kWeightSteps + 1;
+constexpr int kWeightSteps = Int4::kWeightSteps;
+template <class Format>
+constexpr int kGroupSteps = kWeightSteps + Format::kWorthSteps;
+inline int group_steps_of(int32_t format) { return format == kFineInt4 ? kGroupSteps<FineInt4> : kGroupSteps<Int4>; }
 
 inline int num_groups_of(int num_inputs) { return (num_inputs + kGroupInputs - 1) / kGroupInputs; }
 
@@ -113,7 +132,7 @@ __attribute__((noinline)) void add_groups(Floats* sums, int width, const uint32_
         add(high, 2 * step + 1);
       }
       unrolled<kVectors>([&](auto v) {
-        const size_t rest = kWeightSteps - (piece + 1) * kSteps;
+        const size_t rest = kWeightSteps - (piece + 1) * kSteps + piece % Format::kWorthSteps;
         const typename Format::Worth worth(load<Ints>(walk.vector(v) + rest * weights.stride), piece);
         unrolled<kRows>([&](auto r) {
           Floats& sum = sums[r * width + first + v];
@@ -122,8 +141,10 @@ __attribute__((noinline)) void add_groups(Floats* sums, int width, const uint32_
       });
       unrolled<kRows>([&](auto r) { a[r] += 2 * kSteps; });
     }
-    asking.step();
-    walk.next();
+    for (int step = 0; step < Format::kWorthSteps; ++step) {
+      asking.step();
+      walk.next();
+    }
   }
 }
 #endif

@@ -70,7 +70,7 @@ constexpr int most_rows() {
 
 template <class Format>
 inline int num_steps(const Matrix& matrix) {
-  if constexpr (kHasGroups<Format>) return num_groups_of(matrix.num_inputs) * kGroupSteps;
+  if constexpr (kHasGroups<Format>) return num_groups_of(matrix.num_inputs) * kGroupSteps<Format>;
   return (matrix.num_inputs + Format::kGroup - 1) / Format::kGroup;
 }
 
@@ -146,7 +146,8 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
       with_rows(count, [&](auto known) {
         constexpr int kRows = decltype(known)::value, kAtATime = vectors_at_a_time(kRows, kVectors);
         const auto add = [&](int first, auto asking) {
-          add_groups<Format, kRows, kAtATime>(sums, kVectors, pointers, worths, weights, first, steps / kGroupSteps, asking);
+          add_groups<Format, kRows, kAtATime>(sums, kVectors, pointers, worths, weights, first, steps / kGroupSteps<Format>,
+                                                asking);
         };
         add(0, lines);
         for (int first = kAtATime; first < kVectors; first += kAtATime) add(first, PrefetchLines<0>{});
@@ -202,6 +203,7 @@ void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& 
   if constexpr (std::is_same<Format, Int8>::value) {
     if (matrix.format == kInt4) return multiply_halves<Int4>(matrix, rows, range, write);
     if (matrix.format == kMxfp4) return multiply_halves<Mxfp4>(matrix, rows, range, write);
+    if (matrix.format == kFineInt4) return multiply_halves<FineInt4>(matrix, rows, range, write);
   }
   multiply_halves<Format>(matrix, rows, range, write);
 }

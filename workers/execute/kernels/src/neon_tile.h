@@ -95,7 +95,7 @@ __attribute__((noinline)) void add_groups(Floats* sums, int width, const uint32_
         });
       }
       unrolled<kVectors>([&](auto v) ALWAYS {
-        const size_t rest = Format::kWeightSteps - (piece + 1) * kSteps;
+        const size_t rest = Format::kWeightSteps - (piece + 1) * kSteps + piece % Format::kWorthSteps;
         const typename Format::Worth worth(load<Ints>(walk.vector(v) + rest * weights.stride), piece);
         unrolled<kRows>([&](auto r) ALWAYS {
           Floats& sum = sums[r * width + first + v];
@@ -104,8 +104,10 @@ __attribute__((noinline)) void add_groups(Floats* sums, int width, const uint32_
       });
       unrolled<kRows>([&](auto r) ALWAYS { a[r] += 2 * kSteps; });
     }
-    asking.step();
-    walk.next();
+    for (int step = 0; step < Format::kWorthSteps; ++step) {
+      asking.step();
+      walk.next();
+    }
   }
 }
 

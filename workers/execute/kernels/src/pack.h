@@ -146,7 +146,11 @@ void pack(const Matrix& matrix, const Source* source, Placement placement, int b
     const Source* rows = source + size_t(n) * matrix.num_inputs;
     if constexpr (std::is_same<Format, Int4>::value) {
       pack_groups(matrix, placement.column(n), count, [&](int r, int group) {
-        return quantise(rows + size_t(r) * matrix.num_inputs, matrix.num_inputs, group);
+        return quantise<kGroupInputs>(rows + size_t(r) * matrix.num_inputs, matrix.num_inputs, group);
+      });
+    } else if constexpr (std::is_same<Format, FineInt4>::value) {
+      pack_groups(matrix, placement.column(n), count, [&](int r, int group) {
+        return Halves::of(rows + size_t(r) * matrix.num_inputs, matrix.num_inputs, group);
       });
     } else if constexpr (std::is_same<Format, Int8>::value) {
       pack_strip<Format>(matrix, transformed(rows, matrix, count).data(), placement.column(n), count);
@@ -160,6 +164,7 @@ template <class Source>
 void pack(const Matrix& matrix, const Source* source, Placement placement, int begin, int end) {
   switch (matrix.format) {
     case kInt4: return pack<Int4>(matrix, source, placement, begin, end);
+    case kFineInt4: return pack<FineInt4>(matrix, source, placement, begin, end);
     case kFloat32: return pack<Float32>(matrix, source, placement, begin, end);
     case kBFloat16: return pack<BFloat16>(matrix, source, placement, begin, end);
     default: return pack<Int8>(matrix, source, placement, begin, end);
@@ -194,7 +199,8 @@ void unpack(const Matrix& matrix, Placement placement, int begin, int end, float
 inline void unpack(const Matrix& matrix, Placement placement, int begin, int end, float* to) {
   const auto with = [&](const auto& weight) { unpack(matrix, placement, begin, end, to, weight); };
   switch (matrix.format) {
-    case kInt4: return with([](const auto&... of) { return int4_weight(of...); });
+    case kInt4:
+    case kFineInt4: return with([](const auto&... of) { return int4_weight(of...); });
     case kMxfp4: return with([](const auto&... of) { return mxfp4_weight(of...); });
     case kFloat32: return with([](const auto&... of) { return float_weight(of...); });
     default: return with([](const auto&... of) { return byte_weight(of...); });

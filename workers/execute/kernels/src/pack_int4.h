@@ -8,9 +8,10 @@
 
 namespace triptych {
 
-// A quantised group: its numbers, with scale and least value rounded to bfloat16.
+// A quantised group of 64 or 32: its numbers, with scale and least value rounded to bfloat16.
+template <int kInputs>
 struct Quantised {
-  static constexpr int kVectors = kGroupInputs / kLanes;
+  static constexpr int kVectors = kInputs / kLanes;
   Floats numbers[kVectors];
   float scale, least, error;  // error: sum of squares
 
@@ -40,34 +41,40 @@ struct Quantised {
       totals[3] = fma(numbers[v], weights[v], totals[3]);
     }
     const float ones = sum(totals[0]), squares = sum(totals[1]), values = sum(totals[2]), products = sum(totals[3]);
-    const float spread = kGroupInputs * squares - ones * ones;
+    const float spread = kInputs * squares - ones * ones;
     if (!(spread > 0)) return;
-    const float slope = (kGroupInputs * products - ones * values) / spread;
-    assign(weights, slope, (values - slope * ones) / kGroupInputs);
+    const float slope = (kInputs * products - ones * values) / spread;
+    assign(weights, slope, (values - slope * ones) / kInputs);
   }
 
   uint8_t number(int i) const { return uint8_t(reinterpret_cast<const float*>(numbers)[i]); }
-  uint32_t worth() const { return to_bf16(scale) | uint32_t{to_bf16(least)} << 16; }
+  uint32_t worth(int) const { return to_bf16(scale) | uint32_t{to_bf16(least)} << 16; }
 };
 
 // Spreading sixteen values from the smallest to the largest weight wastes some on the few weights at both ends. So
-// several narrower ranges are tried, each refined by least squares, and the best one is used. If a weight is infinite
-// or NaN, the scale is NaN.
-inline Quantised quantise(const Floats* weights) {
+// several narrower ranges are tried, each refined by least squares, and the best one is used. The weights may also be
+// multiples of one number already, of which they need not use all sixteen. If a weight is infinite or NaN, the scale is
+// NaN.
+template <int kInputs>
+inline Quantised<kInputs> quantise(const Floats* weights) {
+  using Group = Quantised<kInputs>;
   Floats low = weights[0], high = weights[0], zeros = broadcast(0.0f);
-  for (int v = 0; v < Quantised::kVectors; ++v) {
+  for (int v = 0; v < Group::kVectors; ++v) {
     low = min(low, weights[v]);
     high = max(high, weights[v]);
     zeros = zeros + (weights[v] - weights[v]);
   }
   const float least = -greatest(broadcast(0.0f) - low), range = greatest(high) - least + sum(zeros);
-  Quantised best, group;
+  Group best, group;
   best.assign(weights, range / 15, least);
-  for (float part : {1.0f, 0.9f, 0.8f, 0.7f}) {
-    group.assign(weights, part * range / 15, least + (1 - part) / 2 * range);
+  const auto attempt = [&](float scale, float start) {
+    group.assign(weights, scale, start);
     group.refine(weights);
     if (group.error < best.error) best = group;
-  }
+  };
+  for (float part : {1.0f, 0.9f, 0.8f, 0.7f}) attempt(part * range / 15, least + (1 - part) / 2 * range);
+  if (kInputs < kGroupInputs)
+    for (int steps = 14; steps >= 8; --steps) attempt(range / float(steps), least);
   return best;
 }
 
@@ -75,9 +82,9 @@ inline Quantised quantise(const Floats* weights) {
 // inputs do not matter: their activations are zeros.
 template <class GroupOf>
 void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& group_of) {
-  const int num_groups = num_groups_of(matrix.num_inputs);
-  uint32_t* place = matrix.blocks + size_t(column / 64) * num_groups * kGroupSteps * 64 + column % 64;
-  for (int index = 0; index < num_groups; ++index, place += kGroupSteps * 64)
+  const int num_groups = num_groups_of(matrix.num_inputs), group_steps = group_steps_of(matrix.format);
+  uint32_t* place = matrix.blocks + size_t(column / 64) * num_groups * group_steps * 64 + column % 64;
+  for (int index = 0; index < num_groups; ++index, place += group_steps * 64)
     for (int r = 0; r < count; ++r) {
       const auto group = group_of(r, index);
       uint8_t numbers[kGroupInputs];
@@ -88,21 +95,33 @@ void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& gro
         std::memcpy(&high, numbers + step * Int4::kGroup + 4, sizeof high);
         place[step * 64 + r] = low | high << 4;
       }
-      place[kWeightSteps * 64 + r] = group.worth();
+      for (int step = kWeightSteps; step < group_steps; ++step) place[step * 64 + r] = group.worth(step - kWeightSteps);
     }
 }
 
 // Quantises one group of a checkpoint's weights. Missing inputs repeat existing ones, so that they take up none of the
 // 16 values.
-template <class Source>
-Quantised quantise(const Source* row, int num_inputs, int group) {
-  Floats weights[Quantised::kVectors];
+template <int kInputs, class Source>
+Quantised<kInputs> quantise(const Source* row, int num_inputs, int group) {
+  Floats weights[Quantised<kInputs>::kVectors] = {};
   float* const values = reinterpret_cast<float*>(weights);
-  const int first = group * kGroupInputs, count = std::min(kGroupInputs, num_inputs - first);
+  const int first = group * kInputs, count = std::min(kInputs, num_inputs - first);
+  if (count <= 0) return quantise<kInputs>(weights);
   convert(row + first, count, values);
-  for (int i = count; i < kGroupInputs; ++i) values[i] = values[i - count];
-  return quantise(weights);
+  for (int i = count; i < kInputs; ++i) values[i] = values[i - count];
+  return quantise<kInputs>(weights);
 }
+
+// 64 inputs in groups of 32.
+struct Halves {
+  Quantised<32> half[2];
+  template <class Source>
+  static Halves of(const Source* row, int num_inputs, int group) {
+    return {{quantise<32>(row, num_inputs, 2 * group), quantise<32>(row, num_inputs, 2 * group + 1)}};
+  }
+  uint8_t number(int i) const { return half[i / 32].number(i % 32); }
+  uint32_t worth(int step) const { return half[step].worth(0); }
+};
 
 // A matrix that is already in four bits.
 struct FourBits {
@@ -110,10 +129,10 @@ struct FourBits {
   const float* scales;     // [outputs][groups]
   const float* least;      // [outputs][groups]
 
-  Quantised group(int output, int num_inputs, int index) const {
+  Quantised<kGroupInputs> group(int output, int num_inputs, int index) const {
     const int first = index * kGroupInputs, count = std::min(kGroupInputs, num_inputs - first);
     const size_t worth = size_t(output) * num_groups_of(num_inputs) + index;
-    Quantised group{};
+    Quantised<kGroupInputs> group{};
     for (int i = 0; i < count; ++i)
       reinterpret_cast<float*>(group.numbers)[i] = numbers[size_t(output) * num_inputs + first + i];
     group.scale = from_bf16(to_bf16(scales[worth]));
@@ -128,11 +147,12 @@ struct Grouped {
   uint32_t worth;
 };
 inline Grouped grouped(const Matrix& matrix, int column, int input) {
-  const size_t num_groups = num_groups_of(matrix.num_inputs);
+  const size_t num_groups = num_groups_of(matrix.num_inputs), group_steps = group_steps_of(matrix.format);
   const uint32_t* group =
-      matrix.blocks + (column / 64 * num_groups + input / kGroupInputs) * kGroupSteps * 64 + column % 64;
+      matrix.blocks + (column / 64 * num_groups + input / kGroupInputs) * group_steps * 64 + column % 64;
+  const int worth_step = matrix.format == kFineInt4 && input % kGroupInputs >= 32 ? 1 : 0;
   const int place = input % kGroupInputs, shift = 8 * (place % 4) + place % Int4::kGroup / 4 * 4;
-  return {int(group[place / Int4::kGroup * 64] >> shift & 15), group[kWeightSteps * 64]};
+  return {int(group[place / Int4::kGroup * 64] >> shift & 15), group[(kWeightSteps + worth_step) * 64]};
 }
 
 // The same weight, dequantised.

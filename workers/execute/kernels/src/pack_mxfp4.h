@@ -16,7 +16,7 @@ struct MxWeights {
     uint8_t numbers[kGroupInputs];
     uint16_t scales[2];  // bfloat16
     uint8_t number(int i) const { return numbers[i]; }
-    uint32_t worth() const { return scales[0] | uint32_t{scales[1]} << 16; }
+    uint32_t worth(int) const { return scales[0] | uint32_t{scales[1]} << 16; }
   };
   // Missing inputs are zeros.
   Group group(int output, int num_inputs, int index) const {
