@@ -188,7 +188,7 @@ def num_values(weights: torch.Tensor, size: int) -> npt.NDArray[np.int64]:
     if rows.ndim != 2 or rows.shape[1] % size:
         return np.full(1, size)
     groups = np.sort(rows.reshape(-1, size))
-    return 1 + (np.diff(groups) != 0).sum(axis=1)
+    return 1 + np.count_nonzero(np.diff(groups), axis=1)
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
