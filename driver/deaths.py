@@ -82,17 +82,3 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
-
-
-def run_delays(pid: int) -> dict[int, int]:
-    """How long each thread of a process, by its id, has been ready to run and waited for a processor, in ns.
-
-    Empty if the kernel does not count it. Source: Documentation/scheduler/sched-stats.rst.
-    """
-    delays = {}
-    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        try:
-            delays[int(file.parent.name)] = int(file.read_text().split()[1])
-        except (OSError, IndexError):  # the thread has ended; the kernel has no such statistics
-            continue
-    return delays

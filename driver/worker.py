@@ -6,7 +6,8 @@ import subprocess
 from collections import deque
 from dataclasses import dataclass, field
 
-from .deaths import is_stopped, run_delays
+from ..protocol.starvation import Starvation
+from .deaths import is_stopped
 
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
 
@@ -26,7 +27,7 @@ class Worker:
     started_at: float = 0.0
     seen_running_at: float = 0.0  # when it was last seen not suspended
     excused_until: float = 0.0  # see ``excuse``
-    delays_before: dict[int, int] | None = None  # of its threads, when it was first seen silent; None: it is not
+    starvation: Starvation = field(default_factory=Starvation)
     deaths: deque[float] = field(default_factory=deque)  # internal, unexplained, within the restart window
     all_deaths: deque[float] = field(default_factory=deque)  # internal, explained or not, within the restart window
     num_restarts: int = 0
@@ -69,18 +70,8 @@ class Worker:
         return silent_s - self.starved_s(silent_s, patience_s) > patience_s
 
     def starved_s(self, silent_s: float, patience_s: float) -> float:
-        """How much of its silence one of its threads spent waiting for a processor, counted from half the patience on.
-
-        On a machine with more to do than it has processors, a slow step is not a hang: killing the worker would cost a
-        start, and blame its requests.
-        """
-        if self.process is None or silent_s < patience_s / 2:
-            self.delays_before = None
-            return 0.0
-        delays = run_delays(self.process.pid)
-        if self.delays_before is None:
-            self.delays_before = delays
-        return max((delay - self.delays_before.get(thread, 0) for thread, delay in delays.items()), default=0) / 1e9
+        """How much of its silence it waited for a processor: killing it would cost a start, and blame its requests."""
+        return 0.0 if (pid := self.pid) is None else self.starvation.of(pid, silent_s, patience_s)
 
     def note_death(self, now: float, *, num_explained: int) -> None:
         """One more internal death; it explains ``num_explained`` deaths, itself included."""

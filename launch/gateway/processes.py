@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import os
 import select
 import signal
@@ -23,6 +24,7 @@ from pathlib import Path
 from ...protocol.errors import ConfigError
 from ...protocol.lifeline import child_environment
 from ...protocol.private_file import write_private
+from ...protocol.starvation import Starvation
 from .address import URL_FILE, listening, url_of
 from .config import GatewayConfig
 from .counters import forget_counts
@@ -30,6 +32,7 @@ from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
+LOOK_S = 1.0  # how often to count a silence
 START_S = 30.0  # until the first sign of life
 HANG_S = 10.0  # without a sign of life before a gateway is killed
 STOP_S = 8.0  # for a gateway to finish its connections
@@ -154,18 +157,24 @@ class _Process(threading.Thread):
         return process
 
     def _watch(self, process: subprocess.Popen[bytes], pulse: int) -> None:
-        """Return when the process has ended; kill it if it is silent for too long."""
-        patience_s, stop_at = START_S, None
+        """Return when the process has ended; kill it if it is silent for too long through its own fault."""
+        silent_s, patience_s, stop_at, starvation = 0.0, START_S, math.inf, Starvation()
         while True:
             if self._stopping.is_set():
-                stop_at = stop_at or time.monotonic() + STOP_S
-                patience_s = max(0.0, stop_at - time.monotonic())
-            ready, _, _ = select.select([pulse], [], [], min(patience_s, 1.0) if stop_at else patience_s)
+                stop_at = min(stop_at, time.monotonic() + STOP_S)
+            ready, _, _ = select.select([pulse], [], [], LOOK_S)
             if ready and not os.read(pulse, 4096):
                 return
             if ready:
-                patience_s = HANG_S
-            elif stop_at is None or time.monotonic() >= stop_at:
-                logger.warning("gateway %d showed no sign of life for %.0f s: killing it", self._index, patience_s)
-                process.kill()
-                return
+                silent_s, patience_s = 0.0, HANG_S
+            else:  # looks, not the clock: in a paused container both processes stand still
+                silent_s += LOOK_S
+            if time.monotonic() >= stop_at:
+                why = f"did not stop within {STOP_S:.0f} s"
+            elif silent_s - starvation.of(process.pid, silent_s, patience_s) > patience_s:
+                why = f"showed no sign of life for {silent_s:.0f} s"
+            else:
+                continue
+            logger.warning("gateway %d %s: killing it", self._index, why)
+            process.kill()
+            return

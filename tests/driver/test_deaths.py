@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import eventually
 from triptych.driver import deaths
-from triptych.driver.deaths import OomWatch, run_delays
+from triptych.driver.deaths import OomWatch
 from triptych.protocol import cgroups
 
 Place = Callable[[str, str], None]
@@ -74,15 +69,3 @@ def test_kernel_without_counters_reports_nothing(place: Place) -> None:
     place("membership", "4:memory:/a\n")
     place("groups/memory/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n")
     assert not OomWatch().has_killed()
-
-
-def test_waiting_for_a_processor_is_measured() -> None:
-    """Two busy processes on one processor: each waits while the other runs."""
-    processor = min(os.sched_getaffinity(0))
-    spin = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
-    with contextlib.ExitStack() as stack:
-        pair = [stack.enter_context(subprocess.Popen([sys.executable, "-c", spin])) for _ in range(2)]
-        for process in pair:
-            stack.callback(process.kill)
-        eventually(lambda: all(max(run_delays(process.pid).values(), default=0) > 10_000_000 for process in pair))
-    assert run_delays(pair[0].pid) == {}

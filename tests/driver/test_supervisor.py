@@ -22,10 +22,10 @@ from triptych import Driver
 from triptych.driver import driver as driver_module
 from triptych.driver import replacing
 from triptych.driver import supervisor as supervisor_module
-from triptych.driver import worker as worker_module
 from triptych.driver.processes import last_log_lines, log_of, open_cwd
 from triptych.driver.supervisor import CHECK_S, Supervisor
 from triptych.driver.worker import Worker
+from triptych.protocol import starvation
 from triptych.protocol.board import ROLES, STOP, Board
 from triptych.protocol.config import PipelineConfig, SupervisorConfig
 from triptych.protocol.errors import ConfigError, PipelineClosed, WorkerDied
@@ -182,7 +182,7 @@ def test_worker_without_processor_time_is_waited_for(fast_repeats: Driver, monke
     """As on an overloaded machine. If it were killed, it would only have to start again there."""
     role, old = "prepare", pid_of(fast_repeats, "prepare")
     with monkeypatch.context() as patch:
-        patch.setattr(worker_module, "run_delays", lambda pid: {1: time.monotonic_ns()})
+        patch.setattr(starvation, "run_delays", lambda pid: {1: time.monotonic_ns()})
         os.kill(old, signal.SIGSTOP)
         eventually(lambda: fast_repeats.health().workers[role].since_progress_s > 3 * HANG_S)
         assert fast_repeats.pids[role] == old

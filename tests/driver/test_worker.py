@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from triptych.driver import worker as worker_module
 from triptych.driver.worker import MAX_BACK_OFF_S, Worker
+from triptych.protocol import starvation
 
 
 def make_worker(*explained: int) -> Worker:
@@ -67,7 +67,7 @@ def test_silence_without_processor_time_is_not_a_hang(monkeypatch: pytest.Monkey
     """Waiting counts in the second half of the patience, for the longest-waiting thread, until there is progress."""
     delays_s = [{1: 5.0}, {1: 6.5, 2: 0.5}, {1: 7.0, 2: 9.0}, {1: 9.0}]
     seen = iter([{thread: int(s * 1e9) for thread, s in each.items()} for each in delays_s])
-    monkeypatch.setattr(worker_module, "run_delays", lambda pid: next(seen))
+    monkeypatch.setattr(starvation, "run_delays", lambda pid: next(seen))
     process = subprocess.Popen(["true"])
     process.wait()
     worker = Worker("prepare", process)

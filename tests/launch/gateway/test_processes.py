@@ -27,11 +27,12 @@ from tests.launch.test_processes import serving
 from tests.proc import children_of, is_alive
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.launch.gateway import server
+from triptych.launch.gateway import processes, server
 from triptych.launch.gateway.address import URL_FILE, check_address, listen, split_address, url_of
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.processes import gateways
 from triptych.launch.gateway.settings import Settings
+from triptych.protocol import starvation
 from triptych.protocol.errors import ConfigError
 
 PATH = "/v1/completions"
@@ -115,6 +116,27 @@ def test_gateway_raises_its_limit_of_open_files(pipeline: Driver) -> None:
         [pid] = gateway_pids()
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         assert soft == hard
+
+
+def test_gateway_without_processor_time_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on an overloaded machine, where every start would take longer than it may and be followed by another one."""
+    waited_ns: list[int] = []
+
+    def run_delays(_: int) -> dict[int, int]:
+        waited_ns.append(min(len(waited_ns), 20) * 10_000_000)  # as long as it is silent, for the first twenty looks
+        return {1: waited_ns[-1]}
+
+    monkeypatch.setattr(starvation, "run_delays", run_delays)
+    monkeypatch.setattr(processes, "LOOK_S", 0.01)
+    monkeypatch.setattr(processes, "START_S", 0.05)
+    pulse, childs_end = os.pipe()
+    with subprocess.Popen(["sleep", "60"]) as silent, socket.socket() as listener:
+        watcher = processes._Process(GatewayConfig(), tmp_path, index=0, listener=listener, log_level="error")
+        watcher._watch(silent, pulse)
+        assert silent.wait() == -signal.SIGKILL
+    assert len(waited_ns) > 20
+    os.close(pulse)
+    os.close(childs_end)
 
 
 def test_stream_is_resumed_after_its_gateway_was_killed() -> None:

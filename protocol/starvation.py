@@ -1,0 +1,45 @@
+"""How long others waited for a processor: on a machine with more to do than it has processors, slow is not stuck.
+
+Whoever gives up on a process or a thread after some time subtracts what it waited: a new start would cost it even more
+there, and what it works on is not to blame.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def run_delays(pid: int) -> dict[int, int]:
+    """How long each thread of a process, by its id, has been ready to run and waited for a processor, in ns.
+
+    Empty if the kernel does not count it. Source: Documentation/scheduler/sched-stats.rst.
+    """
+    delays = {}
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        try:
+            delays[int(file.parent.name)] = int(file.read_text().split()[1])
+        except (OSError, IndexError):  # the thread has ended; the kernel has no such statistics
+            continue
+    return delays
+
+
+def longest_s(delays: dict[int, int], before: dict[int, int]) -> float:
+    """How long the thread that waited longest has waited between two ``run_delays``."""
+    return max((delay - before.get(thread, 0) for thread, delay in delays.items()), default=0) / 1e9
+
+
+class Starvation:
+    """The part of a process's silence in which one of its threads waited, counted from half of the patience on."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, int] | None = None  # when it was first seen silent; None: it is not
+
+    def of(self, pid: int, silent_s: float, patience_s: float) -> float:
+        """Seconds. Called while it is silent and while it is not."""
+        if silent_s < patience_s / 2:
+            self._before = None
+            return 0.0
+        delays = run_delays(pid)
+        if self._before is None:
+            self._before = delays
+        return longest_s(delays, self._before)
