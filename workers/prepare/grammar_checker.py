@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from ...protocol.starvation import longest_s, run_delays
 from ..process import STOPPED_S
 from .structured import Structured, refusal
 
@@ -131,19 +132,22 @@ class _Process:
     def answer(self, timeout_s: float) -> tuple[str, str]:
         """``(grammar, error)``, one of them empty.
 
-        If this process is stopped meanwhile, as in a paused container, so is the compiler: the time begins anew.
+        If this process is stopped meanwhile, as in a paused container, so is the compiler: the time begins anew. What
+        the compiler waits for a processor does not count: on a busy machine, a form may take many times as long.
 
         Raises:
             TimeoutError: no answer in time.
             EOFError: the process died.
         """
-        deadline = time.monotonic() + timeout_s
+        pid, began = self._process.pid, time.monotonic()
+        deadline, delays = began + timeout_s, run_delays(pid)
         received = b""
         while not received.endswith(b"\n"):
             if not self._selector.select(max(0.0, deadline - time.monotonic())):
-                if (now := time.monotonic()) < deadline + STOPPED_S:
+                if (now := time.monotonic()) >= deadline + STOPPED_S:
+                    began = now
+                if (deadline := began + timeout_s + longest_s(run_delays(pid), delays)) <= now:
                     raise TimeoutError
-                deadline = now + timeout_s
                 continue
             received += (chunk := os.read(self._stdout.fileno(), _READ_BYTES))
             if not chunk:

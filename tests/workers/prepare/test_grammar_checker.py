@@ -183,6 +183,27 @@ def test_pause_of_the_whole_machine_refuses_no_form(checker: GrammarChecker, mon
     assert compile_form(checker, {"regex": "second"})
 
 
+def test_form_is_not_refused_while_its_compiler_waits_for_a_processor(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an overloaded machine, where a form takes many times as long."""
+    compile_form(checker, {"regex": "first"})
+    assert checker._process is not None
+    select, clock = checker._process._selector.select, time.monotonic
+    waits: list[float] = []
+
+    def wait(timeout: float) -> Any:
+        if len(waits) == 3:
+            return select(timeout)
+        waits.append(timeout)
+        return []
+
+    monkeypatch.setattr(checker._process._selector, "select", wait)
+    monkeypatch.setattr(grammar_checker, "time", SimpleNamespace(monotonic=lambda: clock() + sum(waits)))
+    monkeypatch.setattr(grammar_checker, "run_delays", lambda _: {1: int(sum(waits) * 0.9e9)}, raising=False)
+    assert compile_form(checker, {"regex": "second"})
+
+
 def not_understood(*_: object) -> tuple[str, str]:
     raise ValueError("not JSON")
 
