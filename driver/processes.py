@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -46,9 +47,18 @@ def start_process(
             stdin=stdin,
             stdout=stderr,
             stderr=stderr,
-            env=child_environment(computes=role.startswith("execute")),
+            env={**child_environment(computes=role.startswith("execute")), **_temporary_folder(run_dir)},
             start_new_session=True,
         )
+
+
+def _temporary_folder(run_dir: Path) -> dict[str, str]:
+    """Variables that make up for a missing folder for temporary files, without which torch cannot even be imported."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:  # only shared memory can be written, as in a container with a read-only file system
+        return {"TMPDIR": str(run_dir)}
+    return {}
 
 
 def last_log_lines(run_dir: Path, role: str) -> str:

@@ -1,0 +1,30 @@
+"""The environment in which workers are started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triptych.driver.processes import log_of, start_process
+
+POPEN = subprocess.Popen
+
+
+def test_worker_has_a_temporary_folder_where_only_its_run_directory_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose file system is read-only. torch needs one to be imported."""
+
+    def show_folder(_: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return POPEN([sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"], **options)
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    monkeypatch.setattr(subprocess, "Popen", show_folder)
+    assert start_process(tmp_path, "execute", arguments=[], stdin=0, log=None, cwd=None).wait(20) == 0
+    assert log_of(tmp_path, "execute").read_text().strip() == str(tmp_path)
