@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class LockFile:
-    """An open file for ``flock``. Forked children do not keep it.
+    """An open file or folder for ``flock``. Forked children do not keep it.
 
     A child inherits the open file, and with it the lock: one that outlives its killed parent, as those of
     multiprocessing do, would keep the next driver out. So it closes the file at once.
@@ -20,7 +20,8 @@ class LockFile:
         Raises:
             OSError: it cannot be opened.
         """
-        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+        access = os.O_RDONLY if flags & os.O_DIRECTORY else os.O_RDWR
+        self._file = os.open(path, access | os.O_CLOEXEC | flags, 0o600)
         os.register_at_fork(after_in_child=self._close)
 
     def fileno(self) -> int:

@@ -42,6 +42,7 @@ class RunDir:
         """
         self.is_temporary = path is None
         self._kept: Path | None = None  # a sibling folder left by a killed driver, kept for its requests
+        self._folder: LockFile | None = None  # the folder itself, locked
         try:
             self.path = self._make_temporary() if path is None else _make(path)
             try:
@@ -72,6 +73,10 @@ class RunDir:
                 (self.path / TEMPORARY_FILE).touch(0o600)
             else:
                 (self.path / TEMPORARY_FILE).unlink(missing_ok=True)
+            self._folder = LockFile(self.path, os.O_DIRECTORY)
+            with contextlib.suppress(OSError):  # no such locks on this file system, but also no cleaner that heeds them
+                # systemd-tmpfiles deletes what was not touched for ten days in /tmp, but nothing in a locked folder.
+                self._folder.take()
         except BaseException:
             self.unlock()
             raise
@@ -101,6 +106,8 @@ class RunDir:
 
     def unlock(self) -> None:
         """Let another driver use the folder."""
+        if self._folder is not None:
+            self._folder.release()
         self._lock.release()
 
 

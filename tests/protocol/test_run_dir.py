@@ -57,6 +57,15 @@ def test_temporary_folder_is_private(temporary: RunDir) -> None:
     assert temporary.path.stat().st_mode & 0o777 == 0o700
 
 
+def test_cleaners_of_old_files_are_kept_out(tmp_path: Path) -> None:
+    """systemd-tmpfiles skips folders that are locked, with all they hold. Without its files no worker can restart."""
+    folder, cleaner = RunDir(tmp_path / "run"), LockFile(tmp_path / "run", os.O_DIRECTORY)
+    assert not cleaner.take()
+    folder.unlock()
+    assert cleaner.take()
+    cleaner.release()
+
+
 def test_temporary_folder_is_removed_with_its_contents(temporary: RunDir) -> None:
     (temporary.path / "sub").mkdir()
     (temporary.path / "sub" / "file").write_text("x")
