@@ -38,7 +38,7 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
     runner: Runner
     if config.model.model == HASH_MODEL:
         runner, card = build_hash_runner(config.model, config.cache, config.scheduler, run_dir=context.run_dir)
-        step_s = config.model.hash_step_ms / 1e3
+        step_s = config.model.hash_step_ms / 1e3 + config.model.hash_token_us / 1e6 * config.scheduler.token_budget
     else:
         runner, card, step_s = _build_torch_runner(config, context, is_first=known is None)
     card = replace(card, adapters={module.name: module.digest() for module in config.model.adapters})

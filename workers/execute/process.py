@@ -27,6 +27,7 @@ from .engine import Engine, NoTrace, StepOutputs
 from .grammar.intake import GrammarIntake
 from .grammar.matcher import GrammarCompiler, ReasoningLimit
 from .loading import load_runner, make_scheduler, settle_interval_ms
+from .patience import Patience
 from .quarantine import Quarantine
 from .reports import Reports
 from .scheduling.audit import measure_memory
@@ -43,7 +44,6 @@ IDLE_STEP_S = 0.001  # wait if there is work but no step can be planned, which t
 COMPILE_S = 30.0  # on a GPU, a step may be the first to need some kernel or graph
 PREPARE_S = 0.001  # at a time, for preparations while idle: a request that arrives meanwhile waits
 LOOK_S = 0.01  # interval at which statistics, view and heartbeat are updated between short steps
-PATIENCE_STEPS = 20  # a step that takes this many times as long as usual counts as hung
 
 
 def run(context: WorkerContext) -> None:
@@ -93,14 +93,13 @@ class Execute:
         )  # fmt: skip
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = self._next_look = 0.0
-        self._step_s = step_s
         self._num_steps = 0
         self._num_tokens = 0
         self._num_prefill_tokens = 0
         self._stats = StatsPublisher(context.page, self._collect)
-        self._least_patience_s = COMPILE_S if card.device.startswith("cuda") else 0.0
+        least_s = COMPILE_S if card.device.startswith("cuda") else 0.0
+        self._patience = Patience(context.page, full_step_s=step_s, least_s=least_s)
         self._showing = Showing(context.board.view, self._engine)
-        self._set_patience()
         self._links = context.links("summarize")
         self._reports = Reports(self._links, interval_ms=settle_interval_ms(context.config, card))
         self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card), self._links.bell())
@@ -178,6 +177,7 @@ class Execute:
                 return
             if plan.prefills:
                 self._tell()
+            self._patience.begin(plan)
             self._intent.begin(plan, self._engine.scheduler.rows, num_ahead=self._books.num_unwritten)
             self._engine.launch(plan)
 
@@ -331,16 +331,11 @@ class Execute:
 
     def _count(self, outputs: StepOutputs) -> None:
         elapsed_s = (outputs.collected_at - outputs.began_at) / 1e9
-        self._step_s = max(elapsed_s, 0.9 * self._step_s + 0.1 * elapsed_s)  # rises at once, falls slowly
+        self._patience.observe(outputs.plan, elapsed_s, ahead=self._engine.latest_plan)
         self._num_steps += 1
         self._num_tokens += len(outputs.progress.token_ids)
         self._num_prefill_tokens += outputs.plan.num_prefill_tokens
         self._stats.changed = True
-        if self._num_steps % 64 == 0:
-            self._set_patience()
-
-    def _set_patience(self) -> None:
-        self._context.page.set_patience(int(max(PATIENCE_STEPS * self._step_s, self._least_patience_s) * 1e9))
 
     def _collect(self) -> dict[str, Any]:
         stats, history = self._engine.stats, self._engine.history.summary()
@@ -348,7 +343,7 @@ class Execute:
         return {
             "steps": self._num_steps,
             "graph_steps": getattr(self._runner, "num_graph_steps", 0),
-            "step_ms": self._step_s * 1e3,
+            "step_ms": self._patience.step_s * 1e3,
             "tokens": self._num_tokens,
             "prefill_tokens": self._num_prefill_tokens,
             "batch_tokens": history.mean_batch_tokens,
