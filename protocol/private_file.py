@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -9,12 +10,18 @@ from pathlib import Path
 def write_private(path: Path, text: str, *, is_durable: bool = False) -> None:
     """Write a file atomically, readable by its owner only. ``is_durable``: it survives a power loss."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        # What was written of it may have filled the disk, and the log could not even say so.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     if is_durable:
         _flush_names(path.parent)
 

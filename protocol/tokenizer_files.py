@@ -34,7 +34,7 @@ def save_tokenizer(folder: Path, tokenizer_json: str, facts: TokenizerFacts) -> 
     """Write both files; the facts file comes last, so a reader sees both or none. Existing files are kept.
 
     Raises:
-        ConfigError: a different tokenizer is in use: live requests hold its token ids.
+        ConfigError: a different tokenizer is in use: live requests hold its token ids; or there is no space for it.
     """
     files = {TOKENIZER_FILE: tokenizer_json, FACTS_FILE: json.dumps(dataclasses.asdict(facts))}
     if (folder / FACTS_FILE).exists():
@@ -42,7 +42,14 @@ def save_tokenizer(folder: Path, tokenizer_json: str, facts: TokenizerFacts) -> 
             raise ConfigError("the model has another tokenizer than the one that is being served", param="model")
         return
     for name, text in files.items():
-        write_private(folder / name, text)
+        try:
+            write_private(folder / name, text)
+        except OSError as error:
+            raise ConfigError(
+                f"the tokenizer cannot be written to {folder}, it needs {len(tokenizer_json.encode())} bytes:"
+                f" {error.strerror}; use a --run-dir with enough free space, or a smaller --arena-bytes",
+                param="run_dir",
+            ) from error
 
 
 def load_facts(folder: Path) -> TokenizerFacts | None:

@@ -28,3 +28,4 @@ def test_private_file_is_replaced_completely_or_not_at_all(tmp_path: Path, monke
     with pytest.raises(OSError, match="killed"):
         write_private(tmp_path / "config.json", "new")
     assert (tmp_path / "config.json").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1, "what is left of the new one may fill the disk"
