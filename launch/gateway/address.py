@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ...protocol.errors import ConfigError
 
@@ -85,8 +87,19 @@ def url_of(listener: socket.socket) -> str:
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
+    """At the first of the host's addresses that this machine has: localhost may be 127.0.0.1, ::1 or both."""
+    first: OSError | None = None
+    for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            return _listen_at(socket.socket(family, kind, protocol), where)
+        except OSError as error:
+            first = first or error
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                break
+    raise first or OSError(errno.EADDRNOTAVAIL, "the host has no address")
+
+
+def _listen_at(listener: socket.socket, where: Any) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)

@@ -284,6 +284,18 @@ def test_occupied_address_is_refused_with_its_name() -> None:
             listen(taken)
 
 
+def test_host_is_served_at_the_address_that_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As localhost where the loopback interface has only one of 127.0.0.1 and ::1."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 0)) for host in ("192.0.2.1", "127.0.0.1")]
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        with listen("localhost:0") as listener:
+            assert url_of(listener).startswith("http://127.0.0.1:")
+        found.pop()
+        with pytest.raises(ConfigError, match="cannot listen at localhost:0: Cannot assign requested address"):
+            listen("localhost:0")
+
+
 @contextmanager
 def standing_alone(driver: Driver, path: Path, end: signal.Signals) -> Iterator[httpx2.Client]:
     """A gateway started with its own command, at a Unix socket, until this signal ends it."""
