@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -73,6 +74,14 @@ def is_internal(code: int, *, was_hung: bool, out_of_memory: bool) -> bool:
     if was_hung or code > 0:
         return True
     return -code in _SELF_INFLICTED or (-code == signal.SIGKILL and out_of_memory)
+
+
+def ran_out_of_files(code: int, log: str) -> bool:
+    """Whether ZeroMQ ended the process, as libzmq 4.3.5 does where it may open no file for one more connection.
+
+    It is the number of clients that is too large, and no request is to blame.
+    """
+    return code == -signal.SIGABRT and log.rpartition("\n")[2].startswith(os.strerror(errno.EMFILE))
 
 
 def is_stopped(pid: int) -> bool:

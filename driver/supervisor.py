@@ -20,7 +20,7 @@ from pathlib import Path
 from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
-from .deaths import OomWatch, exit_code, is_internal, is_stopped
+from .deaths import OomWatch, exit_code, is_internal, is_stopped, ran_out_of_files
 from .flag import Flag
 from .processes import last_log_lines, open_cwd, start_process
 from .spares import Spares
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25  # how often to check for hangs
 START_CHECK_S = 0.02
+CROWDED_S = 1.0  # until a worker with too many clients is started again: they would end it at once
 BEGIN_S = 1.0  # a thread that has not begun by then never will
 MAX_EXPLAINED = 8  # times max_restarts: limit for all deaths, including those explained by an identified request
 
@@ -240,7 +241,7 @@ class Supervisor:
 
     def _spawn(self, worker: Worker) -> None:
         if worker.role == "execute":
-            self._forget_old_deaths(worker)
+            worker.forget_deaths(before=time.monotonic() - self._config.restart_window_s)
             self._board.set_degraded(len(worker.deaths) > self._config.degrade_after)
         epoch = self._board.next_epoch(worker.role)
         worker.started_at = time.monotonic()
@@ -284,11 +285,14 @@ class Supervisor:
         os.close(worker.pidfd)
         worker.process, worker.pidfd = None, -1
         self._exit_codes[worker.role] = code
-        out_of_memory = self._oom.has_killed()
+        out_of_memory, log = self._oom.has_killed(), self.last_log_lines(worker.role)
         if self._is_wanted(worker):
             internal = is_internal(code, was_hung=worker.hung, out_of_memory=out_of_memory)
+            if ran_out_of_files(code, log):
+                logger.error("%s may open no file for another client: raise the limit (ulimit -Hn)", worker.role)
+                internal, worker.start_at = False, time.monotonic() + CROWDED_S
             num_explained = self._on_death(worker.role, internal)
-            error = WorkerDied(worker.role, code, self.last_log_lines(worker.role) if internal else "")
+            error = WorkerDied(worker.role, code, log if internal else "")
             self._plan_restart(worker, error, internal=internal, num_explained=num_explained)
         with self._changed:
             self._changed.notify_all()
@@ -299,7 +303,7 @@ class Supervisor:
         worker.num_restarts += 1
         if internal:
             worker.note_death(now, num_explained=num_explained)
-            self._forget_old_deaths(worker)
+            worker.forget_deaths(before=time.monotonic() - self._config.restart_window_s)
             # A failure before the pipeline was ever ready will repeat itself: the model or a setting is wrong.
             failed_start = not self._was_ready and isinstance(error, WorkerDied) and (error.exit_code or 0) > 0
             is_hopeless = len(worker.all_deaths) > MAX_EXPLAINED * self._config.max_restarts
@@ -307,12 +311,8 @@ class Supervisor:
                 self._give_up(worker, error)
                 return
             delay_s = 0.0 if num_explained else worker.back_off_s
-        worker.start_at, worker.hung, worker.killed = now + delay_s, False, False
-        reason = error.message.partition(";")[0]
-        logger.warning("%s; restarting it in %.2f s", reason, delay_s)
-
-    def _forget_old_deaths(self, worker: Worker) -> None:
-        worker.forget_deaths(before=time.monotonic() - self._config.restart_window_s)
+        worker.start_at, worker.hung, worker.killed = max(worker.start_at, now + delay_s), False, False
+        logger.warning("%s; restarting it in %.2f s", error.message.partition(";")[0], worker.start_at - now)
 
     def _look_for_hangs(self) -> None:
         now = time.monotonic()

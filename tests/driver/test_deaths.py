@@ -69,3 +69,16 @@ def test_kernel_without_counters_reports_nothing(place: Place) -> None:
     place("membership", "4:memory:/a\n")
     place("groups/memory/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n")
     assert not OomWatch().has_killed()
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "expected"),
+    [
+        (-6, "ready\nToo many open files (src/ipc_listener.cpp:297)", True),
+        (-6, "Too many open files (src/ipc_listener.cpp:297)\nfree(): invalid pointer", False),
+        (1, "OSError: [Errno 24] Too many open files", False),
+        (-6, "", False),
+    ],
+)
+def test_lack_of_descriptors_is_told_from_other_aborts(code: int, log: str, expected: bool) -> None:
+    assert deaths.ran_out_of_files(code, log) == expected
