@@ -33,6 +33,11 @@ class Delivery:
         return bool(self._changed or self._stalled)
 
     @property
+    def has_untold(self) -> bool:
+        """Whether some answers changed and were not tried to be sent since."""
+        return bool(self._changed)
+
+    @property
     def wait_s(self) -> float | None:
         """Seconds until the next ``deliver`` is due; None if nothing is waiting."""
         if self._changed:

@@ -133,7 +133,8 @@ class Summarize:
             for answer in list(self._answers.values()):
                 self._ends.end(answer, "abort")
             # Only now: choices that are ranked have no readers before their ends.
-            is_last = not (may_come or self._has_readers()) or time.monotonic() > deadline
+            is_late = time.monotonic() > deadline and not self._delivery.has_untold
+            is_last = is_late or not (may_come or self._has_readers())
             self.turn()
             if is_last:
                 return

@@ -63,6 +63,15 @@ class Readers:
         self.body.turn()
 
 
+def test_stop_tells_every_reader_its_end_even_if_that_takes_long(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an overloaded machine: those not told in two seconds waited for ever."""
+    monkeypatch.setattr("triptych.workers.summarize.process.LAST_WORDS_S", MAKE_NS / 1e9)
+    readers = Readers(world, monkeypatch)
+    readers.ask(b"reader", NAMES)
+    readers.body._end_all()
+    assert readers.given == [(b"reader", name) for name in NAMES]
+
+
 def test_one_follow_of_many_kept_answers_takes_many_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one turn it took so long that the process was killed as hung."""
     readers = Readers(world, monkeypatch)
