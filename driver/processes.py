@@ -52,6 +52,13 @@ def start_process(
         )
 
 
+def why_not_started(error: OSError, run_dir: Path) -> str:
+    """The reason for the error of ``start_process``."""
+    if not run_dir.exists():
+        return f"the run directory {run_dir} was deleted, as systemd-logind does when its user logs out (RemoveIPC)"
+    return error.strerror or repr(error)
+
+
 def _temporary_folder(run_dir: Path) -> dict[str, str]:
     """Variables that make up for a missing folder for temporary files, without which torch cannot even be imported."""
     try:

@@ -22,7 +22,7 @@ from ..protocol.config import SupervisorConfig
 from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
 from .deaths import OomWatch, exit_code, is_internal, is_stopped, ran_out_of_files
 from .flag import Flag
-from .processes import last_log_lines, open_cwd, start_process
+from .processes import last_log_lines, open_cwd, start_process, why_not_started
 from .spares import Spares
 from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
 
@@ -236,7 +236,7 @@ class Supervisor:
             if worker.pidfd >= 0:
                 os.close(worker.pidfd)
                 worker.pidfd = -1
-            text = f"worker {worker.role} could not be started: {error.strerror or error!r}"
+            text = f"worker {worker.role} could not be started: {why_not_started(error, self._run_dir)}"
             self._plan_restart(worker, TriptychError(text), internal=True)
 
     def _spawn(self, worker: Worker) -> None:

@@ -1,7 +1,8 @@
-"""The environment in which workers are started."""
+"""How workers are started, and why not."""
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from triptych.driver.processes import log_of, start_process
+from triptych.driver.processes import log_of, start_process, why_not_started
 
 POPEN = subprocess.Popen
 
@@ -28,3 +29,9 @@ def test_worker_has_a_temporary_folder_where_only_its_run_directory_can_be_writt
     monkeypatch.setattr(subprocess, "Popen", show_folder)
     assert start_process(tmp_path, "execute", arguments=[], stdin=0, log=None, cwd=None).wait(20) == 0
     assert log_of(tmp_path, "execute").read_text().strip() == str(tmp_path)
+
+
+def test_deleted_run_directory_is_named_as_the_reason(tmp_path: Path) -> None:
+    error = FileNotFoundError(errno.ENOENT, "No such file or directory")
+    assert why_not_started(error, tmp_path) == "No such file or directory"
+    assert why_not_started(error, tmp_path / "gone").startswith(f"the run directory {tmp_path / 'gone'} was deleted")
