@@ -1,4 +1,4 @@
-"""How long others waited for a processor: on a machine with more to do than it has processors, slow is not stuck.
+"""How long others waited for a processor, or for memory: on a machine with more to do than it can, slow is not stuck.
 
 Whoever gives up on a process or a thread after some time subtracts what it waited: a new start would cost it even more
 there, and what it works on is not to blame.
@@ -28,18 +28,36 @@ def longest_s(delays: dict[int, int], before: dict[int, int]) -> float:
     return max((delay - before.get(thread, 0) for thread, delay in delays.items()), default=0) / 1e9
 
 
+def major_faults(pid: int) -> int:
+    """How often a process has waited until a page of its memory was read from a disk; 0 once it has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[9])  # majflt; the name in parentheses may hold spaces
+
+
 class Starvation:
-    """The part of a process's silence in which one of its threads waited, counted from half of the patience on."""
+    """The part of a process's silence in which one of its threads waited, counted from half of the patience on.
+
+    So is the time in which its memory came back from swap: after days without work, that of a model may be gone.
+    """
 
     def __init__(self) -> None:
         self._before: dict[int, int] | None = None  # when it was first seen silent; None: it is not
+        self._num_faults = 0  # at the last look, after this silence
+        self._looked_at_s = 0.0
+        self._paging_s = 0.0
 
     def of(self, pid: int, silent_s: float, patience_s: float) -> float:
         """Seconds. Called while it is silent and while it is not."""
         if silent_s < patience_s / 2:
             self._before = None
             return 0.0
-        delays = run_delays(pid)
+        delays, num_faults = run_delays(pid), major_faults(pid)
         if self._before is None:
-            self._before = delays
-        return longest_s(delays, self._before)
+            self._before, self._paging_s = delays, 0.0
+        elif num_faults > self._num_faults:
+            self._paging_s += silent_s - self._looked_at_s
+        self._num_faults, self._looked_at_s = num_faults, silent_s
+        return longest_s(delays, self._before) + self._paging_s

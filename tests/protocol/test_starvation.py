@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 import sys
 
+import pytest
+
 from tests.waiting import eventually
-from triptych.protocol.starvation import run_delays
+from triptych.protocol import starvation
+from triptych.protocol.starvation import Starvation, major_faults, run_delays
 
 
 def test_waiting_for_a_processor_is_measured() -> None:
@@ -21,3 +25,19 @@ def test_waiting_for_a_processor_is_measured() -> None:
             stack.callback(process.kill)
         eventually(lambda: all(max(run_delays(process.pid).values(), default=0) > 10_000_000 for process in pair))
     assert run_delays(pair[0].pid) == {}
+
+
+def test_time_in_which_memory_comes_back_from_swap_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the first step after days without a request. Each look after further faults counts as a wait."""
+    seen = iter([10, 500, 900, 900, 7])
+    monkeypatch.setattr(starvation, "major_faults", lambda _: next(seen))
+    monkeypatch.setattr(starvation, "run_delays", lambda _: {1: 0})
+    silence = Starvation()
+    assert [silence.of(1, silent_s, 3.0) for silent_s in (1.0, 2.0, 2.5, 3.5, 4.5)] == [0.0, 0.0, 0.5, 1.5, 1.5]
+    assert [silence.of(1, silent_s, 3.0) for silent_s in (0.1, 2.0)] == [0.0, 0.0]
+
+
+def test_faults_of_a_process_are_counted() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    assert before <= major_faults(os.getpid()) <= resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    assert major_faults(2**22 + 1) == 0
