@@ -18,6 +18,7 @@ from .matcher import Bits, GrammarMatcher, Int32, ReasoningLimit, ids_of
 ROWS_A_JOB = 8  # a mask usually takes tens of microseconds, about what handing it to a thread costs
 MAX_THREADS = 4
 TIMEOUT_S = 1.0
+STOPPED_S = 0.5  # a wait that ends so much later was that of a stopped process
 
 
 class TokenMasks(NamedTuple):
@@ -66,6 +67,11 @@ class _Job:
             return self._is_stuck(timeout_s)  # again: the job may have moved on to its next row in between
         return False
 
+    def begin_anew(self) -> None:
+        """Count the time of the row being computed from now on."""
+        if self.row_began_at is not None:
+            self.row_began_at = time.monotonic()
+
     def _is_stuck(self, timeout_s: float) -> bool:
         return self.row_began_at is not None and time.monotonic() - self.row_began_at >= timeout_s
 
@@ -109,11 +115,18 @@ class PendingMasks:
         self._jobs = self._submit(_Job(chunk) for chunk in chunks)
 
     def wait(self) -> TokenMasks:
-        """All masks. A row whose own mask takes too long fails, no matter how long those before it took."""
+        """All masks. A row whose own mask takes too long fails, no matter how long those before it took.
+
+        If this process is stopped meanwhile, as in a paused container, so are the threads: their time begins anew.
+        """
         masks, timeout_s = TokenMasks({}, {}), self._maker.timeout_s
         while self._jobs:
-            wait([future for _, future in self._jobs], self._left_s())
+            until = time.monotonic() + (left_s := self._left_s())
+            wait([future for _, future in self._jobs], left_s)
             late = [job for job, future in self._jobs if not future.done()]
+            if time.monotonic() > until + STOPPED_S:
+                for job in late:
+                    job.begin_anew()
             stuck = [job for job in late if job.abandon_if_stuck(timeout_s)]
             behind: list[_Job] = []
             if stuck or (late and all(job.row_began_at is None for job in late)):

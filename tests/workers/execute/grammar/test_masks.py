@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import wait
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.workers.execute.factories import make_sequence
 from triptych.protocol.reasoning import Tags
+from triptych.workers.execute.grammar import masks
 from triptych.workers.execute.grammar.masks import MAX_THREADS, ROWS_A_JOB, MaskMaker, TokenMasks, first_allowed
 from triptych.workers.execute.grammar.matcher import Bits, GrammarError, GrammarMatcher, Int32, ReasoningLimit, ids_of
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -106,6 +111,28 @@ def test_time_of_earlier_rows_does_not_fail_a_row() -> None:
     masks = masks_of(matchers, MaskMaker(timeout_s=0.3))
     assert masks.failed == {}
     assert set(masks.allowed) == set(range(4))
+
+
+def test_pause_of_the_whole_machine_fails_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a container, in the middle of a mask."""
+    begun, go_on, clock, pauses = threading.Event(), threading.Event(), time.monotonic, list[float]()
+
+    def compute() -> None:
+        begun.set()
+        go_on.wait(10)
+
+    def pause(futures: Any, timeout_s: float) -> object:
+        if pauses:
+            go_on.set()
+            return wait(futures, timeout_s)
+        begun.wait(10)
+        pauses.append(60.0)
+        return None
+
+    monkeypatch.setattr(masks, "wait", pause)
+    monkeypatch.setattr(masks, "time", SimpleNamespace(monotonic=lambda: clock() + sum(pauses)))
+    found = masks_of({1: FakeMatcher(1, compute)})
+    assert (set(found.allowed), found.failed) == ({1}, {})
 
 
 def test_masks_do_not_wait_for_threads_stuck_in_an_abandoned_step() -> None:
