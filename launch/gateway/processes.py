@@ -1,11 +1,12 @@
 """The gateway's processes, supervised by ``serve``: one that dies or hangs is restarted.
 
 All share one listening socket, which belongs to this process. Connections made while a gateway restarts wait in its
-backlog, and are served.
+backlog, and are served. At a stop it is closed here too: in its backlog they would wait for the last process, in vain.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import logging
 import math
@@ -66,6 +67,7 @@ def gateways(config: GatewayConfig, run_dir: Path, *, log_level: str) -> Iterato
         finally:
             for process in running:
                 process.begin_stop()
+            listener.close()
             for process in running:
                 process.join()
 
@@ -137,7 +139,8 @@ class _Process(threading.Thread):
 
     def _start(self, childs_end: int) -> subprocess.Popen[bytes]:
         os.set_blocking(childs_end, False)
-        listen_fd = self._listener.fileno()
+        if (listen_fd := self._listener.fileno()) < 0:
+            raise OSError(errno.EBADF, "the socket is closed")  # by a stop that came after the last look
         settings = Settings(
             config=self._config, run_dir=self._run_dir, index=self._index, listen_fd=listen_fd,
             heartbeat_fd=childs_end, parent=os.getpid(), log_level=self._log_level,

@@ -202,6 +202,30 @@ def test_second_signal_tells_clients_that_they_were_cut_off(tmp_path: Path) -> N
         assert server.wait(20) == 1  # one request is left to the next driver
 
 
+def test_address_is_closed_while_the_last_requests_end(pipeline: Driver) -> None:
+    found: list[list[int]] = []
+    with served(pipeline) as http, socket.socket() as client:
+        where = (http.base_url.host, http.base_url.port)
+        client.connect(where)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: me\r\ncontent-length: 9\r\n\r\n")  # and no body
+        assert http.get("/version").status_code == 200  # so the connection before it was accepted
+
+        def leave_when_refused() -> None:
+            eventually(lambda: connect(where) == errno.ECONNREFUSED)
+            found.append(gateway_pids())
+            client.close()
+
+        leaving = threading.Thread(target=leave_when_refused)
+        leaving.start()
+    leaving.join()
+    assert len(found[0]) == 1
+
+
+def connect(where: tuple[str, int | None]) -> int:
+    with socket.socket() as probe:
+        return probe.connect_ex(where)
+
+
 def test_keys_are_not_visible_in_the_process_list(pipeline: Driver) -> None:
     with served(pipeline, api_key="open sesame") as http:
         eventually(lambda: http.get("/health").status_code == 200)
