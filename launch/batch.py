@@ -31,7 +31,7 @@ class Batch:
         self._flights: deque[_Flight] = deque()  # in the order of the jobs
         self._ended: SimpleQueue[_Flight] = SimpleQueue()
         self._refused: list[_Flight] = []  # for lack of room
-        self._num_tokens = 0  # of the answers returned so far
+        self._num_tokens = 0  # of what was returned so far
         self.num_ended = 0
 
     @property
@@ -89,6 +89,11 @@ class Batch:
             self._submit(again)
 
 
+def num_tokens_of(answer: Completion) -> int:
+    """What the work is counted by: the tokens of the answer; an embedding has none, so those of its prompt."""
+    return answer.usage["completion_tokens" if answer.embedding is None else "prompt_tokens"]
+
+
 class _Flight:
     """A job in progress; one with an error has ended before it started."""
 
@@ -100,6 +105,8 @@ class _Flight:
 
     @property
     def num_tokens(self) -> int:
+        if isinstance(self.result, Completion) and self.result.embedding is not None:
+            return num_tokens_of(self.result)
         return self.stream.num_tokens if self.stream is not None else 0
 
     def land(self) -> bool:

@@ -13,7 +13,7 @@ from ..driver.stream import Completion
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, PipelineClosed, RequestError
 from ..protocol.sampling import SamplingParams
-from .batch import Batch
+from .batch import Batch, num_tokens_of
 from .flags import OutputFormat
 from .output import Sink, Writer, check_output, check_shown, make_writer, open_sink
 from .pipeline import Pipeline, open_pipeline
@@ -149,7 +149,7 @@ def write_all(batch: Batch, writer: Writer, console: Console, *, can_resume: boo
         for job, result in batch.answers():
             if isinstance(result, Completion):
                 writer.answer(job, result)
-                num_tokens += result.usage["completion_tokens"]
+                num_tokens += num_tokens_of(result)
             else:
                 num_failed += 1
                 writer.failure(job, result)

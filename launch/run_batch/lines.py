@@ -45,9 +45,10 @@ class Reply:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer, in either format of the usage."""
-        usage = self.body.get("usage") if isinstance(self.body, dict) else None
-        return 0 if not usage else usage.get("completion_tokens", usage.get("output_tokens", 0))
+        """Tokens of the answer, in either format of the usage; of an embedding, which has none, those of its texts."""
+        usage = (self.body.get("usage") if isinstance(self.body, dict) else None) or {}
+        names = ("completion_tokens", "output_tokens", "prompt_tokens")
+        return next((usage[name] for name in names if name in usage), 0)
 
 
 def read_lines(lines: Iterable[bytes]) -> list[Line]:

@@ -22,6 +22,7 @@ def test_texts_and_lines_are_embedded(triptych: Triptych, run_dir: str, tmp_path
     assert (first["prompt"], second["id"], first["usage"]["prompt_tokens"]) == ("plain", "b", 5)
     assert third["error"]["param"] == "prompt"
     assert outcome.code == 1
+    assert " 7 tokens in " in outcome.err
 
 
 @pytest.mark.parametrize(("dimensions", "code"), [("4", 0), ("0", 1)])

@@ -64,7 +64,7 @@ def test_every_request_is_answered_in_the_format_of_its_route(
     ]
     outcome = run_batch("\ufeff" + text_of(*requests) + "\n")
     assert (outcome.code, outcome.out) == (0, "")
-    assert "5 of 5 requests answered, 0 failed · 28 tokens in " in outcome.err
+    assert "5 of 5 requests answered, 0 failed · 36 tokens in " in outcome.err  # 28 of answers, 8 of texts
     rows = rows_in(tmp_path / "out.jsonl")
     assert rows["completion"]["body"]["choices"][0]["token_ids"] == expected(PROMPT, 4)
     objects = {name: row["body"].get("object", row["body"].get("type")) for name, row in rows.items()}
