@@ -84,7 +84,7 @@ class _Visit:
 
     def refusal(self) -> ApiError | None:
         """Why this request is not admitted; None if it is."""
-        keys = self._gateway.api_keys
+        keys = self._gateway.api_keys.read()
         if keys and self._scope["path"] not in OPEN_ROUTES and not self._has_one_of(keys):
             return ApiError("no valid API key was given", status=401, code="invalid_api_key")
         if (encoding := self._headers.get("content-encoding", "identity")).lower() != "identity":

@@ -17,6 +17,7 @@ from ...protocol.config import PipelineConfig
 from ...protocol.model_card import LatestCard, ModelCard
 from ...protocol.run_dir import CONFIG_FILE, board_path, follow_endpoint, submit_endpoint
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
+from .api_keys import ApiKeys
 from .config import GatewayConfig
 from .counters import Counters
 from .errors import ApiError
@@ -70,8 +71,8 @@ class Gateway:
         return Counters(self.run_dir, self.index)
 
     @cached_property
-    def api_keys(self) -> tuple[str, ...]:
-        return self.config.api_keys()
+    def api_keys(self) -> ApiKeys:
+        return ApiKeys(self.config)
 
     @cached_property
     def _latest_card(self) -> LatestCard:

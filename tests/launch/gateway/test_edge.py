@@ -7,6 +7,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from http.client import HTTPResponse
 from itertools import repeat
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.sse import events
 from tests.waiting import eventually
 from triptych import Driver
+from triptych.launch.gateway.api_keys import ApiKeys
 from triptych.launch.gateway.config import GatewayConfig, is_known_key
 from triptych.launch.logs import JsonFormatter
 from triptych.protocol.errors import ConfigError
@@ -72,8 +74,26 @@ def test_every_route_except_the_probes_requires_a_key(pipeline: Driver, tmp_path
         assert reply.headers["www-authenticate"] == "Bearer"
         for key, status in (("first", 200), ("second", 200), ("third", 200), ("fourth", 401), ("# ours", 401)):
             assert api.http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == status
+        (tmp_path / "keys").write_text("first\nfourth\n")
+        for key, status in (("second", 401), ("fourth", 200)):
+            assert api.http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == status
         info = api.http.get("/server_info", headers={"authorization": "bearer first"})
         assert "third" not in info.text
+
+
+def test_keys_are_replaced_with_their_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, after = tmp_path / "keys", tmp_path / "after"
+    file.write_text("first\n")
+    keys = ApiKeys(GatewayConfig(api_key="always", api_key_file=str(file)))
+    after.write_text("other\n")
+    after.rename(file)
+    assert keys.read() == ("always", "other")
+    for spoil in (partial(file.write_text, "# none\n"), file.unlink):
+        spoil()
+        assert keys.read() == keys.read() == ("always", "other")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    file.write_text("third\n")
+    assert keys.read() == ("always", "third")
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models", "/"])
