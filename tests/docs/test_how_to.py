@@ -36,6 +36,7 @@ from tests.launch.test_processes import run_dir_of, worker
 from tests.pipeline.checks import expected
 from tests.waiting import eventually
 from triptych import Client, Driver
+from triptych.launch.gateway.config import GatewayConfig
 from triptych.protocol.config import ServiceConfig
 from triptych.workers.execute.hash_model import byte_tokenizer_json
 
@@ -223,6 +224,14 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "triptych.service")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, [line for line in done.stderr.splitlines() if "triptych" in line]) == (0, [])
+
+
+def test_limits_of_nginx_are_those_of_the_gateway() -> None:
+    [site] = blocks("how-to.md", "nginx")
+    found = re.search(r"client_max_body_size (\d+)m;", site.text)
+    assert found is not None
+    assert int(found[1]) << 20 == GatewayConfig().max_body_bytes
+    assert f"`--keep-alive-s` ({GatewayConfig().keep_alive_s:g})" in read("how-to.md")
 
 
 def test_every_unusual_setting_of_the_unit_is_explained() -> None:
