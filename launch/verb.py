@@ -1,4 +1,6 @@
-"""The verbs of the command line, whose errors about a value say where it came from, if not from the command line."""
+"""The verbs of the command line, whose errors about a value say where it came from, if not from the command line, and
+those about a flag of another server what it is called here.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,11 @@ from typing import Any
 import typer
 
 from ..protocol.errors import ConfigError, InvalidRequest
+from .aliases import INSTEAD
 from .narrow_help import NarrowHelp
 from .variables import PREFIX
+
+_UsageError: Any = typer.BadParameter.__base__  # also of an unknown flag, whose own class typer does not export
 
 # Flags whose value may also be a positional argument, and the parameter that then holds it.
 _WORDS = {"model": "model_name", "connect": "folder"}
@@ -31,7 +36,7 @@ class Verb(NarrowHelp):
     """A command whose errors name the variable or the file that a value came from."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _sources_named(ctx):
+        with _sources_named(ctx), _own_flags_named():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -52,6 +57,18 @@ def _sources_named(context: Any) -> Iterator[None]:
     except (ConfigError, InvalidRequest) as error:
         if source := _source(context, _blamed(context, error)):
             raise type(error)(f"{source}: {error.message}", param=error.param) from error
+        raise
+
+
+@contextmanager
+def _own_flags_named() -> Iterator[None]:
+    """Name our flag in the error about one of another server: those that typer finds similar do something else."""
+    try:
+        yield
+    except _UsageError as error:
+        if (ours := INSTEAD.get(getattr(error, "option_name", "").lstrip("-"))) is not None:
+            error.message += f", here it is {ours}: see docs/coming-from.md"
+            error.possibilities = ()
         raise
 
 

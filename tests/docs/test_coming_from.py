@@ -13,7 +13,7 @@ import typer
 from tests.docs.pages import assert_no_text_is_blank, blocks, read, run_borrowed, table
 from tests.launch.gateway.conftest import Site, site
 from triptych import Driver
-from triptych.launch.aliases import ALIASES, canonical
+from triptych.launch.aliases import ALIASES, INSTEAD, canonical
 from triptych.launch.cli import app
 
 PAGE = read("coming-from.md")
@@ -94,6 +94,17 @@ def test_every_alias_is_on_the_page_beside_our_own_name() -> None:
     assert {alias: f"--{own}" in rows.get(f"--{alias}", "") for alias, own in ALIASES.items()} == dict.fromkeys(
         ALIASES, True
     )
+
+
+def test_errors_name_the_equivalent_of_every_flag_that_is_not_accepted() -> None:
+    plain = {
+        flag.lstrip("-"): (flags_in(row[0]) or ["not needed"])[0]
+        for row in FLAGS
+        for cell in row[1:]
+        for flag in flags_in(re.sub(r"\*\*.*?\*\*", "", cell))
+        if not is_understood(flag) and row[0] not in ("`--http unix:PATH`", "`--draft-model`")
+    }
+    assert {flag: re.split("[ ,]", text)[0] if text[0] == "-" else text for flag, text in INSTEAD.items()} == plain
 
 
 THERE = [route for cell, here in ROUTES.items() if here.startswith("yes") for route in re.findall(r"`([^`{]*)`", cell)]

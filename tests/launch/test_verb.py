@@ -72,3 +72,15 @@ def test_error_in_a_flag_does_not_blame_the_environment(triptych: Triptych, monk
     monkeypatch.setenv("TRIPTYCH_MODEL", "hash-lm")
     assert error_line(triptych("info", "--num-pages", "1")).startswith("error: num_pages is 1")
     assert error_line(triptych("info", "")) == "error: model is empty"
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--port", "No such option: --port, here it is --http HOST:PORT: see docs/coming-from.md"),
+        ("--alias", "No such option: --alias, here it is --served-model-name: see docs/coming-from.md"),
+        ("--max-modellen", "No such option: --max-modellen (Possible options: --draft-model, --max-model-len"),
+    ],
+)
+def test_flag_of_another_server_is_answered_with_ours(triptych: Triptych, flag: str, words: str) -> None:
+    assert words in error_line(triptych("serve", "hash-lm", flag, "1"))
