@@ -26,7 +26,7 @@ def usage(completions: Sequence[Completion], *, num_choices: int = 1, num_reason
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": num_cached},
         "completion_tokens_details": {"reasoning_tokens": num_reasoning},
-        "triptych": extra(completions),
+        "triptych": extra(completions, num_choices=num_choices),
     }
 
 
@@ -65,10 +65,11 @@ def message_usage(completion: Completion, *, num_reasoning: int) -> dict[str, An
     }
 
 
-def extra(completions: Sequence[Completion]) -> dict[str, Any]:
+def extra(completions: Sequence[Completion], *, num_choices: int = 1) -> dict[str, Any]:
     """What OpenAI's format has no field for."""
+    prompts = completions[::num_choices]
     return {
         "ledgers": [completion.summary["ledger"] for completion in completions],
-        "truncated_tokens": completions[0].summary["usage"]["truncated_tokens"],
+        "truncated_tokens": sum(completion.summary["usage"]["truncated_tokens"] for completion in prompts),
         "matched": [completion.summary.get("matched") for completion in completions],
     }

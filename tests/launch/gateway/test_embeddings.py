@@ -55,7 +55,17 @@ def test_long_input_is_cut_if_that_is_asked_for(api: Site) -> None:
     assert (status, error["param"]) == (400, "input")
     reply = api.ask(URL, input=text, truncate_prompt_tokens=-1)
     assert reply["usage"]["prompt_tokens"] == MAX_MODEL_LEN
-    assert api.ask(URL, input="abc", truncate_prompt_tokens=2)["usage"]["triptych"]["truncated_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (URL, {"input": ["ab", "abc", "abcde"]}),
+        ("/v1/completions", {"prompt": ["ab", "abc", "abcde"], "n": 2, "max_tokens": 1}),
+    ],
+)
+def test_tokens_cut_from_all_prompts_are_counted(api: Site, route: str, body: dict[str, Any]) -> None:
+    assert api.ask(route, **body, truncate_prompt_tokens=2)["usage"]["triptych"]["truncated_tokens"] == 0 + 1 + 3
 
 
 @pytest.mark.parametrize(
