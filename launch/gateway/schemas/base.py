@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -67,7 +67,8 @@ class ApiModel(BaseModel):
         kept: dict[str, Any] = {}
         for name, item in value.items():
             if not (name in cls.model_fields or name in cls.NEUTRAL or _is_alias(cls, name)):
-                return {name: item}  # refused as unknown, regardless of the rest
+                # Refused as unknown, regardless of the rest; but an object of another type has other fields.
+                return _if_of_other_type(cls, value) or {name: item}
             if item is None:
                 continue
             item = _whole(item)
@@ -115,6 +116,15 @@ def _why_unencodable(value: Any) -> str | None:
 
 def _is_alias(model: type[BaseModel], name: str) -> bool:
     return any(item.alias == name for item in model.model_fields.values())
+
+
+def _if_of_other_type(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
+    """The fields that the model knows, if it does not know the ``type`` of the value; otherwise empty."""
+    field, given = model.model_fields.get("type"), value.get("type")
+    if field is None or given is None:
+        return {}
+    known = [name for part in (field.annotation, *get_args(field.annotation)) for name in get_args(part)]
+    return {} if given in known else {name: item for name, item in value.items() if name in model.model_fields}
 
 
 def unsupported_value(param: str, value: Any) -> PydanticCustomError:

@@ -189,7 +189,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (block(type="tool_use", id="a", name="f"), "messages[0].content[0]"),
     ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
     ({"system": [{"type": "image"}]}, "system[0].type"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search", "allowed_domains": ["a"]}]}, "tools[0].type"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
