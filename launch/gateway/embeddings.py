@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -11,7 +12,7 @@ from starlette.responses import Response
 
 from ...driver.embedding import Embedding
 from ...driver.stream import Completion
-from .errors import ApiError
+from .errors import ApiError, json_bytes
 from .generation import Generation
 from .ids import new_id
 from .parameters import named_as, prompt_options
@@ -41,17 +42,23 @@ async def create_embeddings(gateway: Gateway, body: EmbeddingRequest, request: R
     with named_as(prompt="input", prompt_token_ids="input", embedding="model"):
         requests = [{"prompt": each, **options} for each in inputs]
         generation = await Generation.begin(gateway, request, head.request_id, requests, model=model)
-        return await generation.reply(lambda completions: _whole(head, completions, body.encoding_format or "float"))
+        completions = await generation.results()
+        return await asyncio.to_thread(_reply, head, completions, body.encoding_format or "float")
 
 
-def _whole(head: Head, completions: list[Completion], encoding: str) -> dict[str, Any]:
-    rows = [
+def _reply(head: Head, completions: list[Completion], encoding: str) -> Response:
+    """Encoded row by row, as a thread gives way only between calls: one call for all numbers holds up every stream, for
+    2,048 embeddings of 4,096 numbers by five seconds.
+    """
+    rows = (
         {"object": "embedding", "index": index, "embedding": _encoded(Embedding.of(completion), encoding)}
         for index, completion in enumerate(completions)
-    ]
+    )
     used = usage(completions)
     names = "prompt_tokens", "total_tokens", "prompt_tokens_details", "triptych"
-    return {**head.fields(), "data": rows, "usage": {name: used[name] for name in names}}
+    data, end = b",".join(map(json_bytes, rows)), json_bytes({name: used[name] for name in names})
+    content = b"".join((json_bytes(head.fields())[:-1], b',"data":[', data, b'],"usage":', end, b"}"))
+    return Response(content, media_type="application/json")
 
 
 def _encoded(embedding: Embedding, encoding: str) -> str | list[float]:

@@ -99,8 +99,11 @@ def error_response(error: TriptychError, *, path: str = "") -> Response:
 
 
 def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-    return Response(body, status, headers, media_type="application/json")
+    return Response(json_bytes(content), status, headers, media_type="application/json")
+
+
+def json_bytes(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def unreadable_body(error: ValueError | RecursionError) -> ApiError:

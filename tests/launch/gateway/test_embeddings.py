@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,20 @@ def test_inputs_are_embedded_in_their_order(api: Site, asked: Any, prompts: list
     num_tokens = sum(map(len, prompts))
     assert (reply["usage"]["prompt_tokens"], reply["usage"]["total_tokens"]) == (num_tokens, num_tokens)
     assert len(reply["usage"]["triptych"]["ledgers"]) == len(prompts)
+
+
+def test_embeddings_are_encoded_one_by_one(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call for all of them would hold the interpreter's lock, and so up every stream, for seconds."""
+    dumps, counts = json.dumps, []
+
+    def spy(value: Any, **options: Any) -> str:
+        text = dumps(value, **options)
+        counts.append(text.count('"embedding":'))
+        return text
+
+    monkeypatch.setattr("json.dumps", spy)
+    assert len(api.ask(URL, input=["a", "b", "c"])["data"]) == 3
+    assert (sum(counts), max(counts)) == (3, 1)
 
 
 def test_dimensions_in_base64(api: Site) -> None:
