@@ -56,13 +56,13 @@ def model_line(card: Mapping[str, Any]) -> str:
     return f"{line}\nslower than it could be: {card['why_slow']}" if card.get("why_slow") else line
 
 
-def statistics_line(stats: Mapping[str, Any], *, tokens_per_second: float) -> str:
-    """The current state of the pipeline in one line."""
+def statistics_line(stats: Mapping[str, Any], *, tokens_per_second: float, prompt_tokens_per_second: float) -> str:
+    """The current state of the pipeline in one line. The rates are of tokens generated, and of those of prompts."""
     execute = stats["execute"]
     used = execute["pages"] - execute["pages_free"] - execute["pages_cached"]
     return (
-        f"{tokens_per_second:.0f} tok/s · {stats['prepare']['live']} live · {stats['prepare']['waiting']} waiting"
-        f" · {used}/{execute['pages']} pages"
+        f"{tokens_per_second:.0f} tok/s · {prompt_tokens_per_second:.0f} prompt tok/s · {stats['prepare']['live']} live"
+        f" · {stats['prepare']['waiting']} waiting · {used}/{execute['pages']} pages"
     )
 
 

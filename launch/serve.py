@@ -94,15 +94,18 @@ def _start(driver: Driver, console: Console, url: str | None) -> None:
 
 def _report_for_ever(driver: Driver) -> None:
     """Log the statistics once a second while they change."""
-    last, num_tokens, then = "", 0, time.monotonic()
+    last, counted, then = "", (0, 0), time.monotonic()
     while True:
         time.sleep(STATISTICS_S)
         with suppress(TriptychError):  # a worker is being restarted, or was given up
             stats = driver.client.stats(timeout=STATISTICS_S)
             now = time.monotonic()
-            rate = max(0, stats["summarize"]["tokens"] - num_tokens) / (now - then)
-            num_tokens, then = stats["summarize"]["tokens"], now
-            if (line := statistics_line(stats, tokens_per_second=rate)) != last:
+            counts = stats["summarize"]["tokens"], stats["execute"]["prefill_tokens"]
+            # A restarted worker counts from 0.
+            rate, prompt_rate = (max(0, new - old) / (now - then) for new, old in zip(counts, counted, strict=True))
+            counted, then = counts, now
+            line = statistics_line(stats, tokens_per_second=rate, prompt_tokens_per_second=prompt_rate)
+            if line != last:
                 logger.info("%s", line)
                 last = line
         if (health := driver.health()).status == "failed" and last != health.reason:

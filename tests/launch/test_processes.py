@@ -130,7 +130,7 @@ def test_statistics_are_logged_while_there_is_work(tmp_path: Path) -> None:
         client.submit("hello", max_tokens=3000)
         assert server.stderr is not None
         line = next(line for line in server.stderr if "tok/s" in line)
-        assert " · 1 live · 0 waiting · " in line
+        assert re.search(r" \d+ tok/s · \d+ prompt tok/s · 1 live · 0 waiting · ", line)
 
 
 def test_missing_model_is_one_clear_line() -> None:

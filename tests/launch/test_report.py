@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from triptych.launch.report import facts_table, say
+from triptych.launch.report import facts_table, say, statistics_line
 
 WHY = "the modules of transformers run the model, which takes 3 to 10 times as long as the compiled kernels"
 PATH = "/" + "x" * 70
@@ -27,3 +27,10 @@ def test_what_looks_like_markup_is_shown_as_it_is() -> None:
         console.print(facts_table(texts[0], {"model": texts[1], "token": texts[2]}))
         say(console, "".join(texts))
     assert [text for text in (*texts, "".join(texts)) if text not in capture.get()] == []
+
+
+def test_work_on_prompts_alone_is_seen_in_the_statistics() -> None:
+    execute = {"pages": 9, "pages_free": 5, "pages_cached": 1}
+    stats = {"execute": execute, "prepare": {"live": 2, "waiting": 7}}
+    line = statistics_line(stats, tokens_per_second=0.2, prompt_tokens_per_second=1560.4)
+    assert line == "0 tok/s · 1560 prompt tok/s · 2 live · 7 waiting · 3/9 pages"
