@@ -17,7 +17,7 @@ def service_info(run_dir: Path, service: ServiceConfig) -> dict[str, Any]:
     """
     limits = {
         "max_queue": service.max_queue,
-        "max_client_requests": service.max_client_requests,
+        "max_client_requests": service.client_requests,
         "max_frame_bytes": service.max_frame_bytes,
         "window_tokens": service.window_tokens,
         "lease_s": service.lease_s,

@@ -22,7 +22,11 @@ class ServiceConfig:
     follow: str | None = option(None, "endpoint for answers, as for submit")
     curve_keys: str | None = option(None, "a folder made by triptych keys init; required for tcp:// endpoints")
     share_requests: bool = option(False, "holders of any key may follow, abort and list all requests, by their ids")
-    max_client_requests: int = option(768, "unanswered requests per client; n choices or beams count as n")
+    max_client_requests: int | None = option(
+        None,
+        "unanswered requests per client, which each gateway process is; n choices or beams count as n;"
+        " by default 768, or three quarters of max_queue if that is more",
+    )
     max_client_bytes: int = option(48 << 20, "prompts per client that wait for the tokenizer, in bytes")
     tokenize_timeout_s: float = option(30.0, "time limit for tokenizing one long prompt or chat")
     max_queue: int = option(1024, "accepted requests that wait for a credit")
@@ -68,9 +72,14 @@ class ServiceConfig:
         between("arena_bytes", self.arena_bytes, 1 << 16, 1 << 40)
 
     @property
+    def client_requests(self) -> int:
+        """Unanswered requests one client may have: by default it leaves a quarter of the queue to others."""
+        return max(768, 3 * self.max_queue // 4) if self.max_client_requests is None else self.max_client_requests
+
+    @property
     def max_client_records(self) -> int:
         """Journal records one client may hold, including unread answers: leaves room for other clients."""
-        return max(self.max_client_requests, self.max_records // 2)
+        return max(self.client_requests, self.max_records // 2)
 
     @property
     def flushes_accepted(self) -> bool:

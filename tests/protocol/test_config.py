@@ -69,6 +69,11 @@ INSIDE = [(name, value) for name, _, low, high, _ in LIMITS for value in (low, h
 OUTSIDE = [(name, value) for name, below, _, _, above in LIMITS for value in (below, above) if value is not None]
 
 
+def test_client_may_have_more_requests_where_the_queue_is_longer() -> None:
+    assert [ServiceConfig(max_queue=size).client_requests for size in (8, 1024, 4000)] == [768, 768, 3000]
+    assert ServiceConfig(max_queue=4000, max_client_requests=5).client_requests == 5
+
+
 def options_of(config: PipelineConfig) -> dict[str, Any]:
     return {name: value for part in dataclasses.asdict(config).values() for name, value in part.items()}
 

@@ -76,7 +76,7 @@ class Prepare:
         context.intent.begin()
         self._counts: Counter[str] = Counter()
         self._quotas = Quotas(
-            max_requests=service.max_client_requests,
+            max_requests=service.client_requests,
             max_bytes=service.max_client_bytes,
             max_unread=service.max_client_records,
         )

@@ -33,8 +33,9 @@ class Quotas:
         """
         if self._requests[owner] >= self._max_requests:
             raise Overloaded(
-                f"this client has {self._requests[owner]} unanswered sequences (a request with several choices"
-                f" or beams has that many), the limit is max_client_requests, {self._max_requests}"
+                f"this client of the pipeline, or this HTTP gateway, has {self._requests[owner]} unanswered sequences"
+                f" (a request with several choices or beams has that many), the limit is max_client_requests,"
+                f" {self._max_requests}"
             )
         if self._records[owner] >= self._max_unread:
             raise Overloaded(
