@@ -188,7 +188,8 @@ def num_values(weights: torch.Tensor, size: int) -> npt.NDArray[np.int64]:
     if rows.ndim != 2 or rows.shape[1] % size:
         return np.full(1, size)
     groups = np.sort(rows.reshape(-1, size))
-    return 1 + np.count_nonzero(np.diff(groups), axis=1)
+    changes: npt.NDArray[np.int64] = np.count_nonzero(np.diff(groups), axis=1)
+    return changes + 1
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
