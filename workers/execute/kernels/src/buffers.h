@@ -60,7 +60,9 @@ struct Operand {
     return {reinterpret_cast<const uint32_t*>(elements.get()), size_t(width) / Format::kGroup, scales.get(),
             scale_stride(width), count};
   }
-  static size_t scale_stride(int width) { return size_t(padded(width)) / kGroupInputs * (sizeof(GroupWorth) / sizeof(float)); }
+  static size_t scale_stride(int width) {
+    return size_t(padded(width)) / kGroupInputs * (sizeof(GroupWorth) / sizeof(float));
+  }
 };
 
 // Buffers private to one thread.
@@ -119,6 +121,7 @@ struct Buffers {
   Buffer<int32_t> sequences;                        // [tokens], the sequence of each token
   Buffer<QueryBlock> query_blocks;                  // [tokens * kv heads] at most
   std::vector<ThreadBuffers<Format>> threads;
+  bool has_groups = false;  // weights are in four bits
 
   explicit Buffers(int num_threads) : threads(num_threads) {}
 
@@ -133,7 +136,7 @@ struct Buffers {
     residual.reserve(size_t(tokens) * hidden);
     if (model.layers[0].attended_norm) added.reserve(size_t(tokens) * hidden);
     operand.reserve(tokens, kIsQuantised ? widest : std::max(hidden, queries_rank));
-    if (kIsQuantised) whole.reserve(tokens, widest);
+    if (has_groups) whole.reserve(tokens, widest);
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
       qkv.reserve(size_t(tokens) * std::max(layer.qkv.num_blocks, layer.space.projection.num_blocks) * 64);
@@ -150,7 +153,7 @@ struct Buffers {
     query_blocks.reserve(size_t(tokens) * (model.latent.rank ? model.num_heads : model.num_kv_heads));
     for (ThreadBuffers<Format>& own : threads) {
       own.operand.reserve(ThreadBuffers<Format>::kOwnRows, widest);
-      if (kIsQuantised) own.whole.reserve(ThreadBuffers<Format>::kOwnRows, widest);
+      if (has_groups) own.whole.reserve(ThreadBuffers<Format>::kOwnRows, widest);
       own.rows.reserve(std::max(ThreadBuffers<Format>::kOwnRows * hidden, queries_rank));
       if (kIsQuantised) own.hadamard.reserve(std::max(widest, model.latent.rank));
       own.head.reserve(2 * model.head_dim);

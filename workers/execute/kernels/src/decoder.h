@@ -37,15 +37,15 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
       const StateSpaceLayer& space = layer.space;
       const Matrix* of_all[] = {&layer.qkv,         &layer.output,     &layer.gate_up, &layer.down,  &layer.router,
                                 &layer.delta.gates, &space.projection, &space.dts,     &space.output};
-      for (const Matrix* matrix : of_all) num_weights_ += num_weights(*matrix);
-      num_weights_ += num_weights(layer.latent.query_up);
+      for (const Matrix* matrix : of_all) num_weights_ += noted(*matrix);
+      num_weights_ += noted(layer.latent.query_up);
       for (int h = 0; layer.latent.key_ups && h < model.num_heads; ++h)
         num_weights_ += num_weights(layer.latent.key_ups[h]) + num_weights(layer.latent.value_ups[h]);
       const bool has_state = layer.delta.convolution || layer.convolution.taps;
       num_attending_ += layer.output.num_blocks && !has_state;
       num_recurrent_ += has_state || space.output.num_blocks;
       for (int e = 0; layer.experts && e < model.num_experts; ++e) {
-        const int64_t count = num_weights(layer.experts[e].gate_up) + num_weights(layer.experts[e].down);
+        const int64_t count = noted(layer.experts[e].gate_up) + noted(layer.experts[e].down);
         if (e == 0) num_expert_weights_ += count;
       }
     }
@@ -123,6 +123,12 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
 
  private:
   static int64_t num_weights(const Matrix& matrix) { return int64_t{matrix.num_inputs} * matrix.num_blocks * 64; }
+
+  // Their number, after noting whether they are in four bits.
+  int64_t noted(const Matrix& matrix) {
+    buffers_.has_groups |= rounding_of(matrix) == Rounding::kInGroups;
+    return num_weights(matrix);
+  }
 
   // The approximate cost of a step.
   int64_t num_multiplications(const Step& step) const {

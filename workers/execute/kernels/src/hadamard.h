@@ -20,6 +20,31 @@ namespace triptych {
 // The largest power of two that divides the number of inputs.
 inline int hadamard_block(int num_inputs) { return num_inputs & -num_inputs; }
 
+// Lane i has what lane i ^ kDistance had.
+template <int kDistance>
+INLINED Floats exchanged(Floats a) {
+  constexpr int kOfPart = kLanes / kParts;
+  return each<Floats>([&](int i) -> NativeFloats {
+    if constexpr (kDistance >= kOfPart) return a.part[i ^ (kDistance / kOfPart)];
+    const NativeFloats part = a.part[i];
+#if defined(__AVX512F__)
+    const __m512 lanes = (__m512)part;
+    if constexpr (kDistance == 1) return (NativeFloats)_mm512_permute_ps(lanes, 0xb1);
+    if constexpr (kDistance == 2) return (NativeFloats)_mm512_permute_ps(lanes, 0x4e);
+    return (NativeFloats)_mm512_shuffle_f32x4(lanes, lanes, kDistance == 4 ? 0xb1 : 0x4e);
+#elif defined(__AVX2__)
+    const __m256 lanes = (__m256)part;
+    if constexpr (kDistance == 1) return (NativeFloats)_mm256_permute_ps(lanes, 0xb1);
+    if constexpr (kDistance == 2) return (NativeFloats)_mm256_permute_ps(lanes, 0x4e);
+    return (NativeFloats)_mm256_permute2f128_ps(lanes, lanes, 1);
+#else
+    NativeFloats result;
+    for (int lane = 0; lane < kOfPart; ++lane) result[lane] = part[(lane ^ kDistance) % kOfPart];
+    return result;
+#endif
+  });
+}
+
 // x + y in each lane i whose bit kDistance is not set, x - y in lane i + kDistance, for these lanes' x and y.
 template <int kDistance>
 INLINED Floats with_neighbours(Floats a) {
@@ -55,7 +80,7 @@ INLINED void transform_vectors(const float* from, float* to, size_t stride) {
   unrolled<kVectors>([&](auto v) { store(to + v * stride, vectors[v]); });
 }
 
-// One pass over a row, of all distances from `stride` floats to kVectors / 2 times that, and within vectors if kHasLanes.
+// One pass over a row, of all distances from `stride` floats to kVectors / 2 times that; within vectors if kHasLanes.
 template <int kVectors, bool kHasLanes>
 inline void transform_pass(const float* from, float* to, int count, int stride) {
   for (int first = 0; first < count; first += kVectors * stride)

@@ -80,8 +80,7 @@ inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix,
                        int column) {
   Floats result;
   if constexpr (std::is_same<Format, Int8>::value) {
-    const Floats exact =
-        to_floats(Int8::kExcess ? sums - load<Ints>(matrix.offsets + column) : sums);
+    const Floats exact = to_floats(Int8::kExcess ? sums - load<Ints>(matrix.offsets + column) : sums);
     result = exact * (load<Floats>(matrix.scales + column) * broadcast(*rows.scale(row)));
   } else {
     result = sums;
@@ -140,14 +139,14 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
   }
   const auto run = [&](auto lines) {
     if constexpr (kHasGroups<Format>) {
+      const int num_groups = steps / kGroupSteps<Format>;
       const GroupWorth* worths[kTileRows];
       std::fill_n(sums, count * kVectors, typename Format::Accumulators{});
       for (int r = 0; r < count; ++r) worths[r] = rows.worths(first + r);
       with_rows(count, [&](auto known) {
         constexpr int kRows = decltype(known)::value, kAtATime = vectors_at_a_time(kRows, kVectors);
         const auto add = [&](int first, auto asking) {
-          add_groups<Format, kRows, kAtATime>(sums, kVectors, pointers, worths, weights, first, steps / kGroupSteps<Format>,
-                                                asking);
+          add_groups<Format, kRows, kAtATime>(sums, kVectors, pointers, worths, weights, first, num_groups, asking);
         };
         add(0, lines);
         for (int first = kAtATime; first < kVectors; first += kAtATime) add(first, PrefetchLines<0>{});

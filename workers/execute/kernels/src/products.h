@@ -83,15 +83,17 @@ class Products {
     });
   }
 
-  // Rows in the form that a matrix reads: of all rows floats_of(row). If the weights are in four bits and `needs_whole`, as
-  // there are adapters, they are also made for weights in eight. Many rows are divided among the threads, in a stage of
-  // their own; few rows are computed by every thread for itself, before the next `num_stages` stages, which use them.
+  // Rows in the form that a matrix reads: of all rows floats_of(row). If the weights are in four bits and `needs_whole`,
+  // as adapters or a shared expert read them too, they are also made for weights in eight. Many rows are divided among
+  // the threads, in a stage of their own; few rows are computed by every thread for itself, before the next `num_stages`
+  // stages, which use them.
   template <class FloatsOf>
   Rows make_rows(const Matrix& matrix, bool needs_whole, int count, size_t width, int num_stages, Member& me,
                  const FloatsOf& floats_of) {
     ThreadBuffers<Format>& own = buffers_.threads[me.place];
     const bool is_own = count <= kOwnRows;
-    const Operands operands = is_own ? operands_for(matrix, needs_whole, own) : operands_for(matrix, needs_whole, buffers_);
+    const Operands operands =
+        is_own ? operands_for(matrix, needs_whole, own) : operands_for(matrix, needs_whole, buffers_);
     const auto make = [&](int row) { operands.write(row, int(width), floats_of(row), matrix, scratch(me)); };
     if (is_own) {
       for (int row = 0; stages_.is_in_time(me, num_stages) && row < count; ++row) make(row);

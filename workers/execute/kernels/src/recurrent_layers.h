@@ -101,8 +101,9 @@ class RecurrentLayers : protected ExpertLayers<Format> {
     const int num_rows = step_->num_tokens;
     // Gates are computed from float rows in every format, as they scale all later tokens.
     float* exact = num_rows <= kOwnRows ? buffers_.threads[me.place].rows.get() : buffers_.exact.get();
-    const Rows normed = norm(matrix, to_matrix || to_gates, num_rows, layer.attention_norm,
-                             num_stages(to_matrix) + num_stages(to_gates), me, [&](int row) { return exact + row * hidden_width(); });
+    const int of_all = num_stages(to_matrix) + num_stages(to_gates);
+    const Rows normed = norm(matrix, to_matrix || to_gates, num_rows, layer.attention_norm, of_all, me,
+                             [&](int row) { return exact + row * hidden_width(); });
     product(matrix, normed, to_matrix, me, Store{buffers_.qkv.get(), width_of(matrix)});
     const Rows rows{reinterpret_cast<const uint32_t*>(exact), hidden_width(), nullptr, 0, num_rows};
     const Store store{buffers_.gates.get(), width_of(gates)};

@@ -209,31 +209,6 @@ INLINED Floats fma(NativeFloats a, Floats b, Floats c) {  // a is the same for a
   return each<Floats>([&](int i) { return fma(a, b.part[i], c.part[i]); });
 }
 
-// Lane i has what lane i ^ kDistance had.
-template <int kDistance>
-INLINED Floats exchanged(Floats a) {
-  constexpr int kOfPart = kLanes / kParts;
-  return each<Floats>([&](int i) -> NativeFloats {
-    if constexpr (kDistance >= kOfPart) return a.part[i ^ (kDistance / kOfPart)];
-    const NativeFloats part = a.part[i];
-#if defined(__AVX512F__)
-    const __m512 lanes = (__m512)part;
-    if constexpr (kDistance == 1) return (NativeFloats)_mm512_permute_ps(lanes, 0xb1);
-    if constexpr (kDistance == 2) return (NativeFloats)_mm512_permute_ps(lanes, 0x4e);
-    return (NativeFloats)_mm512_shuffle_f32x4(lanes, lanes, kDistance == 4 ? 0xb1 : 0x4e);
-#elif defined(__AVX2__)
-    const __m256 lanes = (__m256)part;
-    if constexpr (kDistance == 1) return (NativeFloats)_mm256_permute_ps(lanes, 0xb1);
-    if constexpr (kDistance == 2) return (NativeFloats)_mm256_permute_ps(lanes, 0x4e);
-    return (NativeFloats)_mm256_permute2f128_ps(lanes, lanes, 1);
-#else
-    NativeFloats result;
-    for (int lane = 0; lane < kOfPart; ++lane) result[lane] = part[(lane ^ kDistance) % kOfPart];
-    return result;
-#endif
-  });
-}
-
 // Both reduce by folding the upper half onto the lower one, four times.
 INLINED float sum(Floats a) {
 #if defined(__aarch64__)
