@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .memory import Arena, padded
-from .structures import GROUP_INPUTS, Format, Matrix
+from .structures import Format, Matrix
 
 COLUMNS = 64  # in a block
 _PIECES_PER_THREAD = 4  # so that all threads finish at about the same time
@@ -55,15 +55,15 @@ class Placement:
 
 
 class FourBits(NamedTuple):
-    """Weights ``scale * number + least``, with a scale and a least value per 64 inputs of an output."""
+    """Weights ``scale * number + least``, with a scale and a least value per 64 or 32 inputs of an output."""
 
     numbers: npt.NDArray[np.uint8]  # [num_outputs, num_inputs] of 0..15
-    scales: npt.NDArray[np.float32]  # [num_outputs, ceil(num_inputs / 64)]; rounded to bfloat16 when packed
+    scales: npt.NDArray[np.float32]  # [num_outputs, ceil(num_inputs / 64)], or 32; rounded to bfloat16 when packed
     least: npt.NDArray[np.float32]  # likewise
 
-    def floats(self) -> npt.NDArray[np.float32]:
+    def floats(self, format_: Format) -> npt.NDArray[np.float32]:
         """The weights, [num_outputs, num_inputs]."""
-        group = np.arange(self.numbers.shape[1]) // GROUP_INPUTS
+        group = np.arange(self.numbers.shape[1]) // format_.group_inputs
         return self.scales[:, group] * self.numbers + self.least[:, group]
 
 

@@ -44,6 +44,11 @@ class Format(IntEnum):
         """Whether weights are in four bits, in groups with their own parameters."""
         return self >= Format.INT4
 
+    @property
+    def group_inputs(self) -> int:
+        """How many weights of an output share their parameters, where there are groups."""
+        return GROUP_INPUTS if self is Format.INT4 else GROUP_INPUTS // 2
+
     def steps(self, num_inputs: int) -> int:
         """The number of 32-bit words in a column of that many weights, see ``src/pack.h`` and ``src/int4.h``."""
         if self.has_groups:

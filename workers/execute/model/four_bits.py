@@ -16,7 +16,7 @@ import torch
 
 from ....protocol.errors import ConfigError
 from ..kernels.matrix import FourBits
-from ..kernels.structures import GROUP_INPUTS, Format
+from ..kernels.structures import Format
 from .decoder_spec import Unsupported
 from .mapped_checkpoint import Checkpoint, Names
 from .text_part import text_names
@@ -40,11 +40,12 @@ class Weights(NamedTuple):
 class QuantisedCheckpoint(Checkpoint):
     """As a mapping, contains what is not quantised; ``shapes`` and ``four_bits`` have the rest, by names of weights."""
 
-    quantised_format = Format.INT4
-
     def __init__(self, folder: Path, layout: Layout, group_size: int, names: Names = text_names) -> None:
         super().__init__(folder, names)
         self._layout, self._group_size = layout, group_size
+        is_coarse = group_size == -1 or group_size % Format.INT4.group_inputs == 0
+        self._format = Format.INT4 if is_coarse else Format.FINE_INT4
+        self.quantised_format = self._format
         shapes, first = super().shapes(), layout.parts[0]
         self._modules = {name.removesuffix(f".{first}") for name in shapes if name.endswith(f".{first}")}
         for module in self._modules:
@@ -88,7 +89,7 @@ class QuantisedCheckpoint(Checkpoint):
         return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
     def _in_groups(self, module: str, weights: Weights) -> FourBits:
-        """Convert to a scale and a least value for each group of 64 inputs.
+        """Convert to a scale and a least value for each group of the format.
 
         Raises:
             Unsupported: inputs are not grouped in their own order.
@@ -104,7 +105,7 @@ class QuantisedCheckpoint(Checkpoint):
         if weights.scales.dtype != np.float32:
             raise ConfigError(f"{module} has scales of {weights.scales.dtype}, not floating point", param="model")
         self._check_order(module, weights.group_of, np.arange(num_inputs) // size)
-        group = np.arange(0, num_inputs, GROUP_INPUTS) // size
+        group = np.arange(0, num_inputs, self._format.group_inputs) // size
         scales = torch.from_numpy(weights.scales[:, group]).bfloat16().float().numpy()
         return FourBits(weights.numbers, scales, -weights.zeros[:, group] * scales)
 
@@ -212,10 +213,9 @@ def find_layout(settings: Mapping[str, Any]) -> tuple[Layout, int]:
         raise Unsupported(f"its weights are quantised by {method} {kind}".rstrip())
     if bits != _BITS:
         raise Unsupported(f"its weights have {bits!r} bits, the kernels support {_BITS}")
-    if not isinstance(group_size, int) or (group_size != -1 and (group_size < 1 or group_size % GROUP_INPUTS)):
-        raise Unsupported(
-            f"its weights are in groups of {group_size!r} inputs, which is not a multiple of {GROUP_INPUTS}"
-        )
+    least = Format.FINE_INT4.group_inputs
+    if not isinstance(group_size, int) or (group_size != -1 and (group_size < 1 or group_size % least)):
+        raise Unsupported(f"its weights are in groups of {group_size!r} inputs, which is not a multiple of {least}")
     return layout, group_size
 
 

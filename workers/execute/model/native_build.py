@@ -106,6 +106,7 @@ class NativeSetting:
     def _format(self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype) -> Format:
         if (stored := checkpoint.quantised_format) is None:
             return QUANTISED.get(self.quantization) or FORMATS[dtype]
+        stored = Format.INT4 if stored is Format.FINE_INT4 else stored  # each matrix has its own groups
         if self.quantization not in ("none", stored.name.lower()):
             raise Unsupported(f"its weights have four bits already, and quantization is {self.quantization}")
         if stored is Format.INT4:

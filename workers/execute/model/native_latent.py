@@ -57,8 +57,10 @@ def whole_matrix(checkpoint: Checkpoint, name: str, packer: Packer) -> torch.Ten
     stored = checkpoint.four_bits(name)
     assert isinstance(stored, FourBits), "experts alone are stored otherwise"
     num_outputs, num_inputs = checkpoint.shapes()[name]
-    arena = Arena(matrix_bytes(Format.INT4, num_inputs, num_outputs))
-    matrix = new_matrix(arena, Format.INT4, num_inputs, num_outputs, has_bias=False)
+    format_ = checkpoint.quantised_format
+    assert format_ is not None, "it has weights in four bits"
+    arena = Arena(matrix_bytes(format_, num_inputs, num_outputs))
+    matrix = new_matrix(arena, format_, num_inputs, num_outputs, has_bias=False)
     place = Placement(matrix, num_outputs, 0, COLUMNS)
     packer.pack_int4(stored, place)
     return torch.from_numpy(packer.unpack(place))

@@ -34,7 +34,9 @@ class Packing:
         self.format = format_
         self._checkpoint = checkpoint
         self._has_four_bits = dict(self._formats_of_experts())
-        self._is_fine = format_ is Format.INT4 and self._has_groups_of_32()
+        self._weight_format = checkpoint.quantised_format or format_
+        if self._weight_format is Format.INT4 and checkpoint.quantised_format is None and self._has_groups_of_32():
+            self._weight_format = Format.FINE_INT4
         self._arena = Arena(packed_bytes(spec, self._format_of))
         self._packer = Packer(library, num_threads)
         self._quantised: dict[str, list[Placement]] = {}
@@ -48,12 +50,10 @@ class Packing:
         """The format of a matrix with the weights of these names."""
         if self._checkpoint.quantised_format is None:
             is_quantised = names != (self.spec.head,)
-            if is_quantised and self._is_fine:
-                return Format.FINE_INT4
         else:
             has_four_bits = self._checkpoint.has_four_bits
             is_quantised = all(self._has_four_bits.get(name, has_four_bits(name)) for name in names)
-        return self.format if is_quantised else self.format.arithmetic
+        return self._weight_format if is_quantised else self.format.arithmetic
 
     def _has_groups_of_32(self) -> bool:
         """Whether the weights were rounded to four bits in groups of 32 before, as in most GGUF files.
@@ -72,7 +72,7 @@ class Packing:
             ]
             return float(np.mean(np.concatenate(counts) <= 16)) if counts else 0.0
 
-        return self._checkpoint.quantised_format is None and share(32) > 0.5 > share(64)
+        return share(32) > 0.5 > share(64)
 
     def _formats_of_experts(self) -> Iterator[tuple[str, bool]]:
         """Yield the names of the weights of experts, and whether they are kept in four bits.
@@ -103,8 +103,8 @@ class Packing:
         """Pack tensors into these places, or the rows of one tensor one after another."""
         sizes = [place.num_outputs for place in places]
         for source, place in zip(self._read_weights(names, sizes), places, strict=True):
-            if isinstance(source, FourBits) and place.matrix.format != Format.INT4:
-                weights = source.floats()
+            if isinstance(source, FourBits) and place.matrix.format != self._weight_format:
+                weights = source.floats(self._weight_format)
                 self._packer.pack(weights.ctypes.data, place, is_bf16=False)
             elif isinstance(source, FourBits):
                 self._packer.pack_int4(source, place)

@@ -92,7 +92,7 @@ LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
 
 
 def make_pair(family: str, layout: str, folder: Path, **settings: Any) -> tuple[Path, Path]:
-    """A checkpoint in that layout, and a plain one with the same weights, which include both ends of each 64 inputs."""
+    """A checkpoint in that layout, and a plain one with the same weights, which include both ends of each 32 inputs."""
     plain = make_checkpoint(family, folder / "plain", **SIZES | OWN_SIZES.get(family, {}))
     shutil.copytree(plain, folder / "stored")
     pack, config = LAYOUTS[layout]
@@ -104,7 +104,7 @@ def make_pair(family: str, layout: str, folder: Path, **settings: Any) -> tuple[
         num_outputs, num_inputs = tensor.shape
         shape = (num_outputs, num_inputs // GROUP)
         numbers = rng.integers(0, 16, tensor.shape)
-        numbers[:, ::64], numbers[:, 1::64] = 0, 15
+        numbers[:, ::32], numbers[:, 1::32] = 0, 15
         # Few bits, so that products with zeros are exact, and so are all weights in float32.
         scales = rng.integers(8, 16, shape).astype(np.float32) / 2**11
         zeros = rng.integers(1, 16, shape)
@@ -142,6 +142,15 @@ def test_tokens_equal_the_plain_checkpoint_in_four_bits(family: str, layout: str
     assert (model.backend, model.dtype) == (f"native int4 on {available_levels()[0]}", torch.bfloat16)
     assert np.array_equal(logits(model), logits(expected))
     assert model.proof.facts == expected.proof.facts
+
+
+@pytest.mark.parametrize(("family", "layout"), [("llama", "gptq"), ("llama", "awq"), ("youtu", "gptq")])
+def test_groups_of_32_are_kept(family: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "GROUP", 32)
+    stored, plain = make_pair(family, layout, tmp_path, group_size=32)
+    model, expected = load(stored), load(plain, "int4")
+    assert model.backend == f"native int4 on {available_levels()[0]}"
+    assert np.array_equal(logits(model), logits(expected))
 
 
 # As Qwen3.5 is published, with attention and shared experts in 16 bits, or DeepSeek, with one of two merged matrices.
@@ -191,7 +200,7 @@ def test_head_may_have_four_bits_too(tmp_path: Path) -> None:
         parts = gptq(np.clip(numbers, 0, 15), scales, np.full_like(scales, 8, dtype=np.int64))
         tensors |= {f"lm_head.{part}": values for part, values in parts.items()}
     found = logits(load(stored))
-    assert np.abs(found - expected).max() < 0.3 * np.abs(expected).max()
+    assert np.abs(found - expected).max() < 0.4 * np.abs(expected).max()
 
 
 def test_proven_checkpoint_starts_again(tmp_path: Path) -> None:
@@ -208,8 +217,8 @@ def test_proven_checkpoint_starts_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("layout", "settings", "reason"), [
     ("gptq", {"bits": 8}, "have 8 bits, the kernels support 4"),
     ("gptq", {"bits": "4"}, "have '4' bits, the kernels support 4"),
-    ("gptq", {"group_size": 32}, "groups of 32 inputs, which is not a multiple of 64"),
-    ("gptq", {"group_size": "128"}, "groups of '128' inputs, which is not a multiple of 64"),
+    ("gptq", {"group_size": 16}, "groups of 16 inputs, which is not a multiple of 32"),
+    ("gptq", {"group_size": "128"}, "groups of '128' inputs, which is not a multiple of 32"),
     ("gptq", {"checkpoint_format": "marlin"}, "quantised by gptq marlin"),
     ("awq", {"version": "gemv"}, "quantised by awq gemv"),
     ("awq", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
@@ -325,6 +334,6 @@ def test_damaged_tensor_is_named(tmp_path: Path) -> None:
 
 
 def test_reason_of_the_kernels_is_reported_if_transformers_cannot_load_it_either(tmp_path: Path) -> None:
-    stored, _ = make_pair("llama", "gptq", tmp_path, group_size=32)
-    with pytest.raises(ConfigError, match=r"cannot load .*; nor can it run on the compiled kernels: .* groups of 32"):
+    stored, _ = make_pair("llama", "gptq", tmp_path, group_size=16)
+    with pytest.raises(ConfigError, match=r"cannot load .*; nor can it run on the compiled kernels: .* groups of 16"):
         prove(stored)

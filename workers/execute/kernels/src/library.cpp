@@ -33,7 +33,10 @@ void triptych_pack(Matrix* matrix, const void* source, int32_t source_is_bf16, i
 // The same for a matrix that is already in four bits, see FourBits.
 void triptych_pack_int4(const Matrix* matrix, const uint8_t* numbers, const float* scales, const float* least,
                         int32_t first, int32_t run, int32_t begin, int32_t end) {
-  pack_stored(*matrix, FourBits{numbers, scales, least}, {first, run}, begin, end);
+  if (matrix->format == kFineInt4)
+    pack_stored(*matrix, FourBits<kGroupInputs / 2>{numbers, scales, least}, {first, run}, begin, end);
+  else
+    pack_stored(*matrix, FourBits<kGroupInputs>{numbers, scales, least}, {first, run}, begin, end);
 }
 
 // The same for a matrix in MXFP4, see MxWeights.

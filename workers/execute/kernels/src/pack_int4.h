@@ -123,16 +123,25 @@ struct Halves {
   uint32_t worth(int step) const { return half[step].worth(0); }
 };
 
-// A matrix that is already in four bits.
+// A matrix that is already in four bits, in groups of 64 or 32.
+template <int kInputs>
 struct FourBits {
   const uint8_t* numbers;  // [outputs][inputs] of 0..15
   const float* scales;     // [outputs][groups]
   const float* least;      // [outputs][groups]
 
-  Quantised<kGroupInputs> group(int output, int num_inputs, int index) const {
-    const int first = index * kGroupInputs, count = std::min(kGroupInputs, num_inputs - first);
-    const size_t worth = size_t(output) * num_groups_of(num_inputs) + index;
-    Quantised<kGroupInputs> group{};
+  // 64 inputs.
+  auto group(int output, int num_inputs, int index) const {
+    if constexpr (kInputs == kGroupInputs)
+      return stored(output, num_inputs, index);
+    else
+      return Halves{{stored(output, num_inputs, 2 * index), stored(output, num_inputs, 2 * index + 1)}};
+  }
+  Quantised<kInputs> stored(int output, int num_inputs, int index) const {
+    const int first = index * kInputs, count = std::min(kInputs, num_inputs - first);
+    Quantised<kInputs> group{};
+    if (count <= 0) return group;
+    const size_t worth = size_t(output) * ((num_inputs + kInputs - 1) / kInputs) + index;
     for (int i = 0; i < count; ++i)
       reinterpret_cast<float*>(group.numbers)[i] = numbers[size_t(output) * num_inputs + first + i];
     group.scale = from_bf16(to_bf16(scales[worth]));
