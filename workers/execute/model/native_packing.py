@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, repeat
 
@@ -18,6 +19,8 @@ from .facts import Progress
 from .layer_tensors import bias_of
 from .mapped_checkpoint import Checkpoint
 from .native_sizes import packed_bytes
+
+logger = logging.getLogger(__name__)
 
 
 class Packing:
@@ -35,8 +38,13 @@ class Packing:
         self._checkpoint = checkpoint
         self._has_four_bits = dict(self._formats_of_experts())
         self._weight_format = checkpoint.quantised_format or format_
-        if self._weight_format is Format.INT4 and checkpoint.quantised_format is None and self._has_groups_of_32():
-            self._weight_format = Format.FINE_INT4
+        if checkpoint.quantised_format is None and self._has_groups_of_32():
+            if format_ is Format.INT4:
+                self._weight_format = Format.FINE_INT4
+            else:
+                logger.info(
+                    "the weights were rounded to four bits before: --quantization int4 keeps them in 5 bits each"
+                )
         self._arena = Arena(packed_bytes(spec, self._format_of))
         self._packer = Packer(library, num_threads)
         self._quantised: dict[str, list[Placement]] = {}

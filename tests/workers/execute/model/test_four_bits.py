@@ -190,6 +190,17 @@ def test_weights_rounded_in_groups_of_32_before_are_not_rounded_again(
     assert all(exact) if size else not any(exact)
 
 
+def test_who_serves_weights_rounded_before_in_more_bits_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    checkpoint = make_checkpoint("llama", tmp_path, **SIZES)
+    pack(checkpoint, available_levels()[0], Format.BFLOAT16)
+    assert "--quantization int4" not in caplog.text
+    pack(in_four_bits(checkpoint, 32), available_levels()[0], Format.BFLOAT16)
+    assert "--quantization int4" in caplog.text
+
+
 def test_head_may_have_four_bits_too(tmp_path: Path) -> None:
     stored, plain = make_pair("llama", "gptq", tmp_path)
     expected = logits(load(plain, "int4"))
