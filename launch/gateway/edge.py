@@ -7,14 +7,13 @@ import time
 import uuid
 from typing import Any
 
-import anyio
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .config import is_known_key
 from .errors import ApiError, error_response
 from .state import Gateway
+from .uploads import BodyRefused
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +27,6 @@ MAX_ID_CHARS = 128
 _ID_HEADERS = (b"x-request-id", b"request-id")  # of a reply, as OpenAI's and Anthropic's clients read them
 _LINE = "%(method)s %(path)r %(status)s in %(duration_ms)s ms, %(x_request_id)s"
 _LINE_OF_ANSWER = _LINE + ", %(request_id)r"
-
-
-class BodyRefused(HTTPException):
-    """Raised from ``receive``, where the framework passes only an ``HTTPException`` on unchanged."""
-
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.http_status, error.message)
-        self.error = error
 
 
 class Edge:
@@ -109,14 +100,8 @@ class _Visit:
     async def receive(self) -> Message:
         if self._has_body:
             return self._seen(await self._receive())
-        left_s = self._began + self._gateway.config.body_timeout_s - time.monotonic()
-        try:
-            with anyio.fail_after(max(0.0, left_s)):
-                message = await self._receive()
-        except TimeoutError as error:
-            limit_s = self._gateway.config.body_timeout_s
-            text = f"the body did not arrive within {limit_s} s"
-            raise BodyRefused(ApiError(text, status=408, code="body_timeout")) from error
+        limit_s = self._gateway.config.body_timeout_s
+        message = await self._gateway.uploads.receive(self._receive, began=self._began, limit_s=limit_s)
         self._num_bytes += len(message.get("body", b""))
         self._has_body = not message.get("more_body", False)
         if self._num_bytes > self._gateway.config.max_body_bytes:

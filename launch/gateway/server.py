@@ -98,6 +98,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gateway.counters.publish()
         self._gateway.feed.close()
+        self._gateway.uploads.stop()
         ending = asyncio.create_task(self._end_the_rest())
         await super().shutdown(sockets)
         ending.cancel()

@@ -26,6 +26,7 @@ from .page.feed import Feed
 from .thoughts import find_reasoning_parser
 from .tools.parser import find_parser
 from .tracing import Tracer
+from .uploads import Uploads
 from .words import Words
 
 
@@ -37,6 +38,7 @@ class Gateway:
     run_dir: Path
     index: int = 0  # among the gateway processes of one pipeline
     tracer: Tracer = field(default_factory=Tracer)
+    uploads: Uploads = field(default_factory=Uploads)
     created: int = field(default_factory=lambda: int(time.time()))
     open_prompts: dict[str, bool] = field(default_factory=dict)  # whether they end inside the reasoning: see reasoning
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import json
 import os
 import re
 import resource
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,9 @@ from types import SimpleNamespace
 import httpx2
 import pytest
 
+from tests.launch.gateway.conftest import site
 from tests.launch.gateway.sse import events, text_of
+from tests.launch.gateway.test_edge import head_of, raw
 from tests.launch.test_processes import serving
 from tests.proc import children_of, is_alive
 from tests.waiting import eventually
@@ -204,26 +207,43 @@ def test_second_signal_tells_clients_that_they_were_cut_off(tmp_path: Path) -> N
 
 def test_address_is_closed_while_the_last_requests_end(pipeline: Driver) -> None:
     found: list[list[int]] = []
-    with served(pipeline) as http, socket.socket() as client:
+    body = json.dumps({"prompt": "hi", "max_tokens": 1}).encode()
+    with ExitStack() as later, served(pipeline) as http, socket.socket() as client:
         where = (http.base_url.host, http.base_url.port)
+        os.kill(execute := pipeline.pids["execute"] or 0, signal.SIGSTOP)  # so that the answer takes until the end
+        later.callback(os.kill, execute, signal.SIGCONT)
         client.connect(where)
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: me\r\ncontent-length: 9\r\n\r\n")  # and no body
-        assert http.get("/version").status_code == 200  # so the connection before it was accepted
+        client.sendall(head_of(len(body)) + body)
+        eventually(lambda: pipeline.stats()["prepare"]["live"] == 1)
 
-        def leave_when_refused() -> None:
+        def go_on_when_refused() -> None:
             eventually(lambda: connect(where) == errno.ECONNREFUSED)
             found.append(gateway_pids())
-            client.close()
+            os.kill(execute, signal.SIGCONT)
 
-        leaving = threading.Thread(target=leave_when_refused)
-        leaving.start()
-    leaving.join()
+        going_on = threading.Thread(target=go_on_when_refused)
+        going_on.start()
+    going_on.join()
     assert len(found[0]) == 1
 
 
 def connect(where: tuple[str, int | None]) -> int:
     with socket.socket() as probe:
         return probe.connect_ex(where)
+
+
+def test_stop_does_not_wait_for_a_body_that_is_still_arriving(
+    pipeline: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as later:
+        with site(pipeline.run_dir) as api:
+            client = later.enter_context(raw(api))
+            client.sendall(head_of(9) + b"{")
+            eventually(lambda: api.gateway.counters.num_open == 1)
+        reply = client.recv(4096)
+    assert b" 503 " in reply.splitlines()[0]
+    assert b'"draining"' in reply
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_keys_are_not_visible_in_the_process_list(pipeline: Driver) -> None:
