@@ -13,14 +13,14 @@ from .completions import create_completion
 from .decisions import create_decision
 from .embeddings import create_embeddings
 from .messages import count_tokens, create_message
-from .responses import create_response
+from .responses import count_input_tokens, create_response
 from .resume import POSITIONS, forget_request, resume_request
 from .schemas.chat import ChatRequest
 from .schemas.completions import CompletionRequest
 from .schemas.embeddings import EmbeddingRequest
 from .schemas.messages import CountRequest, MessageRequest
 from .schemas.other import DecisionRequest, DetokenizeRequest, TokenizeRequest
-from .schemas.responses import ResponseRequest
+from .schemas.responses import InputTokensRequest, ResponseRequest
 from .state import Gateway
 from .token_routes import detokenize, tokenize
 
@@ -64,10 +64,6 @@ def _add_answers(router: APIRouter, gateway: Gateway) -> None:
     async def post_messages(body: MessageRequest, request: Request) -> Any:
         return await create_message(gateway, body, request)
 
-    @router.post("/v1/messages/count_tokens", summary="count the tokens of a chat's prompt")
-    async def post_count_tokens(body: CountRequest, request: Request) -> Response:
-        return await count_tokens(gateway, body, request)
-
     @router.post("/v1/embeddings", summary="texts as vectors")
     async def post_embeddings(body: EmbeddingRequest, request: Request) -> Response:
         return await create_embeddings(gateway, body, request)
@@ -101,6 +97,14 @@ def _add_kept_requests(router: APIRouter, gateway: Gateway) -> None:
 
 
 def _add_tokens(router: APIRouter, gateway: Gateway) -> None:
+    @router.post("/v1/responses/input_tokens", summary="count the tokens of a response's prompt")
+    async def post_input_tokens(body: InputTokensRequest, request: Request) -> Response:
+        return await count_input_tokens(gateway, body, request)
+
+    @router.post("/v1/messages/count_tokens", summary="count the tokens of a chat's prompt")
+    async def post_count_tokens(body: CountRequest, request: Request) -> Response:
+        return await count_tokens(gateway, body, request)
+
     @router.post("/tokenize", summary="the token ids of a text or a chat")
     async def post_tokenize(body: TokenizeRequest, request: Request) -> Response:
         return await tokenize(gateway, body, request)

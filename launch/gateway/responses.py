@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from ...driver.stream import Completion, Delta
@@ -17,7 +18,7 @@ from .answer import AnswerReader, Parts
 from .calls import ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
 from .content import ContentTokens
-from .errors import ApiError, error_map, required, unsupported
+from .errors import ApiError, error_map, json_response, required, unsupported
 from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs
@@ -25,12 +26,13 @@ from .parameters import check_stream, named_as, pipeline_options
 from .reasoning import Reasoning, with_reasoning
 from .response_events import EventWriter
 from .schemas.chat import ChatMessage, FunctionCall, Tool, ToolCall, ToolChoice, function_tools
-from .schemas.responses import InputItem, ResponseRequest
+from .schemas.responses import InputItem, InputTokensRequest, ResponsePrompt, ResponseRequest
 from .schemas.structure import JsonSchema, ResponseFormat
 from .state import Gateway
 from .structure import structured_options
 from .template_variables import effort_variables, template_variables
 from .thoughts import Thought
+from .token_ids import num_chat_tokens
 from .tools.parser import Call
 from .usage import response_usage
 
@@ -51,13 +53,10 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
     tools = await tools.beside(gateway, structured)
     options = pipeline_options(body, gateway.config, max_tokens=body.max_output_tokens, logprobs=body.num_logprobs())
     options |= structured | tools.options()
-    template = gateway.facts.chat_template or ""
-    effort = effort_variables(body.effort, template, param="reasoning.effort")
-    options |= template_variables(effort, body.chat_template_kwargs)
     form = "tool_choice" if tools.is_forced else "structured_outputs" if body.structured_outputs else "text.format"
     names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": form}
     with named_as(prompt="input", messages="input", **names):
-        options["messages"] = wire_messages(_messages(body), template=template)
+        options |= _prompt(gateway, body)
         options, reasoning = await with_reasoning(gateway, request, options, body)
         reply = ResponseReply(gateway, body, new_id(KIND, body.request_id), model, tools, reasoning)
         generation = await Generation.begin(gateway, request, reply.request_id, [options], model=model)
@@ -66,7 +65,25 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
         return await generation.reply(reply.whole)
 
 
-def _messages(body: ResponseRequest) -> list[ChatMessage]:
+async def count_input_tokens(gateway: Gateway, body: InputTokensRequest, request: Request) -> Response:
+    """The number of tokens in the prompt that the model would get."""
+    gateway.check_ready()
+    gateway.check_model(body.model)
+    tools = tool_use(gateway, _tools(body), _choice(body), single=False)
+    with named_as(messages="input"):
+        num_tokens = await num_chat_tokens(gateway, request, _prompt(gateway, body) | tools.options())
+    return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+
+def _prompt(gateway: Gateway, body: ResponsePrompt) -> dict[str, Any]:
+    """The messages, and variables for the chat template."""
+    template = gateway.facts.chat_template or ""
+    effort = effort_variables(body.effort, template, param="reasoning.effort")
+    messages = wire_messages(_messages(body), template=template)
+    return {"messages": messages, **template_variables(effort, body.chat_template_kwargs)}
+
+
+def _messages(body: ResponsePrompt) -> list[ChatMessage]:
     system = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         return [*system, ChatMessage(role="user", content=body.input)]
@@ -104,11 +121,11 @@ def _message(index: int, item: InputItem) -> ChatMessage:
     return ChatMessage(role=item.role, content=text_of(item.content))
 
 
-def _tools(body: ResponseRequest) -> list[Tool] | None:
+def _tools(body: ResponsePrompt) -> list[Tool] | None:
     return function_tools((tool.name, tool.description, tool.parameters) for tool in body.tools or ())
 
 
-def _choice(body: ResponseRequest) -> str | ToolChoice | None:
+def _choice(body: ResponsePrompt) -> str | ToolChoice | None:
     choice = body.tool_choice
     if choice is None or isinstance(choice, str):
         return choice

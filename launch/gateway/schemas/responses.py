@@ -1,4 +1,4 @@
-"""The body of /v1/responses."""
+"""The bodies of /v1/responses and /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
@@ -93,16 +93,44 @@ Included = Literal[
 ]  # fmt: skip
 
 
-class ResponseRequest(SamplingFields):
+class ResponsePrompt(ApiModel):
+    """What the prompt of a response is made of."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        "truncation": ("disabled", "auto"),
+        **dict.fromkeys(("previous_response_id", "conversation"), ()),
+    }
+    input: str | Annotated[List[InputItem], Field(max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: List[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    _few_parts = field_validator("input", mode="before")(few_parts)
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.reasoning.effort if self.reasoning else None
+
+
+class InputTokensRequest(ResponsePrompt):
+    """A prompt whose tokens are counted, in OpenAI's format."""
+
+    NEUTRAL: ClassVar[Neutral] = {**ResponsePrompt.NEUTRAL, "personality": ()}
+    model: str | None = Field(None, description="as listed by /v1/models; by default the served model")
+
+
+class ResponseRequest(ResponsePrompt, SamplingFields):
     """OpenAI's responses, except for everything that requires storage: nothing is kept after the reply."""
 
     NEUTRAL: ClassVar[Neutral] = {
         **{name: values for name, values in COMMON_NEUTRAL.items() if name != "metadata"},
+        **ResponsePrompt.NEUTRAL,
         "store": (False, True),  # SDKs send true by default; the reply says false
         "background": (False,),
-        "truncation": ("disabled", "auto"),
-        "previous_response_id": (),
-        "conversation": (),
         "prompt": (),
         **dict.fromkeys(("max_tool_calls", "access_programs", "background_options", "image"), ()),
         "context_management": ([],),
@@ -113,8 +141,6 @@ class ResponseRequest(SamplingFields):
         "resumable": (False,),
         "max_tokens": (),
     }
-    input: str | Annotated[List[InputItem], Field(max_length=MAX_MESSAGES)]
-    instructions: str | None = None
     max_output_tokens: int | None = limited("max_tokens")
     include: List[Included] | None = Field(
         None, max_length=64, description=f"{LOGPROBS}; the others concern things that answers never contain here"
@@ -123,21 +149,9 @@ class ResponseRequest(SamplingFields):
     metadata: Annotated[dict[str, str], small_map(MAX_METADATA)] | None = Field(
         None, max_length=MAX_METADATA, description="returned in the reply"
     )
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
-    tools: List[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: TokenBudget | None = None
-
-    _few_parts = field_validator("input", mode="before")(few_parts)
-
-    @property
-    def effort(self) -> Effort | None:
-        return self.reasoning.effort if self.reasoning else None
 
     def num_logprobs(self) -> int | None:
         """Alternatives per token; None: no logprobs."""

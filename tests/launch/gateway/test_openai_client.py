@@ -13,7 +13,7 @@ from openai.types import completion_create_params as of_completions
 from openai.types import embedding_create_params as of_embeddings
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as of_chats
-from openai.types.responses import FunctionToolParam, Response
+from openai.types.responses import FunctionToolParam, InputTokenCountParams, InputTokenCountResponse, Response
 from openai.types.responses import response_create_params as of_responses
 from openai.types.shared_params import Reasoning
 
@@ -23,7 +23,12 @@ from triptych.launch.gateway.schemas.base import ApiModel
 from triptych.launch.gateway.schemas.chat import ChatRequest
 from triptych.launch.gateway.schemas.completions import CompletionRequest
 from triptych.launch.gateway.schemas.embeddings import EmbeddingRequest
-from triptych.launch.gateway.schemas.responses import FunctionTool, ReasoningOptions, ResponseRequest
+from triptych.launch.gateway.schemas.responses import (
+    FunctionTool,
+    InputTokensRequest,
+    ReasoningOptions,
+    ResponseRequest,
+)
 
 LEN: list[Any] = [{"role": "user", "content": "What does len do?"}]
 ANSWER = "Return the number of items in a container."
@@ -138,6 +143,16 @@ def test_response_repeats_the_request_s_settings(hash_client: OpenAI) -> None:
     assert (asked["metadata"], asked["top_logprobs"]) == ({"a": "b"}, 0)
 
 
+def test_tokens_of_a_response_are_counted_without_computing_it(client: OpenAI, demo: Site) -> None:
+    asked: Any = {"model": "demo", "input": LEN, "instructions": "Be brief.", "tool_choice": "none"}
+    count = client.responses.input_tokens.count(**asked, truncation="auto", text={"format": {"type": "text"}})
+    strictly(InputTokenCountResponse, count)
+    reply = client.responses.create(**asked, max_output_tokens=1)
+    assert (count.object, reply.usage and reply.usage.input_tokens) == ("response.input_tokens", count.input_tokens)
+    status, error = demo.refusal("/v1/responses/input_tokens", input=[{"role": "user", "content": [{"type": "x"}]}])
+    assert (status, error["param"]) == (400, "input[0].content[0].type")
+
+
 def test_logprobs_of_a_response_are_requested_with_include(client: OpenAI) -> None:
     asked: Any = {"model": "demo", "input": "What does len do?", "temperature": 0,
                   "include": ["message.output_text.logprobs"]}  # fmt: skip
@@ -199,6 +214,7 @@ def test_errors_have_the_client_s_classes(client: OpenAI, wrong: Any, error: typ
         (of_completions.CompletionCreateParamsStreaming, CompletionRequest, {"prompt": "hi"}),
         (of_embeddings.EmbeddingCreateParams, EmbeddingRequest, {"input": "hi"}),
         (of_responses.ResponseCreateParamsStreaming, ResponseRequest, {"input": "hi"}),
+        (InputTokenCountParams, InputTokensRequest, {"input": "hi"}),
         (FunctionToolParam, FunctionTool, {"type": "function", "name": "f"}),
         (Reasoning, ReasoningOptions, {}),
     ],
