@@ -53,6 +53,7 @@ def execute_figures(stage: Stage, watched: Watched) -> list[Figure]:
 
 def summarize_figures(stage: Stage, watched: Watched) -> list[Figure]:
     finished = stage.get("finished", {})
+    num_aborted, num_failed = finished.get("abort", 0), finished.get("error", 0)
     unread, bad = stage.get("forgotten_unread", 0), stage.get("bad_frames", 0)
     tone = "warning" if unread or bad else ""
     return [
@@ -61,10 +62,8 @@ def summarize_figures(stage: Stage, watched: Watched) -> list[Figure]:
         Figure("followed", "followed", f"{stage.get('followed', 0)}"),
         _figure("unread", "ended, unread", f"{stage.get('unread', 0)}", short="unread"),
         Figure("tokens", "tokens", number(stage.get("tokens", 0))),
-        Figure("finished", "finished", number(finished.get("stop", 0) + finished.get("length", 0))),
-        _figure(
-            "failed", "aborted · failed", f"{finished.get('abort', 0)} · {finished.get('error', 0)}", short="abort·fail"
-        ),
+        Figure("finished", "finished", number(sum(finished.values()) - num_aborted - num_failed)),
+        _figure("failed", "aborted · failed", f"{num_aborted} · {num_failed}", short="abort·fail"),
         _figure("bad", "unread · bad frames", f"{unread} · {bad}", short="unread·bad", tone=tone),
     ]
 

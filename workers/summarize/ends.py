@@ -18,6 +18,7 @@ from .histograms import RequestHistograms
 from .listing import Ended
 from .notices import Notices
 
+EMBEDDING = "embedding"  # counted in place of "length", which otherwise says how many answers were cut
 MAX_COUNTED_ADAPTERS = 256  # the statistics must fit on the board, however many come and go
 
 
@@ -30,7 +31,7 @@ class Ends:
         self._journal, self._board = journal, board
         self._delivery, self._notices, self._stats = delivery, notices, stats
         self._writer = ReleaseWriter(journal)
-        self.num_ended: Counter[str] = Counter()  # by finish reason
+        self.num_ended: Counter[str] = Counter()  # by finish reason, or EMBEDDING
         self.num_adapted: dict[str, int] = {}  # by adapter, the latest last, for answers that used one
         self.num_unread = 0  # requests whose answers nobody read
         self.histograms = RequestHistograms()
@@ -85,7 +86,8 @@ class Ends:
         self.decide(answer.choices)
 
     def _count(self, answer: Answer, reason: str) -> None:
-        self.num_ended[reason] += 1
+        is_embedding = reason == "length" and answer.view.record.embedding_size > 0
+        self.num_ended[EMBEDDING if is_embedding else reason] += 1
         if (name := answer.view.record.lora) != "":
             self.num_adapted[name] = self.num_adapted.pop(name, 0) + 1
             if len(self.num_adapted) > MAX_COUNTED_ADAPTERS:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...protocol.messages import FINISH_REASONS
 from .answer import Answer
-from .ends import Ends
+from .ends import EMBEDDING, Ends
 from .rate import Rate
 
 
@@ -36,7 +36,7 @@ class Figures:
             "followed": sum(answer.peer is not None for answer in answers),
             "tokens": self.num_tokens,
             "tokens_per_second": self.tokens_per_second,
-            "finished": {reason: ends.num_ended[reason] for reason in FINISH_REASONS[1:]},
+            "finished": {reason: ends.num_ended[reason] for reason in (*FINISH_REASONS[1:], EMBEDDING)},
             "adapted": dict(ends.num_adapted),
             "histograms": ends.histograms.to_wire(),
             "forgotten_unread": ends.num_unread,

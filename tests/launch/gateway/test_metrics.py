@@ -52,16 +52,18 @@ def test_each_request_counts_once_whichever_gateway_is_asked() -> None:
         other.ask("/v1/completions", prompt=[1, 2, 3], max_tokens=10)
         one.ask("/tokenize", messages=[{"role": "user", "content": "hi"}])  # computes nothing, so it does not count
         driver.generate([1, 2, 3], max_tokens=10)
-        eventually(lambda: samples(one)["vllm:e2e_request_latency_seconds_count"] == 3)
-        eventually(lambda: samples(one)["vllm:prompt_tokens_total"] == 9)  # another process publishes it
+        one.ask("/v1/embeddings", input=[1, 2, 3])
+        eventually(lambda: samples(one)["vllm:e2e_request_latency_seconds_count"] == 4)
+        eventually(lambda: samples(one)["vllm:prompt_tokens_total"] == 12)  # another process publishes it
         for api in (one, other):
             found = samples(api)
-            assert found["vllm:e2e_request_latency_seconds_count"] == 3
+            assert found["vllm:e2e_request_latency_seconds_count"] == 4
             assert found["vllm:generation_tokens_total"] == 30
-            assert found["vllm:prompt_tokens_total"] == 9
+            assert found["vllm:prompt_tokens_total"] == 12
             assert found["vllm:time_to_first_token_seconds_count"] == 3
             assert found["vllm:inter_token_latency_seconds_count"] == 27
             assert found['vllm:request_success_total{"finished_reason": "length"}'] == 3
+            assert found['vllm:request_success_total{"finished_reason": "embedding"}'] == 1  # no answer that was cut
             assert found["vllm:request_generation_tokens_sum"] == 30
 
 
