@@ -19,7 +19,7 @@ from .parameters import named_as, prompt_options
 from .replies import Head
 from .schemas.embeddings import EmbeddingRequest
 from .state import Gateway
-from .usage import usage
+from .usage import embedding_usage
 
 KIND = "embd"
 OBJECT = "list"
@@ -54,9 +54,7 @@ def _reply(head: Head, completions: list[Completion], encoding: str) -> Response
         {"object": "embedding", "index": index, "embedding": _encoded(Embedding.of(completion), encoding)}
         for index, completion in enumerate(completions)
     )
-    used = usage(completions)
-    names = "prompt_tokens", "total_tokens", "prompt_tokens_details", "triptych"
-    data, end = b",".join(map(json_bytes, rows)), json_bytes({name: used[name] for name in names})
+    data, end = b",".join(map(json_bytes, rows)), json_bytes(embedding_usage(completions))
     content = b"".join((json_bytes(head.fields())[:-1], b',"data":[', data, b'],"usage":', end, b"}"))
     return Response(content, media_type="application/json")
 

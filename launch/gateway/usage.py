@@ -65,6 +65,22 @@ def message_usage(completion: Completion, *, num_reasoning: int) -> dict[str, An
     }
 
 
+def embedding_usage(completions: Sequence[Completion]) -> dict[str, Any]:
+    """The usage of embeddings, with one ledger for all: the times of two thousand are longer than short embeddings."""
+    whole = usage(completions)
+    ledgers = whole["triptych"]["ledgers"]
+    added = {
+        "wall_ms": sum(ledger["wall_ms"] for ledger in ledgers),
+        "stages_ms": {
+            stage: sum(ledger["stages_ms"][stage] for ledger in ledgers) for stage in ledgers[0]["stages_ms"]
+        },
+    }
+    return {
+        **{name: whole[name] for name in ("prompt_tokens", "total_tokens", "prompt_tokens_details")},
+        "triptych": {"ledgers": [added], "truncated_tokens": whole["triptych"]["truncated_tokens"]},
+    }
+
+
 def extra(completions: Sequence[Completion], *, num_choices: int = 1) -> dict[str, Any]:
     """What OpenAI's format has no field for."""
     prompts = completions[::num_choices]
