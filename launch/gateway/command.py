@@ -31,11 +31,14 @@ def gateway(
     log_level: Annotated[str, option("log_level", "debug, info, warning or error")] = "info",
 ) -> None:
     """Serve OpenAI's API for a running pipeline, in one process, until Ctrl-C or SIGTERM."""
+    from ..cli import app as whole
     from ..logs import set_up_stream_logging
+    from ..variables import warn_of_unknown
 
     check_installed()
     config.check_lora_root()
     set_up_stream_logging(log_level, config.log_format, process="gateway")
+    warn_of_unknown(whole)  # an environment shared with `serve` is fine
     from .server import logger, make_gateway, serve
 
     config = replace(config, http=config.http or DEFAULT_ADDRESS)

@@ -342,9 +342,9 @@ def test_host_is_served_at_the_address_that_this_machine_has(monkeypatch: pytest
 
 @contextmanager
 def standing_alone(driver: Driver, path: Path, end: signal.Signals) -> Iterator[httpx2.Client]:
-    """A gateway started with its own command, at a Unix socket, until this signal ends it."""
+    """A gateway started with its own command, at a Unix socket, until this signal ends it. Its log is beside that."""
     command = [sys.executable, "-m", "triptych.launch.gateway", "--run-dir", str(driver.run_dir)]
-    with subprocess.Popen([*command, "--http", f"unix:{path}"], stderr=subprocess.PIPE, text=True) as gateway:
+    with log_of(path).open("w") as log, subprocess.Popen([*command, "--http", f"unix:{path}"], stderr=log) as gateway:
         try:
             transport = httpx2.HTTPTransport(uds=str(path), retries=0)
             eventually(path.exists)
@@ -357,9 +357,17 @@ def standing_alone(driver: Driver, path: Path, end: signal.Signals) -> Iterator[
             gateway.kill()
 
 
-def test_gateway_is_also_a_command(pipeline: Driver, tmp_path: Path) -> None:
+def log_of(path: Path) -> Path:
+    return path.with_suffix(".log")
+
+
+def test_gateway_is_also_a_command(pipeline: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIPTYCH_LOG_LEVL", "debug")
+    monkeypatch.setenv("TRIPTYCH_PAGE_SIZE", "32")  # of serve
     with standing_alone(pipeline, tmp_path / "socket", signal.SIGTERM) as http:
         assert http.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+    log = log_of(tmp_path / "socket").read_text()
+    assert log.count("not a flag") == log.count("did you mean TRIPTYCH_LOG_LEVEL?") == 1
 
 
 def test_each_gateway_counts_its_own_requests(pipeline: Driver, tmp_path: Path) -> None:
