@@ -14,6 +14,7 @@ from starlette.responses import Response
 from ...driver.stream import Completion
 from ...protocol.errors import TriptychError
 from .errors import json_response
+from .long_json import long_json
 from .state import Gateway
 from .streaming import COMMENT, COMMENT_AMONG_IDS, EventStream, answered, failure_events
 from .submission import Choices, Piece
@@ -101,7 +102,8 @@ class Generation:
         num_tokens = sum(each.usage["prompt_tokens"] + each.usage["completion_tokens"] for each in completions)
         if num_tokens <= LONG_TOKENS:
             return json_response(whole(completions))
-        return await asyncio.to_thread(lambda: json_response(whole(completions)))
+        content = await asyncio.to_thread(lambda: long_json(whole(completions)))
+        return Response(content, media_type="application/json")
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """See ``Choices.pieces``."""
