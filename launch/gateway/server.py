@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 GRACE_S = 5.0  # for open connections to finish on a stop
+CUT_S = 0.5  # before that time is over, connections that are still open are cut
 LAST_ENDS_S = 1.0  # for ends of requests to arrive that workers sent before they stopped
 
 
@@ -108,10 +109,20 @@ class _Server(uvicorn.Server):
         flush_log()  # uvicorn ends the process by the signal that stopped it
 
     async def _end_the_rest(self) -> None:
-        """End the remaining requests with an error before their connections are cut."""
+        """End the remaining requests with an error, and then cut connections whose clients do not read even that.
+
+        Otherwise uvicorn would cancel the tasks that write to them, and log each as an error of ours.
+        """
         has_stopped = self._gateway.board.mode in (STOP, KEEP)
-        await asyncio.sleep(LAST_ENDS_S if has_stopped else GRACE_S - LAST_ENDS_S)
+        wait_s = LAST_ENDS_S if has_stopped else GRACE_S - LAST_ENDS_S
+        await asyncio.sleep(wait_s)
         self._gateway.client.fail(stopped())
+        await asyncio.sleep(GRACE_S - CUT_S - wait_s)
+        unread = [connection.transport for connection in self.server_state.connections]
+        if unread:
+            logger.warning("cutting %d connections whose replies have not been read", len(unread))
+        for transport in unread:
+            transport.abort()
 
     async def _beat(self) -> None:
         while True:
