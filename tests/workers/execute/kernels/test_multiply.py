@@ -102,11 +102,13 @@ def test_one_large_channel_leaves_the_others_their_precision(level: str, format_
 
 
 @pytest.mark.parametrize("level", WHOLE_LEVELS)
-@pytest.mark.parametrize("num_inputs", [40, 48, 96, 384, 4096])
+@pytest.mark.parametrize("num_inputs", [40, 48, 96, 384, 2048])
 def test_transformed_weights_are_those_of_the_walsh_hadamard_matrix(level: str, num_inputs: int) -> None:
     packed = Packed(level, Format.INT8, num_inputs, 20)
     block = num_inputs & -num_inputs
-    walsh = np.array([[(-1) ** bin(i & j).count("1") for j in range(block)] for i in range(block)], np.float32)
+    walsh = np.ones((1, 1), np.float32)
+    while len(walsh) < block:
+        walsh = np.block([[walsh, walsh], [walsh, -walsh]])
     weights = (packed.weights.reshape(20, -1, block) @ walsh).reshape(20, num_inputs)
     units = np.abs(weights).max(axis=1, keepdims=True) / 127
     unpacked = Packer(packed.library, num_threads=1).unpack(Placement(packed.matrix, 20))
