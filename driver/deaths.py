@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ..protocol.cgroups import groups
+from ..protocol.proc_stat import STATE, stat_field
 
 VMSTAT = Path("/proc/vmstat")
 _SELF_INFLICTED = {
@@ -87,7 +88,6 @@ def ran_out_of_files(code: int, log: str) -> bool:
 def is_stopped(pid: int) -> bool:
     """Whether the process is suspended (SIGSTOP, a debugger): its lack of progress is then not its fault."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat_field(pid, STATE) in ("T", "t")
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")

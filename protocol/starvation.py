@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .proc_stat import MAJOR_FAULTS, stat_field
+
 
 def run_delays(pid: int) -> dict[int, int]:
     """How long each thread of a process, by its id, has been ready to run and waited for a processor, in ns.
@@ -31,10 +33,9 @@ def longest_s(delays: dict[int, int], before: dict[int, int]) -> float:
 def major_faults(pid: int) -> int:
     """How often a process has waited until a page of its memory was read from a disk; 0 once it has ended."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return int(stat_field(pid, MAJOR_FAULTS))
     except OSError:
         return 0
-    return int(stat.rpartition(")")[2].split()[9])  # majflt; the name in parentheses may hold spaces
 
 
 class Starvation:

@@ -23,6 +23,7 @@ from ..protocol.intent import Intent
 from ..protocol.journal.layout import Journal
 from ..protocol.lifeline import end_only_with, raise_file_limit
 from ..protocol.model_card import ModelCard
+from ..protocol.proc_stat import START_TIME, stat_field
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
 from ..protocol.service import curve_server
 
@@ -210,6 +211,5 @@ def read_config(run_dir: Path) -> PipelineConfig:
 
 def process_start() -> float:
     """When this process started, before Python and its imports, as time.monotonic(), accurate to 10 ms."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # the name in parentheses may hold spaces
-    since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22, starttime
+    since_boot = int(stat_field("self", START_TIME)) / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)

@@ -1,0 +1,16 @@
+"""What the kernel says about a process in ``/proc/PID/stat``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+STATE, MAJOR_FAULTS, START_TIME = 3, 12, 22  # numbers of fields in proc_pid_stat(5)
+
+
+def stat_field(pid: int | str, number: int) -> str:
+    """A field by its number, from 3 on: the name before them may hold spaces and parentheses.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[number - 3]
