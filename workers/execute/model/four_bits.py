@@ -40,12 +40,13 @@ class Weights(NamedTuple):
 class QuantisedCheckpoint(Checkpoint):
     """As a mapping, contains what is not quantised; ``shapes`` and ``four_bits`` have the rest, by names of weights."""
 
+    quantised_format: Format
+
     def __init__(self, folder: Path, layout: Layout, group_size: int, names: Names = text_names) -> None:
         super().__init__(folder, names)
         self._layout, self._group_size = layout, group_size
         is_coarse = group_size == -1 or group_size % Format.INT4.group_inputs == 0
-        self._format = Format.INT4 if is_coarse else Format.FINE_INT4
-        self.quantised_format = self._format
+        self.quantised_format = Format.INT4 if is_coarse else Format.FINE_INT4
         shapes, first = super().shapes(), layout.parts[0]
         self._modules = {name.removesuffix(f".{first}") for name in shapes if name.endswith(f".{first}")}
         for module in self._modules:
@@ -105,7 +106,7 @@ class QuantisedCheckpoint(Checkpoint):
         if weights.scales.dtype != np.float32:
             raise ConfigError(f"{module} has scales of {weights.scales.dtype}, not floating point", param="model")
         self._check_order(module, weights.group_of, np.arange(num_inputs) // size)
-        group = np.arange(0, num_inputs, self._format.group_inputs) // size
+        group = np.arange(0, num_inputs, self.quantised_format.group_inputs) // size
         scales = torch.from_numpy(weights.scales[:, group]).bfloat16().float().numpy()
         return FourBits(weights.numbers, scales, -weights.zeros[:, group] * scales)
 

@@ -36,15 +36,11 @@ class Packing:
         self.spec = spec
         self.format = format_
         self._checkpoint = checkpoint
-        self._has_four_bits = dict(self._formats_of_experts())
-        self._weight_format = checkpoint.quantised_format or format_
-        if checkpoint.quantised_format is None and self._has_groups_of_32():
-            if format_ is Format.INT4:
-                self._weight_format = Format.FINE_INT4
-            else:
-                logger.info(
-                    "the weights were rounded to four bits before: --quantization int4 keeps them in 5 bits each"
-                )
+        if checkpoint.quantised_format is not None:
+            self._weight_format = checkpoint.quantised_format
+            self._has_four_bits = dict(self._formats_of_experts())
+        else:
+            self._weight_format = self._suitable(format_)
         self._arena = Arena(packed_bytes(spec, self._format_of))
         self._packer = Packer(library, num_threads)
         self._quantised: dict[str, list[Placement]] = {}
@@ -63,6 +59,15 @@ class Packing:
             is_quantised = all(self._has_four_bits.get(name, has_four_bits(name)) for name in names)
         return self._weight_format if is_quantised else self.format.arithmetic
 
+    def _suitable(self, format_: Format) -> Format:
+        """The format in which plain weights are kept if this one is wanted."""
+        if not self._has_groups_of_32():
+            return format_
+        if format_ is Format.INT4:
+            return Format.FINE_INT4
+        logger.info("the weights were rounded to four bits before: --quantization int4 keeps them in 5 bits each")
+        return format_
+
     def _has_groups_of_32(self) -> bool:
         """Whether the weights were rounded to four bits in groups of 32 before, as in most GGUF files.
 
@@ -70,14 +75,12 @@ class Packing:
         """
         layer = self.spec.layer(self.spec.num_layers // 2)
         names = [*layer.qkv, *layer.gate_up, layer.output, layer.down]
+        # Each is read once: it may be computed at every read.
+        tensors = [self._turned(name, self._checkpoint[name]) for name in names if name in self._checkpoint]
 
         def share(size: int) -> float:
             """Of the groups that have at most 16 values."""
-            counts = [
-                num_values(self._turned(name, self._checkpoint[name]), size)
-                for name in names
-                if name in self._checkpoint
-            ]
+            counts = [num_values(tensor, size) for tensor in tensors]
             return float(np.mean(np.concatenate(counts) <= 16)) if counts else 0.0
 
         return share(32) > 0.5 > share(64)
@@ -191,7 +194,7 @@ class Packing:
 
 
 def num_values(weights: torch.Tensor, size: int) -> npt.NDArray[np.int64]:
-    """How many different values each group of inputs has, in a few outputs; one if groups do not fit."""
+    """How many different values each group of inputs has, in a few outputs; all of them if groups do not fit."""
     rows = weights[:4].float().numpy()
     if rows.ndim != 2 or rows.shape[1] % size:
         return np.full(1, size)

@@ -123,7 +123,6 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
 
  private:
   static int64_t num_weights(const Matrix& matrix) { return int64_t{matrix.num_inputs} * matrix.num_blocks * 64; }
-
   // Their number, after noting whether they are in four bits.
   int64_t noted(const Matrix& matrix) {
     buffers_.has_groups |= rounding_of(matrix) == Rounding::kInGroups;
