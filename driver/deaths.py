@@ -14,6 +14,7 @@ from ..protocol.cgroups import groups
 from ..protocol.proc_stat import STATE, stat_field
 
 VMSTAT = Path("/proc/vmstat")
+STACKS_FOLLOW = "Fatal Python error: "  # what faulthandler writes first in a crash
 _SELF_INFLICTED = {
     signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS
 }  # fmt: skip
@@ -80,9 +81,10 @@ def is_internal(code: int, *, was_hung: bool, out_of_memory: bool) -> bool:
 def ran_out_of_files(code: int, log: str) -> bool:
     """Whether ZeroMQ ended the process, as libzmq 4.3.5 does where it may open no file for one more connection.
 
-    It is the number of clients that is too large, and no request is to blame.
+    It is the number of clients that is too large, and no request is to blame. ``log``: its last lines.
     """
-    return code == -signal.SIGABRT and log.rpartition("\n")[2].startswith(os.strerror(errno.EMFILE))
+    said = log.partition(f"\n{STACKS_FOLLOW}")[0].rpartition("\n")[2]
+    return code == -signal.SIGABRT and said.startswith(os.strerror(errno.EMFILE))
 
 
 def is_stopped(pid: int) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..protocol.lifeline import child_environment
 
-KEPT_STDERR_LINES = 40
+KEPT_STDERR_LINES = 60  # the stacks of some threads
 KEPT_STDERR_BYTES = 1 << 16
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
-from .deaths import OomWatch, exit_code, is_internal, is_stopped, ran_out_of_files
+from .deaths import OomWatch, exit_code, is_internal, ran_out_of_files
 from .flag import Flag
 from .processes import last_log_lines, open_cwd, start_process, why_not_started
 from .spares import Spares
@@ -279,8 +279,7 @@ class Supervisor:
 
     def _on_exit(self, worker: Worker) -> None:
         assert worker.process is not None
-        phase = self._board.phase(worker.role)
-        code = exit_code(worker.process, worker.pidfd, phase=phase, was_killed=worker.killed)
+        code = exit_code(worker.process, worker.pidfd, phase=self._board.phase(worker.role), was_killed=worker.killed)
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
         worker.process, worker.pidfd = None, -1
@@ -291,6 +290,8 @@ class Supervisor:
             if ran_out_of_files(code, log):
                 logger.error("%s may open no file for another client: raise the limit (ulimit -Hn)", worker.role)
                 internal, worker.start_at = False, time.monotonic() + CROWDED_S
+            elif internal and self._was_ready:  # a failed start is reported by its error
+                logger.error("the last lines of %s were:\n%s", worker.role, log)  # the next process overwrites them
             num_explained = self._on_death(worker.role, internal)
             error = WorkerDied(worker.role, code, log if internal else "")
             self._plan_restart(worker, error, internal=internal, num_explained=num_explained)
@@ -325,8 +326,7 @@ class Supervisor:
             worker.excuse(now + min(late_s, patience_s))  # if the supervisor itself was late, who else was?
             if worker.is_hung(now, silent_s, patience_s):
                 logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent_s)
-                worker.hung = worker.process is not None and not is_stopped(worker.process.pid)
-                worker.kill()
+                worker.kill_hung()
 
     def _silence(self, worker: Worker) -> tuple[float, float]:
         """Seconds since the worker's last sign of progress, and how many it is allowed."""

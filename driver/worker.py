@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from ..protocol.lifeline import SHOW_STACKS
 from ..protocol.starvation import Starvation
 from .deaths import is_stopped
 
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
+SHOW_S = 0.05  # for a hung process to write its stacks
 
 
 @dataclass(slots=True)
@@ -50,6 +53,17 @@ class Worker:
         if self.process is not None:
             self.process.kill()
             self.killed = True
+
+    def kill_hung(self) -> None:
+        """Kill a worker that makes no progress, after it has shown in its log where it is. In the supervisor's thread.
+
+        One that is suspended shows nothing, and is not at fault.
+        """
+        if self.process is not None and not is_stopped(self.process.pid):
+            self.hung = True
+            self.process.send_signal(SHOW_STACKS)
+            time.sleep(SHOW_S)
+        self.kill()
 
     def stopped_s(self, now: float) -> float:
         """For how long it has been seen suspended, as by SIGSTOP or a debugger; 0 if it is not."""

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+SHOW_STACKS = signal.SIGUSR2  # a worker then writes to its log where each of its threads is
 
 
 def child_environment(*, computes: bool = False) -> dict[str, str]:

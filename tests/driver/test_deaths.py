@@ -75,6 +75,7 @@ def test_kernel_without_counters_reports_nothing(place: Place) -> None:
     ("code", "log", "expected"),
     [
         (-6, "ready\nToo many open files (src/ipc_listener.cpp:297)", True),
+        (-6, "Too many open files (src/ipc_listener.cpp:297)\nFatal Python error: Aborted\n\nThread 0x1", True),
         (-6, "Too many open files (src/ipc_listener.cpp:297)\nfree(): invalid pointer", False),
         (1, "OSError: [Errno 24] Too many open files", False),
         (-6, "", False),

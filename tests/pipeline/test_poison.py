@@ -83,7 +83,7 @@ def test_hang_is_recognised_although_execute_is_replaced_all_the_time(driver: Dr
     operator.start()
     try:
         with pytest.raises(Poisoned, match="twice"):
-            driver.submit([5, SPARE, HANG], max_tokens=10).result(20)
+            driver.submit([6, SPARE, HANG], max_tokens=10).result(20)  # new: a known one would be refused at once
     finally:
         stopping.set()
         operator.join()
