@@ -41,7 +41,13 @@ def add(
     path = output or Path(f"{name}.json")
     if path.exists():
         raise ConfigError(f"{path} exists already", param="output")
-    KeyFolder(folder).add(name).write(path)
+    of_server = KeyFolder(folder)
+    made = of_server.add(name)
+    try:
+        made.write(path)
+    except ConfigError:
+        of_server.revoke(name)  # nobody has its secret
+        raise
     typer.echo(f"{path}: the keys of {name}; pass it on securely")
 
 

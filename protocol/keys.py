@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,10 +70,15 @@ class ClientKeys:
         return _read(Path(path), lambda wire: cls(**wire))
 
     def write(self, path: Path) -> None:
-        """Write the file, readable by its owner only; an existing one is not replaced."""
-        if path.exists():
-            raise ConfigError(f"{path} exists already", param="output")
-        write_private(path, json.dumps(asdict(self), indent=1) + "\n")
+        """Write the file, readable by its owner only; an existing one is not replaced.
+
+        Raises:
+            ConfigError: there already is one, or it cannot be written.
+        """
+        with _writing(path, "output"):
+            if path.exists():
+                raise ConfigError(f"{path} exists already", param="output")
+            write_private(path, json.dumps(asdict(self), indent=1) + "\n")
 
 
 class KeyFolder:
@@ -86,13 +91,14 @@ class KeyFolder:
         """A new folder with a new key pair for the server.
 
         Raises:
-            ConfigError: there already is one.
+            ConfigError: there already is one, or it cannot be written.
         """
-        if (self.path / SERVER_FILE).exists():
-            raise ConfigError(f"{self.path} has a server key already", param="folder")
-        (self.path / CLIENTS_FOLDER).mkdir(mode=MODE, parents=True, exist_ok=True)
-        self.path.chmod(MODE)
-        write_private(self.path / SERVER_FILE, json.dumps(asdict(KeyPair.new()), indent=1) + "\n")
+        with _writing(self.path, "folder"):
+            if (self.path / SERVER_FILE).exists():
+                raise ConfigError(f"{self.path} has a server key already", param="folder")
+            (self.path / CLIENTS_FOLDER).mkdir(mode=MODE, parents=True, exist_ok=True)
+            self.path.chmod(MODE)
+            write_private(self.path / SERVER_FILE, json.dumps(asdict(KeyPair.new()), indent=1) + "\n")
 
     @property
     def server(self) -> KeyPair:
@@ -103,21 +109,31 @@ class KeyFolder:
         return _read(self.path / SERVER_FILE, lambda wire: KeyPair(**wire))
 
     def add(self, name: str) -> ClientKeys:
-        """A new client. Its secret is in the returned value and nowhere else."""
+        """A new client. Its secret is in the returned value and nowhere else.
+
+        Raises:
+            ConfigError: the name is malformed or taken, or the folder has no server key or cannot be written.
+        """
         path = self._client(name)
         if path.exists():
             raise ConfigError(f"the client {name} has a key already, revoke it first", param="name")
         pair = KeyPair.new()
         server = self.server.public
-        write_private(path, json.dumps({"public": pair.public}, indent=1) + "\n")
+        with _writing(path, "folder"):
+            write_private(path, json.dumps({"public": pair.public}, indent=1) + "\n")
         return ClientKeys(name, server, pair.public, pair.secret)
 
     def revoke(self, name: str) -> None:
-        """Stop admitting this client; a connection it has open stays until the workers restart."""
-        try:
-            self._client(name).unlink()
-        except FileNotFoundError:
-            raise ConfigError(f"no client {name} is known in {self.path}", param="name") from None
+        """Stop admitting this client; a connection it has open stays until the workers restart.
+
+        Raises:
+            ConfigError: it is not known, or the folder cannot be written.
+        """
+        path = self._client(name)
+        with _writing(path, "folder"):
+            if not path.exists():
+                raise ConfigError(f"no client {name} is known in {self.path}", param="name")
+            path.unlink()
 
     def clients(self) -> dict[str, str]:
         """Public keys by name. Files that are not keys are skipped: they admit nobody."""
@@ -211,6 +227,14 @@ def _check_keys(*keys: str) -> None:
     for key in keys:
         if type(key) is not str or not _VALID_KEY.fullmatch(key):
             raise ConfigError("a key must be 40 characters of Z85")
+
+
+@contextlib.contextmanager
+def _writing(path: Path, param: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", param=param) from error
 
 
 def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T:

@@ -42,3 +42,17 @@ def test_existing_file_is_not_overwritten_and_no_client_is_added(tmp_path: Path)
 def test_folder_without_keys_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("keys", "list", tmp_path) == 2
     assert "no key file" in capsys.readouterr().err
+
+
+def test_client_whose_file_cannot_be_written_is_not_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "missing" / "alice.json"
+    assert run("keys", "init", tmp_path / "keys") == 0
+    assert run("keys", "add", tmp_path / "keys", "alice", "--output", file) == 2
+    assert f"cannot write {file}: No such file or directory" in capsys.readouterr().err
+    assert KeyFolder(tmp_path / "keys").clients() == {}
+
+
+def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert run("keys", "init", tmp_path / "file" / "keys") == 2
+    assert "cannot write" in capsys.readouterr().err
