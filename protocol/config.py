@@ -227,6 +227,7 @@ class SchedulerConfig:
         one_of("preemption", self.preemption, PREEMPTIONS)
         one_of("recovery", self.recovery, RECOVERIES)
         between("num_speculative_tokens", self.num_speculative_tokens, 0, 15)
+        require(self.trace != "", "trace", "is empty")
         if self.num_speculative_tokens and self.trace is not None:
             raise ConfigError(
                 f"num_speculative_tokens is {self.num_speculative_tokens}, and with trace it must be 0: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .endpoints import check_endpoint
-from .settings import between, one_of, option
+from .settings import between, one_of, option, require
 
 FLUSHES = ("none", "interval", "accept", "step")
 MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0  # how long an unread answer occupies memory
@@ -55,6 +55,8 @@ class ServiceConfig:
     def __post_init__(self) -> None:
         for name in ("submit", "follow"):
             check_endpoint(name, getattr(self, name), has_keys=self.curve_keys is not None)
+        for name in ("curve_keys", "journal"):
+            require(getattr(self, name) != "", name, "is empty")  # not the same as not given
         between("max_queue", self.max_queue, 1, 1 << 20)
         between("max_frame_bytes", self.max_frame_bytes, 1 << 10, 1 << 30)
         between("max_pending_bytes", self.max_pending_bytes, self.max_frame_bytes)

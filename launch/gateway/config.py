@@ -113,6 +113,8 @@ class GatewayConfig:
         Raises:
             ConfigError: it is not a folder, so no adapter could ever be loaded.
         """
+        if self.lora_root == "":
+            raise ConfigError("lora_root is empty", param="lora_root")
         if self.lora_root is not None and not Path(self.lora_root).is_dir():
             why = "is not a directory" if Path(self.lora_root).exists() else "does not exist"
             raise ConfigError(f"lora_root {self.lora_root} {why}", param="lora_root")

@@ -91,6 +91,13 @@ def test_value_beyond_its_limit_is_refused_with_value_and_name(name: str, value:
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize("name", ["model", "kernels", "draft_model", "journal", "curve_keys", "trace"])
+def test_empty_text_is_not_taken_for_a_setting_that_was_not_given(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is empty") as caught:
+        PipelineConfig.from_options(**{name: ""})
+    assert caught.value.param == name
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
