@@ -18,13 +18,14 @@ from .state import Gateway
 
 def adapter_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["server"])
+    turn = asyncio.Lock()
 
     @router.post("/v1/load_lora_adapter", summary="serve one more adapter", response_class=PlainTextResponse)
     async def post_load(body: LoadAdapterRequest) -> Response:
         name, folder = body.lora_name, _folder(gateway, body.lora_path)
         if name in gateway.model_names:
             raise ApiError(f"lora_name is {name!r}, which is the model", param="lora_name")
-        await _tell_driver(gateway, "load_adapter", name=name, path=str(folder))
+        await _tell_driver(gateway, turn, "load_adapter", name=name, path=str(folder))
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @router.post("/v1/unload_lora_adapter", summary="unload an adapter", response_class=PlainTextResponse)
@@ -33,7 +34,7 @@ def adapter_routes(gateway: Gateway) -> APIRouter:
         _root(gateway)
         if name not in gateway.adapters:
             raise ApiError(f"the adapter {name!r:.200} is not loaded", status=404, code="model_not_found")
-        await _tell_driver(gateway, "unload_adapter", name=name)
+        await _tell_driver(gateway, turn, "unload_adapter", name=name)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     return router
@@ -67,12 +68,15 @@ def _folder(gateway: Gateway, path: str) -> Path:
     return folder
 
 
-async def _tell_driver(gateway: Gateway, what: str, **fields: Any) -> None:
-    """
+async def _tell_driver(gateway: Gateway, turn: asyncio.Lock, what: str, **fields: Any) -> None:
+    """Change one adapter at a time, as the driver does: each change may take a thread for minutes, and the few threads
+    of the event loop have other work.
+
     Raises:
         ApiError: the driver refused.
     """
     try:
-        await asyncio.to_thread(ask, gateway.run_dir.absolute(), what, **fields)
+        async with turn:
+            await asyncio.to_thread(ask, gateway.run_dir.absolute(), what, **fields)
     except ConfigError as error:
         raise ApiError(error.message) from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tests.launch.gateway.conftest import Site, site
 from tests.pipeline.checks import assert_quiet, expected
 from tests.waiting import eventually
 from triptych import Driver
+from triptych.launch.gateway import adapter_routes
 
 CHAT, RESPONSES, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions"
 QUESTION = [{"role": "user", "content": "what?"}]
@@ -118,6 +121,27 @@ def test_adapters_are_loaded_and_unloaded(adapted: Site, folder: Path) -> None:
     text = adapted.refusal("/v1/unload_lora_adapter", lora_name="rude")[1]["message"]
     assert "'rude' comes from the settings" in text
     eventually(lambda: adapted.http.get("/ready").status_code == 200)
+
+
+def test_changes_of_adapters_take_one_thread_at_a_time(adapted: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop has six threads on two processors, which also load tokenizers and encode long replies."""
+    num_open, num_asked, go_on = adapted.gateway.counters.num_open, 0, threading.Event()
+
+    def wait(*_: object, **__: object) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        assert go_on.wait(20)
+
+    monkeypatch.setattr(adapter_routes, "ask", wait)
+    body = {"lora_name": "new", "lora_path": "rude"}
+    with ThreadPoolExecutor(3) as pool:
+        posts = [pool.submit(adapted.post, "/v1/load_lora_adapter", **body) for _ in range(3)]
+        eventually(lambda: num_asked and adapted.gateway.counters.num_open == num_open + 3)
+        assert adapted.ask("/tokenize", prompt="x", model="base")["count"] > 0
+        assert num_asked == 1
+        go_on.set()
+        assert [post.result(20).status_code for post in posts] == [200] * 3
+    assert num_asked == 3
 
 
 @pytest.mark.parametrize("path", ["/etc", "..", "../other", ".", "", "nowhere", "rude/../..", "out", "loop", "a\0b"])
