@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from .chat_messages import wire_messages, wire_tools
 from .errors import ApiError, json_response
+from .long_json import long_json
 from .schemas.chat import TemplateFields
 from .schemas.other import DetokenizeRequest, TokenizeRequest
 from .state import Gateway
@@ -37,7 +38,7 @@ def _tokenized(gateway: Gateway, body: TokenizeRequest, ids: list[int] | None) -
     reply: dict[str, Any] = {"count": len(ids), "max_model_len": gateway.card.max_model_len, "tokens": ids}
     if body.return_token_strs:
         reply["token_strs"] = [gateway.words.raw(token_id) for token_id in ids]
-    return json_response(reply)
+    return Response(long_json(reply), media_type="application/json")
 
 
 async def _chat_ids(gateway: Gateway, body: TokenizeRequest, request: Request) -> list[int]:

@@ -9,7 +9,22 @@ import pytest
 
 from tests.launch.gateway.conftest import Site
 
+DUMPS = json.dumps
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2}
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the texts that are encoded by one call each."""
+    sizes: list[int] = []
+
+    def spy(value: Any, **options: Any) -> str:
+        text = DUMPS(value, **options)
+        sizes.append(len(text))
+        return text
+
+    monkeypatch.setattr("json.dumps", spy)
+    return sizes
 
 
 @pytest.mark.parametrize(
@@ -22,20 +37,21 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_
     ids=["chat", "completion", "response"],
 )
 def test_logprobs_of_a_long_answer_are_encoded_in_parts(
-    api: Site, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+    api: Site, monkeypatch: pytest.MonkeyPatch, sizes: list[int], path: str, body: dict[str, Any]
 ) -> None:
-    dumps, sizes = json.dumps, []
-
-    def spy(value: Any, **options: Any) -> str:
-        text = dumps(value, **options)
-        sizes.append(len(text))
-        return text
-
-    monkeypatch.setattr("json.dumps", spy)
     monkeypatch.setattr("triptych.launch.gateway.generation.LONG_TOKENS", 99)
     limit = "max_output_tokens" if "input" in body else "max_tokens"
     asked = {**body, limit: 200, "ignore_eos": True}
-    reply = api.http.post(path, content=dumps(asked), headers={"content-type": "application/json"})
+    reply = api.http.post(path, content=DUMPS(asked), headers={"content-type": "application/json"})
     assert reply.status_code == 200
-    assert reply.content == dumps(reply.json(), ensure_ascii=False, separators=(",", ":")).encode()
+    assert reply.content == DUMPS(reply.json(), ensure_ascii=False, separators=(",", ":")).encode()
+    assert max(sizes) < len(reply.content) / 3
+
+
+def test_many_token_ids_are_encoded_in_parts(api: Site, monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
+    monkeypatch.setattr("triptych.launch.gateway.long_json.MANY", 50)
+    asked = {"prompt": "hi there " * 100, "return_token_strs": True}
+    reply = api.http.post("/tokenize", content=DUMPS(asked), headers={"content-type": "application/json"})
+    assert reply.content == DUMPS(reply.json(), ensure_ascii=False, separators=(",", ":")).encode()
+    assert len(reply.json()["token_strs"]) == reply.json()["count"] > 150
     assert max(sizes) < len(reply.content) / 3
