@@ -97,7 +97,8 @@ def _report_for_ever(driver: Driver) -> None:
     last, counted, then = "", (0, 0), time.monotonic()
     while True:
         time.sleep(STATISTICS_S)
-        with suppress(TriptychError):  # a worker is being restarted, or was given up
+        # A worker is being restarted, was given up, or has not published any statistics yet.
+        with suppress(TriptychError, KeyError):
             stats = driver.client.stats(timeout=STATISTICS_S)
             now = time.monotonic()
             counts = stats["summarize"]["tokens"], stats["execute"]["prefill_tokens"]

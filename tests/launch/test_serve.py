@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from tests.protocol.factories import TIMES, make_record
+from triptych.launch import serve as serve_module
 from triptych.launch import startup
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.serve import Task, serve
@@ -69,3 +73,25 @@ def test_unusable_path_is_reported_before_anything_starts(
     with pytest.raises(ConfigError, match=f"{setting} .*{name} {why}"):
         serve(task, console=Console(quiet=True))
     assert not (tmp_path / "run").exists()
+
+
+def test_server_goes_on_while_a_worker_has_not_published_statistics_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that stood still right after the start."""
+    sleeps = iter((None, KeyboardInterrupt))
+
+    def sleep(_: float) -> None:
+        if (error := next(sleeps)) is not None:
+            raise error
+
+    stats: dict[str, Any] = {"prepare": {}, "execute": {}, "summarize": {}}
+    driver: Any = SimpleNamespace(
+        client=SimpleNamespace(stats=lambda timeout: stats), health=lambda: SimpleNamespace(status="starting")
+    )
+    monkeypatch.setattr(serve_module, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    with pytest.raises(KeyboardInterrupt):
+        serve_module._report_for_ever(driver)
+
+
+def test_empty_folder_of_adapters_is_not_the_current_one() -> None:
+    with pytest.raises(ConfigError, match="lora_root is empty"):
+        GatewayConfig(lora_root="").check_lora_root()
