@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from ..protocol.errors import TriptychError
@@ -62,8 +63,10 @@ class Whole:
         self._completions[index] = completion
         self._error = self._error or error
         if len(self._completions) == len(self.choices):
-            completions = [self._completions[i] for i in range(len(self.choices))]
-            self._listener.on_end(combine(self._request_id, completions), self._error)
+            whole = combine(self._request_id, [self._completions[i] for i in range(len(self.choices))])
+            if (error := copy(self._error)) is not None:  # the choice's own error keeps the partial answer of that
+                error.partial = whole
+            self._listener.on_end(whole, error)
 
     def is_for(self, reader: Listener) -> bool:
         return reader is self._listener
@@ -101,6 +104,10 @@ class GroupStream(Stream):
     @property
     def choices(self) -> list[Stream]:
         return self._choices
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self._choices)
 
 
 def choice_ids(request_id: str, num_choices: int) -> list[str]:

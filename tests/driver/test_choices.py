@@ -35,7 +35,7 @@ def test_each_choice_of_a_submit_is_followed(service: FakeService, session: Sess
     service.send("follow", m.Text([row("a 1", 0, 7, text="x"), row("a 0", 0, 8, text="y")]))
     service.send("follow", m.Finished("a 0", 1, 1, packed(9), "", None, "stop", {"usage": {}}))
     assert stream.choices[0].result(10).token_ids == [8, 9]
-    assert not stream.done
+    assert (stream.done, stream.num_tokens) == (False, 3)
     service.send("follow", finished("a 1", 1))
     whole = stream.result(10)
     assert [choice.token_ids for choice in whole.choices] == [[8, 9], [7]]
@@ -81,8 +81,13 @@ def test_failed_choice_is_raised_with_the_answers_of_the_others(service: FakeSer
     accept(service)
     service.send("follow", finished("a 1", 0, 5))
     service.send("follow", failed("a 0", "model_failed", "not a number"))
-    with pytest.raises(ModelFailed):
+    with pytest.raises(ModelFailed) as caught:
         stream.result(10)
+    whole = caught.value.partial
+    assert (whole.request_id, [choice.token_ids for choice in whole.choices]) == ("a", [[], [5]])
+    with pytest.raises(ModelFailed) as of_choice:
+        stream.choices[0].result(10)
+    assert of_choice.value.partial.request_id == "a 0"
     assert stream.choices[1].result(10).token_ids == [5]
 
 
