@@ -172,6 +172,7 @@ class AsyncClient:
 
     def submit(
         self,
+        /,  # as in ``Client.submit``
         prompt: Prompt | None = None,
         *,
         messages: Messages | None = None,

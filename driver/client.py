@@ -83,6 +83,7 @@ class Client:
 
     def submit(
         self,
+        /,  # options may have any name: the service refuses those that it does not know
         prompt: Prompt | None = None,
         *,
         messages: Messages | None = None,
@@ -128,8 +129,17 @@ class Client:
         return stream
 
     def generate(self, prompt: Prompt | None = None, *, timeout: float | None = None, **options: Any) -> Completion:
-        """Return one complete answer. Arguments as for ``submit``."""
-        return self.submit(prompt, **options).result(timeout)
+        """Return one complete answer. Arguments as for ``submit``.
+
+        If the wait ends early, after ``timeout`` seconds or by Ctrl-C, the request is aborted unless ``keep`` is set.
+        """
+        stream = self.submit(prompt, **options)
+        try:
+            return stream.result(timeout)
+        except BaseException:
+            if not options.get("keep"):
+                stream.abort()  # no effect if it has ended
+            raise
 
     def generate_all(
         self,
@@ -162,7 +172,7 @@ class Client:
 
     def embed(self, prompt: Prompt, *, timeout: float | None = None, **options: Any) -> Embedding:
         """Return the embedding of text or token ids, cut to ``dimensions`` if given. Arguments as for ``submit``."""
-        return Embedding.of(self.submit(prompt, embedding=True, **options).result(timeout))
+        return Embedding.of(self.generate(prompt, timeout=timeout, embedding=True, **options))
 
     def embed_all(
         self,

@@ -160,7 +160,7 @@ class DeadlineExceeded(RequestError):
 
 
 class RequestTimeout(TriptychError):
-    """The caller's timeout passed; the request itself goes on."""
+    """The caller's timeout passed before the answer was complete."""
 
     code = "timeout"
     http_status = 504

@@ -222,6 +222,20 @@ def test_slow_answer_times_out(driver: Driver) -> None:
     assert stream.result(20).finish_reason == "abort"
 
 
+def test_request_of_a_wait_that_timed_out_is_aborted(driver: Driver) -> None:
+    before = driver.stats()["summarize"]["finished"]["abort"]
+    with pytest.raises(RequestTimeout):
+        driver.generate([5], max_tokens=4000, timeout=0.01)
+    eventually(lambda: driver.stats()["summarize"]["finished"]["abort"] == before + 1)
+
+
+def test_kept_request_of_a_wait_that_timed_out_goes_on(driver: Driver) -> None:
+    with pytest.raises(RequestTimeout):
+        driver.generate([5], max_tokens=400, timeout=0.01, keep=True, request_id="goes-on")
+    with Client(driver.run_dir) as client:
+        assert client.resume("goes-on").result(20).token_ids == tokens_after([5], 400)
+
+
 def test_unanswered_question_times_out() -> None:
     with tempfile.TemporaryDirectory() as folder, Client(folder) as client, pytest.raises(RequestTimeout) as caught:
         client.info(timeout=0.05)

@@ -140,6 +140,7 @@ def test_row_contains_everything_known_about_an_answer(generate: Triptych) -> No
         (b'{"prompt": "x", "temperature": -1}', "temperature"),
         (b'{"prompt": "x", "colour": "red"}', "colour"),
         (b'{"prompt": "x", "keep": true}', "keep"),
+        (b'{"prompt": "x", "self": 1}', "self"),
         (b'{"max_tokens": 3}', "prompt"),
         (b'{"prompt": 5}', "prompt"),
         (b'{"messages": "hello"}', "messages"),
@@ -148,7 +149,7 @@ def test_row_contains_everything_known_about_an_answer(generate: Triptych) -> No
         (b'{"prompt": "\\ud800"}', "prompt"),
         (b"\xff\xfe", "prompt"),
     ],
-    ids=["limit", "unknown", "argument", "empty", "type", "messages", "name", "syntax", "surrogate", "utf-8"],
+    ids=["limit", "unknown", "argument", "self", "empty", "type", "messages", "name", "syntax", "surrogate", "utf-8"],
 )
 def test_bad_prompt_gives_an_error_row_and_does_not_stop_others(
     generate: Triptych, line: bytes, param: str | None
