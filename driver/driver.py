@@ -173,7 +173,7 @@ class Driver:
                 self.drain(timeout)
             mode = parts.hurry or mode
             if mode != "keep" and parts.keeper.has_unread_ends:
-                parts.supervisor.wait_back("summarize", CLEAN_STOP_S)  # only summarize can end them, and tell of it
+                parts.supervisor.wait_back("summarize", CLEAN_STOP_S)  # only summarize ends them and informs clients
             how = KEEP if mode == "keep" else STOP
             parts.board.set_mode(how)  # now: a running replacement must not keep the control socket busy
             if parts.control is not None:

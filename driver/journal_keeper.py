@@ -84,7 +84,7 @@ class JournalKeeper:
 
     @property
     def has_unread_ends(self) -> bool:
-        """Whether a client is still to be told how its request ended, now or later."""
+        """Whether a client has not acknowledged the end of its request, or will have one to acknowledge."""
         states = self.journal.release_states(self.journal.slots_in_use())
         return bool(np.any((states != FORGOTTEN) & (states != UNREAD)))
 

@@ -36,7 +36,8 @@ class Session:
         self._exchange = Exchange(connection)
         self._orders: deque[Callable[[], object]] = deque()
         self._closing = False
-        # Guards the two above: no orders for a thread that has ended. Reentrant, as a signal handler may order too.
+        # Guards the two above, so that a thread that has ended gets no more orders. Reentrant, as a signal handler may
+        # give orders too.
         self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="triptych-client", daemon=True)
 

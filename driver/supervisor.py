@@ -66,7 +66,7 @@ class Supervisor:
         self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._bell_out, selectors.EVENT_READ, None)
         self._stop_out, self._stop_in = os.pipe2(os.O_CLOEXEC)  # stdin of all workers; never read, so it wakes them all
-        # Of this moment: paths in the config may be relative, and the host program may go elsewhere.
+        # As it is now: paths in the config may be relative to it, and the host program may change it later.
         self.cwd = open_cwd()
         self._thread = threading.Thread(target=self._run, name="triptych-supervisor", daemon=True)
         self._has_begun = Flag()

@@ -72,8 +72,8 @@ class Worker:
         return now - max(self.seen_running_at, self.started_at)
 
     def excuse(self, until: float) -> None:
-        """Its silence counts for nothing until then. After the whole machine stood still, as a paused container does,
-        or was too busy to look, it takes a while until the step in progress ends.
+        """Do not count its silence until then: after the whole machine stood still, as a paused container does, or was
+        too busy for the supervisor to look, the step in progress takes a while to end.
         """
         self.excused_until = max(self.excused_until, until)
 

@@ -34,7 +34,7 @@ class Delivery:
 
     @property
     def has_untold(self) -> bool:
-        """Whether some answers changed and were not tried to be sent since."""
+        """Whether there are changed answers that ``deliver`` has not tried to send yet."""
         return bool(self._changed)
 
     @property

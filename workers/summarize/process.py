@@ -185,10 +185,12 @@ class Summarize:
 
     def _catch_up(self, answer: Answer) -> None:
         """Take from the journal what no message delivered."""
+        if answer.stream.is_finished:
+            return
         # Read the finish first: no token follows it, so the tokens read afterwards are complete.
         finish = read_finish(self._journal, *answer.key)
         count, _ = split_word(self._journal.tokens_words[answer.view.slot])
-        if answer.stream.is_finished or (finish is None and count <= answer.num_seen):
+        if finish is None and count <= answer.num_seen:
             return
         if finish is None and answer.choices.is_beam_search:
             return  # hypotheses count only once all of them are written
