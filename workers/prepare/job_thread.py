@@ -90,8 +90,13 @@ class JobThread(Generic[T]):
         if self._running is not None or not self._waiting:
             return
         if self._inbox is None:
-            self._inbox = queue.SimpleQueue()
-            threading.Thread(target=self._work, args=(self._inbox,), name="tokenizer", daemon=True).start()
+            inbox: queue.SimpleQueue[_Job[T] | None] = queue.SimpleQueue()
+            try:
+                threading.Thread(target=self._work, args=(inbox,), name="tokenizer", daemon=True).start()
+            except RuntimeError as error:  # too many on this machine: the next ``collect`` tries it again
+                logger.warning("jobs wait for a thread: %s", error)
+                return
+            self._inbox = inbox
         _, self._running = self._waiting.take()
         self._running_s, self._looked_at = 0.0, time.monotonic()
         self._inbox.put(self._running)

@@ -60,6 +60,22 @@ def test_jobs_of_one_owner_only_delay_that_owner() -> None:
     jobs.close()
 
 
+def test_job_waits_while_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a limit for processes."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    jobs, results = JobThread[int](60.0, ring=lambda: None), list[int | None]()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        jobs.submit(b"a", lambda: 1, results.append)
+        jobs.collect()
+    jobs.submit(b"a", lambda: 2, results.append)
+    assert collected(jobs, results, 2) == [1, 2]
+    jobs.close()
+
+
 def test_completion_rings_the_bell() -> None:
     bell = threading.Event()
     jobs = JobThread[int](60.0, ring=bell.set)
