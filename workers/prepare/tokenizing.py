@@ -173,7 +173,7 @@ class Tokenizing:
             return admission
         except RequestError as error:
             return error
-        except Exception as error:
+        except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
             logger.exception("request %s could not be prepared", intake.request_id)
             return RequestError(f"the request could not be prepared: {type(error).__name__}")
         finally:

@@ -14,8 +14,9 @@ from tests.simulation.processes import RUN_DIR, SimulatedContext, Worker
 from tests.simulation.requests import encoder
 from tests.simulation.world import World
 from tests.waiting import eventually
-from triptych.protocol.errors import Poisoned
+from triptych.protocol.errors import Poisoned, RequestError
 from triptych.protocol.journal.deaths import POISONED
+from triptych.workers.prepare.admission import Admission
 from triptych.workers.prepare.intake import INLINE_BYTES, Intake
 from triptych.workers.prepare.quotas import Quotas
 from triptych.workers.prepare.request import GenerationRequest
@@ -71,6 +72,30 @@ def turn_until(tokenizing: Tokenizing, condition: Callable[[], object]) -> None:
         return condition()
 
     eventually(turned)
+
+
+class Panic(BaseException):
+    """As raised for a panic of Rust code: not an Exception."""
+
+
+@pytest.mark.parametrize("num_bytes", [64, LONG])
+def test_panic_of_the_tokenizer_fails_only_its_request(
+    world: World, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    def panic(*_: object) -> bool:
+        raise Panic
+
+    results: list[Result] = []
+    tokenizing = begin(world, results)
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizing._encoder, "is_continued", panic)
+        tokenizing.begin(intake(num_bytes=num_bytes))
+        turn_until(tokenizing, lambda: results)
+    tokenizing.begin(intake(num_bytes=num_bytes))
+    turn_until(tokenizing, lambda: len(results) == 2)
+    assert isinstance(results[0], RequestError)
+    assert results[0].message == "the request could not be prepared: Panic"
+    assert isinstance(results[1], Admission)
 
 
 def test_suspect_tokenised_alone_without_a_crash_is_cleared(world: World) -> None:
