@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,8 @@ from ..protocol.cgroups import groups
 from ..protocol.proc_stat import STATE, stat_field
 
 VMSTAT = Path("/proc/vmstat")
+LOOK_S = 10.0  # between two looks at the counts of kills
+RECENT_S = 60.0  # a large process may take long to end after its kill
 STACKS_FOLLOW = "Fatal Python error: "  # what faulthandler writes first in a crash
 _SELF_INFLICTED = {
     signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS
@@ -26,11 +30,27 @@ class OomWatch:
     def __init__(self) -> None:
         self._read = next((read for read in _counters() if _num_kills(read()) is not None), str)
         self._count = _num_kills(self._read()) or 0
+        self._looked_at, self._killed_at = time.monotonic(), -math.inf
+
+    def look(self) -> None:
+        """Notice kills of other processes, which say nothing about a worker that dies later. Called often."""
+        if time.monotonic() - self._looked_at > LOOK_S:
+            self._count_kills()
 
     def has_killed(self) -> bool:
-        """Whether the OOM killer has killed a process of this control group since the last call."""
+        """Whether the OOM killer has killed a process of this control group in the last ``RECENT_S`` seconds, and since
+        the last call.
+        """
+        self._count_kills()
+        is_recent = self._looked_at - self._killed_at < RECENT_S
+        self._killed_at = -math.inf
+        return is_recent
+
+    def _count_kills(self) -> None:
         before, self._count = self._count, _num_kills(self._read()) or 0
-        return self._count > before
+        self._looked_at = time.monotonic()
+        if self._count > before:
+            self._killed_at = self._looked_at
 
 
 def _counters() -> Iterator[Callable[[], str]]:

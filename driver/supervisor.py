@@ -58,9 +58,7 @@ class Supervisor:
         """
         self._on_give_up, self._on_death, self._on_vacancy = on_give_up, on_death, on_vacancy
         self._oom = OomWatch()
-        self._run_dir = run_dir
-        self._board = board
-        self._config = config
+        self._run_dir, self._board, self._config = run_dir, board, config
         self._workers = {role: Worker(role) for role in ROLES}
         self._selector = selectors.DefaultSelector()
         self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -320,6 +318,7 @@ class Supervisor:
         late_s, self._looked_at = max(0.0, now - self._looked_at - 2 * CHECK_S), now
         if self._stopping:
             return
+        self._oom.look()
         self._was_ready = self._was_ready or self._all_ready()
         for worker in self._workers.values():
             silent_s, patience_s = self._silence(worker)

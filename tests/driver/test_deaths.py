@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,23 @@ def test_oom_kill_is_detected_once(place: Place, membership: str | None, name: s
     place(name, text.format(3))
     assert watch.has_killed()
     assert not watch.has_killed()
+
+
+def test_oom_kill_of_another_process_is_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a worker that an operator kills days later would count as killed for its requests."""
+    seconds = 0.0
+    monkeypatch.setattr(deaths, "time", SimpleNamespace(monotonic=lambda: seconds))
+    place("membership", "0::/a\n")
+    place("groups/a/memory.events", "oom_kill 2\n")
+    watch = OomWatch()
+    place("groups/a/memory.events", "oom_kill 3\n")
+    seconds = 11.0
+    watch.look()
+    seconds = 11.0 + deaths.RECENT_S
+    watch.look()
+    assert not watch.has_killed()
+    place("groups/a/memory.events", "oom_kill 4\n")
+    assert watch.has_killed()
 
 
 def test_oom_kills_elsewhere_are_ignored_if_our_cgroup_has_its_own_count(place: Place) -> None:
