@@ -40,7 +40,9 @@ def start_process(
     """
     package = f"{__package__.rpartition('.')[0]}.workers.{role}"
     command = [sys.executable, "-m", package, "--run-dir", str(run_dir), "--parent", str(os.getpid())]
-    with open(log or log_of(run_dir, role), "wb", opener=partial(os.open, mode=0o600)) as stderr:
+    # Appending, so that truncating it while the process runs frees its space.
+    with open(log or log_of(run_dir, role), "ab", opener=partial(os.open, mode=0o600)) as stderr:
+        stderr.truncate(0)
         return subprocess.Popen(
             [*command, *arguments],
             cwd=None if cwd is None else f"/proc/self/fd/{cwd}",

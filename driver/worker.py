@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from ..protocol.lifeline import SHOW_STACKS
+from ..protocol.lifeline import kill_hung
 from ..protocol.starvation import Starvation
 from .deaths import is_stopped
 
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
-SHOW_S = 0.05  # for a hung process to write its stacks
 
 
 @dataclass(slots=True)
@@ -61,8 +59,7 @@ class Worker:
         """
         if self.process is not None and not is_stopped(self.process.pid):
             self.hung = True
-            self.process.send_signal(SHOW_STACKS)
-            time.sleep(SHOW_S)
+            kill_hung(self.process)
         self.kill()
 
     def stopped_s(self, now: float) -> float:

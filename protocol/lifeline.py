@@ -1,17 +1,24 @@
-"""How a child process relates to its parent: the environment it is given, and when it ends."""
+"""How a child process relates to its parent: the environment it is given, when it ends, and what it shows before."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 PR_SET_PDEATHSIG = 1
-SHOW_STACKS = signal.SIGUSR2  # a worker then writes to its log where each of its threads is
+SHOW_STACKS = signal.SIGUSR2
+SHOW_S = 0.05  # for a hung process to show its stacks
 
 
 def child_environment(*, computes: bool = False) -> dict[str, str]:
@@ -44,6 +51,21 @@ def end_only_with(parent: int) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def show_stacks_at_the_end() -> None:
+    """Write the stacks of all threads to standard error in a crash, and if the parent ends this process as hung, even
+    while native code runs.
+    """
+    faulthandler.enable()
+    faulthandler.register(SHOW_STACKS)
+
+
+def kill_hung(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process after it has shown its stacks."""
+    process.send_signal(SHOW_STACKS)
+    time.sleep(SHOW_S)
+    process.kill()
 
 
 def raise_file_limit() -> None:

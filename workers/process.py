@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import gc
 import logging
 import os
@@ -22,7 +21,7 @@ from ..protocol.config import PipelineConfig
 from ..protocol.curve import CurveServer
 from ..protocol.intent import Intent
 from ..protocol.journal.layout import Journal
-from ..protocol.lifeline import SHOW_STACKS, end_only_with, raise_file_limit
+from ..protocol.lifeline import end_only_with, raise_file_limit, show_stacks_at_the_end
 from ..protocol.model_card import ModelCard
 from ..protocol.proc_stat import START_TIME, stat_field
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
@@ -160,9 +159,7 @@ def main(
     parser.add_argument("--parent", type=int, required=True, help="process id of the driver")
     arguments = parser.parse_args()
     end_only_with(arguments.parent)
-    # Both write the stacks of all threads to the log, even while native code runs, and the driver logs them as well.
-    faulthandler.enable()  # in a crash
-    faulthandler.register(SHOW_STACKS)  # in a hang
+    show_stacks_at_the_end()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the host ignores it, our children's exit codes would be lost
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"

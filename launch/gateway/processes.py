@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...protocol.errors import ConfigError
-from ...protocol.lifeline import child_environment
+from ...protocol.lifeline import child_environment, kill_hung
 from ...protocol.private_file import write_private
 from ...protocol.starvation import Starvation
 from .address import URL_FILE, listening, url_of
@@ -179,5 +179,5 @@ class _Process(threading.Thread):
             else:
                 continue
             logger.warning("gateway %d %s: killing it", self._index, why)
-            process.kill()
+            kill_hung(process)
             return

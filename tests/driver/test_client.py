@@ -223,10 +223,9 @@ def test_slow_answer_times_out(driver: Driver) -> None:
 
 
 def test_request_of_a_wait_that_timed_out_is_aborted(driver: Driver) -> None:
-    before = driver.stats()["summarize"]["finished"]["abort"]
     with pytest.raises(RequestTimeout):
-        driver.generate([5], max_tokens=4000, timeout=0.01)
-    eventually(lambda: driver.stats()["summarize"]["finished"]["abort"] == before + 1)
+        driver.generate([5], max_tokens=4000, timeout=0.01, request_id="timed-out")
+    eventually(lambda: ("timed-out", "abort") in [(r.request_id, r.state) for r in driver.client.requests().ended])
 
 
 def test_kept_request_of_a_wait_that_timed_out_goes_on(driver: Driver) -> None:
