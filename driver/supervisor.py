@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25  # how often to check for hangs
 START_CHECK_S = 0.02
-CROWDED_S = 1.0  # until a worker with too many clients is started again: they would end it at once
 BEGIN_S = 1.0  # a thread that has not begun by then never will
 MAX_EXPLAINED = 8  # times max_restarts: limit for all deaths, including those explained by an identified request
 
@@ -280,14 +279,14 @@ class Supervisor:
         code = exit_code(worker.process, worker.pidfd, phase=self._board.phase(worker.role), was_killed=worker.killed)
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
-        worker.process, worker.pidfd = None, -1
+        worker.process, worker.pidfd, worker.is_news = None, -1, True
         self._exit_codes[worker.role] = code
         out_of_memory, log = self._oom.has_killed(), self.last_log_lines(worker.role)
         if self._is_wanted(worker):
             internal = is_internal(code, was_hung=worker.hung, out_of_memory=out_of_memory)
             if ran_out_of_files(code, log):
-                logger.error("%s may open no file for another client: raise the limit (ulimit -Hn)", worker.role)
-                internal, worker.start_at = False, time.monotonic() + CROWDED_S
+                internal = False
+                worker.note_crowd(time.monotonic(), window_s=self._config.restart_window_s)
             elif internal and self._was_ready:  # a failed start is reported by its error
                 logger.error("the last lines of %s were:\n%s", worker.role, log)  # the next process overwrites them
             num_explained = self._on_death(worker.role, internal)
@@ -311,7 +310,8 @@ class Supervisor:
                 return
             delay_s = 0.0 if num_explained else worker.back_off_s
         worker.start_at, worker.hung, worker.killed = max(worker.start_at, now + delay_s), False, False
-        logger.warning("%s; restarting it in %.2f s", error.message.partition(";")[0], worker.start_at - now)
+        if worker.is_news:
+            logger.warning("%s; restarting it in %.2f s", error.message.partition(";")[0], worker.start_at - now)
 
     def _look_for_hangs(self) -> None:
         now = time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import subprocess
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,6 +12,9 @@ from ..protocol.lifeline import kill_hung
 from ..protocol.starvation import Starvation
 from .deaths import is_stopped
 
+logger = logging.getLogger(__name__)
+
+CROWDED_S = 1.0  # until a worker with too many clients is started again: they would end it at once
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
 
 
@@ -28,6 +33,8 @@ class Worker:
     started_at: float = 0.0
     seen_running_at: float = 0.0  # when it was last seen not suspended
     excused_until: float = 0.0  # see ``excuse``
+    crowded_at: float = -math.inf  # when it last died of too many clients
+    is_news: bool = True  # this death is to be in the log
     starvation: Starvation = field(default_factory=Starvation)
     deaths: deque[float] = field(default_factory=deque)  # internal, unexplained, within the restart window
     all_deaths: deque[float] = field(default_factory=deque)  # internal, explained or not, within the restart window
@@ -73,6 +80,18 @@ class Worker:
         too busy for the supervisor to look, the step in progress takes a while to end.
         """
         self.excused_until = max(self.excused_until, until)
+
+    def note_crowd(self, now: float, *, window_s: float) -> None:
+        """It died of too many clients, and will again and again until some have left: the log says so once, unless it
+        was well for ``window_s``.
+        """
+        self.is_news, self.crowded_at = now - self.crowded_at > window_s, now
+        self.start_at = now + CROWDED_S
+        if self.is_news:
+            logger.error(
+                "%s may open no file for another client: raise the limit (ulimit -Hn); it is started again every %g s",
+                self.role, CROWDED_S,
+            )  # fmt: skip
 
     def is_hung(self, now: float, silent_s: float, patience_s: float) -> bool:
         """Whether it has been silent for longer than its patience, through its own fault."""
