@@ -186,6 +186,8 @@ class WorkerPage:
 
     def __init__(self, mapped: mmap.mmap, offset: int) -> None:
         self._head = np.frombuffer(mapped, _WORKER, 1, offset)[0]
+        # [1], the field ``progress_ns``, for code that writes it without this class
+        self.progress_word = np.frombuffer(mapped, _WORKER, 1, offset)["progress_ns"].view(np.int64)
         limit = PAGE - _WORKER.itemsize
         self._halves = [np.frombuffer(mapped, np.uint8, limit, offset + at) for at in (_WORKER.itemsize, PAGE)]
         self.phase_s: dict[str, float] = {}  # seconds spent in each finished phase, in the process that set it
@@ -246,4 +248,4 @@ class WorkerPage:
         return {}
 
     def close(self) -> None:
-        del self._head, self._halves
+        del self._head, self._halves, self.progress_word

@@ -128,7 +128,7 @@ class TimedRunner:
         self._marks: list[tuple[Any, Any]] = []
         self._begin: Any = None
         self.move, self.collect, self.is_fatal = runner.move, runner.collect, runner.is_fatal
-        self.prepare = runner.prepare
+        self.prepare, self.show_progress = runner.prepare, runner.show_progress
         self.is_batch_invariant, self.overlaps = runner.is_batch_invariant, runner.overlaps
         self.hides_planning, self.proposer = runner.hides_planning, runner.proposer
 

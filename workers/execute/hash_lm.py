@@ -97,6 +97,9 @@ class HashRunner:
     def prepare(self, seconds: float) -> bool:
         return False
 
+    def show_progress(self, word: Int64) -> int:
+        return 1
+
     def move(self, moves: Moves) -> None:
         cells, host_cells = self._cells, self._host_cells
         for page, host_page in moves.swap_out:

@@ -98,7 +98,8 @@ class Execute:
         self._num_prefill_tokens = 0
         self._stats = StatsPublisher(context.page, self._collect)
         least_s = COMPILE_S if card.device.startswith("cuda") else 0.0
-        self._patience = Patience(context.page, full_step_s=step_s, least_s=least_s)
+        num_parts = runner.show_progress(context.page.progress_word)
+        self._patience = Patience(context.page, full_step_s=step_s, num_parts=num_parts, least_s=least_s)
         self._showing = Showing(context.board.view, self._engine)
         self._links = context.links("summarize")
         self._reports = Reports(self._links, interval_ms=settle_interval_ms(context.config, card))
@@ -177,7 +178,8 @@ class Execute:
                 return
             if plan.prefills:
                 self._tell()
-            self._patience.begin(plan)
+            running = self._engine.scheduler.running
+            self._patience.begin(plan, scores=not all(running[chunk.key].is_scored for chunk in plan.prefills))
             self._intent.begin(plan, self._engine.scheduler.rows, num_ahead=self._books.num_unwritten)
             self._engine.launch(plan)
 

@@ -176,6 +176,14 @@ class Runner(Protocol):
         """Spend about that long on work that makes later steps faster, while idle; returns whether any is left."""
         ...
 
+    def show_progress(self, word: Int64) -> int:
+        """From now on, store CLOCK_MONOTONIC in ``word`` [1], in ns, whenever a step advances. None may be in flight.
+
+        Returns into how many parts of about the same duration a step is divided by that, at least; 1 if this runner
+        shows nothing.
+        """
+        ...
+
     def move(self, moves: Moves) -> None:
         """Copy pages according to ``moves``, after the steps already launched and before the next one."""
         ...

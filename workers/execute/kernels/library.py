@@ -39,6 +39,7 @@ _FUNCTIONS = {
     "triptych_decoder_reserve": (c_int32, [c_void_p, c_int32]),
     "triptych_decoder_submit": (c_int32, [c_void_p, POINTER(Step)]),
     "triptych_decoder_wait": (c_int32, [c_void_p]),
+    "triptych_decoder_show_progress": (None, [c_void_p, c_void_p]),
 }
 
 

@@ -91,6 +91,9 @@ class DraftModel(Proposer):
     def prepare(self, seconds: float) -> bool:
         return self._runner.prepare(seconds)
 
+    def show_progress(self, word: npt.NDArray[np.int64]) -> None:
+        self._runner.show_progress(word)
+
     def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
         self._proposals = {}
         if not wanted or not self._is_sound:

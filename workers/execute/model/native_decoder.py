@@ -114,7 +114,7 @@ class NativeDecoder:
         if not self._decoder:
             raise ConfigError(f"cannot start {num_threads} threads", param="threads")
         weakref.finalize(self, library.triptych_decoder_delete, self._decoder)
-        self._hidden_size = weights.spec.hidden_size
+        self._hidden_size, self.num_layers = weights.spec.hidden_size, weights.spec.num_layers
         self._rooms = [_Room(padded(self._vocab_size), padded(self._hidden_size)) for _ in range(2)]
         self._submitted: deque[_Submitted] = deque()  # not waited for yet
 
@@ -128,6 +128,11 @@ class NativeDecoder:
             room.reserve(num_rows)
         if self._library.triptych_decoder_reserve(self._decoder, num_tokens):
             raise MemoryError(f"no memory for a step of {num_tokens} tokens")
+
+    def show_progress(self, word: Int64) -> None:
+        """See ``Runner.show_progress``: several times in each layer."""
+        self._progress_word = word  # kept alive
+        self._library.triptych_decoder_show_progress(self._decoder, word.ctypes.data)
 
     def run(self, inputs: StepInputs, *, choices: Int32 | None = None) -> NativeOutputs:
         """Compute a step. It must be the only one in flight.

@@ -16,7 +16,7 @@ from ..grammar.masks import PendingMasks
 from ..sampling.kinds import SamplingKind, kind_of
 from ..sampling.sampler import Sampler
 from ..scheduling.moves import Moves
-from ..step import StepInputs, StepResult, embeddings_of, resolve
+from ..step import Int64, StepInputs, StepResult, embeddings_of, resolve
 from .native_decoder import NativeDecoder
 from .step_runner import StepRunner, trash_decodes, trash_prefill
 
@@ -58,6 +58,12 @@ class NativeRunner(StepRunner):
         self._decoder.reserve(num_tokens=max(self._prefill_tokens, self._decode_rows), num_rows=self._decode_rows)
         prefill_s = self.seconds_of(trash_prefill(tokens, max_len=self._max_model_len)) * self._prefill_tokens / tokens
         return max(prefill_s, self.seconds_of(trash_decodes(rows)) * self._decode_rows / rows)
+
+    def show_progress(self, word: Int64) -> int:
+        self._decoder.show_progress(word)
+        if self.proposer is not None:
+            self.proposer.show_progress(word)
+        return self._decoder.num_layers
 
     def move(self, moves: Moves) -> None:
         self._finish_all()  # steps in flight may read and write these pages

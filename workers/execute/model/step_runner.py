@@ -16,7 +16,7 @@ from ..scheduling.moves import Moves
 from ..scheduling.proposals import Proposer
 from ..scheduling.sequence import Sequence
 from ..scheduling.states import NO_ROW, Segment
-from ..step import ScoreSpan, StepCut, StepInputs, StepResult
+from ..step import Int64, ScoreSpan, StepCut, StepInputs, StepResult
 from .memory import is_out_of_memory
 from .moves import PageMover
 from .prefault import Prefault
@@ -51,6 +51,9 @@ class StepRunner(ABC):
 
     def prepare(self, seconds: float) -> bool:
         return self._prefault.advance(seconds) or (self.proposer is not None and self.proposer.prepare(seconds))
+
+    def show_progress(self, word: Int64) -> int:
+        return 1
 
     @torch.inference_mode()
     def move(self, moves: Moves) -> None:

@@ -14,6 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from .cache import PageCache
 from .plan import Draft
 from .rows import Rows
@@ -35,6 +38,9 @@ class Proposer:
     def prepare(self, seconds: float) -> bool:
         """Like ``Runner.prepare``."""
         return False
+
+    def show_progress(self, word: npt.NDArray[np.int64]) -> None:
+        """Like ``Runner.show_progress``."""
 
     def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
         """Announces how many tokens ``propose`` may be asked for, for proposers that find those of all at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.waiting import eventually
 from tests.workers.execute.factories import make_scheduler
 from tests.workers.execute.model.native import (
     EVERY_STEP,
@@ -27,6 +29,7 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.native_decoder import NativeDecoder, NativeOutputs
 from triptych.workers.execute.model.native_runner import NativeRunner
+from triptych.workers.execute.model.step_runner import trash_prefill
 from triptych.workers.execute.model.threads import THRESHOLDS, Thresholds
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
@@ -110,6 +113,25 @@ def test_short_steps_are_not_overlapped(thresholds: Thresholds, overlaps: bool, 
         num_pages=NUM_PAGES, num_threads=2, overlaps=True, thresholds=thresholds,
     )  # fmt: skip
     assert (run(make_runner(decoder), make_request(0, 9, 16)).num_overlapped > 0) is overlaps
+
+
+def test_step_shows_its_progress_while_it_is_computed(tmp_path: Path) -> None:
+    """Not only at its end, as whoever looks for hangs would have to wait many times as long as the longest prompt."""
+    deep = make_checkpoint("llama", tmp_path, num_hidden_layers=20, hidden_size=256, intermediate_size=512)
+    runner = make_runner(make_decoder(deep, available_levels()[0], Format.FLOAT32, num_pages=NUM_PAGES, num_threads=1))
+    word = np.zeros(1, np.int64)
+    assert runner.show_progress(word) == 20
+    prompt = trash_prefill(1024, max_len=256)
+
+    def shows_progress() -> bool:
+        seen, before = set(), time.monotonic_ns()
+        with ThreadPoolExecutor(1) as threads:
+            step = threads.submit(runner.seconds_of, prompt)
+            while not step.done():
+                seen.add(int(word[0]))
+        return len([at for at in seen if at > before]) > 2
+
+    eventually(shows_progress)
 
 
 def test_sequences_that_need_their_tokens_are_not_planned_ahead(checkpoint: Path) -> None:

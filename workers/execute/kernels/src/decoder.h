@@ -18,6 +18,8 @@ class Decoder : public Computation {
   virtual bool submit(const Step& step) = 0;
   // Waits for the oldest step not yet waited for. Returns false if it ran out of memory.
   virtual bool wait() = 0;
+  // From now on, steps store CLOCK_MONOTONIC in `word` as they advance, see Progress. No step may be running.
+  virtual void show_progress(int64_t* word) = 0;
 };
 
 template <class Format>
@@ -65,6 +67,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   }
 
   bool wait() override { return team_.wait(); }
+
+  void show_progress(int64_t* word) override { stages_.progress.show_in(word); }
 
   void begin(const Step& step, int max_members) override {
     step_ = &step;

@@ -125,5 +125,11 @@ int32_t triptych_decoder_submit(void* decoder, const Step* step) {
 // Waits for the oldest step not yet waited for. 0, or 1 if it ran out of memory.
 int32_t triptych_decoder_wait(void* decoder) { return static_cast<Decoder*>(decoder)->wait() ? 0 : 1; }
 
+// From now on, steps store CLOCK_MONOTONIC, in ns, in `word` as they advance. It must outlive the decoder; no step may
+// be in flight.
+void triptych_decoder_show_progress(void* decoder, int64_t* word) {
+  static_cast<Decoder*>(decoder)->show_progress(word);
+}
+
 }  // extern "C"
 #pragma GCC visibility pop

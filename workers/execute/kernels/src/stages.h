@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include <sched.h>
+#include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -27,6 +28,23 @@ inline void spin_until(const Condition& condition) {
   }
 }
 
+// A word in which threads at work store the time, so that whoever watches it can tell a long step from one that hangs.
+class Progress {
+ public:
+  // `word` must live as long as steps are computed; null: nothing is stored.
+  void show_in(int64_t* word) { word_ = word; }
+
+  void show() const {
+    if (!word_) return;
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);  // a few nanoseconds, whatever the clock source; late by milliseconds
+    __atomic_store_n(word_, int64_t{now.tv_sec} * 1000000000 + now.tv_nsec, __ATOMIC_RELAXED);
+  }
+
+ private:
+  int64_t* word_ = nullptr;
+};
+
 // A thread, and its role in the current step.
 struct Member {
   explicit Member(int place) : place(place) {}
@@ -42,6 +60,9 @@ struct Member {
 
 class Stages {
  public:
+  // Changes only while no step is computed.
+  Progress progress;
+
   int num_members() const { return num_members_; }
 
   // Starts a step, with `first` as its only member so far.
@@ -84,7 +105,10 @@ class Stages {
   // Calls visit(item) for 0..count, each item by whichever member is free. At most once in a stage.
   template <class Visit>
   void for_items(int count, const Visit& visit) {
-    for (int item; (item = tickets_.fetch_add(1, std::memory_order_relaxed)) < count;) visit(item);
+    for (int item; (item = tickets_.fetch_add(1, std::memory_order_relaxed)) < count;) {
+      visit(item);
+      progress.show();
+    }
   }
 
   // A member leaves after its last stage; true for the last one to leave.
@@ -101,6 +125,7 @@ class Stages {
       spin_until([&] { return round_.load(std::memory_order_acquire) != round; });
       return;
     }
+    progress.show();
     num_arrived_.store(0, std::memory_order_relaxed);
     tickets_.store(0, std::memory_order_relaxed);
     Member* asking = nullptr;
