@@ -72,7 +72,7 @@ def load(folder: Path, quantization: str, is_first: bool) -> dict[str, float]:
 
     config = ModelConfig(model=str(folder), device="cpu", quantization=quantization)
     if is_first:
-        shutil.rmtree(ProofStore(folder, config).folder, ignore_errors=True)
+        shutil.rmtree(ProofStore(folder, config).folders[0], ignore_errors=True)
         import transformers.models.auto.modeling_auto  # noqa: F401, the import takes as long for all
     before, watch = own_mb(), _Watch()
     with tempfile.TemporaryDirectory() as run_dir:

@@ -30,9 +30,10 @@ def main() -> None:
     config = read_config(arguments.run_dir)
     folder, draft_folder = find_folders(config.model)
     with importing(TORCH):
-        from .model.build import rehearse
+        from .model.build import rehearse, spare_cache
 
-    rehearse(config, folder=folder, draft_folder=draft_folder, run_dir=arguments.run_dir)
+    spare = spare_cache(arguments.run_dir.parent)  # this is a folder in the pipeline's
+    rehearse(config, folder=folder, draft_folder=draft_folder, run_dir=arguments.run_dir, spare=spare)
 
 
 def _make_way() -> None:

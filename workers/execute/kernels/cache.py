@@ -21,6 +21,17 @@ def cache_folder() -> Path:
         raise OSError(f"no folder for the cache: {error}") from error
 
 
+def places(name: str, spare: Path | None) -> list[Path]:
+    """The folders of this name: that of the cache, then the one in ``spare``, for what the cache cannot take. None of
+    them may exist yet, and there may be no cache.
+    """
+    spares = [] if spare is None else [spare / name]
+    try:
+        return [cache_folder() / name, *spares]
+    except OSError:
+        return spares
+
+
 def note_use(entry: Path) -> None:
     """Marks the entry as the most recently used. If the cache is not writable, nothing happens."""
     with contextlib.suppress(OSError):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ....protocol.errors import ConfigError
 from ....protocol.lifeline import child_environment
-from .cache import cache_folder, keep_newest, note_use
+from .cache import keep_newest, note_use, places
 from .tile_registers import are_permitted
 
 logger = logging.getLogger(__name__)
@@ -111,26 +111,35 @@ def library_name(level: str) -> str:
     return f"{level}-{digest.hexdigest()[:16]}.so"
 
 
-def build_library(level: str) -> Path:
-    """The shared library of that level, from the cache or newly compiled.
+def build_library(level: str, *, spare_cache: Path | None = None) -> Path:
+    """The shared library of that level, from the cache or newly compiled; ``spare_cache`` is where it goes if the cache
+    cannot take it.
 
     Raises:
         NoCompiler: there is no C++ compiler, or it fails, or the library cannot be written anywhere.
     """
     name = library_name(level)
-    try:
-        folder = cache_folder() / "kernels"
-        folder.mkdir(parents=True, exist_ok=True)
-        library = folder / name
-        if library.exists():
+    libraries = [folder / name for folder in places("kernels", spare_cache)]
+    for library in libraries:
+        if os.path.exists(library):  # a Path's own method raises if the folder may not be read
             note_use(library)
             return library
-        with (folder / "lock").open("w") as lock:  # processes starting at the same time wait, then find it done
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not library.exists():
-                _compile([_compiler(), *compile_options(level)], library)
-    except OSError as error:
-        raise NoCompiler(f"cannot write the kernels: {error}") from error
+    reasons = []
+    for library in libraries:
+        try:
+            return _build(level, library)
+        except OSError as error:
+            reasons.append(str(error))
+            logger.warning("cannot write the kernels to the cache: %s", error)
+    raise NoCompiler(f"cannot write the kernels: {'; '.join(reasons) or 'this user has no home directory'}")
+
+
+def _build(level: str, library: Path) -> Path:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with (library.parent / "lock").open("w") as lock:  # processes starting at the same time wait, then find it done
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            _compile([_compiler(), *compile_options(level)], library)
     return library
 
 

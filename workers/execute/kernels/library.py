@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
 
 from .compile import NoCompiler, build_library, levels_to_try
 from .structures import (
@@ -49,8 +51,9 @@ class Kernels(ctypes.CDLL):
     level: str
 
 
-def load_library(wanted: str = "auto") -> Kernels:
-    """The kernels of that level, or the fastest that this processor can run and this compiler can build.
+def load_library(wanted: str = "auto", *, spare_cache: Path | None = None) -> Kernels:
+    """The kernels of that level, or the fastest that this processor can run and this compiler can build; see
+    ``compile.build_library`` for ``spare_cache``.
 
     Raises:
         ConfigError: see ``compile.levels_to_try``.
@@ -59,7 +62,7 @@ def load_library(wanted: str = "auto") -> Kernels:
     failures: list[NoCompiler] = []
     for each in levels_to_try(wanted):
         try:
-            library = _prepared(_open(each), each)
+            library = _prepared(_open(each, spare_cache), each)
         except NoCompiler as error:
             failures.append(error)
             continue
@@ -69,19 +72,30 @@ def load_library(wanted: str = "auto") -> Kernels:
     raise failures[0]
 
 
-def _open(level: str) -> Kernels:
+def _open(level: str, spare_cache: Path | None = None) -> Kernels:
     """Recompiles a cached library that cannot be loaded: truncated by a full disk, or from another system."""
-    library = build_library(level)
+    library = build_library(level, spare_cache=spare_cache)
     try:
-        return Kernels(str(library))
+        return _load(library)
     except OSError as error:
         logger.warning("compiling the kernels again: %s", error)
     with contextlib.suppress(OSError):
         library.unlink()
     try:
-        return Kernels(str(build_library(level)))
+        return _load(build_library(level, spare_cache=spare_cache))
     except OSError as error:
         raise NoCompiler(f"the kernels cannot be loaded: {error}") from error
+
+
+def _load(library: Path) -> Kernels:
+    if not os.statvfs(library).f_flag & os.ST_NOEXEC:
+        return Kernels(str(library))
+    # No code may run from that file system, as mostly from /dev/shm in a container: it runs from a copy in memory. Its
+    # descriptor stays open, because the linker takes what has the name of a loaded library for the same one.
+    copy = os.memfd_create(library.name, os.MFD_CLOEXEC)
+    with open(copy, "wb", closefd=False) as file:
+        file.write(library.read_bytes())
+    return Kernels(f"/proc/self/fd/{copy}")
 
 
 def _prepared(library: Kernels, level: str) -> Kernels:

@@ -70,6 +70,7 @@ class Backends:
     progress: Progress
     tokenizer: PreTrainedTokenizerFast | None = None
     adapters: Sequence[Adapter] = ()
+    spare_cache: Path | None = None  # where what is worth keeping goes if the user's cache cannot take it
     group: Group = ALONE
     ranks: Ranks | None = None  # on rank 0, the other ranks of the group
     refusals: list[str] = field(default_factory=list)  # which faster backends refused the model, and why
@@ -248,7 +249,7 @@ class Backends:
             self.with_tokenizer(run_dir).load_native(proofs, run_dir)
 
     def _has_latents_without_adapters(self, run_dir: Path) -> bool:
-        proof = ProofStore(self.folder, replace(self.config, lora_modules=()), self.cache.kv_dtype).find(run_dir)
+        proof = replace(self, config=replace(self.config, lora_modules=())).proofs.find(run_dir)
         return proof is not None and proof.spec.latent is not None
 
     def load_native(self, proofs: ProofStore, run_dir: Path) -> Loaded | None:
@@ -305,11 +306,17 @@ class Backends:
         return None if self.device.type == "cpu" else f"the device is {self.device}"
 
     @property
+    def proofs(self) -> ProofStore:
+        """Where the proof of this model is kept."""
+        return ProofStore(self.folder, self.config, self.cache.kv_dtype, self.spare_cache)
+
+    @property
     def _native_setting(self) -> NativeSetting:
         config = self.config
         return NativeSetting(
             quantization=config.quantization,
             kernels=config.kernels,
+            spare_cache=self.spare_cache,
             page_size=self.cache.page_tokens,
             kv_dtype=self.cache.kv_dtype,
             threads=config.threads,

@@ -17,7 +17,6 @@ from .give_back import trim_heap
 from .group import Group
 from .lora import load_adapters
 from .pooling import why_no_embeddings
-from .proof import ProofStore
 from .step_runner import StepRunner
 from .stored_weights import family_of
 
@@ -52,8 +51,10 @@ def build_runner(
     folder = find_checkpoint(model_dir)
     adapters = load_adapters(model_config.adapters, family_of(folder))
     cache, scheduler = cache_config.for_device(device.type), scheduler_config.for_device(device.type)
-    backends = Backends(model_config, cache, scheduler, device, folder, progress, adapters=adapters)
-    proofs = ProofStore(folder, model_config, cache.kv_dtype)
+    backends = Backends(
+        model_config, cache, scheduler, device, folder, progress, adapters=adapters, spare_cache=spare_cache(run_dir)
+    )
+    proofs = backends.proofs
     loaded = backends.load_proven(proofs, run_dir)
     if loaded is None:
         backends = backends.with_tokenizer(run_dir).with_ranks(run_dir)
@@ -106,16 +107,27 @@ def _model_card(
     )
 
 
-def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path, draft_folder: Path | None = None) -> None:
+def spare_cache(run_dir: Path) -> Path:
+    """Where a pipeline keeps what the user's cache cannot take, as if it is read-only: for its own next starts."""
+    return run_dir / "cache"
+
+
+def rehearse(
+    config: PipelineConfig, *, folder: Path, run_dir: Path, draft_folder: Path | None = None, spare: Path | None = None
+) -> None:
     """Try what can be tried alongside a running execute, and store the proof. The tokenizer is written to ``run_dir``.
+
+    ``spare`` is the ``spare_cache`` of the pipeline that is running.
 
     Raises:
         ConfigError: a start with this config would fail.
     """
     adapters, device = load_adapters(config.model.adapters, family_of(folder)), take_device(config.model.device)
     cache, scheduler = config.cache.for_device(device.type), config.scheduler.for_device(device.type)
-    backends = Backends(config.model, cache, scheduler, device, folder, _no_progress, adapters=adapters)
-    backends.prove(ProofStore(folder, config.model, cache.kv_dtype), run_dir)
+    backends = Backends(
+        config.model, cache, scheduler, device, folder, _no_progress, adapters=adapters, spare_cache=spare
+    )
+    backends.prove(backends.proofs, run_dir)
     if draft_folder:
         prove_draft(backends, draft_folder, run_dir)
 

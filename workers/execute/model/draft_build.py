@@ -17,7 +17,6 @@ from .backends import Backends, Loaded
 from .checkpoint import attributed_to_draft
 from .draft_model import MAX_STEP_TOKENS, DraftModel
 from .pool import PoolSize
-from .proof import ProofStore
 
 _SCRATCH = "draft-tokenizer"
 
@@ -51,7 +50,7 @@ def load_draft(backends: Backends, folder: Path, run_dir: Path) -> DraftBuild:
         ConfigError: it cannot be read, cannot be run by the compiled kernels, or has another vocabulary.
     """
     own = _backends_of_draft(backends, folder)
-    proofs = ProofStore(own.folder, own.config, own.cache.kv_dtype)
+    proofs = own.proofs
     with attributed_to_draft(), _scratch(run_dir) as scratch:
         loaded = own.load_proven(proofs, scratch)
         if loaded is None:
@@ -71,7 +70,7 @@ def prove_draft(backends: Backends, folder: Path, run_dir: Path) -> None:
     """
     own = _backends_of_draft(backends, folder)
     with attributed_to_draft(), _scratch(run_dir) as scratch:
-        own.prove(ProofStore(own.folder, own.config, own.cache.kv_dtype), scratch)
+        own.prove(own.proofs, scratch)
 
 
 def _backends_of_draft(backends: Backends, folder: Path) -> Backends:
@@ -82,6 +81,7 @@ def _backends_of_draft(backends: Backends, folder: Path) -> Backends:
         backends.device,
         folder,
         lambda done, total: None,
+        spare_cache=backends.spare_cache,
     )
 
 

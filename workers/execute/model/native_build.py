@@ -56,6 +56,7 @@ class NativeSetting:
 
     quantization: str  # "none" or a key of QUANTISED
     kernels: str = "auto"  # or a level of kernels/compile.py
+    spare_cache: Path | None = None  # see kernels/compile.py
     page_size: int  # tokens
     kv_dtype: str = "auto"  # or "int8"
     threads: int | None  # None: as many as pay off
@@ -94,7 +95,7 @@ class NativeSetting:
             if self.adapters:
                 raise Unsupported("its heads share latents, for which the kernels have no adapters")
         try:
-            library = load_library(self.kernels)
+            library = load_library(self.kernels, spare_cache=self.spare_cache)
         except NoCompiler as error:
             raise Unsupported(str(error)) from error
         format_ = self._format(checkpoint, spec, dtype)

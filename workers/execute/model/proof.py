@@ -27,7 +27,7 @@ from ....protocol.errors import ConfigError
 from ....protocol.lora import parse_modules
 from ....protocol.plain import load_map, make
 from ....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
-from ..kernels.cache import cache_folder, keep_newest, note_use
+from ..kernels.cache import keep_newest, note_use, places
 from ..kernels.compile import NoCompiler, levels_to_try, library_name
 from .decoder_spec import DecoderSpec
 from .facts import ModelFacts
@@ -57,16 +57,19 @@ class Proof:
 
 @dataclass(frozen=True)
 class ProofStore:
-    """The location of one proof: a folder of the cache, named by a hash of everything the outcome depends on."""
+    """The location of one proof: a folder of a cache, named by a hash of everything the outcome depends on."""
 
     checkpoint: Path
     config: ModelConfig
     kv_dtype: str = "auto"
+    spare_cache: Path | None = None  # for what the user's cache cannot take
 
     @cached_property
-    def folder(self) -> Path:
+    def folders(self) -> list[Path]:
+        """Where it may be, in order of preference."""
         form = f"{self.config.dtype} {self.config.quantization} {self.kv_dtype} {_library(self.config.kernels)}"
-        return cache_folder() / "proofs" / outcome_key(self.checkpoint, self.config, form)
+        key = outcome_key(self.checkpoint, self.config, form)
+        return [place / key for place in places("proofs", self.spare_cache)]
 
     def find(self, run_dir: Path) -> Proof | None:
         """The stored proof, or None. Writes the tokenizer stored with it to ``run_dir``.
@@ -74,35 +77,47 @@ class ProofStore:
         Raises:
             ConfigError: ``run_dir`` already contains another tokenizer.
         """
-        try:
-            proof, facts = _from_json((self.folder / _FILE).read_text()), load_facts(self.folder)
-            tokenizer = (self.folder / TOKENIZER_FILE).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        except (OSError, ConfigError, KeyError, TypeError, ValueError) as error:  # the proof is made again
-            logger.warning("cannot read the results of an earlier start's self-test: %s", error)
-            return None
-        if facts is None:
-            return None
-        save_tokenizer(run_dir, tokenizer, facts)
-        note_use(self.folder)
-        return proof
+        found = (proof for folder in self.folders if (proof := _read(folder, run_dir)) is not None)
+        return next(found, None)
 
     def keep(self, proof: Proof, run_dir: Path) -> None:
         """Store the proof with the tokenizer from ``run_dir``. If that fails, the next start is just slower."""
-        try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self.folder.parent) as scratch:
-                new = Path(scratch) / "new"
-                new.mkdir()
-                (new / _FILE).write_text(_to_json(proof))
-                for name in (TOKENIZER_FILE, FACTS_FILE):
-                    shutil.copyfile(run_dir / name, new / name)
-                shutil.rmtree(self.folder, ignore_errors=True)  # an earlier proof that could not be read
-                os.rename(new, self.folder)  # atomic
-            keep_newest(self.folder.parent, "?" * _KEY_SIZE, _NUM_KEPT)
-        except OSError as error:
-            logger.info("cannot store the results of the self-test for the next start: %s", error)
+        for folder in self.folders:
+            try:
+                _write(proof, folder, run_dir)
+            except OSError as error:
+                logger.info("cannot store the results of the self-test in the cache: %s", error)
+            else:
+                return
+
+
+def _read(folder: Path, run_dir: Path) -> Proof | None:
+    try:
+        proof, facts = _from_json((folder / _FILE).read_text()), load_facts(folder)
+        tokenizer = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, ConfigError, KeyError, TypeError, ValueError) as error:  # the proof is made again
+        logger.warning("cannot read the results of an earlier start's self-test: %s", error)
+        return None
+    if facts is None:
+        return None
+    save_tokenizer(run_dir, tokenizer, facts)
+    note_use(folder)
+    return proof
+
+
+def _write(proof: Proof, folder: Path, run_dir: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        new = Path(scratch) / "new"
+        new.mkdir()
+        (new / _FILE).write_text(_to_json(proof))
+        for name in (TOKENIZER_FILE, FACTS_FILE):
+            shutil.copyfile(run_dir / name, new / name)
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier proof that could not be read
+        os.rename(new, folder)  # atomic
+    keep_newest(folder.parent, "?" * _KEY_SIZE, _NUM_KEPT)
 
 
 def outcome_key(checkpoint: Path, config: ModelConfig, form: str) -> str:

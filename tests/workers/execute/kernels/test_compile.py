@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_library_that_cannot_be_loaded_is_built_again() -> None:
 @pytest.mark.usefixtures("short_source")
 def test_new_library_that_cannot_be_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "empty.so").touch()
-    monkeypatch.setattr(libraries, "build_library", lambda level: tmp_path / "empty.so")
+    monkeypatch.setattr(libraries, "build_library", lambda level, spare_cache: tmp_path / "empty.so")
     with pytest.raises(NoCompiler, match="the kernels cannot be loaded"):
         libraries._open("portable")
 
@@ -154,6 +155,43 @@ def test_unwritable_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(NoCompiler, match="cannot write"):
         build_library("portable")
+
+
+@pytest.fixture
+def unwritable_cache(short_source: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
+@pytest.mark.usefixtures("unwritable_cache")
+def test_without_a_cache_a_pipeline_builds_its_library_once(tmp_path: Path) -> None:
+    library = build_library("portable", spare_cache=tmp_path / "run")
+    assert library.is_relative_to(tmp_path / "run")
+    built = library.stat().st_ino
+    assert build_library("portable", spare_cache=tmp_path / "run") == library
+    assert library.stat().st_ino == built
+
+
+@pytest.mark.usefixtures("short_source")
+def test_library_of_a_cache_that_cannot_be_written_is_used(tmp_path: Path) -> None:
+    library = build_library("portable")
+    library.parent.chmod(0o500)
+    (tmp_path / "triptych").chmod(0o500)
+    try:
+        assert build_library("portable", spare_cache=tmp_path / "run") == library
+    finally:
+        (tmp_path / "triptych").chmod(0o700)
+        library.parent.chmod(0o700)
+
+
+@pytest.mark.usefixtures("unwritable_cache")
+def test_library_is_loaded_from_where_no_code_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from /dev/shm in a container, where the run directory is."""
+    library = build_library("portable", spare_cache=tmp_path / "run")
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    monkeypatch.setattr(libraries, "Kernels", lambda path: path != str(library) and ctypes.CDLL(path))
+    loaded = libraries._open("portable", tmp_path / "run")
+    assert loaded.whole() == 42
 
 
 def test_every_processor_has_a_level() -> None:

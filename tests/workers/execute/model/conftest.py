@@ -16,6 +16,6 @@ def own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """
     folder = tmp_path_factory.getbasetemp() / "cache"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proof, "cache_folder", lambda: folder)
+        patch.setattr(proof, "places", lambda name, spare: [folder / name])
         patch.setattr(device_proof, "cache_folder", lambda: folder)
         yield

@@ -25,7 +25,7 @@ from triptych.protocol.plain import make
 from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.model import backends, native_proof, proof
-from triptych.workers.execute.model.build import build_runner, rehearse
+from triptych.workers.execute.model.build import build_runner, rehearse, spare_cache
 from triptych.workers.execute.model.checkpoint import read_config
 from triptych.workers.execute.model.decoder_spec import DecoderSpec
 from triptych.workers.execute.model.describe import describe_decoder
@@ -47,11 +47,15 @@ def fixture_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(name="start")
 def fixture_start(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Loads the checkpoint into a run directory of that name; no proof exists before."""
-    monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache")  # except for the kernels, which take seconds
+
+    def places(name: str, spare: Path | None) -> list[Path]:
+        return [tmp_path / "cache" / name, *([] if spare is None else [spare / name])]
+
+    monkeypatch.setattr(proof, "places", places)  # except for the kernels, which take seconds
 
     def start(name: str, **model: Any) -> ModelCard:
         run_dir = tmp_path / name
-        run_dir.mkdir()
+        run_dir.mkdir(exist_ok=True)
         _, card = build_runner(
             ModelConfig(model=str(checkpoint), device="cpu", threads=1, **model),
             CacheConfig(num_pages=64),
@@ -156,7 +160,7 @@ def test_large_files_beside_the_weights_are_not_read(
     for size in (1, 1 << 20):
         large.touch()
         os.truncate(large, (64 << 20) + size)
-        folders.append(ProofStore(tmp_path / "run", ModelConfig()).folder)
+        folders.append(ProofStore(tmp_path / "run", ModelConfig()).folders[0])
     assert "config.json" in read
     assert large.name not in read
     assert folders[0] != folders[1]
@@ -185,13 +189,16 @@ def test_damaged_proof_is_computed_again(damage: str, start: Start, proofs: list
     assert len(proofs) == 2
 
 
-def test_unwritable_cache_only_costs_time(start: Start, proofs: list[str], tmp_path: Path) -> None:
-    start("first")
-    for file in (tmp_path / "cache" / "proofs").iterdir():
-        file.rename(tmp_path / "moved")
-    (tmp_path / "cache" / "proofs").rmdir()
-    (tmp_path / "cache" / "proofs").write_text("no folder")
-    assert start("second").backend.startswith("native")
+def test_without_a_cache_each_pipeline_runs_its_own_self_test(
+    start: Start, proofs: list[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("no folder")
+    for name in ("first", "first", "second"):
+        assert start(name).backend.startswith("native")
+    config = PipelineConfig(model=ModelConfig(model=str(checkpoint), device="cpu", threads=1))
+    (tmp_path / "second" / "rehearsal").mkdir()
+    spare = spare_cache(tmp_path / "second")
+    rehearse(config, folder=checkpoint, run_dir=tmp_path / "second" / "rehearsal", spare=spare)
     assert len(proofs) == 2
 
 
@@ -214,10 +221,10 @@ def test_kernels_of_another_level_or_compiler_are_proven_again(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ModelConfig(model=str(checkpoint))
-    before = ProofStore(checkpoint, config).folder
-    assert ProofStore(checkpoint, dataclasses.replace(config, kernels="portable")).folder != before
+    before = ProofStore(checkpoint, config).folders[0]
+    assert ProofStore(checkpoint, dataclasses.replace(config, kernels="portable")).folders[0] != before
     monkeypatch.setattr(compiling, "_version", lambda compiler: "another version")
-    assert ProofStore(checkpoint, config).folder != before
+    assert ProofStore(checkpoint, config).folders[0] != before
 
 
 def test_without_a_compiler_the_card_mentions_the_cost(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
