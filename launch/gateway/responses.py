@@ -24,7 +24,7 @@ from .ids import new_id
 from .logprobs import chat_logprobs
 from .parameters import check_stream, named_as, pipeline_options
 from .reasoning import Reasoning, with_reasoning
-from .response_events import EventWriter
+from .response_events import Event, EventEncoder, EventWriter
 from .schemas.chat import ChatMessage, FunctionCall, Tool, ToolCall, ToolChoice, function_tools
 from .schemas.responses import InputItem, InputTokensRequest, ResponsePrompt, ResponseRequest
 from .schemas.structure import JsonSchema, ResponseFormat
@@ -168,7 +168,7 @@ class ResponseReply:
 
     def __post_init__(self) -> None:
         self.reasoning = self.reasoning.before(self.tools.parser)
-        self._writer = EventWriter(self.message_id)
+        self._writer, self._encoder = EventWriter(self.message_id), EventEncoder()
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         """With the same items as a stream would have."""
@@ -181,7 +181,7 @@ class ResponseReply:
 
     def _write(
         self, reader: AnswerReader, parts: Parts, logprobs: list[Any], end: Completion | None
-    ) -> Iterator[bytes]:
+    ) -> Iterator[Event]:
         """The events of these parts. Texts take the logprobs; at the ``end`` the closing events follow."""
         writer = self._writer
         for part in parts:
@@ -243,9 +243,10 @@ class ResponseReply:
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         writer, reader, tokens = self._writer, AnswerReader(self.reasoning, self.tools), self._content_tokens()
+        encode = self._encoder.encode
         logprobs: list[Any] = []  # of tokens whose text has not been sent yet
         for name in ("created", "in_progress"):
-            yield writer.event(f"response.{name}", response=self.response(None, []))
+            yield encode(writer.event(f"response.{name}", response=self.response(None, [])))
         async for piece in generation.pieces():
             if piece.end is None:
                 parts = reader.push("".join(delta.text for delta in piece.deltas))
@@ -254,11 +255,11 @@ class ResponseReply:
             else:
                 parts = reader.flush()
                 logprobs += tokens.flush()
-            for chunk in self._write(reader, parts, logprobs, piece.end):
-                yield chunk
+            for event in self._write(reader, parts, logprobs, piece.end):
+                yield encode(event)
             if piece.end is not None:
                 response = self.response(piece.end, writer.output)
-                yield writer.event(f"response.{response['status']}", response=response)
+                yield encode(writer.event(f"response.{response['status']}", response=response))
 
     def failure_events(self, error: TriptychError) -> bytes:
         """The last event of a failed stream: the typed event, which includes the error map of other streams for clients
@@ -266,7 +267,7 @@ class ResponseReply:
         """
         told = error_map(error)["error"]
         named = {name: told[name] for name in ("code", "message", "param")}
-        return self._writer.event("error", **named, error=told)
+        return self._encoder.encode(self._writer.event("error", **named, error=told))
 
 
 def call_item(reader: AnswerReader, call: Call) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.launch.gateway.conftest import Site
+from tests.launch.gateway.sse import stream
+from triptych.launch.gateway import streaming
 
 DUMPS = json.dumps
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2}
@@ -55,3 +57,36 @@ def test_many_token_ids_are_encoded_in_parts(api: Site, monkeypatch: pytest.Monk
     assert reply.content == DUMPS(reply.json(), ensure_ascii=False, separators=(",", ":")).encode()
     assert len(reply.json()["token_strs"]) == reply.json()["count"] > 150
     assert max(sizes) < len(reply.content) / 3
+
+
+@pytest.fixture(name="sizes")
+def fixture_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of all JSON that is encoded for events."""
+    encode, sizes = streaming._encode, []
+
+    def spy(value: Any) -> str:
+        text = encode(value)
+        sizes.append(len(text))
+        return text
+
+    monkeypatch.setattr(streaming, "_encode", spy)
+    return sizes
+
+
+def test_logprobs_of_a_streamed_response_are_encoded_once(api: Site, sizes: list[int]) -> None:
+    """Though the events at its end repeat all of them."""
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "message", "id": [], "logprobs": ["kept"]}}]
+    body = {"input": "hi", "top_logprobs": 2, "max_output_tokens": 200, "ignore_eos": True, "tools": tools}
+    events = [event.data for event in stream(api.http, "/v1/responses", **body)]
+    logprobs = [each for event in events if event["type"].endswith("text.delta") for each in event["logprobs"]]
+    assert len(logprobs) == 200
+    *_, text, part, item, response = events
+    assert text["logprobs"] == part["part"]["logprobs"] == item["item"]["content"][0]["logprobs"] == logprobs
+    assert response["response"]["output"] == [item["item"]]
+    assert response["response"]["tools"][0]["parameters"] == tools[0]["parameters"]
+    assert sum(sizes) < 2 * len(json.dumps(logprobs))
+
+
+def test_no_events_are_encoded_for_a_response_in_one_piece(api: Site, sizes: list[int]) -> None:
+    api.http.post("/v1/responses", json={"input": "hi", "top_logprobs": 2}).raise_for_status()
+    assert not sizes
