@@ -4,6 +4,7 @@
     python benchmarks/gpu_check.py --set large   # the same for the 8B shape
     python benchmarks/gpu_check.py --set adapters
     python benchmarks/gpu_check.py --set experts
+    python benchmarks/gpu_check.py --set speculation
     python benchmarks/gpu_check.py --dry-run     # any machine: the same code on tiny shapes and Triton's interpreter
 
 Each part runs in a separate process with a time budget: one that fails or hangs is reported, and the others run.
@@ -71,6 +72,11 @@ SETS = {
     "experts": [
         LIMITS,
         Part("experts", "experts", 330),
+    ],
+    "speculation": [
+        LIMITS,
+        Part("speculation", "speculation", 60),
+        Part("speculation_large", "speculation", 120),
     ],
 }
 PARTS = list({part.name: part for parts in SETS.values() for part in parts}.values())

@@ -22,6 +22,7 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.step_runner import StepRunner
 from triptych.workers.execute.scheduling.plan import Plan
+from triptych.workers.execute.scheduling.proposals import Proposer
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepInputs
@@ -41,7 +42,14 @@ class Loaded(NamedTuple):
 
 
 def load(
-    setting: Setting, name: str, *, rows: int = 256, max_model_len: int = 2048, chunk: int = 2048, **options: Any
+    setting: Setting,
+    name: str,
+    *,
+    rows: int = 256,
+    max_model_len: int = 2048,
+    chunk: int = 2048,
+    num_speculative_tokens: int = 0,
+    **options: Any,
 ) -> Loaded:
     """The random model of that shape on the fused decoder, with captured graphs; ``options`` are those of
     ``ModelConfig``.
@@ -53,6 +61,7 @@ def load(
         max_num_seqs=rows,
         prefill_chunk=setting.size(chunk, 16),
         max_num_batched_tokens=setting.size(2 * chunk, 20),
+        num_speculative_tokens=num_speculative_tokens,
     )
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as run_dir:
@@ -130,7 +139,8 @@ class TimedRunner:
         self.move, self.collect, self.is_fatal = runner.move, runner.collect, runner.is_fatal
         self.prepare, self.show_progress = runner.prepare, runner.show_progress
         self.is_batch_invariant, self.overlaps = runner.is_batch_invariant, runner.overlaps
-        self.hides_planning, self.proposer = runner.hides_planning, runner.proposer
+        self.hides_planning = runner.hides_planning
+        self.proposer, self.check_costs = runner.proposer, runner.check_costs
 
     @contextmanager
     def marking(self) -> Iterator[None]:
@@ -199,6 +209,7 @@ def run(
     depth: int = 1,
     adapters: Items[int] = (),
     sampling: Mapping[str, Any] = MappingProxyType({}),
+    proposer: Proposer | None = None,
     **config: Any,
 ) -> Run:
     """Run all requests at once, until the last is done. ``config`` changes the scheduler's.
@@ -213,6 +224,8 @@ def run(
         num_pages=card.num_pages,
         max_model_len=card.max_model_len,
         prefix_cache=False,
+        proposer=proposer,
+        check_costs=runner.check_costs,
     )
     engine = Engine(scheduler, runner, depth=depth)
     num_graph_steps = getattr(loaded.runner, "num_graph_steps", 0)

@@ -35,21 +35,21 @@ def step_times(setting: Setting, loaded: Loaded) -> dict[str, Any]:
     for n in (64, 512, 2048, 4096):
         if (size := setting.size(n, 2 + n // 256)) <= most:
             steps[f"prefill_{n}"] = Step(-(-size // context), 0, min(size, context))
-    inputs = {name: _inputs(loaded, step) for name, step in steps.items()}
+    inputs = {name: step_inputs(loaded, step) for name, step in steps.items()}
     # A prompt that arrives while others are being answered.
     for name in ("prefill_64", "prefill_512"):
         if {name, "decode_32"} <= inputs.keys():
             inputs[f"decode_32_{name}"] = joined(inputs["decode_32"], inputs[name])
     found: dict[str, Any] = {}
-    for name, step_inputs in inputs.items():
+    for name, each in inputs.items():
         try:
-            found[name] = _times(setting, loaded, step_inputs)
+            found[name] = times(setting, loaded, each)
         except Exception as error:  # as if there were no profiler: the other results are worth more
             found[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
     return found
 
 
-def _inputs(loaded: Loaded, step: Step) -> StepInputs:
+def step_inputs(loaded: Loaded, step: Step) -> StepInputs:
     """Sequences with their own pages, as far as there are enough; whatever these contain is read and written."""
     page_size, end = loaded.card.page_size, step.num_before + step.num_tokens
     width = -(-end // page_size)
@@ -87,7 +87,7 @@ def joined(decodes: StepInputs, prompts: StepInputs) -> StepInputs:
     )
 
 
-def _times(setting: Setting, loaded: Loaded, inputs: StepInputs) -> dict[str, Any]:
+def times(setting: Setting, loaded: Loaded, inputs: StepInputs) -> dict[str, Any]:
     """``launch_share`` near 1 means that the device waits for its launches."""
     runner, launches, steps = loaded.runner, [], []
     for _ in range(setting.size(13, 2)):

@@ -72,6 +72,14 @@ ROWS = [
     Row("  batch 1, of the bandwidth", "experts.batch_1.of_bandwidth"),
     Row("  --deterministic: alone equals together", "experts.equal_alone_and_together", "yes", bool),
     Row("  of transformers' modules in graphs", "experts.of_transformers_modules", ">= 1", at_least(1)),
+    Row("0.6B, proposals change no token", "speculation.equal_without", "yes", bool),
+    Row("  a replay has the bits of its launches", "speculation.replay_equals_launches", "yes", bool),
+    Row("  5 of one stream: the step, of a decode", "speculation.one.of_decode"),
+    Row("  of 16 streams", "speculation.several.of_decode"),
+    Row("8B: 5 of one stream: the step, of a decode", "speculation_large.one.of_decode", "<= 1.4", at_most(1.4)),
+    Row("  of 16 streams", "speculation_large.several.of_decode", "<= 1.2", at_most(1.2)),
+    Row("  7 of 8 right: speed of one stream", "speculation_large.one.speedup", ">= 2", at_least(2)),
+    Row("  of 16 streams", "speculation_large.several.speedup", ">= 2", at_least(2)),
 ]  # fmt: skip
 
 

@@ -21,7 +21,10 @@ from tests.workers.execute.conftest import quick_interpreter as quick_interprete
 pytest.importorskip("triton")
 
 from benchmarks import gpu_check
-from benchmarks.gpu import kernels, numerics, peers, runs, setting, step_times
+from benchmarks.gpu import kernels, numerics, peers, runs, setting, speculation, step_times
+from tests.workers.execute.model.next_token import NextToken, make_runner
+from triptych.protocol.config import SchedulerConfig
+from triptych.workers.execute.model.graphs import GraphCapture
 from triptych.workers.execute.model.step_runner import trash_decodes
 
 ROOT = Path(__file__).parents[2]
@@ -146,7 +149,7 @@ class FakeRunner:
     """Its launch uploads, then runs a graph that was not captured yet, which runs the forward function."""
 
     is_batch_invariant = overlaps = hides_planning = False
-    move = collect = is_fatal = prepare = show_progress = proposer = None
+    move = collect = is_fatal = prepare = show_progress = proposer = check_costs = None
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -226,30 +229,59 @@ def test_times_of_a_step_are_kept_where_nothing_can_be_profiled(monkeypatch: pyt
     monkeypatch.setattr(torch.profiler, "profile", refuse)
     runner = types.SimpleNamespace(launch=lambda _: None, collect=lambda: None)
     loaded: Any = types.SimpleNamespace(runner=runner)
-    found = step_times._times(setting.Setting(Path(), is_dry=False), loaded, trash_decodes(1))
+    found = step_times.times(setting.Setting(Path(), is_dry=False), loaded, trash_decodes(1))
     assert found.keys() == {"launch_ms", "step_ms", "launch_share", "kernels_error"}
 
 
 def test_timed_step_reads_and_writes_existing_pages() -> None:
     loaded: Any = types.SimpleNamespace(card=types.SimpleNamespace(page_size=16, num_pages=9))
-    inputs = step_times._inputs(loaded, step_times.Step(2, 19, 1))
+    inputs = step_times.step_inputs(loaded, step_times.Step(2, 19, 1))
     assert inputs.block_tables.tolist() == [[1, 2], [3, 4]]
     assert inputs.slot_mapping.tolist() == [2 * 16 + 3, 4 * 16 + 3]
     assert (inputs.num_decodes, inputs.positions.tolist(), inputs.context_lens.tolist()) == (2, [19, 19], [20, 20])
-    inputs = step_times._inputs(loaded, step_times.Step(3, 0, 50))
+    inputs = step_times.step_inputs(loaded, step_times.Step(3, 0, 50))
     assert inputs.block_tables.max() <= 9
     assert inputs.positions[50:100].tolist() == list(range(50))
 
 
 def test_timed_step_of_decodes_beside_a_prompt() -> None:
     loaded: Any = types.SimpleNamespace(card=types.SimpleNamespace(page_size=16, num_pages=9))
-    decodes, prompt = (step_times._inputs(loaded, step_times.Step(*step)) for step in ((2, 39, 1), (1, 0, 5)))
+    decodes, prompt = (step_times.step_inputs(loaded, step_times.Step(*step)) for step in ((2, 39, 1), (1, 0, 5)))
     inputs = step_times.joined(decodes, prompt)
     assert inputs.query_starts.tolist() == [0, 1, 2, 7]
     assert inputs.context_lens.tolist() == [40, 40, 5]
     assert inputs.positions.tolist() == [39, 39, 0, 1, 2, 3, 4]
     assert inputs.block_tables.tolist() == [[1, 2, 3], [4, 5, 6], [1, 0, 0]]
     assert (inputs.sample_rows.tolist(), len(inputs.sampled), inputs.num_decodes) == ([0, 1, 6], 3, 2)
+
+
+def load_next_token(capture: GraphCapture) -> runs.Loaded:
+    """A model without weights, with graphs, ready to check proposals."""
+    config = SchedulerConfig(
+        max_num_seqs=2, prefill_chunk=16, max_num_batched_tokens=20, num_speculative_tokens=speculation.NUM_PROPOSED
+    )
+    card = types.SimpleNamespace(page_size=16, num_pages=32, max_model_len=64)
+    sizes = {"decode_rows": 2, "prefill_tokens": 20, "max_proposals": speculation.NUM_PROPOSED}
+    runner = make_runner(NextToken(), capture, **sizes)
+    runner.capture_graphs(lambda done, total: None)
+    return runs.Loaded(runner, card, config, 0.0, 0.0)
+
+
+def test_proposals_are_compared_with_a_run_without_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: dict[str, Any] = {}
+    loaded = load_next_token(lambda run: run)
+    monkeypatch.setattr(speculation, "load", lambda *_, **__: loaded)
+    speculation.speculation(setting.Setting(tmp_path, is_dry=True), notes.__setitem__)  # type: ignore[arg-type]
+    assert notes["equal_without"] is notes["replay_equals_launches"] is True
+    for name in ("one", "several"):
+        assert notes[name]["steps"] == [6, 3]
+        assert notes[name]["graph_share"] == 1
+        assert notes[name]["of_decode"] > 0
+
+
+def test_replay_that_computes_something_else_is_found(tmp_path: Path) -> None:
+    loaded = load_next_token(lambda run: lambda: None)
+    assert speculation.replay_equals_launches(setting.Setting(tmp_path, is_dry=True), loaded) is False
 
 
 def test_peer_is_not_timed_while_it_creates_its_cache() -> None:

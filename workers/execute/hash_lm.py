@@ -26,7 +26,7 @@ from ...protocol.scores import ScoreColumns
 from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
 from .scheduling.beam_search import Candidates, num_candidates
 from .scheduling.moves import Moves
-from .scheduling.proposals import Proposer
+from .scheduling.proposals import CheckCosts, Proposer
 from .step import (
     Float32,
     Int32,
@@ -70,6 +70,7 @@ class HashRunner:
     overlaps = False
     hides_planning = True
     proposer: Proposer | None = None
+    check_costs: CheckCosts | None = CheckCosts()
 
     def __init__(
         self,

@@ -80,6 +80,7 @@ def make_scheduler(config: PipelineConfig, card: ModelCard, runner: Runner) -> S
         num_snapshots=card.num_snapshots,
         replays=_must_replay(config.scheduler.recovery, runner),
         proposer=runner.proposer,
+        check_costs=runner.check_costs,
     )
 
 
@@ -102,20 +103,26 @@ def settle_interval_ms(config: PipelineConfig, card: ModelCard) -> float:
 def check_speculation(config: SchedulerConfig, runner: Runner, card: ModelCard) -> None:
     """
     Raises:
-        ConfigError: results with proposals could differ from those without.
+        ConfigError: this runner cannot check proposals, or the promise of exact recovery would be broken.
     """
-    if config.num_speculative_tokens and card.keeps_states:
-        raise ConfigError(
-            f"num_speculative_tokens is {config.num_speculative_tokens}, the limit is 0: {card.model_type} has "
-            "recurrent layers, whose states cannot be rolled back",
-            param="num_speculative_tokens",
+    asked_for = f"num_speculative_tokens is {config.num_speculative_tokens}, the limit"
+    if not config.num_speculative_tokens:
+        return
+    if card.keeps_states:
+        reason = f"{asked_for} is 0: {card.model_type} has recurrent layers, whose states cannot be rolled back"
+    elif runner.check_costs is None:
+        reason = (
+            f"{asked_for} for {card.backend} on {card.device} is 0: proposals are checked by the compiled kernels of a "
+            "CPU, and by Triton's on one GPU"
         )
-    if config.num_speculative_tokens and not (runner.is_batch_invariant and card.device == "cpu"):
-        raise ConfigError(
-            f"num_speculative_tokens is {config.num_speculative_tokens}, the limit for {card.backend} on {card.device} "
-            "is 0: only the compiled CPU kernels verify proposals bit for bit",
-            param="num_speculative_tokens",
+    elif _must_replay(config.recovery, runner):
+        reason = (
+            f"{asked_for} for {card.backend} on {card.device} with recovery 'exact' is 0: a token that was proposed is "
+            "rounded differently when it is decoded again, unless deterministic is set"
         )
+    else:
+        return
+    raise ConfigError(reason, param="num_speculative_tokens")
 
 
 def _check_successor(card: ModelCard, known: ModelCard | None) -> None:

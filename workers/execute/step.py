@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...protocol.scores import ScoreColumns
 from .scheduling.beam_search import Candidates
 from .scheduling.moves import Moves
-from .scheduling.proposals import Proposer
+from .scheduling.proposals import CheckCosts, Proposer
 from .scheduling.sequence import Key, Sequence
 from .scheduling.states import Segment
 
@@ -104,6 +104,11 @@ class StepInputs:
         return self.positions[self.sample_rows] + np.int32(1)
 
     @property
+    def checks_proposals(self) -> bool:
+        """Whether some sequences have proposals, and all tokens are theirs or decodes, so that all are sampled."""
+        return len(self.sampled) == len(self.token_ids) > len(self.context_lens)
+
+    @property
     def token_adapters(self) -> Int32 | None:
         """[T], the adapter of each token's sequence."""
         return None if self.adapters is None else np.repeat(self.adapters, np.diff(self.query_starts))
@@ -167,6 +172,7 @@ class Runner(Protocol):
     overlaps: bool  # launched steps are computed in the background
     hides_planning: bool  # it pays to plan the next step while the latest launched one is computed
     proposer: Proposer | None  # a smaller model that proposes tokens for this one
+    check_costs: CheckCosts | None  # None: it is not meant to check proposals
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether an error raised by a step makes every later one fail too, so that the process must end."""

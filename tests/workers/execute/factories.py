@@ -128,7 +128,7 @@ def make_scheduler(
     **config: Any,
 ) -> Scheduler:
     replays = bool(config.pop("replays", False))
-    propose, proposer = config.pop("propose", None), config.pop("proposer", None)
+    propose, proposer, costs = (config.pop(name, None) for name in ("propose", "proposer", "check_costs"))
     options = {"max_num_seqs": 4, "prefill_chunk": 8, "safety_margin": 0.0, **config}
     scheduler = Scheduler(
         SchedulerConfig(**options),
@@ -140,6 +140,7 @@ def make_scheduler(
         num_snapshots=num_snapshots,
         replays=replays,
         proposer=Told(propose) if propose else proposer,
+        check_costs=costs,
     )
     for sequence in sequences:
         scheduler.add(sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,12 +109,29 @@ class Variant(HashRunner):
     is_batch_invariant = False
 
 
-@pytest.mark.parametrize(("kind", "device"), [(Variant, "cpu"), (HashRunner, "cuda:0")])
-def test_proposals_need_kernels_that_verify_them_bit_for_bit(kind: type[HashRunner], device: str) -> None:
-    runner, card = kind(97, num_pages=2, page_size=4), replace(CARD, device=device, backend="transformers")
-    with pytest.raises(ConfigError, match=f"is 4, the limit for transformers on {device} is 0"):
-        check_speculation(SchedulerConfig(num_speculative_tokens=4), runner, card)
-    check_speculation(SchedulerConfig(), runner, card)
+class Unable(HashRunner):
+    check_costs = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "recovery", "why"),
+    [
+        (Unable, "auto", "is 4, the limit for transformers on cuda:0 is 0"),
+        (Variant, "exact", "is 4, the limit for transformers on cuda:0 with recovery 'exact' is 0"),
+        (Variant, "auto", None),
+        (Variant, "fast", None),
+        (HashRunner, "exact", None),
+    ],
+    ids=["cannot check", "would break the promise", "default", "promises less", "same bits"],
+)
+def test_proposals_need_a_runner_that_checks_them_and_keep_the_promise_of_recovery(
+    kind: type[HashRunner], recovery: str, why: str | None
+) -> None:
+    """A token that was proposed may be rounded differently when a replay decodes it."""
+    runner, card = kind(97, num_pages=2, page_size=4), replace(CARD, device="cuda:0", backend="transformers")
+    with nullcontext() if why is None else pytest.raises(ConfigError, match=why):
+        check_speculation(SchedulerConfig(num_speculative_tokens=4, recovery=recovery), runner, card)
+    check_speculation(SchedulerConfig(recovery=recovery), runner, card)
 
 
 @pytest.mark.parametrize(("is_first", "captured"), [(True, "all"), (False, "largest")])

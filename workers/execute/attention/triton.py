@@ -60,9 +60,9 @@ class TritonAttention:
     def _attend_chunks(self, cache: LayerCache, query: torch.Tensor, output: torch.Tensor, form: AttentionForm) -> None:
         """Write the outputs of the last tokens of the step, queries [n, H, D]."""
         step, num_decodes = self._step, len(self._step.token_ids) - len(query)
-        # Few rows only for steps of decodes alone, which every start tries: for chunks that happen to have few tokens,
-        # another kernel would have to be compiled while they wait.
-        has_few_rows = self._is_invariant and step.max_query_len <= 1
+        # Few rows only for decodes alone and for proposals, which every start tries: for chunks that happen to have few
+        # tokens, another kernel would have to be compiled while they wait.
+        has_few_rows = (self._is_invariant and step.max_query_len <= 1) or step.checks_proposals
         tile = chunk_tile(
             max(query.shape[2], cache.values.shape[3]),
             query.dtype,

@@ -214,6 +214,7 @@ class Backends:
             max_pages=-(-size.max_model_len // self.cache.page_tokens),
             capture=CudaGraphCapture() if is_graphed else None,
             is_adapted=bool(self.adapters),
+            max_proposals=0 if keeps_states else self.scheduler.num_speculative_tokens or 0,
             **self._runner_sizes(size),
         )
         runner.overlaps &= not keeps_states

@@ -30,13 +30,15 @@ from ..sampling.sampler import Sampler, failures
 from ..scheduling.plan import MAX_SCORED_TOKENS
 from ..scheduling.sequence import Sequence
 from ..step import Int32, StepInputs, StepResult
-from .buckets import Router, StepSize, chunk_buckets
+from .buckets import CHECKED_TOKENS, Router, StepSize, check_sizes, chunk_buckets, num_checked_together
+from .check_costs import EXPECTED, measure_check_costs
 from .device_buffers import DecodeBuffers, HostStage, upload_ragged
 from .device_forward import DeviceForward
 from .graphs import CaptureFailed, GraphCapture, GraphKey, GraphShelf, Replay
 from .mixed_buffers import MixedBuffers
 from .step_runner import (
     StepRunner,
+    trash_checks,
     trash_decodes,
     trash_prefill,
     trash_scores,
@@ -83,9 +85,11 @@ class DeviceRunner(StepRunner):
         max_pages: int,
         capture: GraphCapture | None,
         is_adapted: bool = False,
+        max_proposals: int = 0,
         **sizes: int,
     ) -> None:
-        """At most ``max_sampled`` rows are sampled in a step; no sequence has more than ``max_pages`` pages.
+        """At most ``max_sampled`` rows are sampled in a step without proposals, of which a sequence has at most
+        ``max_proposals``; no sequence has more than ``max_pages`` pages.
 
         Without ``capture`` there are no graphs. ``is_adapted``: steps may use adapters. ``sizes`` are those of
         ``StepRunner``.
@@ -103,16 +107,20 @@ class DeviceRunner(StepRunner):
         self._embedded_stage = HostStage(device, torch.int32)
         self._pending: deque[_Pending | StepResult] = deque()
         # The tokens of the last step and their greatest logits: static buffers that graphs read and write.
-        num_rows = max(max_sampled, self._decode_rows)
+        self._max_proposals = max_proposals
+        self.check_costs = EXPECTED if max_proposals else None
+        num_rows = max(max_sampled, self._decode_rows, CHECKED_TOKENS if max_proposals else 0)
         self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._greatest = torch.zeros(num_rows, dtype=torch.float32, device=device)
         self._graphs: GraphShelf | None = None
         if capture is not None:
-            self._router = Router(self._decode_rows, max_pages, chunk_buckets(self._prefill_tokens))
+            checks = check_sizes(self._decode_rows, max_proposals)
+            self._router = Router(self._decode_rows, max_pages, chunk_buckets(self._prefill_tokens), checks)
             self._buffers = DecodeBuffers(self._decode_rows, max_pages, device=device)
-            largest = StepSize(self._decode_rows, self._router.chunk_tokens[-1])
-            self._mixed_buffers = MixedBuffers(largest, max_pages, device=device)
-            self._logits = torch.zeros(largest.num_sampled, forward.vocab_size, device=device)
+            sizes_of_chunks = [StepSize(self._decode_rows, self._router.chunk_tokens[-1]), *checks]
+            self._mixed_buffers = MixedBuffers(sizes_of_chunks, max_pages, device=device)
+            num_logits = max(size.num_sampled for size in sizes_of_chunks)
+            self._logits = torch.zeros(num_logits, forward.vocab_size, device=device)
             self._graphs = GraphShelf(capture, self._graph_run, self._clear)
         self.num_steps = 0
 
@@ -140,6 +148,11 @@ class DeviceRunner(StepRunner):
         for params in _SAMPLED_FIRST:
             nobody = dataclasses.replace(decodes.sampled[0], params=params)
             self._step(dataclasses.replace(decodes, sampled=[nobody] * self._decode_rows))
+        if self._max_proposals:
+            for num_seqs in (1, num_checked_together(self._decode_rows, self._max_proposals)):
+                checks = trash_checks(num_seqs, 1 + self._max_proposals)
+                self._step(checks)
+                self._step(with_longest_tables(checks, self._max_pages))
         self._step(trash_scores(min(self._prefill_tokens, self._max_model_len, MAX_SCORED_TOKENS)))
         return seconds
 
@@ -149,11 +162,12 @@ class DeviceRunner(StepRunner):
         Smaller ones of those are recorded on demand or while idle, and then reuse the memory of the largest; recorded
         by rising size, each would allocate more.
 
-        A model that cannot be recorded runs without graphs.
+        A model that cannot be recorded runs without graphs. Then measure what proposals cost.
         """
         if self._graphs is not None:
             self._choose_sizes()
             self._capture(self._first_keys(), progress)
+        self._measure_checks()
 
     @torch.inference_mode()
     def prepare(self, seconds: float) -> bool:
@@ -168,14 +182,16 @@ class DeviceRunner(StepRunner):
 
     @torch.inference_mode()
     def capture_largest(self) -> int:
-        if self._graphs is None:
-            return 0
-        self._choose_sizes()
-        keys = self._largest_keys()
-        self._capture(keys, lambda _done, _total: None)
-        buckets = self._router.buckets
-        num_graphs = len(self._keys(buckets, _KINDS)) + len(self._mixed_keys())
-        return 0 if self._graphs is None else num_graphs - len(keys)
+        """Do what ``StepRunner.capture_largest`` does, for proposals with all graphs, and measure what they cost."""
+        num_more = 0
+        if self._graphs is not None:
+            self._choose_sizes()
+            keys, buckets = self._largest_keys(), self._router.buckets
+            self._capture(keys, lambda _done, _total: None)
+            num_graphs = len(self._keys(buckets, _KINDS)) + len(self._mixed_keys()) + len(self._check_keys())
+            num_more = 0 if self._graphs is None else num_graphs - len(keys)
+        self._measure_checks()
+        return num_more
 
     def _first_keys(self) -> list[GraphKey]:
         greedy = self._keys(self._router.buckets[:-1], [SamplingKind.GREEDY])
@@ -183,7 +199,9 @@ class DeviceRunner(StepRunner):
         return [*self._largest_keys(), *greedy, *(key for key in self._mixed_keys() if key.num_rows in few)]
 
     def _largest_keys(self) -> list[GraphKey]:
-        return [*self._mixed_keys()[-len(self._adapted) :], *self._keys(self._router.buckets[-1:], _KINDS)]
+        mixed, buckets = self._mixed_keys()[-len(self._adapted) :], self._router.buckets
+        compared = self._keys(buckets[:-1][:1], [SamplingKind.GREEDY]) if self._max_proposals else []
+        return [*mixed, *self._check_keys(), *self._keys(buckets[-1:], _KINDS), *compared]
 
     def _keys(self, buckets: Iterable[int], kinds: Iterable[SamplingKind]) -> list[GraphKey]:
         return [GraphKey(*key) for key in product(buckets, kinds, self._adapted)]
@@ -192,6 +210,18 @@ class DeviceRunner(StepRunner):
         """All keys with tokens of prompts, the largest last. The few launches of the sampling follow their graphs."""
         sizes = product(self._router.chunk_tokens, self._router.mixed_rows, self._adapted)
         return [GraphKey(rows, SamplingKind.HOST, is_adapted, tokens) for tokens, rows, is_adapted in sizes]
+
+    def _check_keys(self) -> list[GraphKey]:
+        """All keys of steps with proposals. Their graphs end with the logits, too."""
+        sizes = product(self._router.checks, self._adapted)
+        return [GraphKey.of(size, SamplingKind.HOST, is_adapted=is_adapted) for size, is_adapted in sizes]
+
+    def _measure_checks(self) -> None:
+        if self._max_proposals and self._device.type == "cuda":
+            rows, proposals = self._decode_rows, self._max_proposals
+            self.check_costs = measure_check_costs(self, max_rows=rows, max_proposals=proposals)
+            if self._graphs is not None:
+                self._graphs.num_replays = 0  # those were nobody's steps
 
     def _choose_sizes(self) -> None:
         if self._device.type == "cuda":
@@ -247,11 +277,12 @@ class DeviceRunner(StepRunner):
         is_adapted, num_sampled = inputs.adapters is not None, len(inputs.sampled)
         if size.num_chunk_tokens:
             self._mixed_buffers.fill(inputs, size)
-            self._graphs.run(GraphKey(size.num_rows, SamplingKind.HOST, is_adapted, size.num_chunk_tokens))
+            self._graphs.run(GraphKey.of(size, SamplingKind.HOST, is_adapted=is_adapted))
             return self._sample(self._logits[:num_sampled], inputs, kind, masks)
         self._buffers.fill(inputs, size.num_rows)
         if kind in (SamplingKind.DRAWN, SamplingKind.CUT):
-            self._buffers.fill_sampling(columns(inputs.sampled, self._forward.vocab_size), size.num_rows)
+            table = columns(inputs.sampled, inputs.sampled_lengths, vocab_size=self._forward.vocab_size)
+            self._buffers.fill_sampling(table, size.num_rows)
         # If the sampling cannot be part of a graph, the graph ends with the logits.
         self._graphs.run(GraphKey(size.num_rows, min(kind, SamplingKind.EDITED), is_adapted))
         if kind < SamplingKind.EDITED:
@@ -308,7 +339,7 @@ class DeviceRunner(StepRunner):
         if kind is SamplingKind.EDITED:
             return self._sample_edited(logits, inputs.sampled, inputs.sampled_lengths, masks)
         if count:
-            self._choose(logits, inputs.sampled, kind)
+            self._choose(logits, inputs.sampled, inputs.sampled_lengths, kind)
         return self._fetch(count)
 
     def _sample_edited(
@@ -320,16 +351,16 @@ class DeviceRunner(StepRunner):
             raw = logits[rows].log_softmax(dim=-1)
         allowed, failed = NO_MASKS if masks is None else masks.wait()
         adjust_logits(logits, sequences, lengths, self._sampler.eos_token_ids, allowed, send=self._change_stage.send)
-        self._choose(logits, sequences, drawing_kind(sequences))
+        self._choose(logits, sequences, lengths, drawing_kind(sequences))
         logprobs = find_logprobs(raw, self._tokens[rows], counts) if counts else []
         return self._fetch(len(sequences), logprobs, failed)
 
-    def _choose(self, logits: torch.Tensor, sequences: Rows[Sequence], kind: SamplingKind) -> None:
+    def _choose(self, logits: torch.Tensor, sequences: Rows[Sequence], lengths: Int32, kind: SamplingKind) -> None:
         """Choose the next tokens from logits [R, V], and keep them and their logits on the device."""
         count = len(sequences)
         table = self._tokens  # a placeholder for GREEDY, which reads no table
         if kind is not SamplingKind.GREEDY:
-            flat = self._sampling_stage.copy([columns(sequences, logits.shape[1])])
+            flat = self._sampling_stage.copy([columns(sequences, lengths, vocab_size=logits.shape[1])])
             table = flat.view(-1, count)
         sampled = sample(logits, table, kind)
         self._tokens[:count].copy_(sampled.token_ids)

@@ -1,9 +1,11 @@
-"""Device buffers for steps that contain prompts and run as graphs.
+"""Device buffers for steps that contain prompts, or proposals, and run as graphs.
 
 Axes: D rows of decodes, C tokens of chunks of prompts, S chunks, P pages of a block table.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,38 +19,38 @@ _COLUMNS = 5  # of a token: token id, position, slot, carried row, adapter
 
 
 class MixedBuffers:
-    """The static buffers that graphs of mixed steps read, for up to ``largest`` decodes, tokens and chunks.
+    """The static buffers that graphs of mixed steps read, for steps of any of these sizes.
 
     First come the decodes, padded as in ``DecodeBuffers``, then the tokens of chunks. Tokens beyond the step's own are
     one more chunk, which attends to nothing and writes to the trash page. Other chunks beyond the step's own are empty.
+    In a step with proposals, decodes are chunks too.
     """
 
-    def __init__(self, largest: StepSize, max_pages: int, *, device: torch.device) -> None:
+    def __init__(self, sizes: Sequence[StepSize], max_pages: int, *, device: torch.device) -> None:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
-        num_seqs = largest.num_seqs
         # As in ``DecodeBuffers``, one copy transfers the columns and the block tables.
-        self._inputs = ints(_COLUMNS * largest.num_tokens + 3 * num_seqs + 1 + num_seqs * max_pages)
-        self._tables = ints(num_seqs, max_pages)
+        self._inputs = ints(max(sum(_lengths(size)) + size.num_seqs * max_pages for size in sizes))
+        self._tables = ints(max(size.num_seqs for size in sizes), max_pages)
         self._stage = HostStage(device, torch.int32)
 
     def step(self, size: StepSize, *, is_adapted: bool = False) -> DeviceStep:
         """Return the buffers as a step of this size."""
-        num_seqs = size.num_seqs
-        lengths = (*[size.num_tokens] * _COLUMNS, num_seqs + 1, num_seqs, size.num_sampled)
-        columns = torch.split(self._inputs[: sum(lengths)], list(lengths))
+        lengths = _lengths(size)
+        columns = torch.split(self._inputs[: sum(lengths)], lengths)
         token_ids, positions, slots, carried, adapters, starts, contexts, sample_rows = columns
         return DeviceStep(
-            token_ids, positions, slots, carried, starts, contexts, sample_rows, self._tables[:num_seqs],
-            num_decodes=size.num_rows, max_query_len=size.num_chunk_tokens,
-            adapters=adapters if is_adapted else None,
+            token_ids, positions, slots, carried, starts, contexts, sample_rows, self._tables[: size.num_seqs],
+            num_decodes=size.num_rows, max_query_len=size.max_chunk_len,
+            adapters=adapters if is_adapted else None, checks_proposals=size.num_checked > 0,
         )  # fmt: skip
 
     def fill(self, inputs: StepInputs, size: StepSize) -> None:
         """Write a step to the buffers of this size, which holds it."""
         token_ids, positions, slots, carried, starts, contexts, sample_rows, tables, adapters = columns_of(inputs)
-        num_decodes, shift = inputs.num_decodes, size.num_rows - inputs.num_decodes
+        num_decodes = 0 if size.num_checked else inputs.num_decodes
+        shift = size.num_rows - num_decodes
         rows = np.zeros((_COLUMNS, size.num_tokens), np.int32)
         rows[3] = -1
         end = shift + len(token_ids)
@@ -75,6 +77,11 @@ class MixedBuffers:
     def clear(self, size: StepSize) -> None:
         """Make everything padding, for a graph of this size."""
         self.fill(_nothing(), size)
+
+
+def _lengths(size: StepSize) -> list[int]:
+    """The lengths of what is transferred before the block tables: the columns, and what sequences and samples have."""
+    return [*[size.num_tokens] * _COLUMNS, size.num_seqs + 1, size.num_seqs, size.num_sampled]
 
 
 def _nothing() -> StepInputs:

@@ -16,6 +16,7 @@ from ..grammar.masks import PendingMasks
 from ..sampling.kinds import SamplingKind, kind_of
 from ..sampling.sampler import Sampler
 from ..scheduling.moves import Moves
+from ..scheduling.proposals import CheckCosts
 from ..step import Int64, StepInputs, StepResult, embeddings_of, resolve
 from .native_decoder import NativeDecoder
 from .step_runner import StepRunner, trash_decodes, trash_prefill
@@ -42,6 +43,7 @@ class NativeRunner(StepRunner):
     """Owns the decoder, and so the pages."""
 
     is_batch_invariant = True  # each row of a matrix product is summed in a fixed order
+    check_costs: CheckCosts | None = CheckCosts()
 
     def __init__(self, decoder: NativeDecoder, sampler: Sampler, **sizes: int) -> None:
         """``sizes`` are those of ``StepRunner``."""

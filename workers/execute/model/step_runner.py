@@ -13,7 +13,7 @@ import torch
 from ....protocol.sampling import MAX_LOGPROBS, SamplingParams
 from ..grammar.masks import MaskMaker
 from ..scheduling.moves import Moves
-from ..scheduling.proposals import Proposer
+from ..scheduling.proposals import CheckCosts, Proposer
 from ..scheduling.sequence import Sequence
 from ..scheduling.states import NO_ROW, Segment
 from ..step import Int64, ScoreSpan, StepCut, StepInputs, StepResult
@@ -31,6 +31,7 @@ class StepRunner(ABC):
     overlaps = False
     hides_planning = True
     proposer: Proposer | None = None
+    check_costs: CheckCosts | None = None
 
     def __init__(
         self,
@@ -108,6 +109,13 @@ def trash_prefill(num_tokens: int, *, max_len: int | None = None) -> StepInputs:
 
 def trash_decodes(num_rows: int) -> StepInputs:
     return _trash_step(num_sequences=num_rows, tokens_each=1)
+
+
+def trash_checks(num_sequences: int, num_tokens: int) -> StepInputs:
+    """Sequences with proposals, of ``num_tokens`` each, all of which are sampled."""
+    inputs = _trash_step(num_sequences=num_sequences, tokens_each=num_tokens)
+    total = num_sequences * num_tokens
+    return replace(inputs, sample_rows=np.arange(total, dtype=np.int32), sampled=[inputs.sampled[0]] * total)
 
 
 def trash_scores(num_tokens: int) -> StepInputs:

@@ -15,6 +15,7 @@ import torch
 
 from ..kernels.support import has_compiled_kernels
 from ..scheduling.sequence import Sequence
+from ..step import Int32
 from .draw import LEAST_TEMPERATURE, block_sums, in_order, invert, invert_whole, top_k_of
 from .kinds import SamplingKind
 from .rng import uniforms
@@ -30,8 +31,10 @@ class Sampled(NamedTuple):
     greatest: torch.Tensor  # float32 [R]
 
 
-def columns(sequences: Rows[Sequence], vocab_size: int) -> npt.NDArray[np.float64]:
+def columns(sequences: Rows[Sequence], lengths: Int32, *, vocab_size: int) -> npt.NDArray[np.float64]:
     """Temperature, top-k, top-p, min-p and the random number of each row, float64 [5, R].
+
+    ``lengths`` [R] are the tokens before the sampled ones: of a sequence with proposals, each row has its own.
 
     A greedy row has temperature 0; a disabled top-k is the size of the vocabulary.
     """
@@ -41,7 +44,7 @@ def columns(sequences: Rows[Sequence], vocab_size: int) -> npt.NDArray[np.float6
     table[1] = [top_k_of(p, vocab_size) for p in params]
     table[2] = [p.top_p for p in params]
     table[3] = [p.min_p for p in params]
-    table[4] = uniforms([s.seed for s in sequences], [s.num_tokens for s in sequences])
+    table[4] = uniforms([s.seed for s in sequences], lengths)
     return table
 
 

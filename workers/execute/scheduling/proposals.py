@@ -2,8 +2,8 @@
 
 Tokens are proposed and checked in one step, as a chunk in which every row is sampled. Each row is sampled with the
 random number of its own position, so the accepted tokens are those that would have been sampled anyway: proposals
-change when a token comes, never which. This requires that a runner's result for a token does not depend on what else is
-computed with it.
+change when a token comes, never which. This holds to the bit where a runner's result for a token does not depend on
+what else is computed with it.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding". Unlike there, a proposal has
 no probability to correct for.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,16 @@ TOKEN_COST = 0.04  # of one of these, as a share of the step (0.01 to 0.05 for t
 NEWS = 0.2  # weight of the latest proposal against all those before
 RECOVERY = 1.02  # factor on the chance, for each step in which it was too small to propose anything
 SURE = 0.99  # the greatest chance
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCosts:
+    """What it takes a runner to check proposals, as shares of a step without any."""
+
+    token: float = TOKEN_COST  # of one more token in the step; above 0
+    step: float = 0.0  # of having any: the step has another form, or cannot be planned ahead
+    max_tokens: int = MAX_CHECKED_TOKENS  # per step, proposals and the tokens they follow
+    beside_prompts: bool = True  # whether steps with prompts may have any
 
 
 class Proposer:
@@ -54,15 +65,24 @@ class Proposals:
     """Adds proposals to decodes in steps of few tokens, as long as they are likely enough to be worth their cost.
 
     A step of n sequences yields n tokens. One more is worth checking if its chance of being right exceeds n times its
-    cost, and it can be right only if those before it are. The chance is learned for each sequence as it runs. What the
-    proposer takes to find one more for every sequence is shared by all of them.
+    cost, and it can be right only if those before it are. All of a step together must be worth n times what it costs
+    that the step has any. The chance is learned for each sequence as it runs. What the proposer takes to find one more
+    for every sequence is shared by all of them.
     """
 
     def __init__(
-        self, max_tokens: int, *, cache: PageCache, rows: Rows, max_model_len: int, proposer: Proposer
+        self,
+        max_tokens: int,
+        *,
+        cache: PageCache,
+        rows: Rows,
+        max_model_len: int,
+        proposer: Proposer,
+        costs: CheckCosts,
     ) -> None:
         """``max_tokens`` per sequence and step; 0: no proposals."""
         self._max_tokens = max_tokens
+        self._costs = costs
         self._cache, self._rows = cache, rows
         self._max_model_len = max_model_len
         self._proposer = proposer
@@ -73,22 +93,22 @@ class Proposals:
     def num_due(self) -> int:
         """The most proposals of the next step for sequences in rows; it needs to know all tokens before them."""
         num_rows = len(self._rows)
-        if not self._max_tokens or num_rows >= MAX_CHECKED_TOKENS:
+        if not self._max_tokens or num_rows >= self._costs.max_tokens:
             return 0
-        num_worth = sum(self._worth(sequence, num_rows) for sequence in self._rows.seated if _is_guessable(sequence))
-        return min(num_worth, MAX_CHECKED_TOKENS - num_rows)
+        num_worth = sum(self._worths(list(filter(_is_guessable, self._rows.seated)), num_rows))
+        return min(num_worth, self._costs.max_tokens - num_rows)
 
     def add(self, draft: Draft, running: Mapping[Key, Sequence], *, are_tokens_known: bool) -> None:
         """Add proposals to the decodes of an otherwise complete step, as far as budgets and pages allow."""
         num_decodes = len(draft.decodes)
-        num_left = min(MAX_CHECKED_TOKENS - num_decodes, draft.num_tokens_left, draft.num_reads_left)
-        if not self._max_tokens or num_left <= 0:
+        num_left = min(self._costs.max_tokens - num_decodes, draft.num_tokens_left, draft.num_reads_left)
+        if not self._max_tokens or num_left <= 0 or (draft.prefills and not self._costs.beside_prompts):
             return
         sequences = [s for key, chunk in draft.decodes.items() if chunk.samples and _is_guessable(s := running[key])]
+        worths = self._worths(sequences, num_decodes)
         if are_tokens_known:
-            self._proposer.begin(self._shares(sequences, num_decodes, int(num_left)))
-        for num_others, sequence in zip(reversed(range(len(sequences))), sequences, strict=True):
-            worth = self._worth(sequence, num_decodes)
+            self._proposer.begin(self._shares(sequences, worths, int(num_left)))
+        for num_others, sequence, worth in zip(reversed(range(len(sequences))), sequences, worths, strict=True):
             if not worth:
                 sequence.chance = min(RECOVERY * sequence.chance, SURE)
             elif are_tokens_known:
@@ -120,19 +140,28 @@ class Proposals:
             self._rows.drop_pages(sequence, num_pages)
             self._cache.shrink(sequence, num_pages)
 
-    def _shares(self, sequences: list[Sequence], num_decodes: int, num_left: int) -> list[tuple[Sequence, int]]:
+    def _shares(self, sequences: list[Sequence], worths: list[int], num_left: int) -> list[tuple[Sequence, int]]:
         """How many tokens to propose for each sequence if all got their maximum."""
-        wanted = [(s, min(self._worth(s, num_decodes), self._room(s))) for s in sequences]
+        wanted = [(s, min(worth, self._room(s))) for s, worth in zip(sequences, worths, strict=True)]
         wanted = [(sequence, num_tokens) for sequence, num_tokens in wanted if num_tokens > 0]
         share = -(-num_left // max(1, len(wanted)))
         return [(sequence, min(num_tokens, share)) for sequence, num_tokens in wanted]
 
-    def _worth(self, sequence: Sequence, num_decodes: int) -> int:
-        """How many proposals are worth their cost: the n-th is right with the chance of one to the power of n."""
-        least = TOKEN_COST * num_decodes + self._proposer.cost
-        if sequence.chance < least:
-            return 0
-        return min(int(math.log(least) / math.log(sequence.chance)), self._max_tokens)
+    def _worths(self, sequences: list[Sequence], num_decodes: int) -> list[int]:
+        """How many proposals for each sequence are worth their cost in a step of ``num_decodes``."""
+        least = self._costs.token * num_decodes + self._proposer.cost
+        worths = [self._worth(sequence.chance, least) for sequence in sequences]
+        gain = sum(
+            sum(sequence.chance**n for n in range(1, worth + 1)) - least * worth
+            for sequence, worth in zip(sequences, worths, strict=True)
+        )
+        return worths if gain > self._costs.step * num_decodes else [0] * len(worths)
+
+    def _worth(self, chance: float, least: float) -> int:
+        """How many proposals of one sequence have a chance of at least this: the n-th is right with the chance of one
+        to the power of n.
+        """
+        return 0 if chance < least else min(int(math.log(least) / math.log(chance)), self._max_tokens)
 
     def _room(self, sequence: Sequence) -> int:
         """How many tokens may follow the last one if one more is to follow them."""

@@ -25,7 +25,7 @@ from .policy import Phase, Skips, make_policy
 from .prefix import Match
 from .progress import Progress
 from .prompt_lookup import PromptLookup
-from .proposals import Proposals, Proposer
+from .proposals import CheckCosts, Proposals, Proposer
 from .queues import may_overtake
 from .roster import Roster
 from .rows import Rows
@@ -54,9 +54,9 @@ class Scheduler:
         replays: bool = False,  # after a preemption or a crash, output is decoded again instead of prefilled
         make_search: MakeSearch = make_search,
         proposer: Proposer | None = None,  # None: prompt lookup
+        check_costs: CheckCosts | None = None,  # of proposals; None: those of the compiled kernels of a CPU
     ) -> None:
-        self.config = config
-        self.replays = replays
+        self.config, self.replays = config, replays
         self.max_model_len = max_model_len
         self.policy = make_policy(config)
         states = None if num_snapshots is None else StatePool(config.max_live, num_snapshots * prefix_cache, page_size)
@@ -75,11 +75,11 @@ class Scheduler:
             rows=self.rows,
             max_model_len=max_model_len,
             proposer=proposer or PromptLookup(),
+            costs=check_costs or CheckCosts(),
         )
         self._deadlines = Deadlines()
         self._expired: list[tuple[Key, str]] = []  # not reported yet
-        self._step = 0
-        self.completed_step = 0
+        self._step = self.completed_step = 0
         self.ahead = LookAhead(self.cache.states)
         self._skips = Skips()
         self._schedule = {

@@ -20,6 +20,7 @@ from tests.workers.execute.attention.test_paged_attention import (
     make_scene,
     replace_dtype,
 )
+from tests.workers.execute.factories import make_sequence
 from triptych.workers.execute.attention.device_step import upload
 from triptych.workers.execute.attention.interface import AttentionForm, LayerCache
 from triptych.workers.execute.attention.reference import ReferenceAttention
@@ -215,6 +216,17 @@ def test_decodes_of_the_chunk_kernel_take_a_tile_of_few_rows(
     for step in ("decodes of one length", "mixed"):
         run(make_scene(STEPS[step], dtype=torch.float16), AttentionForm(scale=0.3), is_invariant=is_invariant)
     assert [tile for tile, _ in calls] == [tiles[has_few] for has_few in expected]
+
+
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_sequences_with_proposals_take_a_tile_of_few_rows(is_invariant: bool, calls: list[Call]) -> None:
+    """Even beside decodes. A prompt of as few tokens does not: nothing would have compiled its kernel before."""
+    scene = make_scene([(9, 1), (20, 5), (3, 2)], dtype=torch.float16)
+    form = AttentionForm(scale=0.3)
+    run(scene, form, is_invariant=is_invariant)
+    scene.inputs = replace(scene.inputs, sampled=[make_sequence()] * 8)
+    check(scene, form, is_invariant=is_invariant)
+    assert [tile for tile, _ in calls] == [chunk_tile(16, torch.float16, has_few_rows=few) for few in (False, True)]
 
 
 @pytest.mark.parametrize("form", [FORMS["plain"], {**FORMS["all"], "sliding_window": 200}], ids=["plain", "all"])

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests import tiny
-from tests.workers.execute.factories import make_scheduler, run
+from tests.workers.execute.factories import Propose, make_scheduler, run
 from tests.workers.execute.kernels.levels import FASTEST, WHOLE_LEVELS, load_cached
 from tests.workers.execute.model.native_families import FAMILIES
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -197,20 +197,33 @@ def pack(checkpoint: Path, level: str, format_: Format, config: PretrainedConfig
     )
 
 
+def some_of(outputs: list[list[int]]) -> Propose:
+    """Proposes the expected tokens, except for every fourth."""
+
+    def propose(sequence: Sequence, max_tokens: int) -> list[int]:
+        count = sequence.num_output_tokens
+        known = outputs[sequence.key[0]][count : count + max_tokens]
+        return [(token + (place % 4 == 0)) % tiny.VOCAB_SIZE for place, token in enumerate(known, count)]
+
+    return propose
+
+
 class NativeEngine:
     """Sequences in the engine on the compiled decoder; ``greedy`` gives the tokens of transformers."""
 
     def __init__(
         self, checkpoint: Path, run_dir: Path, *, num_pages: int | None = NUM_PAGES, kv_dtype: str = "auto",
         host_pages: int = 0, draft: Path | None = None, max_num_seqs: int = 8, prefill_chunk: int = 64,
-        **model_options: Any,
+        num_speculative_tokens: int | None = None, **model_options: Any,
     ) -> None:  # fmt: skip
         options = {"backend": "native", "device": "cpu", **model_options}
         self.checkpoint = checkpoint
         self.runner, self.card = build_runner(
             ModelConfig(model=str(checkpoint), **options),
             CacheConfig(num_pages=num_pages, page_size=PAGE_SIZE, kv_dtype=kv_dtype, host_pages=host_pages),
-            SchedulerConfig(max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk),
+            SchedulerConfig(
+                max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk, num_speculative_tokens=num_speculative_tokens
+            ),
             model_dir=checkpoint,
             draft_folder=draft,
             run_dir=run_dir,
@@ -231,7 +244,7 @@ class NativeEngine:
             page_size=PAGE_SIZE,
             max_model_len=min(self.card.max_model_len, num_pages * PAGE_SIZE),
             proposer=self.runner.proposer,
-            **{"num_snapshots": self.card.num_snapshots, **options},
+            **{"num_snapshots": self.card.num_snapshots, "check_costs": self.runner.check_costs, **options},
         )
         outputs = run(Engine(scheduler, self.runner))
         return [outputs[sequence.key] for sequence in sequences]

@@ -98,6 +98,32 @@ def test_model_that_cannot_be_captured_is_served_without_graphs(caplog: pytest.L
     assert runner.num_graph_steps == 0
 
 
+def partly(sequence: Sequence, max_tokens: int) -> list[int]:
+    """What ``NextToken`` says, but every third token is wrong."""
+    last, count = int(sequence.tokens[sequence.num_tokens - 1]), sequence.num_tokens
+    return [(last + i + ((count + i) % 3 == 0)) % 97 for i in range(1, max_tokens + 1)]
+
+
+@pytest.mark.parametrize("capture", [None, lambda run: run], ids=["no graphs", "graphs"])
+def test_steps_with_proposals_are_graphs_and_change_no_answer(capture: Any) -> None:
+    """Of one stream, of several, and beside sequences that are not guessed."""
+    runner = make_runner(NextToken(), capture, max_proposals=5, prefill_tokens=12)
+    runner.capture_graphs(lambda done, total: None)
+    for count in (1, 3, 4):
+        sequences = make_sequences(count, max_tokens=30)
+        sequences[-1].chance *= count < 4
+        scheduler = make_scheduler(
+            *sequences, propose=partly, num_speculative_tokens=5, page_size=16, check_costs=runner.check_costs
+        )
+        num_steps, num_graph_steps = runner.num_steps, runner.num_graph_steps
+        engine = Engine(scheduler, runner, depth=1)
+        assert run(engine) == {s.key: expected(s) for s in sequences}
+        assert scheduler.proposals.num_accepted > 10
+        taken = runner.num_steps - num_steps
+        assert taken < 30 or count == 4
+        assert runner.num_graph_steps - num_graph_steps == (taken if capture else 0)
+
+
 def test_row_with_nan_logits_fails_alone() -> None:
     class Nan(NextToken):
         def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:

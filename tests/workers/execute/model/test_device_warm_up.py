@@ -12,6 +12,7 @@ from tests.workers.execute.model.next_token import NextToken, make_runner
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.model import overhead
+from triptych.workers.execute.model.buckets import StepSize
 from triptych.workers.execute.model.device_runner import DeviceRunner
 from triptych.workers.execute.model.graphs import GraphCapture, GraphKey, Replay
 from triptych.workers.execute.model.pool import PoolSize
@@ -114,6 +115,37 @@ def test_largest_graph_of_each_kind_is_measured(is_adapted: bool) -> None:
 
 
 @pytest.mark.parametrize("is_adapted", [False, True])
+def test_all_graphs_of_proposals_are_there_even_after_a_restart(is_adapted: bool) -> None:
+    """And the decode that they are compared with: there are few, and their costs decide on proposals."""
+    runner = make_runner(NextToken(), capture=lambda run: run, is_adapted=is_adapted, max_proposals=5)
+    num_more = runner.capture_largest()
+    assert runner._graphs is not None
+    sizes = [key.size for key in runner._graphs._replays if not key.is_adapted]
+    assert {(size.num_chunk_tokens, size.num_checked) for size in sizes if size.num_checked} == {
+        (6, 1), (16, 8), (32, 16),
+    }  # fmt: skip
+    assert StepSize(1) in sizes
+    assert num_more == 8 << is_adapted
+    count = runner._graphs.num_graphs
+    runner.capture_graphs(lambda done, total: None)
+    assert runner._graphs.num_graphs == count + (2 << is_adapted)  # of two rows, and of a prompt alone
+
+
+def test_steps_with_proposals_are_warmed_up() -> None:
+    """As others, with short and with long tables: their attention has a kernel of its own."""
+
+    class Notes(NextToken):
+        def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+            if step.checks_proposals:
+                noted.add((len(token_ids), len(step.context_lens), step.block_tables.shape[1]))
+            return super().__call__(step, token_ids)
+
+    noted: set[tuple[int, ...]] = set()
+    make_runner(Notes(), max_proposals=5).warm_up()
+    assert noted == {(6, 1, 6), (6, 1, 16), (24, 4, 6), (24, 4, 16)}
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
 def test_largest_steps_with_adapters_are_measured_if_there_are_adapters(is_adapted: bool) -> None:
     class Notes(NextToken):
         def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
@@ -145,7 +177,8 @@ def test_largest_graph_of_each_kind_is_captured_before_all_others() -> None:
     runner._graphs._make_run = note
     runner.capture_graphs(lambda done, total: None)
     assert {key.kind for key in captured[2:6]} == set(SamplingKind) - {SamplingKind.HOST}
-    assert [tuple(key.size) for key in captured] == [(4, 8), (0, 8), *[(4, 0)] * 4, (2, 0), (1, 0)]
+    sizes = [(key.num_rows, key.num_chunk_tokens) for key in captured]
+    assert sizes == [(4, 8), (0, 8), *[(4, 0)] * 4, (2, 0), (1, 0)]
 
 
 def test_idle_runner_records_the_graphs_that_a_restart_left_out() -> None:
@@ -162,7 +195,7 @@ def test_idle_runner_records_the_graphs_that_a_restart_left_out() -> None:
             assert not step.slot_mapping.any()
             run()
 
-        found.append(tuple(key.size))
+        found.append((key.num_rows, key.num_chunk_tokens))
         return run_on_the_trash_page
 
     runner._graphs._make_run = note
@@ -219,9 +252,9 @@ def test_rows_that_are_cut_and_want_logprobs_are_warmed_up(monkeypatch: pytest.M
     noted: set[tuple[SamplingKind, bool]] = set()
     choose = DeviceRunner._choose
 
-    def note(runner: DeviceRunner, logits: torch.Tensor, sequences: list[Sequence], kind: SamplingKind) -> None:
-        noted.add((kind, bool(wanted_logprobs(sequences))))
-        choose(runner, logits, sequences, kind)
+    def note(runner: DeviceRunner, logits: torch.Tensor, sequences: list[Sequence], *rest: Any) -> None:
+        noted.add((rest[-1], bool(wanted_logprobs(sequences))))
+        choose(runner, logits, sequences, *rest)
 
     monkeypatch.setattr(DeviceRunner, "_choose", note)
     make_runner(NextToken(), capture=lambda run: run).warm_up()

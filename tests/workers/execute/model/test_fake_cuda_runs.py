@@ -13,13 +13,14 @@ import torch
 
 from tests.conftest import HAS_GPU
 from tests.tiny import needs_states
-from tests.workers.execute.factories import make_beams, make_scheduler, make_sequence
+from tests.workers.execute.factories import Propose, make_beams, make_scheduler, make_sequence, tokens_of
 from tests.workers.execute.grammar.only import Only
 from tests.workers.execute.model.native import (
     NUM_PAGES,
     NativeEngine,
     make_checkpoint,
     make_request,
+    some_of,
 )
 from tests.workers.execute.model.next_token import NextToken
 from tests.workers.execute.model.short_self_test import shorten_self_test
@@ -34,6 +35,7 @@ from triptych.workers.execute.model.graphs import CudaGraphCapture
 from triptych.workers.execute.model.moves import PageMover
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.moves import Moves
+from triptych.workers.execute.scheduling.proposals import CheckCosts
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 pytest.importorskip("triton")
@@ -84,15 +86,26 @@ def fixture_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
         yield device
 
 
-def make_runner(device: str) -> DeviceRunner:
+def make_runner(device: str, *, max_proposals: int = 0) -> DeviceRunner:
     runner = DeviceRunner(
         [], Chain().to(device), Sampler(()), device=torch.device(device), max_sampled=8, max_pages=16,
         capture=CudaGraphCapture() if device == "cuda" else None, prefill_tokens=12, decode_rows=4,
+        max_proposals=max_proposals,
     )  # fmt: skip
     if device == "cuda":
         runner.warm_up()
         runner.capture_graphs(lambda done, total: None)
     return runner
+
+
+def propose_some(expected: dict[Any, list[int]]) -> Propose:
+    """Proposes the expected tokens, except for every fourth."""
+
+    def propose(sequence: Sequence, max_tokens: int) -> list[int]:
+        known = list(enumerate(expected[sequence.key]))[sequence.num_output_tokens :]
+        return [(token + (place % 4 == 0)) % NextToken.vocab_size for place, token in known[:max_tokens]]
+
+    return propose
 
 
 def make_mates(params: dict[str, Any], grammar: Only | None = None) -> list[Sequence]:
@@ -102,14 +115,16 @@ def make_mates(params: dict[str, Any], grammar: Only | None = None) -> list[Sequ
     return sequences
 
 
-def answers(runner: DeviceRunner, sequences: list[Sequence]) -> tuple[dict[Any, list[int]], dict[Any, Any]]:
+def answers(
+    runner: DeviceRunner, sequences: list[Sequence], **options: Any
+) -> tuple[dict[Any, list[int]], dict[Any, Any]]:
     """The tokens of each sequence, and its logprobs."""
-    engine, logprobs = Engine(make_scheduler(*sequences), runner), dict[Any, Any]()
+    engine, logprobs = Engine(make_scheduler(*sequences, **options), runner), dict[Any, Any]()
     tokens: dict[Any, list[int]] = {sequence.key: [] for sequence in sequences}
     while engine.has_work:
         outputs = engine.step()
         assert outputs is not None
-        for key, token in outputs.progress.by_key().items():
+        for key, _, token in tokens_of(outputs.progress):
             tokens[key].append(token)
         for key, found in outputs.logprobs.items():
             logprobs.setdefault(key, []).append((pytest.approx(found.chosen), found.token_ids.tolist()))
@@ -131,6 +146,23 @@ def test_every_kind_of_sampling_waits_once_per_step(
     assert not device.pageable
     assert runner.num_graph_steps == runner.num_steps - num_steps - 1  # with prompts too; of two drawn rows, not yet
     assert found == answers(make_runner("cpu"), make_mates(PARAMS[kind]))
+
+
+@pytest.mark.parametrize("kind", ["greedy", "drawn", "cut", "logprobs", "repetition penalty", "bias", "min_tokens"])
+def test_steps_with_proposals_are_graphs_that_wait_once(kind: str, device: FakeCuda) -> None:
+    """Each token is drawn with the random number of its place; sequences that get no proposals run alongside."""
+    expected = answers(make_runner("cpu"), make_mates(PARAMS[kind]))
+    runner = make_runner("cuda", max_proposals=3)
+    assert runner.check_costs is not None
+    device.forget_counts()
+    num_steps, costs = runner.num_steps, CheckCosts(max_tokens=128, beside_prompts=False)
+    options = {"propose": propose_some(expected[0]), "num_speculative_tokens": 3, "check_costs": costs}
+    sequences = make_mates(PARAMS[kind])
+    assert answers(runner, sequences, **options) == expected
+    assert max(sequence.chance for sequence in sequences) > 0.5, "no proposal was right"
+    assert device.waits == {"Event.synchronize": runner.num_steps - num_steps}
+    assert not device.pageable
+    assert runner.num_graph_steps >= runner.num_steps - num_steps - 1
 
 
 def test_grammars_wait_once_per_step(device: FakeCuda) -> None:
@@ -221,6 +253,7 @@ def test_whole_model_gives_the_tokens_of_a_cpu(way: str, tmp_path: Path, monkeyp
         engine = NativeEngine(
             checkpoint, tmp_path, **SIZES,
             **{"backend": "auto", **options, "device": "cuda", "num_pages": None if way == "fused" else NUM_PAGES},
+            num_speculative_tokens=3,
         )  # fmt: skip
         assert isinstance(engine.runner, DeviceRunner)
         engine.runner.warm_up()
@@ -228,6 +261,13 @@ def test_whole_model_gives_the_tokens_of_a_cpu(way: str, tmp_path: Path, monkeyp
         assert not any(pages[1:].any() for pages in engine.runner._mover._device), "only the trash page is written to"
         found = engine.run(*make_requests(), max_num_seqs=3)  # in the graph of four
         assert keeps_states or engine.runner.num_graph_steps > 0
+        if not keeps_states:
+            guesses: dict[str, Any] = {
+                "num_speculative_tokens": 3,
+                "propose": some_of(found),
+                "check_costs": CheckCosts(),
+            }
+            assert engine.run(*make_requests(), max_num_seqs=3, **guesses) == found
         vectors = embed_on(engine)
     on_cpu = NativeEngine(checkpoint, tmp_path)
     np.testing.assert_allclose(vectors, embed_on(on_cpu), atol=2e-5)

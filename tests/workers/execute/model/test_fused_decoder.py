@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,18 +14,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import HAS_GPU
-from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request
+from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_inputs, make_request, some_of
 from tests.workers.execute.model.short_self_test import shorten_self_test
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 pytest.importorskip("triton")
 
+from triptych.workers.execute.attention.device_step import upload
 from triptych.workers.execute.kernels.triton_fp8 import quantize_rows
 from triptych.workers.execute.kernels.triton_matmul import invariant_linear, matmul_tile
 from triptych.workers.execute.kernels.triton_one_row import one_row_linear
 from triptych.workers.execute.kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
+from triptych.workers.execute.model.buckets import StepSize
 from triptych.workers.execute.model.fp8 import FP8, Fp8Projection, defined_scaled
+from triptych.workers.execute.model.mixed_buffers import MixedBuffers
 
 # What Triton's interpreter computes with numpy where a GPU says nothing.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
@@ -107,6 +111,31 @@ def test_deterministic_tokens_do_not_depend_on_batch_mates_or_chunks(family: str
     assert engine.card.backend == "fused float32 deterministic"
     alone = [engine.run(request)[0] for request in requests()]
     assert engine.run(*requests(), prefill_chunk=7) == alone
+    assert engine.run(*requests(), num_speculative_tokens=3, propose=some_of(alone)) == alone
+
+
+@pytest.mark.usefixtures("rows_by_themselves")
+def test_deterministic_logits_of_proposals_are_those_of_decodes(tmp_path: Path) -> None:
+    """To the bit, launched by themselves or as the padded step of a graph."""
+    runner: Any = make_engine("qwen2", tmp_path, deterministic=True).runner
+    ids = [make_request(index, 12, 1).tokens for index in range(2)]
+
+    @torch.inference_mode()
+    def logits(first: tuple[int, int], second: tuple[int, int], **changes: Any) -> list[torch.Tensor]:
+        inputs = make_inputs([(ids[0], *first), (ids[1], *second)], num_pages=4)
+        inputs = dataclasses.replace(inputs, **changes)
+        steps = [upload(inputs, torch.device(DEVICE))]
+        if inputs.checks_proposals:
+            size = StepSize(0, 16, 8)
+            buffers = MixedBuffers([size], 4, device=torch.device(DEVICE))
+            buffers.fill(inputs, size)
+            steps.append(buffers.step(size))
+        return [runner._forward(step, step.token_ids)[: len(inputs.token_ids)].clone() for step in steps]
+
+    logits((0, 5), (0, 6))
+    decoded = [logits((start, 1), (6, 1), num_decodes=2)[0] for start in range(5, 9)]
+    for checked in logits((5, 4), (6, 1), sampled=[make_request(0, 1, 1)] * 5):
+        assert torch.equal(checked, torch.stack([*(rows[0] for rows in decoded), decoded[0][1]]))
 
 
 def test_fp8_gives_tokens_within_the_self_test_limit(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from tests.adapters import make_adapter
 from tests.conftest import HAS_GPU
-from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request
+from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request, some_of
 from tests.workers.execute.model.short_self_test import shorten_self_test
 from triptych.workers.execute.model.graphs import (
     CaptureFailed,
@@ -263,7 +263,7 @@ def fixture_engine(tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
         return NativeEngine(checkpoint, folder, backend="fused", device=DEVICE, cuda_graphs=False, lora_modules=modules)
 
 
-def with_graphs(engine: NativeEngine, capture: Any) -> DeviceRunner:
+def with_graphs(engine: NativeEngine, capture: Any, **options: Any) -> DeviceRunner:
     """A runner with graphs for the same decoder and pages."""
     plain = engine.runner
     assert isinstance(plain, DeviceRunner)
@@ -278,6 +278,7 @@ def with_graphs(engine: NativeEngine, capture: Any) -> DeviceRunner:
         is_adapted=True,
         prefill_tokens=16,
         decode_rows=8,
+        **options,
     )
 
 
@@ -289,7 +290,7 @@ def requests() -> list[Sequence]:
     return made
 
 
-def run(engine: NativeEngine, runner: Any, **sizes: int) -> tuple[list[list[int]], list[torch.Tensor]]:
+def run(engine: NativeEngine, runner: Any, **sizes: Any) -> tuple[list[list[int]], list[torch.Tensor]]:
     """All tokens, and all pages except the trash page. The pages are overwritten before the run."""
     before, engine.runner = engine.runner, runner
     pools = runner._mover._device
@@ -334,6 +335,35 @@ def test_steps_with_prompts_have_the_same_tokens_as_graphs(engine: NativeEngine)
     for found, expected in zip(pages, expected_pages, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert runner.num_graph_steps == 3
+
+
+def capture_checks(runner: DeviceRunner) -> None:
+    assert runner._graphs is not None
+    with torch.inference_mode():
+        runner._graphs.capture_all(runner._check_keys(), lambda done, total: None)
+
+
+def test_steps_with_proposals_have_the_same_tokens_as_graphs(engine: NativeEngine) -> None:
+    """Of all kinds of sampling, beside a request that gets no proposals, with an adapter."""
+    expected, _ = run(engine, engine.runner)
+    runner, guesses = with_graphs(engine, Rerun(), max_proposals=3), {"num_speculative_tokens": 3}
+    capture_checks(runner)
+    assert run(engine, runner, propose=some_of(expected), **guesses)[0] == expected
+    assert runner.num_graph_steps > 0
+
+
+@pytest.mark.gpu
+def test_cuda_graph_of_proposals_equals_its_step_bit_for_bit(engine: NativeEngine) -> None:
+    expected, _ = run(engine, engine.runner)
+    options: dict[str, Any] = {"propose": some_of(expected), "num_speculative_tokens": 3}
+    found = []
+    for capture in (Rerun(), CudaGraphCapture()):
+        runner = with_graphs(engine, capture, max_proposals=3)
+        capture_checks(runner)
+        found.append(run(engine, runner, **options))
+        assert runner.num_graph_steps > 0
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
 
 
 @pytest.mark.gpu

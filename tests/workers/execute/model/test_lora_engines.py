@@ -9,8 +9,7 @@ from typing import Protocol
 import pytest
 
 from tests.adapters import ALL_LINEAR, make_adapter, merge
-from tests.workers.execute.model.native import NativeEngine, adapt, make_checkpoint, make_request
-from tests.workers.execute.model.test_native_runner import some_of
+from tests.workers.execute.model.native import NativeEngine, adapt, make_checkpoint, make_request, some_of
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.scheduling.sequence import Sequence
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests import tiny
 from tests.tiny import make_tiny_model
-from tests.workers.execute.factories import Propose
 from tests.workers.execute.kernels.levels import FASTEST
 from tests.workers.execute.model.native import (
     NativeEngine,
@@ -20,6 +19,7 @@ from tests.workers.execute.model.native import (
     make_checkpoint,
     make_request,
     pack,
+    some_of,
 )
 from tests.workers.execute.model.native_families import FAMILIES
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -85,17 +85,6 @@ def test_batches_and_chunks_change_nothing(family: str, dtype: str, quantization
     for chunk in (1, 7, 512):
         assert engine.run(*requests(), prefill_chunk=chunk) == alone
     assert engine.run(*requests(), num_speculative_tokens=15, propose=some_of(alone)) == alone
-
-
-def some_of(outputs: list[list[int]]) -> Propose:
-    """Proposes the expected tokens, except for every fourth."""
-
-    def propose(sequence: Sequence, max_tokens: int) -> list[int]:
-        count = sequence.num_output_tokens
-        known = outputs[sequence.key[0]][count : count + max_tokens]
-        return [(token + (place % 4 == 0)) % tiny.VOCAB_SIZE for place, token in enumerate(known, count)]
-
-    return propose
 
 
 def test_sampled_rows_use_the_sampler(engines: Engines) -> None:

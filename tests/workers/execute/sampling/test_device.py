@@ -19,6 +19,7 @@ from triptych.workers.execute.sampling.device import columns, sample
 from triptych.workers.execute.sampling.draw import in_order
 from triptych.workers.execute.sampling.kinds import SamplingKind, kind_of
 from triptych.workers.execute.sampling.sampler import Sampler
+from triptych.workers.execute.scheduling.sequence import Sequence
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 VOCAB_SIZE = 1000
@@ -37,6 +38,11 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+def table_of(rows: list[Sequence], vocab_size: int) -> torch.Tensor:
+    lengths = np.array([row.num_tokens for row in rows], np.int32)
+    return torch.from_numpy(columns(rows, lengths, vocab_size=vocab_size)).to(DEVICE)
+
+
 @pytest.mark.parametrize("kind", ["greedy", "drawn", "cut"])
 def test_device_samples_the_same_tokens_as_the_host(kind: str) -> None:
     for seed in range(20):
@@ -45,7 +51,7 @@ def test_device_samples_the_same_tokens_as_the_host(kind: str) -> None:
         logits = 4 * torch.randn(len(rows), VOCAB_SIZE).to(DEVICE)
         logits[:, 100:110] = logits[:, 90:91]  # ties
         assert kind_of(rows).name.lower() == kind
-        table = torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
+        table = table_of(rows, VOCAB_SIZE)
         chosen = sample(logits.clone(), table, kind_of(rows)).token_ids
         assert chosen.tolist() == Sampler(()).sample(logits, rows).token_ids.tolist()
 
@@ -66,7 +72,7 @@ def test_ties_of_a_fully_sorted_row_are_in_order_of_their_ids() -> None:
 def test_rows_sorted_in_parts_give_the_same_tokens(num_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [make_row([1, 2, 3], seed=i, **params) for i, params in enumerate(ROWS["cut"])]
     logits = 4 * torch.randn(len(rows), VOCAB_SIZE).to(DEVICE)
-    table = torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
+    table = table_of(rows, VOCAB_SIZE)
     monkeypatch.setattr("triptych.workers.execute.sampling.device.has_compiled_kernels", lambda _device: False)
     expected = sample(logits, table, SamplingKind.CUT).token_ids
     monkeypatch.setattr("triptych.workers.execute.sampling.device._PART", num_logits)
@@ -82,7 +88,7 @@ def test_full_vocabulary_of_a_model_gives_the_same_tokens_in_a_graph_too(kind: s
     vocab_size, num_rows = 151_936, 40
     rows = [make_row([1, 2, 3], seed=i, **params) for i, params in zip(range(num_rows), cycle(ROWS[kind]))]
     logits = 4 * torch.randn(num_rows, vocab_size, device=DEVICE)
-    table = torch.from_numpy(columns(rows, vocab_size)).to(DEVICE)
+    table = table_of(rows, vocab_size)
     expected = Sampler(()).sample(logits.clone(), rows).token_ids.tolist()
     found = torch.zeros(num_rows, dtype=torch.int64, device=DEVICE)
 
@@ -138,7 +144,7 @@ def test_whole_row_is_sorted_once() -> None:
 
 def test_row_does_not_depend_on_the_sampling_of_its_batch() -> None:
     rows = [make_row([1, 2], seed=i, temperature=1.0) for i in range(50)]
-    logits, table = torch.randn(50, VOCAB_SIZE).to(DEVICE), torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
+    logits, table = torch.randn(50, VOCAB_SIZE).to(DEVICE), table_of(rows, VOCAB_SIZE)
     drawn, cut = (sample(logits, table, kind).token_ids for kind in (SamplingKind.DRAWN, SamplingKind.CUT))
     assert torch.equal(drawn, cut)
 
@@ -146,7 +152,7 @@ def test_row_does_not_depend_on_the_sampling_of_its_batch() -> None:
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT])
 def test_nan_row_is_reported_and_spoils_no_other(kind: SamplingKind) -> None:
     rows = [make_row([1, 2], seed=i, temperature=1.0, top_k=9) for i in range(3)]
-    logits, table = torch.randn(3, VOCAB_SIZE).to(DEVICE), torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
+    logits, table = torch.randn(3, VOCAB_SIZE).to(DEVICE), table_of(rows, VOCAB_SIZE)
     expected = sample(logits.clone(), table, kind).token_ids
     logits[1, 5] = torch.nan
     sampled = sample(logits, table, kind)

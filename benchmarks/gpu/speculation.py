@@ -1,0 +1,115 @@
+"""Proposals: the tokens with and without them, and the time of a step that checks some beside one that does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.models import warm
+from benchmarks.gpu.runs import Lengths, Loaded, Run, load, run
+from benchmarks.gpu.setting import Notes, Setting
+from benchmarks.gpu.step_times import Step, step_inputs, times
+from triptych.workers.execute.model.graphs import GraphKey
+from triptych.workers.execute.sampling.kinds import SamplingKind
+from triptych.workers.execute.scheduling.proposals import Proposer
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
+from triptych.workers.execute.step import StepInputs
+
+NUM_PROPOSED = 5
+SAMPLED = {"one": {}, "several": {"temperature": 0.8, "top_p": 0.95}}
+
+
+class Known(Proposer):
+    """Proposes what came in an earlier run, except for every eighth token."""
+
+    def __init__(self, done: Run) -> None:
+        self._outputs: dict[Key, list[int]] = {s.key: s.output_tokens.tolist() for s in done.sequences}
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> list[int]:
+        count = sequence.num_output_tokens
+        known = self._outputs[sequence.key][count : count + max_tokens]
+        return [token ^ (place % 8 == 7) for place, token in enumerate(known, count)]
+
+
+def speculation(setting: Setting, note: Notes) -> None:
+    """Qwen3-0.6B with ``--deterministic``: proposals change no token; one stream, and sixteen."""
+    loaded = load(setting, "qwen3-0.6b", num_speculative_tokens=NUM_PROPOSED, deterministic=True)
+    note("check_costs", costs_of(loaded))
+    note("replay_equals_launches", replay_equals_launches(setting, loaded))
+    warm(setting, loaded)
+    lengths = [(setting.size(100 + 37 * i, 3 + 2 * i), setting.size(128, 6)) for i in range(setting.size(16, 2))]
+    found = {name: with_and_without(setting, loaded, each, name) for name, each in streams(lengths).items()}
+    note("equal_without", all(each["is_equal"] for each in found.values()))
+    for name, num_seqs in (("one", 1), ("several", len(lengths))):
+        note(name, found[name] | check_times(setting, loaded, num_seqs))
+
+
+def speculation_large(setting: Setting, note: Notes) -> None:
+    """Qwen3-8B without it, where proposals may change a token: how much faster streams get."""
+    loaded = load(setting, "qwen3-8b", num_speculative_tokens=NUM_PROPOSED)
+    note("check_costs", costs_of(loaded))
+    warm(setting, loaded)
+    lengths = [(setting.size(256, 3), setting.size(256, 6))] * setting.size(16, 2)
+    for name, each in streams(lengths).items():
+        note(name, with_and_without(setting, loaded, each, name) | check_times(setting, loaded, len(each)))
+
+
+def streams(lengths: list[Lengths]) -> dict[str, list[Lengths]]:
+    return {"one": lengths[-1:], "several": lengths}
+
+
+def costs_of(loaded: Loaded) -> dict[str, Any]:
+    assert loaded.runner.check_costs is not None, "it was loaded to check proposals"
+    return dataclasses.asdict(loaded.runner.check_costs)
+
+
+def with_and_without(setting: Setting, loaded: Loaded, lengths: list[Lengths], name: str) -> dict[str, Any]:
+    sampling: dict[str, Any] = SAMPLED[name]
+    plain = run(setting, loaded, lengths, sampling=sampling, num_speculative_tokens=0)
+    done = run(setting, loaded, lengths, sampling=sampling, proposer=Known(plain))
+    tokens = [[s.output_tokens.tolist() for s in each.sequences] for each in (plain, done)]
+    return {
+        "is_equal": tokens[0] == tokens[1],
+        "speedup": round(plain.elapsed_s / done.elapsed_s, 3),
+        "steps": [len(each.plans) for each in (plain, done)],
+        "graph_share": round(done.num_graph_steps / len(done.plans), 4),
+    }
+
+
+def checks(setting: Setting, loaded: Loaded, num_seqs: int) -> StepInputs:
+    """A step in which each of these sequences has ``NUM_PROPOSED`` proposals, after 1023 tokens."""
+    inputs = step_inputs(loaded, Step(num_seqs, setting.size(1023, 9), 1 + NUM_PROPOSED))
+    total = len(inputs.token_ids)
+    return dataclasses.replace(
+        inputs, sample_rows=np.arange(total, dtype=np.int32), sampled=[inputs.sampled[0]] * total
+    )
+
+
+def check_times(setting: Setting, loaded: Loaded, num_seqs: int) -> dict[str, Any]:
+    """Both steps are serial. Without graphs, the host's launches would take most of the time."""
+    decode = times(setting, loaded, step_inputs(loaded, Step(num_seqs, setting.size(1023, 9), 1)))
+    check = times(setting, loaded, checks(setting, loaded, num_seqs))
+    return {"decode": decode, "check": check, "of_decode": round(check["step_ms"] / decode["step_ms"], 3)}
+
+
+@torch.inference_mode()
+def replay_equals_launches(setting: Setting, loaded: Loaded) -> bool | None:
+    """Whether the graph of a step computes the same bits as the same padded step, launched kernel by kernel; None
+    without graphs.
+    """
+    runner: Any = loaded.runner
+    if runner._graphs is None:
+        return None
+    inputs = checks(setting, loaded, setting.size(16, 2))
+    size = runner._router.size(inputs)
+    key, num_rows = GraphKey.of(size, SamplingKind.HOST, is_adapted=False), len(inputs.sampled)
+    runner._mixed_buffers.fill(inputs, size)
+    found = []
+    for compute in (lambda: runner._graphs.run(key), runner._graphs._make_run(key)):
+        runner._logits.zero_()
+        compute()
+        found.append(runner._logits[:num_rows].clone())
+    return torch.equal(*found)
