@@ -198,6 +198,21 @@ def test_step_has_proposals_if_all_together_gain_more_than_it_costs(step: float,
     assert (taken == 1 + 6) == (step < 1)
 
 
+@pytest.mark.parametrize(("sequence", "num_proposed"), [(0.0, 2), (0.1, 2), (0.3, 1), (0.5, 0)])
+def test_sequence_has_proposals_if_they_gain_more_than_it_takes_to_find_them(
+    sequence: float, num_proposed: int
+) -> None:
+    """In a step of two, one has a gain of 0.9 and the other of 0.3."""
+    sequences = make_sequences(2, num_tokens=1, max_tokens=12)
+    sequences[1].chance = 0.25
+    options: dict[str, Any] = {"propose": truth, "num_speculative_tokens": 4, "page_size": 64}
+    engine = make_engine(*sequences, check_costs=CheckCosts(token=0.001, sequence=sequence), **options)
+    engine.step()
+    step = engine.step()
+    assert step is not None
+    assert step.plan.num_checked == num_proposed
+
+
 def test_proposals_of_one_among_many_are_not_worth_a_step_that_costs_more() -> None:
     costs = CheckCosts(token=0.001, step=0.4, max_tokens=128)
     for count in (1, 40):

@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.workers.execute.clients import Clients
 from tests.workers.execute.factories import make_beams, make_group, make_sequence, recover
 from triptych.protocol.config import POLICIES, PREEMPTIONS
+from triptych.workers.execute.scheduling.proposals import CheckCosts
 
+GPU_COSTS = CheckCosts(token=0.002, step=0.3, max_tokens=64, beside_prompts=False)
 SETTINGS = st.fixed_dictionaries(
     {
         "page_size": st.sampled_from([1, 2, 4]),
@@ -34,6 +36,7 @@ SETTINGS = st.fixed_dictionaries(
         "depth": st.sampled_from([0, 1]),
         "replays": st.booleans(),
         "num_speculative_tokens": st.sampled_from([0, 0, 2, 15]),
+        "check_costs": st.sampled_from([None, None, GPU_COSTS]),
         "num_snapshots": st.sampled_from([None, None, None, None, 0, 1, 3]),
     }
 )

@@ -11,7 +11,7 @@ from ....protocol.errors import ConfigError
 from ....protocol.model_card import ModelCard
 from .backends import Backends, Loaded
 from .checkpoint import find_checkpoint
-from .draft_build import load_draft, prove_draft
+from .draft_build import check_device_of_draft, load_draft, prove_draft
 from .facts import Progress, take_device
 from .give_back import trim_heap
 from .group import Group
@@ -48,6 +48,8 @@ def build_runner(
     """
     start = time.monotonic()
     device = take_device(model_config.device)
+    if draft_folder:
+        check_device_of_draft(model_config, device)
     folder = find_checkpoint(model_dir)
     adapters = load_adapters(model_config.adapters, family_of(folder))
     cache, scheduler = cache_config.for_device(device.type), scheduler_config.for_device(device.type)
@@ -123,6 +125,8 @@ def rehearse(
         ConfigError: a start with this config would fail.
     """
     adapters, device = load_adapters(config.model.adapters, family_of(folder)), take_device(config.model.device)
+    if draft_folder:
+        check_device_of_draft(config.model, device)
     cache, scheduler = config.cache.for_device(device.type), config.scheduler.for_device(device.type)
     backends = Backends(
         config.model, cache, scheduler, device, folder, _no_progress, adapters=adapters, spare_cache=spare

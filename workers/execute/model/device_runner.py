@@ -218,8 +218,8 @@ class DeviceRunner(StepRunner):
 
     def _measure_checks(self) -> None:
         if self._max_proposals and self._device.type == "cuda":
-            rows, proposals = self._decode_rows, self._max_proposals
-            self.check_costs = measure_check_costs(self, max_rows=rows, max_proposals=proposals)
+            sizes = {"max_rows": self._decode_rows, "max_proposals": self._max_proposals, "max_pages": self._max_pages}
+            self.check_costs = measure_check_costs(self, **sizes)
             if self._graphs is not None:
                 self._graphs.num_replays = 0  # those were nobody's steps
 

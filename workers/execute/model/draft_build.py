@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ....protocol.config import ModelConfig
 from ....protocol.errors import ConfigError
 from ....protocol.tokenizer_files import TOKENIZER_FILE
 from ..scheduling.proposals import MAX_CHECKED_TOKENS
@@ -17,6 +18,9 @@ from .backends import Backends, Loaded
 from .checkpoint import attributed_to_draft
 from .draft_model import MAX_STEP_TOKENS, DraftModel
 from .pool import PoolSize
+
+if TYPE_CHECKING:
+    import torch
 
 _SCRATCH = "draft-tokenizer"
 
@@ -40,6 +44,19 @@ class DraftBuild:
             page_size=page_size,
             vocab_size=vocab_size,
             known_ids=self.loaded.facts.vocab_size,
+        )
+
+
+def check_device_of_draft(config: ModelConfig, device: torch.device) -> None:
+    """
+    Raises:
+        ConfigError: a draft model is wanted, but the device is none that it can run on.
+    """
+    if device.type != "cpu":
+        raise ConfigError(
+            f"draft_model is {config.draft_model!r}, and on {device} there is none: draft models run on the compiled "
+            "kernels of a CPU; a GPU has prompt lookup, with num_speculative_tokens alone",
+            param="draft_model",
         )
 
 

@@ -36,6 +36,7 @@ class CheckCosts:
     """What it takes a runner to check proposals, as shares of a step without any."""
 
     token: float = TOKEN_COST  # of one more token in the step; above 0
+    sequence: float = 0.0  # of one more sequence that has any: they are found before the step can be launched
     step: float = 0.0  # of having any: the step has another form, or cannot be planned ahead
     max_tokens: int = MAX_CHECKED_TOKENS  # per step, proposals and the tokens they follow
     beside_prompts: bool = True  # whether steps with prompts may have any
@@ -65,9 +66,9 @@ class Proposals:
     """Adds proposals to decodes in steps of few tokens, as long as they are likely enough to be worth their cost.
 
     A step of n sequences yields n tokens. One more is worth checking if its chance of being right exceeds n times its
-    cost, and it can be right only if those before it are. All of a step together must be worth n times what it costs
-    that the step has any. The chance is learned for each sequence as it runs. What the proposer takes to find one more
-    for every sequence is shared by all of them.
+    cost, and it can be right only if those before it are. Those of a sequence, and all of a step, must also be worth n
+    times what it costs that there are any. The chance is learned for each sequence as it runs. What the proposer takes
+    to find one more for every sequence is shared by all of them.
     """
 
     def __init__(
@@ -150,12 +151,13 @@ class Proposals:
     def _worths(self, sequences: list[Sequence], num_decodes: int) -> list[int]:
         """How many proposals for each sequence are worth their cost in a step of ``num_decodes``."""
         least = self._costs.token * num_decodes + self._proposer.cost
-        worths = [self._worth(sequence.chance, least) for sequence in sequences]
-        gain = sum(
-            sum(sequence.chance**n for n in range(1, worth + 1)) - least * worth
-            for sequence, worth in zip(sequences, worths, strict=True)
-        )
-        return worths if gain > self._costs.step * num_decodes else [0] * len(worths)
+        worths, total = [], 0.0
+        for sequence in sequences:
+            worth = self._worth(sequence.chance, least)
+            gain = _expected(sequence.chance, worth) - least * worth - self._costs.sequence * num_decodes
+            worths.append(worth if gain > 0 else 0)
+            total += max(0.0, gain)
+        return worths if total > self._costs.step * num_decodes else [0] * len(worths)
 
     def _worth(self, chance: float, least: float) -> int:
         """How many proposals of one sequence have a chance of at least this: the n-th is right with the chance of one
@@ -179,6 +181,11 @@ class Proposals:
 def _is_guessable(sequence: Sequence) -> bool:
     """Whether sampling depends on the logits alone, and only the token is needed from them."""
     return not sequence.needs_its_tokens and sequence.params.logprobs is None
+
+
+def _expected(chance: float, count: int) -> float:
+    """How many of so many proposals are right, if each can be only if those before it are."""
+    return chance * (1 - chance**count) / (1 - chance)
 
 
 def _learn(sequence: Sequence, *, is_right: bool) -> None:

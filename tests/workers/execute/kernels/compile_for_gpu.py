@@ -181,7 +181,8 @@ def launches() -> list[Callable[[], object]]:
     # Without splits, the decode is the same code without the combining parts: one form of it is enough.
     kernels = [(form, kernel) for form in forms for kernel in (1, 2)]
     kernels += [({"dtype": torch.float32, "dim": dim}, kernel) for dim, kernel in ((512, 1), (256, 2))]
-    kernels += [({"page_size": 64}, 0), ({"has_few": True}, 2)]
+    checks = {"has_few": True, "page_size": 64, "splits": KeySplits(256, is_parallel=True)}  # of proposals
+    kernels += [({"page_size": 64}, 0), (checks, 2), ({"has_few": True}, 2)]
     return found + [lambda form=form, kernel=kernel: attend(kernel, **form) for form, kernel in kernels]
 
 

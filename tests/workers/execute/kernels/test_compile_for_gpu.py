@@ -75,7 +75,7 @@ def test_every_kernel_compiles_and_fits_into_a_multiprocessor(kernels: Kernels) 
     }
     every = kernels["every"]
     assert {kernel["kernel"] for kernel in every} == names
-    plain, _, _, summed, *_, few = (kernel for kernel in every if kernel["kernel"] == "_chunk")
+    plain, _, _, summed, *_, checked, few = (kernel for kernel in every if kernel["kernel"] == "_chunk")
     assert [kernel for kernel in every if kernel["stack_bytes"] and kernel is not summed] == []
     assert summed["stack_bytes"] < 256  # used between two splits, not in loops over keys
     # Pages of 16 tokens compared with pages of 64, where no tile of keys spans two.
@@ -84,7 +84,7 @@ def test_every_kernel_compiles_and_fits_into_a_multiprocessor(kernels: Kernels) 
     assert summed["lookups"] / 3 <= plain["lookups"] / 2 / 2  # in three loops, with a window, and in two
     # The same instructions for few and many rows, and for split keys, or a row's bits would depend on the rest.
     products = [f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16" for n in (128, 64)]
-    assert few["products"] == summed["products"] == plain["products"] == products
+    assert few["products"] == checked["products"] == summed["products"] == plain["products"] == products
 
 
 def test_few_and_many_rows_of_the_invariant_product_use_the_same_instruction(kernels: Kernels) -> None:

@@ -20,6 +20,7 @@ class Clocked:
         self.num_tokens: list[int] = []
 
     def launch(self, inputs: StepInputs) -> None:
+        assert inputs.block_tables.shape[1] == 2, "a graph would not hold it"
         count = len(inputs.token_ids)
         self.num_tokens.append(count)
         self.now += 0.001
@@ -32,13 +33,15 @@ class Clocked:
 def measure(monkeypatch: pytest.MonkeyPatch, *times: float, max_rows: int = 256, max_proposals: int = 3) -> Any:
     runner: Any = Clocked(*times)
     monkeypatch.setattr("time.perf_counter", lambda: runner.now)
-    return measure_check_costs(runner, max_rows=max_rows, max_proposals=max_proposals), set(runner.num_tokens)
+    costs = measure_check_costs(runner, max_rows=max_rows, max_proposals=max_proposals, max_pages=2)
+    return costs, set(runner.num_tokens)
 
 
 def test_cost_of_a_step_includes_its_launch_and_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     costs, sizes = measure(monkeypatch, 0.0006, 0.0)
     assert sizes == {1, 4, 128}
     assert costs.step == pytest.approx((1 + 0.6 + 0.2) / 4)
+    assert costs.sequence == pytest.approx(0.03 / 4)
     assert (costs.token, costs.max_tokens, costs.beside_prompts) == (0.001, 128, False)
 
 

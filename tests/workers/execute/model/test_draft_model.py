@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests import tiny
 from tests.workers.execute.factories import make_scheduler
 from tests.workers.execute.model.native import NUM_PAGES, PAGE_SIZE, NativeEngine, make_checkpoint, make_request
+from triptych.protocol.config import ModelConfig, PipelineConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.engine import Engine
-from triptych.workers.execute.model import draft_model, prefault
+from triptych.workers.execute.model import build, draft_model, prefault
 from triptych.workers.execute.model.draft_build import _scratch
 from triptych.workers.execute.model.draft_model import DraftModel
 from triptych.workers.execute.scheduling.scheduler import Scheduler
@@ -270,6 +272,26 @@ def test_draft_model_that_only_transformers_can_run_is_refused(tmp_path: Path) -
     draft = tiny.make_tiny_model("bitnet", tmp_path / "draft", **tiny.LLAMA_LIKE)
     with pytest.raises(ConfigError, match=r"^the draft model: .*cannot run on the native kernels"):
         NativeEngine(checkpoint, tmp_path, draft=draft)
+
+
+def test_draft_model_on_a_gpu_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a start, and by the trial before a restart."""
+    monkeypatch.setattr(build, "take_device", lambda _: torch.device("cuda", 1))
+    monkeypatch.setattr(build, "load_adapters", lambda *_: ())
+    monkeypatch.setattr(build, "family_of", lambda _: "")
+    config = PipelineConfig(model=ModelConfig(model=str(tmp_path), draft_model="/small"))
+    parts: Any = (config.model, config.cache, config.scheduler)
+    folders: Any = {"draft_folder": tmp_path, "run_dir": tmp_path}
+    starts: list[Callable[[], object]] = [
+        lambda: build.build_runner(*parts, model_dir="/none", progress=lambda done, total: None, **folders),
+        lambda: build.rehearse(config, folder=tmp_path, **folders),
+    ]
+    for start in starts:
+        with pytest.raises(ConfigError, match=r"^draft_model is '/small', and on cuda:1 there is none") as error:
+            start()
+        assert error.value.param == "draft_model"
 
 
 def test_starts_that_are_killed_do_not_fill_the_run_directory(tmp_path: Path) -> None:

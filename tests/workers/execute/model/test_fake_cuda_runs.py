@@ -222,6 +222,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "modules": ("llama", {"backend": "transformers"}),
     "modules with states": ("qwen3_5_text", {}),
 }
+GUESSED = ("fused with experts, deterministic", "modules")  # more graphs to interpret
 
 
 def make_requests() -> list[Sequence]:
@@ -253,7 +254,7 @@ def test_whole_model_gives_the_tokens_of_a_cpu(way: str, tmp_path: Path, monkeyp
         engine = NativeEngine(
             checkpoint, tmp_path, **SIZES,
             **{"backend": "auto", **options, "device": "cuda", "num_pages": None if way == "fused" else NUM_PAGES},
-            num_speculative_tokens=3,
+            num_speculative_tokens=3 if way in GUESSED else None,
         )  # fmt: skip
         assert isinstance(engine.runner, DeviceRunner)
         engine.runner.warm_up()
@@ -261,7 +262,7 @@ def test_whole_model_gives_the_tokens_of_a_cpu(way: str, tmp_path: Path, monkeyp
         assert not any(pages[1:].any() for pages in engine.runner._mover._device), "only the trash page is written to"
         found = engine.run(*make_requests(), max_num_seqs=3)  # in the graph of four
         assert keeps_states or engine.runner.num_graph_steps > 0
-        if not keeps_states:
+        if way in GUESSED:
             guesses: dict[str, Any] = {
                 "num_speculative_tokens": 3,
                 "propose": some_of(found),
