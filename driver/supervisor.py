@@ -330,7 +330,7 @@ class Supervisor:
     def _silence(self, worker: Worker) -> tuple[float, float]:
         """Seconds since the worker's last sign of progress, and how many it is allowed."""
         page = self._board.worker(worker.role)
-        if self._board.ready(worker.role):
+        if self._board.phase(worker.role) not in STARTING:
             # Read the patience first: after a long wait for a disk, a worker shows progress before it lowers it again.
             patience_s = max(self._config.hang_s, page.patience_ns / 1e9)
             return (time.monotonic_ns() - page.progress_ns) / 1e9, patience_s

@@ -23,11 +23,10 @@ from triptych.driver import driver as driver_module
 from triptych.driver import replacing
 from triptych.driver import supervisor as supervisor_module
 from triptych.driver.processes import last_log_lines, log_of, open_cwd
-from triptych.driver.supervisor import CHECK_S, Supervisor
-from triptych.driver.worker import Worker
+from triptych.driver.supervisor import Supervisor
 from triptych.protocol import starvation
 from triptych.protocol.board import ROLES, STOP, Board
-from triptych.protocol.config import PipelineConfig, SupervisorConfig
+from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError, PipelineClosed, WorkerDied
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.model_card import CARD_FILE
@@ -187,36 +186,6 @@ def test_worker_without_processor_time_is_waited_for(fast_repeats: Driver, monke
         eventually(lambda: fast_repeats.health().workers[role].since_progress_s > 3 * HANG_S)
         assert fast_repeats.pids[role] == old
     soon(lambda: is_replaced(fast_repeats, role, old))
-
-
-class Silent(Worker):
-    """A worker that shows no progress, and notes when it is killed."""
-
-    def starved_s(self, *_: float) -> float:
-        return 0.0
-
-    def kill(self) -> None:
-        self.killed = True
-
-
-@pytest.mark.parametrize(
-    ("stood_s", "excused_s"), [(0.0, 0.0), (1.0, 1.0), (60.0, 2.0)], ids=["not at all", "shortly", "for long"]
-)
-def test_worker_has_time_to_go_on_after_the_whole_machine_stood_still(
-    stood_s: float, excused_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a paused container. A step in progress takes some more time, and its requests are not to blame."""
-    supervisor = Supervisor(tmp_path, Board(board_path(tmp_path)), SupervisorConfig(), on_give_up=lambda _: None)
-    monkeypatch.setattr(supervisor, "_silence", lambda _: (61.0, 2.0))
-    with subprocess.Popen(["true"]) as process:
-        worker = supervisor._workers["execute"] = Silent("execute", process)
-        now = time.monotonic()
-        for looked_at in (now - 2 * CHECK_S - stood_s, now):  # two looks, the first of them late
-            supervisor._looked_at = looked_at
-            supervisor._look_for_hangs()
-    assert worker.killed == (not excused_s)
-    assert max(0.0, worker.excused_until - now) == pytest.approx(excused_s, abs=0.2)
-    supervisor._end()
 
 
 def test_worker_stopped_by_a_signal_while_it_starts_is_replaced_too(fast_repeats: Driver) -> None:
