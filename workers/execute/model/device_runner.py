@@ -106,9 +106,9 @@ class DeviceRunner(StepRunner):
         self._change_stage, self._logprob_stage = HostStage(device, torch.int32), HostStage(device, torch.int32)
         self._embedded_stage = HostStage(device, torch.int32)
         self._pending: deque[_Pending | StepResult] = deque()
-        # The tokens of the last step and their greatest logits: static buffers that graphs read and write.
         self._max_proposals = max_proposals
         self.check_costs = EXPECTED if max_proposals else None
+        # The tokens of the last step and their greatest logits: static buffers that graphs read and write.
         num_rows = max(max_sampled, self._decode_rows, CHECKED_TOKENS if max_proposals else 0)
         self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._greatest = torch.zeros(num_rows, dtype=torch.float32, device=device)

@@ -13,8 +13,9 @@ from triptych.workers.execute.step import StepInputs
 class Clocked:
     """Takes 1 ms to launch a step, and 4 to compute it: for one token; more for several, and for each of them."""
 
-    def __init__(self, several_s: float, each_s: float) -> None:
+    def __init__(self, several_s: float, each_s: float, launch_s: float = 0.001) -> None:
         self.now = 0.0
+        self._launch_s = launch_s
         self._several_s, self._each_s = several_s, each_s
         self._left_s = 0.0
         self.num_tokens: list[int] = []
@@ -23,7 +24,7 @@ class Clocked:
         assert inputs.block_tables.shape[1] == 2, "a graph would not hold it"
         count = len(inputs.token_ids)
         self.num_tokens.append(count)
-        self.now += 0.001
+        self.now += self._launch_s
         self._left_s = 0.004 + (count > 1) * self._several_s + count * self._each_s
 
     def collect(self) -> None:
@@ -48,6 +49,12 @@ def test_cost_of_a_step_includes_its_launch_and_planning(monkeypatch: pytest.Mon
 def test_cost_of_a_token_is_that_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     costs, _ = measure(monkeypatch, 0.0, 0.0001)
     assert costs.token == pytest.approx(0.1 / 4.1)
+
+
+def test_decode_that_waits_for_its_launches_takes_as_long_as_they(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without graphs."""
+    costs, _ = measure(monkeypatch, 0.0, 0.0, 0.01)
+    assert costs.step == pytest.approx((4 + 0.2) / 10)
 
 
 def test_costs_are_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
