@@ -25,7 +25,7 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.plan import Chunk
 from triptych.workers.execute.scheduling.prompt_lookup import look_up
-from triptych.workers.execute.scheduling.proposals import MAX_CHECKED_TOKENS, TOKEN_COST, CheckCosts
+from triptych.workers.execute.scheduling.proposals import MAX_CHECKED_TOKENS, TOKEN_COST
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepResult
 
@@ -187,66 +187,6 @@ def test_many_decodes_get_no_proposals_and_few_share_a_step() -> None:
         assert plan.num_tokens <= MAX_CHECKED_TOKENS
         engine.launch(plan)
         engine.collect()
-
-
-@pytest.mark.parametrize(("step", "num_steps"), [(0.0, 8), (0.9, 8), (1.2, 20), (3.8, 60)])
-def test_step_has_proposals_if_all_together_gain_more_than_it_costs(step: float, num_steps: int) -> None:
-    """All are right. At first, four tokens are expected to gain 0.9 of a step, later 3.9."""
-    _, answers, taken = run(make_sequence(max_tokens=30), check_costs=CheckCosts(token=0.001, step=step))
-    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=30))}
-    assert taken <= num_steps
-    assert (taken == 1 + 6) == (step < 1)
-
-
-@pytest.mark.parametrize(("sequence", "num_proposed"), [(0.0, 2), (0.1, 2), (0.3, 1), (0.5, 0)])
-def test_sequence_has_proposals_if_they_gain_more_than_it_takes_to_find_them(
-    sequence: float, num_proposed: int
-) -> None:
-    """In a step of two, one has a gain of 0.9 and the other of 0.3."""
-    sequences = make_sequences(2, num_tokens=1, max_tokens=12)
-    sequences[1].chance = 0.25
-    options: dict[str, Any] = {"propose": truth, "num_speculative_tokens": 4, "page_size": 64}
-    engine = make_engine(*sequences, check_costs=CheckCosts(token=0.001, sequence=sequence), **options)
-    engine.step()
-    step = engine.step()
-    assert step is not None
-    assert step.plan.num_checked == num_proposed
-
-
-def test_proposals_of_one_among_many_are_not_worth_a_step_that_costs_more() -> None:
-    costs = CheckCosts(token=0.001, step=0.4, max_tokens=128)
-    for count in (1, 40):
-        sequences = make_sequences(count, num_tokens=1, max_tokens=12)
-        for sequence in sequences[1:]:
-            sequence.chance = 0.0
-        sizes: dict[str, Any] = {"max_num_seqs": 40, "num_pages": 64, "prefill_chunk": 64, "page_size": 64}
-        engine = make_engine(*sequences, propose=truth, num_speculative_tokens=15, check_costs=costs, **sizes)
-        engine.step()
-        step = engine.step()
-        assert step is not None
-        assert step.plan.has_proposals == (count == 1)
-
-
-def test_wide_device_checks_proposals_of_many_in_a_step() -> None:
-    sequences = make_sequences(20, num_tokens=1, max_tokens=12)
-    costs = CheckCosts(token=0.001, max_tokens=64)
-    sizes: dict[str, Any] = {"max_num_seqs": 20, "num_pages": 64, "prefill_chunk": 64}
-    _, answers, num_steps = run(*sequences, check_costs=costs, **sizes)
-    assert answers == {s.key: expected_output(s) for s in sequences}
-    assert num_steps < 6
-
-
-def test_decode_beside_a_prompt_gets_no_proposals_where_such_steps_cannot_have_any() -> None:
-    costs = CheckCosts(beside_prompts=False)
-    options: dict[str, Any] = {"propose": truth, "num_speculative_tokens": 4, "page_size": 64, "check_costs": costs}
-    engine = make_engine(make_sequence(max_tokens=20), **options)
-    engine.step()
-    engine.add(make_sequence(1, num_tokens=20, max_tokens=4))
-    plans = []
-    while (step := engine.step()) is not None:
-        plans.append(step.plan)
-    assert not any(plan.has_proposals for plan in plans if plan.prefills)
-    assert [plan.has_proposals for plan in plans[:4]] == [False, False, False, True]
 
 
 def test_decode_beside_a_prompt_gets_proposals_too() -> None:
