@@ -105,7 +105,7 @@ class Exchange:
             raise copy(self._failure)
 
     def _send_submit(self, request: OpenRequest) -> None:
-        """Queue the SUBMIT; for a large frame ask for the limit first, as the service disconnects who exceeds it."""
+        """Queue the SUBMIT; for a large frame ask for the limit first, as the service disconnects clients above it."""
         limit = self._max_frame_bytes
         if request.message is None or request.accepted:
             return

@@ -74,22 +74,22 @@ def _changes(folder: Path, config: PipelineConfig, *, with_adapters: bool) -> li
     model = before.model if with_adapters else replace(before.model, lora_modules=config.model.lora_modules)
     sections = ((model, config.model), (before.cache, config.cache), (before.scheduler, config.scheduler))
     return [
-        f"{field.name} was {_told(was)} and is {_told(value)}"
+        f"{field.name} was {_shown(was)} and is {_shown(value)}"
         for old, new in sections
         for field in fields(old)
         if (was := getattr(old, field.name)) != (value := getattr(new, field.name))
     ]
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     return "not set" if value is None else f"{value!r:.80}"
 
 
 def _forget_model(folder: Path, keeper: JournalKeeper, changes: list[str] | None) -> None:
     count = keeper.num_unanswered
     if count and (folder / CARD_FILE).exists():
-        told = f": {', '.join(changes)}; start with the former settings to have them answered" if changes else ""
-        text = f"{keeper.path} holds {count} unanswered requests of another configuration{told}"
+        reasons = f": {', '.join(changes)}; start with the former settings to have them answered" if changes else ""
+        text = f"{keeper.path} holds {count} unanswered requests of another configuration{reasons}"
         raise ConfigError(text, param="run_dir")
     for name in (CARD_FILE, FACTS_FILE, TOKENIZER_FILE):
         (folder / name).unlink(missing_ok=True)

@@ -127,7 +127,7 @@ class Assembly:
     """Joins a request's rows: each token and each character exactly once, in order, however often rows are sent."""
 
     def __init__(self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, index: int = 0) -> None:
-        """``num_tokens`` and ``num_chars``: what the caller already has; None: the first row tells."""
+        """``num_tokens`` and ``num_chars``: what the caller already has; None: unknown until the first row."""
         self.request_id = request_id
         self.index = index
         self.num_tokens = num_tokens
@@ -173,7 +173,7 @@ class Assembly:
         return Delta(text, ids, self.num_tokens, tps, rows, self.index, self.num_chars)
 
     def _place(self, offset: int, text_offset: int) -> None:
-        """Learn from a row that starts where the caller asked how many characters come before it."""
+        """Take the number of characters that the caller has from a row that starts behind its tokens."""
         if offset == self.num_tokens:
             self._is_placed, self.num_chars = True, text_offset
             return

@@ -15,7 +15,7 @@ from .curve import Admission, CurveKeys, Socket
 from .errors import BadFrame, ConfigError
 
 LAST_WORDS_MS = 500  # time for a closing client's last messages to leave
-LOOK_AGAIN_S = 1.0  # how long a message waits until a client looks whether its service is elsewhere
+LOOK_AGAIN_S = 1.0  # how long a message waits until the client checks whether its service has moved
 # As plain ints: zmq's flags are Enum members, whose operators cost more than the calls they are passed to.
 _READ, _READ_AND_WRITE = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 _NO_WAIT = int(zmq.NOBLOCK)

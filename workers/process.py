@@ -34,7 +34,8 @@ T = TypeVar("T")
 RECEIVING_S = 0.05  # per turn, plus one frame: a client that sends a lot must not hold up the others
 WAIT_FOR_MODEL_S = 0.02
 TICK_S = 0.25  # how often an idle worker checks the journal and shows progress
-# A look this long after the last one, or a wait that ends this late: the process was stopped, as in a paused container.
+# If a check comes this long after the last one, or a wait ends this late, the process was stopped, as in a paused
+# container.
 STOPPED_S = 2 * TICK_S
 FLUSH_S = 60.0  # how long one flush of the disk may take before the waiting worker counts as hung
 
