@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
+from tests.adapters import make_adapter, merge
 from tests.tiny import make_tiny_model
 from tests.workers.execute.factories import make_scheduler
-from tests.workers.execute.model.native import make_checkpoint, make_request
+from tests.workers.execute.model.native import adapt, make_checkpoint, make_request
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import ModelCard
@@ -102,6 +103,39 @@ def test_batch_mates_do_not_change_a_bit(tmp_path: Path, dtype: str, options: di
         alone = run(runner, sequence, prefill_chunk=7)[sequence.key]
         np.testing.assert_array_equal(alone, together[sequence.key])
         np.testing.assert_allclose(alone, expected(base, sequence), atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "tolerance"),
+    [
+        ("transformers", {}, 2e-5),
+        ("native", {}, 2e-5),
+        ("native", {"dtype": "bfloat16"}, 0.03),
+        ("native", {"quantization": "int8"}, 0.06),
+    ],
+    ids=["transformers", "native", "bfloat16", "int8"],
+)
+def test_embeddings_of_adapters_equal_those_of_merged_weights(
+    backend: str, options: dict[str, Any], tolerance: float, tmp_path: Path
+) -> None:
+    """Of different adapters in one step, beside answers, in any chunks."""
+    checkpoints = [make_checkpoint("qwen3", tmp_path / "0")]
+    adapters = [make_adapter(tmp_path / name, checkpoints[0], rank=8, seed=i) for i, name in enumerate("ab", 1)]
+    checkpoints += [merge(checkpoints[0], adapter, tmp_path / str(i)) for i, adapter in enumerate(adapters, 1)]
+    bases = [AutoModel.from_pretrained(checkpoint, dtype=torch.float32) for checkpoint in checkpoints]
+    runner, card = build(
+        checkpoints[0], backend, lora_modules=tuple(f"{path.name}={path}" for path in adapters), **options
+    )
+    assert card.backend.startswith(backend)
+    lengths = [(index % 3, length) for index, length in enumerate([1, 17, 60, 17, 60, 1])]
+    for chunk in (7, 512):
+        sequences = [adapt(embedded(i, length, card.embedding_size), a) for i, (a, length) in enumerate(lengths)]
+        mates = [adapt(make_request(len(lengths) + i, 20 + i, 10), i) for i in range(2)]
+        found = run(runner, mates[0], *sequences, mates[1], prefill_chunk=chunk)
+        for sequence in sequences:
+            own, others = bases[sequence.adapter], [base for i, base in enumerate(bases) if i != sequence.adapter]
+            np.testing.assert_allclose(found[sequence.key], expected(own, sequence), atol=tolerance)
+            assert all(np.abs(found[sequence.key] - expected(base, sequence)).max() > 2 * tolerance for base in others)
 
 
 @pytest.mark.parametrize("backend", ["transformers", "native"])
