@@ -286,11 +286,11 @@ class PageCache:
 
     def _num_in_use(self, pages: Iterable[int]) -> int:
         """How many of these are in use anyway, and so not among the available ones."""
-        held = [page for page in pages if self.pool.refs(page)]
+        held = self.pool.held(pages)
         if not held:
             return 0
         reclaimable = self.limbo.reclaimable()
-        return sum(page not in reclaimable for page in held)
+        return len(held) - sum(map(reclaimable.__contains__, held)) if reclaimable else len(held)
 
     def _num_swapped(self, sequences: list[Sequence], match: Match) -> int:
         """Available pages needed for the host tables of ``sequences``, the first of which begins with ``match``."""

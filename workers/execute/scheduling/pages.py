@@ -51,6 +51,11 @@ class PagePool:
     def refs(self, page: int) -> int:
         return self._refs[page]
 
+    def held(self, pages: Iterable[int]) -> list[int]:
+        """Those of them that have a reference."""
+        refs = self._refs
+        return [page for page in pages if refs[page]]
+
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
@@ -78,12 +83,13 @@ class PagePool:
         Raises:
             PageLedgerError: one of them is free.
         """
+        refs, idle = self._refs, self._idle
         for page in pages:
-            if page in self._idle:
-                del self._idle[page]
-            else:
-                self._require_held(page)
-            self._refs[page] += 1
+            if not refs[page]:
+                if page not in idle:
+                    self._require_held(page)
+                del idle[page]
+            refs[page] += 1
             self.num_refs += 1
 
     def free(self, pages: Sequence[int]) -> None:

@@ -75,8 +75,10 @@ class PrefixIndex:
             return NO_MATCH
         nodes: list[PageNode] = []
         size = self.page_size
-        for start in range(0, len(tokens) - size + 1, size):
-            node = parent.children.get(tokens[start : start + size].tobytes())
+        # At once: a slice of an array takes several times as long as one of bytes, and long prompts have thousands.
+        content, step = tokens.tobytes(), size * tokens.itemsize
+        for start in range(0, len(content) - step + 1, step):
+            node = parent.children.get(content[start : start + step])
             if node is None:
                 break
             nodes.append(node)

@@ -7,7 +7,7 @@ Sequences may be added and released at any time, also in between.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from types import MappingProxyType
 
@@ -261,10 +261,11 @@ class Scheduler:
             # A sequence preempted in this step must not restart in it: two could preempt each other forever.
             if draft.preempted:
                 break
-            if computing and len(followers) < MAX_FOLLOWERS and self._follows(head, computing):
+            found = self.roster.groups.find(head) if computing and len(followers) < MAX_FOLLOWERS else None
+            if found is not None and is_being_computed(head, found, computing, self.cache.pool.page_size):
                 followers.append(head)
                 self.waiting.remove(head.key)
-            elif (match := self._may_start(head)) is not None:
+            elif (match := self._may_start(head, found)) is not None:
                 for started in self.roster.start(head, match, draft):
                     if started.state is SequenceState.PREFILLING:
                         computing.append(started)
@@ -320,11 +321,8 @@ class Scheduler:
             self.roster.retire(sequence, verdict.reason)
         return verdict is not None
 
-    def _follows(self, sequence: Sequence, computing: Iterable[Sequence]) -> bool:
-        return is_being_computed(sequence, self.roster.groups.find(sequence), computing, self.cache.pool.page_size)
-
-    def _may_start(self, sequence: Sequence) -> Match | None:
-        """The cached part of ``sequence``, or None while memory does not allow it to start.
+    def _may_start(self, sequence: Sequence, found: Match | None = None) -> Match | None:
+        """The cached part of ``sequence``, ``found`` if that is known, or None while memory does not allow it to start.
 
         There must be room for all its tokens, and a margin for the growth of running sequences. If nothing runs there
         is nothing to protect, and one sequence always starts.
@@ -343,7 +341,7 @@ class Scheduler:
             num_left = self.cache.num_available - num_promised - max(1, self.policy.margin * self.cache.num_pages)
             if num_left < 1:
                 return None  # whatever is cached, one page is needed
-            match = self.roster.groups.find(sequence)
+            match = self.roster.groups.find(sequence) if found is None else found
             if self.cache.num_wanted(family, match) > num_left:
                 return None
         else:

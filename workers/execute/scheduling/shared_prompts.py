@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from .chunks import is_repeated
 from .prefix import Match
 from .sequence import Sequence, num_common
@@ -27,6 +29,10 @@ def is_being_computed(sequence: Sequence, match: Match, computing: Iterable[Sequ
         num_there = max(num_known, other.tip.depth * page_size if other.tip else 0)
         end = min(other.num_prompt_tokens, sequence.num_tokens - 1) // page_size * page_size
         if end <= num_there or end < least or other.cache_salt != sequence.cache_salt:
+            continue
+        # Its next page comes first: to compare all of two long prompts that only begin alike takes much longer.
+        there = slice(num_there, num_there + page_size)
+        if not np.array_equal(sequence.tokens[there], other.tokens[there]):
             continue
         num_alike = num_common(sequence, other, end) // page_size * page_size
         if num_alike > num_there and num_alike >= least:

@@ -16,9 +16,11 @@ from tests.workers.execute.factories import (
     make_sequence,
     run,
 )
+from triptych.workers.execute.scheduling import shared_prompts
 from triptych.workers.execute.scheduling.audit import check, take_stats
+from triptych.workers.execute.scheduling.prefix import Int32, Match, PrefixIndex
 from triptych.workers.execute.scheduling.scheduler import Scheduler
-from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.scheduling.sequence import Sequence, num_common
 
 
 def served_before(num_tokens: int = 16, **options: Any) -> Scheduler:
@@ -285,3 +287,27 @@ def test_waiting_sequence_computes_the_prefix_if_the_other_one_is_gone() -> None
     scheduler.release((0, 0))
     assert chunks_of(advance(scheduler)) == {1: 8}
     assert scheduler.live[1, 0].num_cached_tokens == 8
+
+
+def test_followers_that_start_together_are_looked_up_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And compared with each other only where they differ: of a hundred behind 30,000 tokens, a plan took 0.3 s."""
+    sequences = [make_sequence(i, speaker=0, num_tokens=400, max_tokens=2) for i in range(20)]
+    for i, sequence in enumerate(sequences):
+        sequence.tokens[390:400] = 10 + i
+    options = {"max_num_seqs": 20, "prefill_chunk": 400, "max_num_batched_tokens": 1000, "num_pages": 1000}
+    scheduler = make_scheduler(*sequences, prefix_cache=True, **options)
+    assert chunks_of(advance(scheduler)) == {0: 400}
+    match, looked_up, compared = PrefixIndex.match, [], []
+
+    def spy(index: PrefixIndex, tokens: Int32, salt: str) -> Match:
+        looked_up.append(len(tokens))
+        return match(index, tokens, salt)
+
+    def compare(first: Sequence, second: Sequence, limit: int) -> int:
+        compared.append(limit)
+        return num_common(first, second, limit)
+
+    monkeypatch.setattr(PrefixIndex, "match", spy)
+    monkeypatch.setattr(shared_prompts, "num_common", compare)
+    assert chunks_of(advance(scheduler)) == {i: 1 if i == 0 else 10 for i in range(20)}
+    assert (len(looked_up), compared) == (19, [])
