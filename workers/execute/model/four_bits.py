@@ -1,86 +1,127 @@
-"""Checkpoints whose weights are already quantised to four bits: GPTQ, AWQ and compressed-tensors.
+"""Checkpoints whose weights are already quantised to four bits: GPTQ, AWQ, AutoRound and compressed-tensors.
 
 In all of them a weight is ``scale * (number - zero)``, with a scale and a zero for each group of inputs of an output.
-Sources: the packing of AutoGPTQ, of AutoAWQ's GEMM kernels, and "pack-quantized" of compressed-tensors.
+Some of the matrices may have eight bits instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ....protocol.errors import ConfigError
 from ..kernels.matrix import FourBits
 from ..kernels.structures import Format
 from .decoder_spec import Unsupported
+from .four_bit_layouts import BITS, Array, Stored, Weights
 from .mapped_checkpoint import Checkpoint, Names
 from .text_part import text_names
 
-Array = npt.NDArray[Any]
-
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the position in its word of each of eight outputs
-_GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # stored zeros are smaller by this
-_BITS = 4
+_MORE_BITS = 8  # of the matrices that are the exceptions
 
 
-class Weights(NamedTuple):
-    """The unpacked weights of one linear layer."""
+class Grid(NamedTuple):
+    """Of one linear layer."""
 
-    numbers: npt.NDArray[np.uint8]  # [outputs, inputs]
-    scales: Array  # [outputs, groups]
-    zeros: Array  # [outputs, groups]
-    group_of: Array | None  # [inputs], the group of each input; None if not stored
+    bits: int
+    group_size: int  # inputs
 
 
 class QuantisedCheckpoint(Checkpoint):
-    """As a mapping, contains what is not quantised; ``shapes`` and ``four_bits`` have the rest, by names of weights."""
+    """As a mapping, contains what is not in four bits; ``shapes`` and ``four_bits`` have the rest, by names of weights.
+
+    Weights in eight bits are dequantised when they are read.
+    """
 
     quantised_format: Format
 
-    def __init__(self, folder: Path, layout: Layout, group_size: int, names: Names = text_names) -> None:
+    def __init__(self, folder: Path, stored: Stored, names: Names = text_names) -> None:
         super().__init__(folder, names)
-        self._layout, self._group_size = layout, group_size
-        is_coarse = group_size == -1 or group_size % Format.INT4.group_inputs == 0
-        self.quantised_format = Format.INT4 if is_coarse else Format.FINE_INT4
-        shapes, first = super().shapes(), layout.parts[0]
-        self._modules = {name.removesuffix(f".{first}") for name in shapes if name.endswith(f".{first}")}
-        for module in self._modules:
+        self._layout, self._group_size = stored.layout, stored.group_size
+        shapes, first = super().shapes(), self._layout.parts[0]
+        modules = [name.removesuffix(f".{first}") for name in shapes if name.endswith(f".{first}")]
+        for module in modules:
             if f"{module}.weight" in shapes:
                 raise ConfigError(f"{folder} has both {module}.{first} and {module}.weight", param="model")
-            for part in layout.parts:
+            for part in self._layout.parts:
                 if len(shapes.get(f"{module}.{part}", ())) != 2:
                     raise ConfigError(f"{folder} has {module}.{first}, but no matrix {module}.{part}", param="model")
+        self._grids = {module: self._grid(module, shapes, stored.has_exceptions) for module in modules}
+        fours = [grid for grid in self._grids.values() if grid.bits == BITS]
+        is_fine = any(size != -1 and size % Format.INT4.group_inputs for _, size in fours)
+        self.quantised_format = Format.FINE_INT4 if is_fine else Format.INT4
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in super().__iter__() if not self._is_part(name))
+        yield from (name for name in super().__iter__() if not self._is_part(name))
+        yield from (f"{module}.weight" for module, grid in self._grids.items() if grid.bits != BITS)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._dequantised(name) if self._is_made(name) else super().__getitem__(name)
+
+    def made(self, names: Iterable[str]) -> dict[str, Callable[[], torch.Tensor]]:
+        return {name: partial(self._dequantised, name) for name in names if self._is_made(name)}
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         stored = super().shapes()
-        return {name: stored[name] for name in self} | {
-            f"{module}.weight": self._layout.shape(stored[f"{module}.{self._layout.parts[0]}"])
-            for module in self._modules
+        return {name: stored[name] for name in stored if not self._is_part(name)} | {
+            f"{module}.weight": self._layout.shape(stored[f"{module}.{self._layout.parts[0]}"], grid.bits)
+            for module, grid in self._grids.items()
         }
 
     def _is_part(self, name: str) -> bool:
         module, _, part = name.rpartition(".")
-        return module in self._modules and part in self._layout.all_parts
+        return module in self._grids and part in self._layout.all_parts
+
+    def _is_made(self, name: str) -> bool:
+        grid = self._grids.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        return grid is not None and grid.bits != BITS
 
     def has_four_bits(self, name: str) -> bool:
-        return name.removesuffix(".weight") in self._modules
+        return name.removesuffix(".weight") in self._grids and not self._is_made(name)
 
     def four_bits(self, name: str) -> FourBits:
         module = name.removesuffix(".weight")
+        return self._in_groups(module, self._read_module(module))
+
+    def _grid(self, module: str, shapes: Mapping[str, tuple[int, ...]], has_exceptions: bool) -> Grid:
+        """The bits and groups of a module: those of the config, unless its tensors are an exception.
+
+        The config describes exceptions by patterns, which each tool matches in its own way; tensors leave no doubt.
+
+        Raises:
+            Unsupported: it has other bits than four or eight.
+            ConfigError: its inputs do not form equal groups.
+        """
+        if not has_exceptions:
+            return Grid(BITS, self._group_size)
+        layout = self._layout
+        parts = {part: shapes[f"{module}.{part}"] for part in layout.all_parts if f"{module}.{part}" in shapes}
+        bits = layout.bits(parts, lambda part: self._array(f"{module}.{part}"))
+        if bits not in (BITS, _MORE_BITS):
+            raise Unsupported(f"{module} has {bits} bits, the kernels support {BITS}, and {_MORE_BITS} for some")
+        _, num_inputs = layout.shape(parts[layout.parts[0]], bits)
+        num_groups, size = layout.num_groups(parts), self._group_size
+        if num_groups == (1 if size == -1 else -(-num_inputs // size)):
+            return Grid(bits, size)
+        own = num_inputs // num_groups
+        if own * num_groups != num_inputs or (bits == BITS and own % Format.FINE_INT4.group_inputs):
+            raise ConfigError(f"{module} has {num_groups} groups for {num_inputs} inputs", param="model")
+        return Grid(bits, own)
+
+    def _read_module(self, module: str) -> Weights:
         parts = {part: self._array(f"{module}.{part}") for part in self._layout.all_parts}
-        weights = self._layout.read({part: array for part, array in parts.items() if array is not None})
-        return self._in_groups(module, weights)
+        stored = {part: array for part, array in parts.items() if array is not None}
+        weights = self._layout.read(stored, self._grids[module].bits)
+        self._check(module, weights)
+        return weights
 
     def _array(self, name: str) -> Array | None:
         """Read a tensor, floats as float32; None if it is not stored."""
@@ -89,15 +130,20 @@ class QuantisedCheckpoint(Checkpoint):
         tensor = super().__getitem__(name)
         return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
-    def _in_groups(self, module: str, weights: Weights) -> FourBits:
-        """Convert to a scale and a least value for each group of the format.
+    def _size(self, module: str, weights: Weights) -> int:
+        """The inputs per group."""
+        num_inputs: int = weights.numbers.shape[1]
+        size = self._grids[module].group_size
+        return num_inputs if size == -1 else min(size, num_inputs)
 
+    def _check(self, module: str, weights: Weights) -> None:
+        """
         Raises:
             Unsupported: inputs are not grouped in their own order.
             ConfigError: the groups are not those that the config states.
         """
         num_outputs, num_inputs = weights.numbers.shape
-        size = num_inputs if self._group_size == -1 else min(self._group_size, num_inputs)
+        size = self._size(module, weights)
         expected = (num_outputs, -(-num_inputs // size))
         for name, values in (("scales", weights.scales), ("zeros", weights.zeros)):
             if values.shape != expected:
@@ -106,9 +152,20 @@ class QuantisedCheckpoint(Checkpoint):
         if weights.scales.dtype != np.float32:
             raise ConfigError(f"{module} has scales of {weights.scales.dtype}, not floating point", param="model")
         self._check_order(module, weights.group_of, np.arange(num_inputs) // size)
-        group = np.arange(0, num_inputs, self.quantised_format.group_inputs) // size
+
+    def _in_groups(self, module: str, weights: Weights) -> FourBits:
+        """Convert to a scale and a least value for each group of the format."""
+        num_inputs = weights.numbers.shape[1]
+        group = np.arange(0, num_inputs, self.quantised_format.group_inputs) // self._size(module, weights)
         scales = torch.from_numpy(weights.scales[:, group]).bfloat16().float().numpy()
         return FourBits(weights.numbers, scales, -weights.zeros[:, group] * scales)
+
+    def _dequantised(self, name: str) -> torch.Tensor:
+        """Of a weight in eight bits, float32."""
+        module = name.removesuffix(".weight")
+        weights = self._read_module(module)
+        group = np.arange(weights.numbers.shape[1]) // self._size(module, weights)
+        return torch.from_numpy((weights.numbers - weights.zeros[:, group]) * weights.scales[:, group])
 
     def _check_order(self, module: str, group_of: Array | None, expected: Array) -> None:
         if group_of is None:
@@ -117,133 +174,3 @@ class QuantisedCheckpoint(Checkpoint):
                 raise ConfigError(text, param="model")
         elif not np.array_equal(group_of, expected) and len(np.unique(group_of)) > 1:  # all equal: never filled in
             raise Unsupported(f"the inputs of {module} are grouped by their activations (desc_act), not in their order")
-
-
-class Layout:
-    """How one of these tools stores a linear layer."""
-
-    parts: tuple[str, ...]  # required tensors, numbers first
-    optional: ClassVar[tuple[str, ...]] = ()
-    is_reordered = False  # according to the config; then the group of each input must be stored
-
-    @property
-    def all_parts(self) -> tuple[str, ...]:
-        return self.parts + self.optional
-
-    def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
-        """Return [outputs, inputs] of numbers that are packed in this shape."""
-        raise NotImplementedError
-
-    def read(self, parts: Mapping[str, Array]) -> Weights:
-        """Unpack a layer's tensors.
-
-        Raises:
-            ConfigError: the numbers are not packed into int32.
-        """
-        raise NotImplementedError
-
-
-class _Gptq(Layout):
-    parts = ("qweight", "qzeros", "scales")
-    optional = ("g_idx",)
-
-    def __init__(self, version: str, *, is_reordered: bool) -> None:
-        if version not in _GPTQ_ZERO_OFFSETS:
-            raise Unsupported(f"its weights are quantised by gptq {version}")
-        self._zero_offset = _GPTQ_ZERO_OFFSETS[version]
-        self.is_reordered = is_reordered
-
-    def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
-        return packed[1], packed[0] * 8
-
-    def read(self, parts: Mapping[str, Array]) -> Weights:
-        zeros = _unpacked(parts["qzeros"]).T + self._zero_offset & 15
-        numbers = _unpacked(parts["qweight"].T)
-        return Weights(numbers, parts["scales"].T, zeros.astype(np.float32), parts.get("g_idx"))
-
-
-class _Awq(Layout):
-    parts = ("qweight", "qzeros", "scales")
-
-    def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
-        return packed[1] * 8, packed[0]
-
-    def read(self, parts: Mapping[str, Array]) -> Weights:
-        numbers, zeros = (_unpacked(parts[name], _AWQ_ORDER).T for name in ("qweight", "qzeros"))
-        return Weights(np.ascontiguousarray(numbers), parts["scales"].T, zeros.astype(np.float32), None)
-
-
-class _PackQuantized(Layout):
-    optional = ("weight_zero_point", "weight_g_idx", "weight_shape")
-
-    def __init__(self, *, is_symmetric: bool, is_reordered: bool) -> None:
-        self.parts = ("weight_packed", "weight_scale", *(() if is_symmetric else ("weight_zero_point",)))
-        self.is_reordered = is_reordered
-
-    def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
-        return packed[0], packed[1] * 8
-
-    def read(self, parts: Mapping[str, Array]) -> Weights:
-        numbers, scales = _unpacked(parts["weight_packed"]), parts["weight_scale"]
-        zeros = np.full_like(scales, 8)
-        if "weight_zero_point" in parts:
-            unpacked = _unpacked(parts["weight_zero_point"].T).T
-            num_lacking = -len(numbers) % 8  # outputs missing from the last word
-            zeros = unpacked[: len(unpacked) - num_lacking].astype(np.float32)
-        return Weights(numbers, scales, zeros, parts.get("weight_g_idx"))
-
-
-def find_layout(settings: Mapping[str, Any]) -> tuple[Layout, int]:
-    """Return what the quantization_config says about the weights: their layout, and the inputs per group (-1: all).
-
-    Raises:
-        Unsupported: they are quantised in a way that is not supported here.
-    """
-    method = settings.get("quant_method")
-    layout: Layout
-    if method == "gptq":
-        version = str(settings.get("checkpoint_format") or "gptq")
-        layout = _Gptq(version, is_reordered=bool(settings.get("desc_act")))
-        bits, group_size = settings.get("bits"), settings.get("group_size")
-    elif method == "awq" and str(settings.get("version") or "gemm").lower() == "gemm":
-        layout, bits, group_size = _Awq(), settings.get("bits"), settings.get("group_size")
-    elif method == "compressed-tensors" and settings.get("format") == "pack-quantized":
-        layout, bits, group_size = _of_scheme(settings)
-    else:
-        kind = settings.get("format") or settings.get("version") or ""
-        raise Unsupported(f"its weights are quantised by {method} {kind}".rstrip())
-    if bits != _BITS:
-        raise Unsupported(f"its weights have {bits!r} bits, the kernels support {_BITS}")
-    least = Format.FINE_INT4.group_inputs
-    if not isinstance(group_size, int) or (group_size != -1 and (group_size < 1 or group_size % least)):
-        raise Unsupported(f"its weights are in groups of {group_size!r} inputs, which is not a multiple of {least}")
-    return layout, group_size
-
-
-def _of_scheme(settings: Mapping[str, Any]) -> tuple[Layout, Any, Any]:
-    """Return layout, bits and group size of the scheme, which must be the same for all layers."""
-    schemes = list((settings.get("config_groups") or {}).values())
-    if (
-        len(schemes) != 1
-        or any(schemes[0].get(name) for name in ("input_activations", "output_activations"))
-        or schemes[0]["weights"].get("type") != "int"
-    ):
-        raise Unsupported("its layers are quantised by several schemes, or not only in their weights")
-    if settings.get("transform_config"):
-        raise Unsupported("its activations are transformed before they are multiplied by its weights")
-    weights = schemes[0]["weights"]
-    layout = _PackQuantized(
-        is_symmetric=bool(weights.get("symmetric", True)), is_reordered=weights.get("actorder") in ("group", True)
-    )
-    return layout, weights.get("num_bits"), -1 if weights.get("strategy") == "channel" else weights.get("group_size")
-
-
-def _unpacked(words: Array, places: tuple[int, ...] = tuple(range(8))) -> npt.NDArray[np.uint8]:
-    """Unpack [..., n] words to [..., 8 n] numbers; ``places`` are their positions in a word."""
-    if words.dtype != np.int32:
-        raise ConfigError(f"its 4-bit weights are packed into {words.dtype}, not int32", param="model")
-    bits = np.ascontiguousarray(words).view(np.uint32)
-    numbers = np.empty((*bits.shape, 8), np.uint8)
-    for index, place in enumerate(places):
-        numbers[..., index] = bits >> np.uint32(_BITS * place) & np.uint32(15)
-    return numbers.reshape(*bits.shape[:-1], -1)

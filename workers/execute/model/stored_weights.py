@@ -12,7 +12,8 @@ from typing import Any
 from ....protocol.errors import ConfigError
 from .decoder_spec import Unsupported
 from .families import FAMILIES
-from .four_bits import QuantisedCheckpoint, find_layout
+from .four_bit_layouts import find_layout
+from .four_bits import QuantisedCheckpoint
 from .fp8_weights import Block, Fp8Checkpoint, check_types, fp8_blocks
 from .mapped_checkpoint import Checkpoint, Names
 from .stacked_experts import StackedExperts
@@ -67,10 +68,10 @@ def open_tensors(folder: Path) -> Checkpoint:
     if (blocks := _blocks(folder, settings)) is not None:
         return Fp8Checkpoint(folder, blocks, _names_of(family))
     with _reading(folder):
-        layout, group_size = find_layout(settings)
+        stored = find_layout(settings)
     if family in FAMILIES and FAMILIES[family].is_transposed:
         raise Unsupported(f"its weights have four bits, in which the kernels do not support the matrices of {family}")
-    return QuantisedCheckpoint(folder, layout, group_size, _names_of(family))
+    return QuantisedCheckpoint(folder, stored, _names_of(family))
 
 
 def open_for_modules(folder: Path) -> Fp8Checkpoint | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -13,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tests.tiny import prove
+from tests.workers.execute.model import four_bit_checkpoints
+from tests.workers.execute.model.four_bit_checkpoints import LAYOUTS, SCHEME, SIZES, gptq, make_pair
 from tests.workers.execute.model.native import (
     NUM_STATE_ROWS,
     PAGE_SIZE,
@@ -35,87 +36,6 @@ from triptych.workers.execute.model.native_build import NativeModel, NativeSetti
 from triptych.workers.execute.model.native_proof import load_native
 from triptych.workers.execute.model.stored_weights import open_tensors
 from triptych.workers.execute.model.tokenizer import load_tokenizer
-
-Array = npt.NDArray[Any]
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "attention_bias": True, "mamba_expand": 1}
-OWN_SIZES = {
-    "youtu": {"head_dim": 16, "kv_lora_rank": 128, "q_lora_rank": 128},
-    "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
-}
-GROUP = 128
-
-
-def words(numbers: Array, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> torch.Tensor:
-    """[..., n / 8] int32 of [..., n]: of each eight, the number in column order[i] has the bits from 4 i on."""
-    eights = numbers.reshape(*numbers.shape[:-1], -1, 8).astype(np.uint32)
-    packed = sum(eights[..., column] << np.uint32(4 * place) for place, column in enumerate(order))
-    return torch.from_numpy(np.ascontiguousarray(packed).view(np.int32))
-
-
-def gptq(numbers: Array, scales: Array, zeros: Array) -> dict[str, torch.Tensor]:
-    return {
-        "qweight": words(numbers).T.contiguous(),
-        "qzeros": words(zeros.T - 1),
-        "scales": torch.from_numpy(scales.T.copy()).half(),
-        "g_idx": torch.arange(numbers.shape[1], dtype=torch.int32) // GROUP,
-    }
-
-
-def awq(numbers: Array, scales: Array, zeros: Array) -> dict[str, torch.Tensor]:
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
-    return {
-        "qweight": words(numbers.T, order),
-        "qzeros": words(zeros.T, order),
-        "scales": torch.from_numpy(scales.T.copy()).half(),
-    }
-
-
-def pack_quantized(numbers: Array, scales: Array, zeros: Array) -> dict[str, torch.Tensor]:
-    return {
-        "weight_packed": words(numbers),
-        "weight_scale": torch.from_numpy(scales).bfloat16(),
-        "weight_zero_point": words(zeros.T).T.contiguous(),
-        "weight_shape": torch.tensor(numbers.shape),
-    }
-
-
-Layout = Callable[[Array, Array, Array], dict[str, torch.Tensor]]
-SCHEME = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": False}}
-LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
-    "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}),
-    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}),
-    "compressed-tensors": (
-        pack_quantized,
-        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": SCHEME}},
-    ),
-}
-
-
-def make_pair(family: str, layout: str, folder: Path, **settings: Any) -> tuple[Path, Path]:
-    """A checkpoint in that layout, and a plain one with the same weights, which include both ends of each 32 inputs."""
-    plain = make_checkpoint(family, folder / "plain", **SIZES | OWN_SIZES.get(family, {}))
-    shutil.copytree(plain, folder / "stored")
-    pack, config = LAYOUTS[layout]
-    tensors, stored, rng = load_file(plain / "model.safetensors"), {}, np.random.default_rng(0)
-    for name, tensor in list(tensors.items()):
-        if ".layers." not in name or tensor.dim() != 2 or name.endswith("gate.weight"):  # of experts
-            stored[name] = tensor.clone()
-            continue
-        num_outputs, num_inputs = tensor.shape
-        shape = (num_outputs, num_inputs // GROUP)
-        numbers = rng.integers(0, 16, tensor.shape)
-        numbers[:, ::32], numbers[:, 1::32] = 0, 15
-        # Few bits, so that products with zeros are exact, and so are all weights in float32.
-        scales = rng.integers(8, 16, shape).astype(np.float32) / 2**11
-        zeros = rng.integers(1, 16, shape)
-        worth, zero = np.repeat(scales, GROUP, axis=1), np.repeat(zeros, GROUP, axis=1)
-        tensors[name] = torch.from_numpy((numbers - zero) * worth).float()
-        parts = pack(numbers, scales, zeros)
-        stored |= {f"{name.removesuffix('weight')}{part}": values for part, values in parts.items()}
-    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
-    save_file(stored, folder / "stored" / "model.safetensors", {"format": "pt"})
-    change_config(folder / "stored", quantization_config={**config, **settings}, dtype="float16")
-    return folder / "stored", plain
 
 
 def load(folder: Path, quantization: str = "none", dtype: str = "auto") -> NativeModel:
@@ -146,7 +66,7 @@ def test_tokens_equal_the_plain_checkpoint_in_four_bits(family: str, layout: str
 
 @pytest.mark.parametrize(("family", "layout"), [("llama", "gptq"), ("llama", "awq"), ("youtu", "gptq")])
 def test_groups_of_32_are_kept(family: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "GROUP", 32)
+    monkeypatch.setattr(four_bit_checkpoints, "GROUP", 32)
     stored, plain = make_pair(family, layout, tmp_path, group_size=32)
     model, expected = load(stored), load(plain, "int4")
     assert model.backend == f"native int4 on {available_levels()[0]}"
@@ -235,7 +155,12 @@ def test_proven_checkpoint_starts_again(tmp_path: Path) -> None:
     ("awq", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
     ("compressed-tensors", {"format": "int-quantized"}, "quantised by compressed-tensors int-quantized"),
     ("compressed-tensors", {"format": "float-quantized"}, "not as 8-bit floating point"),
-    ("compressed-tensors", {"config_groups": {"a": SCHEME, "b": SCHEME}}, "several schemes"),
+    ("awq", {"version": None, "checkpoint_format": "gemv"}, "quantised by awq gemv"),
+    ("auto-round", {"packing_format": "auto_round:fp8_static"}, "quantised by auto-round auto_round:fp8_static int"),
+    ("auto-round", {"data_type": "mx_fp"}, "quantised by auto-round auto_round mx_fp"),
+    ("auto-round", {"act_bits": 8}, "has quantised its activations"),
+    ("compressed-tensors", {"config_groups": {"a": SCHEME, "b": {"weights": {**SCHEME["weights"], "type": "float"}}}},
+     "not quantised to integers"),
     ("compressed-tensors", {"config_groups": {"a": {**SCHEME, "output_activations": {"num_bits": 8}}}}, "not only in"),
     ("compressed-tensors", {"transform_config": {"config_groups": {"R4": {}}}}, "activations are transformed"),
 ])  # fmt: skip
