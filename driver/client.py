@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 import uuid
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.config import PipelineConfig, ServiceConfig
+from ..protocol.config import ServiceConfig
 from ..protocol.connection import Address, Connection
 from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychError
 from ..protocol.keys import ClientKeys, own_keys
@@ -266,10 +267,14 @@ def _checked(address: Address) -> Address:
 
 
 def _service_in(run_dir: Path) -> ServiceConfig:
-    """The settings of the pipeline in ``run_dir``; the defaults if there was none yet, or one of another version."""
+    """Where the pipeline in ``run_dir`` listens; the defaults if there was none yet.
+
+    Nothing else is read: a pipeline of another version may have other settings, but speaks the same protocol.
+    """
     try:
-        return PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8")).service
-    except (OSError, ValueError, ConfigError):
+        found = json.loads((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))["service"]
+        return ServiceConfig(**{name: found.get(name) for name in ("submit", "follow", "curve_keys")})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
         return ServiceConfig()
 
 

@@ -12,7 +12,7 @@ from ..protocol.errors import ConfigError
 from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
 from ..protocol.model_card import CARD_FILE, ModelCard, Offer
 from ..protocol.private_file import write_private
-from ..protocol.run_dir import CONFIG_FILE, RunDir
+from ..protocol.run_dir import CONFIG_FILE, RunDir, read_config
 from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from .journal_keeper import JournalKeeper
 
@@ -64,13 +64,15 @@ def prepare_keys(folder: Path, config: PipelineConfig) -> None:
 
 
 def _changes(folder: Path, config: PipelineConfig, *, with_adapters: bool) -> list[str] | None:
-    """The settings that requests depend on, as far as they differ from those of the pipeline that ran here before; None
-    if these are unknown.
+    """The settings that requests depend on, as far as they differ from those of the pipeline that ran here before, or
+    why that is unknown; None if none ran here.
     """
     try:
-        before = PipelineConfig.from_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, ConfigError):
+        before = read_config(folder)
+    except FileNotFoundError:
         return None
+    except ConfigError as error:
+        return [error.message]
     model = before.model if with_adapters else replace(before.model, lora_modules=config.model.lora_modules)
     sections = ((model, config.model), (before.cache, config.cache), (before.scheduler, config.scheduler))
     return [
@@ -88,7 +90,8 @@ def _shown(value: object) -> str:
 def _forget_model(folder: Path, keeper: JournalKeeper, changes: list[str] | None) -> None:
     count = keeper.num_unanswered
     if count and (folder / CARD_FILE).exists():
-        reasons = f": {', '.join(changes)}; start with the former settings to have them answered" if changes else ""
+        advice = "start with the former settings and version to have them answered"
+        reasons = f": {', '.join(changes)}; {advice}" if changes else ""
         text = f"{keeper.path} holds {count} unanswered requests of another configuration{reasons}"
         raise ConfigError(text, param="run_dir")
     for name in (CARD_FILE, FACTS_FILE, TOKENIZER_FILE):

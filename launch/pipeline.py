@@ -12,7 +12,7 @@ from ..driver.client import Client
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, RequestTimeout
-from ..protocol.run_dir import CONFIG_FILE, follow_endpoint, has_driver, submit_endpoint
+from ..protocol.run_dir import CONFIG_FILE, has_driver
 from ..protocol.tokenizer_files import load_facts
 from .report import say
 from .signals import signals_ignored
@@ -80,14 +80,13 @@ def connected(run_dir: Path) -> Iterator[Client]:
         ConfigError: there is none.
     """
     try:
-        service = PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8")).service
+        (run_dir / CONFIG_FILE).stat()
     except OSError as error:
         raise ConfigError(
             f"no pipeline runs in {run_dir}: {error.filename}: {error.strerror}", param="connect"
         ) from error
     run_dir = run_dir.absolute()
-    endpoints = {"submit": submit_endpoint(run_dir, service), "follow": follow_endpoint(run_dir, service)}
-    with Client(run_dir, **endpoints) as client:
+    with Client(run_dir) as client:
         _await_answer(client, run_dir)
         yield client
 

@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 from .board import ROLES
 from .channels import inbox_endpoint, ipc_endpoint
-from .config import ServiceConfig
+from .config import PipelineConfig, ServiceConfig
 from .errors import ConfigError, JournalError
 from .journal.layout import Journal
 from .lock import LockFile
@@ -29,6 +29,21 @@ PREFIX = "triptych-"  # of such folders' names
 MODE = 0o700
 
 logger = logging.getLogger(__name__)
+
+
+def read_config(run_dir: Path) -> PipelineConfig:
+    """The configuration of the pipeline that runs, or ran, in ``run_dir``.
+
+    Raises:
+        OSError: there is none.
+        ConfigError: this version cannot read it.
+    """
+    file = run_dir / CONFIG_FILE
+    try:
+        return PipelineConfig.from_json(file.read_text(encoding="utf-8"))
+    except (ValueError, ConfigError) as error:
+        text = f"{file} was written by another version of Triptych, or changed: {error}"
+        raise ConfigError(text, param="run_dir") from error
 
 
 class RunDir:

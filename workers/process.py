@@ -24,7 +24,7 @@ from ..protocol.journal.layout import Journal
 from ..protocol.lifeline import end_only_with, raise_file_limit, show_stacks_at_the_end
 from ..protocol.model_card import ModelCard
 from ..protocol.proc_stat import START_TIME, stat_field
-from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
+from ..protocol.run_dir import board_path, journal_path, read_config
 from ..protocol.service import curve_server
 
 logger = logging.getLogger(__name__)
@@ -205,10 +205,6 @@ def stop_files() -> tuple[int, ...]:
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     return (file,)
-
-
-def read_config(run_dir: Path) -> PipelineConfig:
-    return PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
 
 
 def process_start() -> float:

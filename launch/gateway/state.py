@@ -15,7 +15,7 @@ from ...driver.first_epochs import first_epochs
 from ...protocol.board import FAILED, RUN, Board
 from ...protocol.config import PipelineConfig
 from ...protocol.model_card import LatestCard, ModelCard
-from ...protocol.run_dir import CONFIG_FILE, board_path, follow_endpoint, submit_endpoint
+from ...protocol.run_dir import board_path, follow_endpoint, read_config, submit_endpoint
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .api_keys import ApiKeys
 from .config import GatewayConfig
@@ -44,10 +44,7 @@ class Gateway:
 
     @cached_property
     def pipeline(self) -> PipelineConfig:
-        return self._read_config()
-
-    def _read_config(self) -> PipelineConfig:
-        return PipelineConfig.from_json((self.run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+        return read_config(self.run_dir)
 
     @cached_property
     def _first_epochs(self) -> dict[str, int]:
@@ -122,7 +119,7 @@ class Gateway:
 
     def folder_of(self, adapter: str) -> Path | None:
         """The adapter's folder; None if there is no such adapter."""
-        modules = self._read_config().model.adapters
+        modules = read_config(self.run_dir).model.adapters
         return next((module.folder for module in modules if module.name == adapter), None)
 
     def adapter_option(self, model: str) -> dict[str, str]:

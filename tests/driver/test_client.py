@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import tempfile
@@ -104,6 +105,19 @@ def test_client_of_a_run_directory_connects_to_the_endpoints_configured_there(tm
         service = FakeService(Path(elsewhere))
         endpoints = {name: f"ipc://{elsewhere}/{name}" for name in ("submit", "follow")}
         (tmp_path / CONFIG_FILE).write_text(PipelineConfig.from_options(**endpoints).to_json())
+        with Client(tmp_path) as client:
+            client.submit([5], request_id="mine")
+            assert service.recv(m.Submit).request_id == "mine"
+        service.close()
+
+
+def test_client_finds_the_endpoints_of_a_pipeline_of_another_version(tmp_path: Path) -> None:
+    """All versions speak one protocol, but their other settings differ."""
+    with tempfile.TemporaryDirectory() as elsewhere:
+        service = FakeService(Path(elsewhere))
+        endpoints = {name: f"ipc://{elsewhere}/{name}" for name in ("submit", "follow")}
+        settings = {"service": {**endpoints, "max_queue": "many", "novelty": 1}, "part": {}}
+        (tmp_path / CONFIG_FILE).write_text(json.dumps(settings))
         with Client(tmp_path) as client:
             client.submit([5], request_id="mine")
             assert service.recv(m.Submit).request_id == "mine"

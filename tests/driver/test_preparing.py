@@ -25,3 +25,11 @@ def test_settings_that_keep_a_pipeline_from_continuing_are_named(tmp_path: Path)
     changed = replace(config, cache=replace(config.cache, page_size=64))
     with pytest.raises(ConfigError, match=r"2 unanswered .*: page_size was not set and is 64; start with the former"):
         prepare_run_dir(tmp_path, changed, keeper)
+
+
+def test_requests_of_another_version_are_said_to_be_of_one(tmp_path: Path) -> None:
+    (tmp_path / CONFIG_FILE).write_text('{"cache": {"novelty": 1}}', encoding="utf-8")
+    (tmp_path / CARD_FILE).touch()
+    keeper = cast(JournalKeeper, SimpleNamespace(num_unanswered=2, path=tmp_path / "journal"))
+    with pytest.raises(ConfigError, match=r"2 unanswered .*config.json was written by another version .*'?novelty"):
+        prepare_run_dir(tmp_path, PipelineConfig(), keeper)

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...protocol.lifeline import end_only_with
+from ...protocol.run_dir import read_config
 from ..importing import TORCH, importing
-from ..process import read_config
 from .loading import find_folders
 
 

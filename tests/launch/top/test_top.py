@@ -14,6 +14,7 @@ from tests.launch.terminal import terminal
 from triptych import Client, Driver
 from triptych.launch.find import running_pipelines, the_running_pipeline
 from triptych.protocol.errors import ConfigError
+from triptych.protocol.run_dir import CONFIG_FILE
 
 
 def test_one_frame_is_printed(triptych: Triptych, run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +27,17 @@ def test_one_frame_is_printed(triptych: Triptych, run_dir: str, monkeypatch: pyt
     assert (outcome.code, outcome.err) == (0, "")
     assert "watched" in outcome.out
     assert "● healthy · hash-lm" in outcome.out
+
+
+def test_pipeline_of_another_version_is_shown_too(triptych: Triptych, run_dir: str) -> None:
+    config = Path(run_dir, CONFIG_FILE)
+    before = config.read_text(encoding="utf-8")
+    try:
+        config.write_text(before.replace('"max_queue"', '"queue_novelty"'), encoding="utf-8")
+        outcome = triptych("top", run_dir, "--once")
+    finally:
+        config.write_text(before, encoding="utf-8")
+    assert (outcome.code, outcome.err) == (0, "")
 
 
 def test_running_pipelines_are_found(run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
