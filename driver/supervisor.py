@@ -20,6 +20,7 @@ from pathlib import Path
 from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
+from ..protocol.starvation import OwnTime
 from .deaths import OomWatch, exit_code, is_internal, ran_out_of_files
 from .flag import Flag
 from .processes import last_log_lines, open_cwd, start_process, why_not_started
@@ -74,9 +75,8 @@ class Supervisor:
         self._vacant: set[str] = set()  # roles already reported by ``on_vacancy``
         self._stopping = False
         self._exit_codes: dict[str, int | None] = {}
-        self._ended = False
+        self._ended = self._was_ready = False
         self._has_left = False  # the thread will touch nothing any more
-        self._was_ready = False
         self._looked_at = time.monotonic()
         self.error: TriptychError | None = None  # why the supervisor gave up
 
@@ -155,10 +155,12 @@ class Supervisor:
         """
         if self._has_begun.wait(BEGIN_S):
             self._order(lambda: self._begin_stop(mode))
-            if not self._wait_for_ends(timeout_s):
-                logger.warning("killing workers that did not stop within %.1f s", timeout_s)
-                self._order(self._kill_all)
-                self._wait_for_ends(None)
+            clock = OwnTime(*filter(None, self.pids.values()))
+            while not self._wait_for_ends(max(0.0, timeout_s - clock.elapsed_s)):
+                if clock.elapsed_s > timeout_s:
+                    logger.warning("killing workers that did not stop within %.1f s", timeout_s)
+                    self._order(self._kill_all)
+                    timeout_s = threading.TIMEOUT_MAX
             self._order(self._end)
             with self._changed:  # released while waiting, even if a signal interrupts a thread that waits with it
                 self._changed.wait_for(lambda: self._has_left)
@@ -170,11 +172,9 @@ class Supervisor:
                 self._bell_in = -1
         return dict(self._exit_codes)
 
-    def _wait_for_ends(self, timeout_s: float | None) -> bool:
+    def _wait_for_ends(self, timeout_s: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self._stopping and not any(w.alive for w in self._workers.values()), timeout_s
-            )
+            return self._changed.wait_for(lambda: self._stopping and not any(self.pids.values()), timeout_s)
 
     def last_log_lines(self, role: str) -> str:
         """The last lines of the worker's log."""

@@ -6,6 +6,7 @@ there, and what it works on is not to blame.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from .proc_stat import MAJOR_FAULTS, stat_field
@@ -28,6 +29,23 @@ def run_delays(pid: int) -> dict[int, int]:
 def longest_s(delays: dict[int, int], before: dict[int, int]) -> float:
     """How long the thread that waited longest has waited between two ``run_delays``."""
     return max((delay - before.get(thread, 0) for thread, delay in delays.items()), default=0) / 1e9
+
+
+class OwnTime:
+    """A clock that stands still while processes wait for a processor: those of whichever thread waits longest count, up
+    to ``MAX_WAIT_S`` in all.
+    """
+
+    MAX_WAIT_S = 30.0
+
+    def __init__(self, *pids: int) -> None:
+        self._began, self._before = time.monotonic(), {pid: run_delays(pid) for pid in pids}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since it was made."""
+        waited_s = max((longest_s(run_delays(pid), before) for pid, before in self._before.items()), default=0.0)
+        return time.monotonic() - self._began - min(waited_s, self.MAX_WAIT_S)
 
 
 def major_faults(pid: int) -> int:

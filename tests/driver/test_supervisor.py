@@ -221,6 +221,13 @@ def test_start_timeout_names_the_late_worker(tmp_path: Path, monkeypatch: pytest
         Driver("hash-lm", run_dir=tmp_path, start_timeout_s=1.0).start()
 
 
+def test_stop_kills_no_worker_that_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver("hash-lm").start()
+    monkeypatch.setattr(driver_module, "CLEAN_STOP_S", 0.001)
+    monkeypatch.setattr(starvation, "run_delays", lambda pid: {pid: time.monotonic_ns()})
+    assert driver.stop(mode="abort") == {"prepare": 0, "execute": 0, "summarize": 0}
+
+
 def test_stop_does_not_wait_for_a_worker_that_is_still_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

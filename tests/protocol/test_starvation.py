@@ -7,12 +7,13 @@ import os
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tests.waiting import eventually
 from triptych.protocol import starvation
-from triptych.protocol.starvation import Starvation, major_faults, run_delays
+from triptych.protocol.starvation import OwnTime, Starvation, major_faults, run_delays
 
 
 def test_waiting_for_a_processor_is_measured() -> None:
@@ -25,6 +26,17 @@ def test_waiting_for_a_processor_is_measured() -> None:
             stack.callback(process.kill)
         eventually(lambda: all(max(run_delays(process.pid).values(), default=0) > 10_000_000 for process in pair))
     assert run_delays(pair[0].pid) == {}
+
+
+def test_own_time_stands_still_while_a_process_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, waited_ns = [100.0], [5]
+    monkeypatch.setattr(starvation, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(starvation, "run_delays", lambda pid: {pid: waited_ns[0] * pid, 0: 7})
+    clock = OwnTime(1, 2)
+    now_s[0], waited_ns[0] = 110.0, 5 + 2 * 10**9
+    assert clock.elapsed_s == pytest.approx(10.0 - 4.0)
+    now_s[0], waited_ns[0] = 200.0, 5 + 90 * 10**9  # but not for ever: it may also be stuck
+    assert clock.elapsed_s == pytest.approx(100.0 - OwnTime.MAX_WAIT_S)
 
 
 def test_time_in_which_memory_comes_back_from_swap_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:

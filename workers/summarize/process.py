@@ -7,6 +7,7 @@ it and its lease expires at the same moment.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.model_card import ModelCard
 from ...protocol.owners import Owners
 from ...protocol.run_dir import follow_endpoint
+from ...protocol.starvation import OwnTime
 from ..process import TICK_S, StatsPublisher, WorkerContext, received_frames, wait_for_model
 from .answer import Answer
 from .choices import Choices, Requests, unknown
@@ -125,7 +127,7 @@ class Summarize:
 
     def _end_all(self) -> None:
         """The pipeline is stopping: end all answers, and give readers a moment to fetch and acknowledge the ends."""
-        deadline = time.monotonic() + LAST_WORDS_S
+        own_time = OwnTime(os.getpid())
         poller = self._links.poller(self._router.socket)  # without the stop files, which stay readable
         while True:
             may_come = self._context.board.phase("prepare") == "ready"  # a request that it accepts right now
@@ -133,7 +135,7 @@ class Summarize:
             for answer in list(self._answers.values()):
                 self._ends.end(answer, "abort")
             # Only now: choices that are ranked have no readers before their ends.
-            is_late = time.monotonic() > deadline and not self._delivery.has_untold
+            is_late = own_time.elapsed_s > LAST_WORDS_S and not self._delivery.has_untold
             is_last = is_late or not (may_come or self._has_readers())
             self.turn()
             if is_last:

@@ -72,6 +72,24 @@ def test_stop_tells_every_reader_its_end_even_if_that_takes_long(world: World, m
     assert readers.given == [(b"reader", name) for name in NAMES]
 
 
+def test_stop_waits_longer_for_readers_where_it_waits_for_a_processor(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions that arrived after two seconds had no answer, which with 2 % of a processor were three of four."""
+    monkeypatch.setattr("triptych.protocol.starvation.run_delays", lambda pid: {pid: world.clock.now_ns})
+    readers, turns, turn = Readers(world, monkeypatch), iter(range(100)), Summarize.turn
+
+    def turn_slowly(body: Summarize) -> None:
+        turn(body)
+        world.clock.advance_to(world.clock.now_ns + 10**9)
+        if next(turns) == 5:
+            readers.ask(b"reader", NAMES)
+
+    monkeypatch.setattr(Summarize, "turn", turn_slowly)
+    readers.body._end_all()
+    assert readers.given == [(b"reader", name) for name in NAMES]
+
+
 def test_one_follow_of_many_kept_answers_takes_many_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one turn it took so long that the process was killed as hung."""
     readers = Readers(world, monkeypatch)
