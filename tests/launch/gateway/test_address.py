@@ -1,0 +1,69 @@
+"""Addresses at which gateways are served."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from triptych import Driver
+from triptych.launch.gateway.address import check_address, listen, split_address, url_of
+from triptych.launch.gateway.config import GatewayConfig
+from triptych.launch.gateway.processes import gateways
+from triptych.protocol.errors import ConfigError
+
+
+def test_unix_socket_can_be_the_address(pipeline: Driver, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with gateways(GatewayConfig(http=f"unix:{path}"), pipeline.run_dir, log_level="error") as url:
+        assert url == f"unix:{path}"
+        transport = httpx2.HTTPTransport(uds=str(path))
+        with httpx2.Client(base_url="http://gateway", transport=transport, timeout=60) as http:
+            assert http.get("/version").status_code == 200
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (":8000", ("127.0.0.1", 8000)),
+        ("8000", ("127.0.0.1", 8000)),
+        ("0.0.0.0:1", ("0.0.0.0", 1)),
+        ("[::1]:2", ("::1", 2)),
+    ],
+)
+def test_addresses(address: str, expected: tuple[str, int]) -> None:
+    assert split_address(address) == expected
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:port", ":70000", "host:-1", "*:1", "unix:"])
+def test_malformed_address_is_refused(address: str) -> None:
+    for refuse in (check_address, listen):
+        with pytest.raises(ConfigError, match="http is"):
+            refuse(address)
+
+
+def test_name_that_no_host_can_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen at a\.\.b:0: "):
+        listen("a..b:0")
+
+
+def test_occupied_address_is_refused_with_its_name() -> None:
+    with listen(":0") as first:
+        taken = url_of(first).removeprefix("http://")
+        with pytest.raises(ConfigError, match=taken):
+            listen(taken)
+
+
+def test_host_is_served_at_the_address_that_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As localhost where the loopback interface has only one of 127.0.0.1 and ::1."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 0)) for host in ("192.0.2.1", "127.0.0.1")]
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        with listen("localhost:0") as listener:
+            assert url_of(listener).startswith("http://127.0.0.1:")
+        found.pop()
+        with pytest.raises(ConfigError, match="cannot listen at localhost:0: Cannot assign requested address"):
+            listen("localhost:0")
