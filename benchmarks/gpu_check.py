@@ -55,8 +55,8 @@ SETS = {
         Part("small", "models", 75),
         Part("processes", "processes", 60),
         Part("recovery", "recovery", 75),
-        Part("attention", "kernels", 35),
-        Part("peers_small", "peers", 60),
+        Part("attention", "kernels", 55),
+        Part("peers_small", "peers", 40),
     ],
     "large": [
         LIMITS,

@@ -122,7 +122,7 @@ class CacheConfig:
         None, f"tokens per KV page, a power of two; by default {CPU_PAGE_SIZE} on a CPU, {GPU_PAGE_SIZE} on a GPU"
     )
     num_pages: int | None = option(None, "KV pages; by default as many as the memory allows")
-    kv_dtype: str = option("auto", "dtype of keys and values: auto is the model's own, int8 halves the memory (CPU)")
+    kv_dtype: str = option("auto", "dtype of keys and values: auto is the model's own, int8 halves the memory")
     kv_memory_fraction: float | None = option(
         None,
         "share of the memory left after loading the weights that KV pages may use; by default "

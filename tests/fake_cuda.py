@@ -285,6 +285,7 @@ def fake_cuda(patch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     for name, value in _functions(device).items():
         patch.setattr(torch.cuda, name, value)
     patch.setattr(InterpreterBuilder, "create_dot", _dot_of(InterpreterBuilder.create_dot))
+    patch.setattr(InterpreterBuilder, "create_si_to_fp", _float_of(InterpreterBuilder.create_si_to_fp))
     patch.setattr(InterpretedFunction, "run", lambda kernel, *a, **k: device.launch_kernel(kernel_run, kernel, *a, **k))
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
@@ -358,6 +359,18 @@ def _dot_of(create_dot: Operator) -> Operator:
         return TensorHandle((factor.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
     return lambda self, a, b, *rest: create_dot(self, widened(a), widened(b), *rest)
+
+
+def _float_of(convert: Operator) -> Operator:
+    """The interpreter's integers as numbers of other types, but of bfloat16 too, whose bits it would set to them."""
+
+    def converted(self: Any, x: Any, target: Any) -> Any:
+        if target.scalar != tl.bfloat16:
+            return convert(self, x, target)
+        assert x.data.dtype == np.int8, "others are not exact"
+        return TensorHandle((x.data.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16), tl.bfloat16)
+
+    return converted
 
 
 def _scaled_mm(

@@ -15,7 +15,8 @@ from triptych.workers.execute.attention.interface import AttentionForm, LayerCac
 from triptych.workers.execute.attention.triton import TritonAttention
 from triptych.workers.execute.attention.varlen import VarlenAttention, find_varlen
 from triptych.workers.execute.kernels.triton_chunk import ChunkTile, KeySplits, chunk_attention
-from triptych.workers.execute.kernels.triton_decode import DecodeTile, decode_attention
+from triptych.workers.execute.kernels.triton_decode import DecodeTile, decode_attention, decode_tile
+from triptych.workers.execute.model.pool import LayerShape, allocate_pool
 
 Way = Callable[[], object]
 
@@ -52,7 +53,8 @@ def limits(setting: Setting, note: Notes) -> None:
 
 
 def attention(setting: Setting, note: Notes) -> None:
-    """Decodes of 64 sequences with 2048 keys compared with the copy, chunks of 2048 and 1024 tokens with the product.
+    """Decodes of 64 sequences with 2048 keys compared with the copy, chunks of 2048 and 1024 tokens with the product;
+    and the same over keys and values in eight bits.
 
     Results shown in the table come first, because each variant is a kernel that has to be compiled.
     """
@@ -78,6 +80,14 @@ def attention(setting: Setting, note: Notes) -> None:
         measure("chunk_1024", half, {"default": partial(half._run, None)}, "matmul_flop_per_s")
         short = ShortChunk(setting)
         measure("chunk_short", short, short.ways(setting), "copy_bytes_per_s")
+        eight = Decodes(setting, page_size, has_eight_bits=True)
+        measure("decode_int8", eight, eight.ways(setting), "copy_bytes_per_s")
+        note("decode_tokens_per_s", decodes.tokens_per_s(setting))
+        note("decode_int8_tokens_per_s", eight.tokens_per_s(setting))
+        eight_chunk = Chunk(setting, 0, has_eight_bits=True)
+        measure("chunk_int8", eight_chunk, {"default": partial(eight_chunk._run, None)}, "matmul_flop_per_s")
+        eight_short = ShortChunk(setting, has_eight_bits=True)
+        measure("chunk_short_int8", eight_short, {"default": eight_short.default(setting)}, "copy_bytes_per_s")
 
 
 class _Variants:
@@ -113,8 +123,11 @@ class _Scene:
 
     amount: float  # bytes that must be read, or operations
 
-    def __init__(self, setting: Setting, *, num_seqs: int, context: int, num_tokens: int, page_size: int) -> None:
+    def __init__(
+        self, setting: Setting, *, num_seqs: int, context: int, num_tokens: int, page_size: int, has_eight_bits: bool
+    ) -> None:
         shape, device = setting.shape("qwen3-8b"), setting.device
+        self._num_layers = shape["num_hidden_layers"]
         heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
         dim = shape["head_dim"]
         width = -(-context // page_size)
@@ -125,6 +138,13 @@ class _Scene:
 
         pages = num_seqs * width + 1
         self.cache = LayerCache(random(pages, page_size, kv_heads, dim), random(pages, page_size, kv_heads, dim))
+        if has_eight_bits:
+            self.cache = allocate_pool(
+                {0: LayerShape(kv_heads, dim, dim, torch.int8)}, pages - 1, page_size=page_size, device=device
+            )[0]
+            for pool in self.cache.pools:
+                pool.copy_(torch.rand(pool.shape, device=device) * (127 if pool.dtype == torch.int8 else 0.01))
+        self.bytes_per_token = sum(pool[0].nbytes for pool in self.cache.pools) // page_size
         self.query = random(num_tokens, heads, dim)
         self.scale = dim**-0.5
         order = 1 + torch.randperm(pages - 1, device=device, dtype=torch.int64)
@@ -153,16 +173,25 @@ class _Scene:
 
 
 class Decodes(_Scene):
-    def __init__(self, setting: Setting, page_size: int) -> None:
+    def __init__(self, setting: Setting, page_size: int, *, has_eight_bits: bool = False) -> None:
         self.page_size = page_size
         num_seqs, context = setting.size(64, 2), setting.size(2048, 40)
-        super().__init__(setting, num_seqs=num_seqs, context=context, num_tokens=num_seqs, page_size=page_size)
-        self.amount = 2 * num_seqs * context * self.cache.keys[0, 0].numel() * self.cache.keys.itemsize
+        super().__init__(
+            setting, num_seqs=num_seqs, context=context, num_tokens=num_seqs, page_size=page_size,
+            has_eight_bits=has_eight_bits,
+        )  # fmt: skip
+        self.amount = num_seqs * context * self.bytes_per_token
+
+    def tokens_per_s(self, setting: Setting) -> float:
+        """How many tokens a second attention alone allows, in all layers."""
+        seconds = setting.seconds(self.attend(TritonAttention(setting.device), 1))
+        return len(self.query) / (int(self._num_layers) * seconds)
 
     def ways(self, setting: Setting) -> dict[str, Way]:
         kernel = TritonAttention(setting.device)
         default = kernel._num_splits(len(self.query) * self.cache.keys.shape[2], int(self.contexts[0]))
-        cuts = {"default": (default, DecodeTile())}
+        tile = decode_tile(self.query.shape[2], self.query.dtype, has_eight_bits=self.cache.scales is not None)
+        cuts = {"default": (default, tile)}
         if (
             self.page_size == GPU_PAGE_SIZE
         ):  # for each page size, tiles are separate kernels, and compiling takes seconds
@@ -176,18 +205,27 @@ class Decodes(_Scene):
 
     def _run(self, num_splits: int, tile: DecodeTile) -> None:
         decode_attention(
-            self.query, *self.cache, block_tables=self.tables, context_lens=self.contexts, num_splits=num_splits,
-            tile=tile, **self.form(),
+            self.query, self.cache.keys, self.cache.values, scales=self.cache.scales, block_tables=self.tables,
+            context_lens=self.contexts, num_splits=num_splits, tile=tile, **self.form(),
         )  # fmt: skip
 
 
 class Chunk(_Scene):
     def __init__(
-        self, setting: Setting, before: int, length: int | None = None, *, page_size: int = GPU_PAGE_SIZE
+        self,
+        setting: Setting,
+        before: int,
+        length: int | None = None,
+        *,
+        page_size: int = GPU_PAGE_SIZE,
+        has_eight_bits: bool = False,
     ) -> None:
         self.length = length or setting.size(2048, 20)
         context = before + self.length
-        super().__init__(setting, num_seqs=1, context=context, num_tokens=self.length, page_size=page_size)
+        super().__init__(
+            setting, num_seqs=1, context=context, num_tokens=self.length, page_size=page_size,
+            has_eight_bits=has_eight_bits,
+        )  # fmt: skip
         num_pairs = self.length * before + self.length * (self.length + 1) // 2
         self.amount = 4 * self.query[0].numel() * num_pairs
 
@@ -200,8 +238,8 @@ class Chunk(_Scene):
 
     def _run(self, tile: ChunkTile | None, splits: KeySplits | None = None) -> None:
         chunk_attention(
-            self.query, *self.cache, torch.empty_like(self.query), block_tables=self.tables,
-            context_lens=self.contexts, query_starts=self.starts, tile=tile, splits=splits,
+            self.query, self.cache.keys, self.cache.values, torch.empty_like(self.query), scales=self.cache.scales,
+            block_tables=self.tables, context_lens=self.contexts, query_starts=self.starts, tile=tile, splits=splits,
             **self.form(),
         )  # fmt: skip
 
@@ -209,12 +247,15 @@ class Chunk(_Scene):
 class ShortChunk(Chunk):
     """A few tokens after a long prefix, whose keys and values have to be read."""
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting, setting.size(30_000, 100), setting.size(16, 3))
-        self.amount = 2 * int(self.contexts[0]) * self.cache.keys[0, 0].numel() * self.cache.keys.itemsize
+    def __init__(self, setting: Setting, *, has_eight_bits: bool = False) -> None:
+        super().__init__(setting, setting.size(30_000, 100), setting.size(16, 3), has_eight_bits=has_eight_bits)
+        self.amount = int(self.contexts[0]) * self.bytes_per_token
+
+    def default(self, setting: Setting) -> Way:
+        return self.attend(TritonAttention(setting.device), self.length)
 
     def ways(self, setting: Setting) -> dict[str, Way]:
         splits = [KeySplits(num_keys, is_parallel=True) for num_keys in (512, 1024, 2048, 4096)]
-        ways = {"default": self.attend(TritonAttention(setting.device), self.length)}
+        ways = {"default": self.default(setting)}
         ways |= {f"splits of {each.num_keys}": partial(self._run, None, each) for each in splits}
         return ways | self.varlen(setting, self.length)

@@ -120,7 +120,7 @@ def _attend(group: _Group, cache: LayerCache, query: torch.Tensor, form: Attenti
     num_tokens, num_heads, key_dim = query.shape
     k, v = (
         pages.flatten(0, 1).index_select(0, group.slots).view(num_seqs, -1, *pages.shape[2:]).transpose(1, 2)
-        for pages in cache
+        for pages in (cache.keys, cache.values)
     )  # [B, J, L, D], [B, J, L, E]
     q = query.view(num_seqs, num_tokens // num_seqs, num_kv_heads, -1, key_dim).permute(0, 2, 3, 1, 4)
     kernel = _fused if form.softcap is None and form.sinks is None else _by_hand

@@ -14,10 +14,19 @@ from ..step import StepInputs
 
 
 class LayerCache(NamedTuple):
-    """The pages of one layer. Page 0 is the trash page: padding writes to it, and its content is meaningless."""
+    """The pages of one layer. Page 0 is the trash page: padding writes to it, and its content is meaningless.
+
+    With ``scales``, keys and values are int8; see ``eight_bits``.
+    """
 
     keys: torch.Tensor  # [N, P, J, D]
     values: torch.Tensor  # [N, P, J, E]
+    scales: torch.Tensor | None = None  # bfloat16 [N, J, S, P]
+
+    @property
+    def pools(self) -> list[torch.Tensor]:
+        """All tensors that hold pages."""
+        return [pool for pool in self if pool is not None]
 
 
 class AttentionForm(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..step import StepInputs
+from .eight_bits import read_pages, write_tokens
 from .interface import AttentionForm, LayerCache
 
 
@@ -16,6 +17,9 @@ class ReferenceAttention:
 
     def write(self, cache: LayerCache, key: torch.Tensor, value: torch.Tensor) -> None:
         slots = torch.from_numpy(self._inputs.slot_mapping).to(key.device)
+        if cache.scales is not None:
+            write_tokens(cache, slots, key, value)
+            return
         cache.keys.flatten(0, 1)[slots] = key
         cache.values.flatten(0, 1)[slots] = value
 
@@ -24,9 +28,16 @@ class ReferenceAttention:
         outputs = []
         for s, length in enumerate(self._inputs.context_lens.tolist()):
             table = tables[s, : -(-length // cache.keys.shape[1])].to(query.device)
-            keys, values = (pages[table].flatten(0, 1)[:length] for pages in cache)
+            keys, values = (part[:length] for part in _read(cache, table))
             outputs.append(_attend(query[starts[s] : starts[s + 1]], keys, values, form))
         return torch.cat(outputs)
+
+
+def _read(cache: LayerCache, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of all tokens of some pages."""
+    if cache.scales is not None:
+        return read_pages(cache, table)
+    return cache.keys[table].flatten(0, 1), cache.values[table].flatten(0, 1)
 
 
 def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, form: AttentionForm) -> torch.Tensor:

@@ -8,7 +8,7 @@ from ..kernels.sizes import cdiv
 from ..kernels.support import num_processors
 from ..kernels.triton_chunk import KeySplits, chunk_attention, chunk_tile
 from ..kernels.triton_decode import MAX_SPLITS, SHARED_BYTES, decode_attention, decode_tile
-from ..kernels.triton_write import write_slots
+from ..kernels.triton_write import write_eight_bits, write_slots
 from ..step import StepInputs
 from .device_step import DeviceStep, upload
 from .interface import AttentionForm, LayerCache
@@ -41,8 +41,13 @@ class TritonAttention:
         self._step = step
 
     def write(self, cache: LayerCache, key: torch.Tensor, value: torch.Tensor) -> None:
-        write_slots(key, cache.keys, self._step.slot_mapping)
-        write_slots(value, cache.values, self._step.slot_mapping)
+        slots = self._step.slot_mapping
+        if cache.scales is None:
+            write_slots(key, cache.keys, slots)
+            write_slots(value, cache.values, slots)
+        else:
+            write_eight_bits(key, cache.keys, cache.scales, slots, is_key=True)
+            write_eight_bits(value, cache.values, cache.scales, slots, is_key=False)
 
     def attend(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
         step = self._step
@@ -68,11 +73,14 @@ class TritonAttention:
             query.dtype,
             has_few_rows=has_few_rows,
             shared_bytes=self._shared_bytes,
+            has_eight_bits=cache.scales is not None,
         )
         chunk_attention(
             query,
-            *cache,
+            cache.keys,
+            cache.values,
             output,
+            scales=cache.scales,
             block_tables=step.block_tables[num_decodes:],
             context_lens=step.context_lens[num_decodes:],
             query_starts=step.query_starts[num_decodes:],
@@ -111,7 +119,9 @@ class TritonAttention:
         num_keys, dim = step.block_tables.shape[1] * cache.keys.shape[1], max(query.shape[2], cache.values.shape[3])
         return decode_attention(
             query,
-            *cache,
+            cache.keys,
+            cache.values,
+            scales=cache.scales,
             block_tables=step.block_tables[:num_decodes],
             context_lens=step.context_lens[:num_decodes],
             scale=form.scale,
@@ -121,7 +131,9 @@ class TritonAttention:
             num_splits=self._num_splits(
                 num_decodes * cache.keys.shape[2], min(num_keys, form.sliding_window or num_keys)
             ),
-            tile=decode_tile(dim, query.dtype, shared_bytes=self._shared_bytes),
+            tile=decode_tile(
+                dim, query.dtype, shared_bytes=self._shared_bytes, has_eight_bits=cache.scales is not None
+            ),
         )
 
     def _num_splits(self, num_programs: int, num_keys: int) -> int:

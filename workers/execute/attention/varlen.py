@@ -24,7 +24,8 @@ def find_varlen() -> Varlen | None:
 
 
 class VarlenAttention(TritonAttention):
-    """Attends through ``varlen``; what that does not support (soft caps, sinks, half of the dtypes) stays with Triton.
+    """Attends through ``varlen``; what that does not support (soft caps, sinks, half of the dtypes, keys in eight bits)
+    stays with Triton.
 
     With ``is_invariant`` keys are not split, so that a sequence's result does not depend on the others.
     """
@@ -35,7 +36,7 @@ class VarlenAttention(TritonAttention):
 
     def attend(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
         is_known = form.softcap is None and form.sinks is None and query.dtype in (torch.float16, torch.bfloat16)
-        if not is_known:
+        if not is_known or cache.scales is not None:
             return super().attend(cache, query, form)
         step = self._step
         # Keys to the left of a token's own; -1 means all. Keys to the right are never seen.

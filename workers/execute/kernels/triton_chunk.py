@@ -26,8 +26,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .sizes import next_power_of_2
+from .sizes import KEY_GROUP, next_power_of_2
 from .triton_decode import PLAIN_SHARED_BYTES, SHARED_BYTES, _bounded, _slots, _unit
+from .triton_eight_bits import load_tile, places_of, widened
 
 
 class ChunkTile(NamedTuple):
@@ -39,10 +40,16 @@ class ChunkTile(NamedTuple):
     # Loads of keys depend on another load, of the block table, so Triton gives them half the stages: with 5 the next
     # tile is prefetched during the computation, with 4 or fewer it is not. Registers limit an SM to one program anyway.
     num_stages: int = 5
+    holds: bool = False  # whether keys and values in eight bits are widened once for all warps, see ``load_tile``
 
 
 def chunk_tile(
-    dim: int, dtype: torch.dtype, *, has_few_rows: bool = False, shared_bytes: int = SHARED_BYTES
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    has_few_rows: bool = False,
+    shared_bytes: int = SHARED_BYTES,
+    has_eight_bits: bool = False,
 ) -> ChunkTile:
     """A tile that fits in the registers of a program: the default for half precision and head sizes up to 128.
 
@@ -50,7 +57,13 @@ def chunk_tile(
     processes them identically, in the same order, so the bits of a row are the same.
     """
     if dtype.itemsize > 2 or shared_bytes <= PLAIN_SHARED_BYTES:
-        return ChunkTile(num_rows=16, num_keys=32, num_warps=4 if dim <= 128 else 8, num_stages=1)
+        num_keys = 16 if has_eight_bits else 32
+        return ChunkTile(num_rows=16, num_keys=num_keys, num_warps=4 if dim <= 128 else 8, num_stages=1)
+    if has_eight_bits and shared_bytes < SHARED_BYTES:  # or products read keys from there: they are widened once anyway
+        tile = ChunkTile(num_rows=32, num_keys=32, num_warps=4, num_stages=3)
+        if dim <= 128:
+            tile = chunk_tile(dim, dtype, has_few_rows=has_few_rows, shared_bytes=shared_bytes)
+        return tile._replace(holds=True)
     if dim > 256:
         return ChunkTile(num_rows=32, num_keys=32, num_stages=3)
     if dim > 128:  # five stages take 101 KiB
@@ -76,20 +89,29 @@ def _shares(most, weight):
 
 @triton.jit
 def _take_in(
-    q, most, total, mixed, position, begin, end, keys, values, table, scale, softcap, window,
-    key_slot: tl.constexpr, value_slot: tl.constexpr,
+    q, most, total, mixed, position, begin, end, keys, values, scales, table, scale, softcap, window,
+    key_slot: tl.constexpr, value_slot: tl.constexpr, scale_page: tl.constexpr, S: tl.constexpr,
     P: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_N: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    BLOCK_N: tl.constexpr, HOLDS: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Adds the tiles of keys from ``begin`` to ``end``. With ``IS_WHOLE`` all rows see all of these keys."""
     d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
     unit = _unit(scale, HAS_SOFTCAP)
     for n in range(begin, end, BLOCK_N):
         key_position = n + tl.arange(0, BLOCK_N)
-        is_key = tl.full([BLOCK_N], True, tl.int1) if IS_WHOLE else key_position < end
-        slot = _slots(table, n, is_key, P, BLOCK_N, True)
-        k_tile = keys + slot[None, :] * key_slot + d[:, None]
-        k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
+        is_key = tl.full([BLOCK_N], True, tl.int1) if IS_WHOLE and not HOLDS else key_position < end
+        if S:
+            page, offset = places_of(table, n, is_key, P, BLOCK_N, True)
+            key_numbers, key_scales, value_numbers, value_scales = load_tile(
+                keys, values, scales, page, offset, is_key,
+                key_slot, value_slot, scale_page, P, S, D, E, BLOCK_D, BLOCK_E, BLOCK_N, HOLDS,
+            )  # fmt: skip
+            k = tl.trans(widened(key_numbers, key_scales, q.dtype))
+        else:
+            slot = _slots(table, n, is_key, P, BLOCK_N, True)
+            k_tile = keys + slot[None, :] * key_slot + d[:, None]
+            k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
         scores = _bounded(tl.dot(q, k, input_precision="ieee"), scale, softcap, HAS_SOFTCAP)
         if not IS_WHOLE:
             is_seen = key_position[None, :] <= position[:, None]
@@ -100,8 +122,11 @@ def _take_in(
         base = tl.where(new_most == float("-inf"), 0.0, new_most)  # while a row has seen no keys
         share_of_old = tl.exp2(most - base)
         p = tl.exp2(tl.fma(scores, unit, -base[:, None]))
-        v_tile = values + slot[:, None] * value_slot + e[None, :]
-        v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
+        if S:
+            v = widened(value_numbers, value_scales, q.dtype)
+        else:
+            v_tile = values + slot[:, None] * value_slot + e[None, :]
+            v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
         mixed = mixed * share_of_old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         total = tl.fma(total, share_of_old, tl.sum(p, 1))
         most = new_most
@@ -110,10 +135,11 @@ def _take_in(
 
 @triton.jit
 def _split(
-    q, position, whole_start, whole_end, first_key, end, keys, values, table, scale, softcap, window,
-    key_slot: tl.constexpr, value_slot: tl.constexpr,
+    q, position, whole_start, whole_end, first_key, end, keys, values, scales, table, scale, softcap, window,
+    key_slot: tl.constexpr, value_slot: tl.constexpr, scale_page: tl.constexpr, S: tl.constexpr,
     P: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, HOLDS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """The mixed values for the keys from ``first_key`` to ``end``, and their weights as base-2 exponents.
 
@@ -128,9 +154,9 @@ def _split(
         begin = first_key if part == 0 else whole_start if part == 1 else whole_end
         stop = whole_start if part == 0 else whole_end if part == 1 else end
         most, total, mixed = _take_in(
-            q, most, total, mixed, position, begin, stop, keys, values, table, scale, softcap, window,
-            key_slot, value_slot, P, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
-            IS_WHOLE=part == 1, HAS_WINDOW=HAS_WINDOW, HAS_SOFTCAP=HAS_SOFTCAP,
+            q, most, total, mixed, position, begin, stop, keys, values, scales, table, scale, softcap, window,
+            key_slot, value_slot, scale_page, S, P, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
+            HOLDS=HOLDS, IS_WHOLE=part == 1, HAS_WINDOW=HAS_WINDOW, HAS_SOFTCAP=HAS_SOFTCAP,
         )  # fmt: skip
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
@@ -161,12 +187,13 @@ def _chunk_of(tile, query_starts, num_chunks, G: tl.constexpr, BLOCK_M: tl.const
     do_not_specialize_on_alignment=["tables", "context_lens", "query_starts"],
 )
 def _chunk(
-    query, keys, values, output, parts, weights, tables, context_lens, query_starts, sinks,
+    query, keys, values, scales, output, parts, weights, tables, context_lens, query_starts, sinks,
     scale, softcap, window, num_chunks, table_width, split_keys, num_splits,
     query_token, query_head, output_token, output_head,
     key_slot: tl.constexpr, key_head: tl.constexpr, value_slot: tl.constexpr, value_head: tl.constexpr,
+    scale_page: tl.constexpr, S: tl.constexpr,
     P: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, HOLDS: tl.constexpr,
     IS_SPLIT: tl.constexpr, IS_SUMMED: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
@@ -211,6 +238,7 @@ def _chunk(
     q_tile = query + place[:, None] * query_token + head[:, None] * query_head + d[None, :]
     q = tl.load(q_tile, mask=is_row[:, None] & (d < D)[None, :], other=0.0)
     own_keys, own_values, table = keys + j * key_head, values + j * value_head, tables + s * table_width
+    own_scales = scales + j * (S * P)
     is_output = is_row[:, None] & (e < E)[None, :]
     if IS_SUMMED:
         most, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
@@ -218,8 +246,8 @@ def _chunk(
         for low in range(first_split, end, split_keys):
             mixed, weight = _split(
                 q, position, whole_start, whole_end, tl.maximum(first_key, low), tl.minimum(end, low + split_keys),
-                own_keys, own_values, table, scale, softcap, window, key_slot, value_slot,
-                P, D, E, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP,
+                own_keys, own_values, own_scales, table, scale, softcap, window, key_slot, value_slot, scale_page, S,
+                P, D, E, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_N, HOLDS, HAS_WINDOW, HAS_SOFTCAP,
             )  # fmt: skip
             most, of_sum, of_split = _shares(most, weight)
             total = tl.fma(total, of_sum, of_split)
@@ -230,8 +258,9 @@ def _chunk(
         mixed = tl.load(sums, mask=is_output & (first_split < end), other=0.0)
     else:
         mixed, most = _split(
-            q, position, whole_start, whole_end, first_key, end, own_keys, own_values, table, scale, softcap, window,
-            key_slot, value_slot, P, D, E, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP,
+            q, position, whole_start, whole_end, first_key, end, own_keys, own_values, own_scales, table, scale,
+            softcap, window, key_slot, value_slot, scale_page, S,
+            P, D, E, BLOCK_M, BLOCK_D, BLOCK_E, BLOCK_N, HOLDS, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
         total = tl.where(most == float("-inf"), 0.0, 1.0)
     if IS_SPLIT:
@@ -283,6 +312,7 @@ def chunk_attention(
     values: torch.Tensor,
     output: torch.Tensor,
     *,
+    scales: torch.Tensor | None = None,
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     query_starts: torch.Tensor,
@@ -297,7 +327,7 @@ def chunk_attention(
     number, for example if the chunks come after decodes: only its differences matter.
 
     ``context_lens`` [C] and ``block_tables`` [C, W] are per chunk; with a context of 0, a chunk's outputs are zeros.
-    Without ``splits`` no keys are split.
+    Without ``splits`` no keys are split. With ``scales`` the pages are in eight bits (``attention.eight_bits``).
     """
     num_chunks = len(context_lens)
     if not num_chunks:
@@ -316,13 +346,15 @@ def chunk_attention(
         weights = query.new_empty(num_tokens, num_heads, num_splits, dtype=torch.float32)
     num_tiles = num_tokens * group // tile.num_rows + num_chunks
     _chunk[(num_tiles * num_kv_heads * num_splits,)](
-        query, keys, values, output, parts, weights, block_tables, context_lens, query_starts, sinks_or_any,
+        query, keys, values, keys if scales is None else scales, output, parts, weights, block_tables, context_lens,
+        query_starts, sinks_or_any,
         scale, softcap or 0.0, window or 0, num_chunks, block_tables.stride(0), split_keys, num_splits,
         query.stride(0), query.stride(1), output.stride(0), output.stride(1),
         key_slot=keys.stride(1), key_head=keys.stride(2), value_slot=values.stride(1), value_head=values.stride(2),
+        scale_page=0 if scales is None else scales.stride(0), S=0 if scales is None else scales.shape[2],
         P=page_size, G=group, H=num_heads, D=key_dim, E=value_dim,
-        BLOCK_M=tile.num_rows, BLOCK_D=max(16, next_power_of_2(key_dim)),
-        BLOCK_E=max(16, next_power_of_2(value_dim)), BLOCK_N=tile.num_keys,
+        BLOCK_M=tile.num_rows, BLOCK_D=max(16 if scales is None else KEY_GROUP, next_power_of_2(key_dim)),
+        BLOCK_E=max(16, next_power_of_2(value_dim)), BLOCK_N=tile.num_keys, HOLDS=tile.holds,
         IS_SPLIT=is_parallel, IS_SUMMED=splits is not None and not is_parallel,
         HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,

@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .sizes import next_power_of_2
+from .sizes import KEY_GROUP, next_power_of_2
+from .triton_eight_bits import load_tile, places_of, widened
 
 MAX_SPLITS = 32  # of the keys of a sequence: one kernel combines up to this many
 SHARED_BYTES = 227 << 10  # that a program can have on Hopper; on GPUs for workstations it is 99 KiB
@@ -33,13 +34,18 @@ class DecodeTile(NamedTuple):
     num_stages: int = 3
 
 
-def decode_tile(dim: int, dtype: torch.dtype, *, shared_bytes: int = SHARED_BYTES) -> DecodeTile:
+def decode_tile(
+    dim: int, dtype: torch.dtype, *, shared_bytes: int = SHARED_BYTES, has_eight_bits: bool = False
+) -> DecodeTile:
     """A tile that fits in the registers of a program: the default for half precision and head sizes up to 256."""
     is_plain = shared_bytes <= PLAIN_SHARED_BYTES
     if dim > 128 and (dtype.itemsize > 2 or is_plain):
         return DecodeTile(num_keys=16, num_warps=8, num_stages=1)
     if is_plain:
         return DecodeTile(num_keys=32, num_stages=1)
+    if has_eight_bits:  # what is widened takes registers, as do all loads of a tile, which wait together
+        num_keys = 16 if dtype.itemsize > 2 or is_plain else 64 if dim <= 128 else 32
+        return DecodeTile(num_keys=num_keys, num_warps=4 if dim <= 128 else 8, num_stages=1)
     return DecodeTile() if dim <= 256 else DecodeTile(num_keys=32)
 
 
@@ -79,15 +85,18 @@ def _slots(table, first, is_key, P: tl.constexpr, BLOCK_N: tl.constexpr, IS_ALIG
 # Sizes and addresses that change from step to step must not trigger a recompilation, which takes seconds.
 @triton.jit(do_not_specialize=["table_width"], do_not_specialize_on_alignment=["tables", "context_lens"])
 def _decode(
-    query, keys, values, output, weights, tables, context_lens, sinks,
+    query, keys, values, scales, output, weights, tables, context_lens, sinks,
     scale, softcap, window, table_width,
     query_token, query_head,
     key_slot: tl.constexpr, key_head: tl.constexpr, value_slot: tl.constexpr, value_head: tl.constexpr,
+    scale_page: tl.constexpr, S: tl.constexpr,
     P: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
     IS_SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """One program computes one sequence, one key head and one split of the keys."""
+    """One program computes one sequence, one key head and one split of the keys. With S > 0, pages have eight bits, and
+    a token and head has S scales.
+    """
     s, j, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(2)
     g, d, e = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
@@ -110,16 +119,27 @@ def _decode(
     unit = _unit(scale, HAS_SOFTCAP)
     for n in range(start, end, BLOCK_N):
         is_key = n + tl.arange(0, BLOCK_N) < end
-        slot = _slots(tables + s * table_width, n, is_key, P, BLOCK_N, not HAS_WINDOW)
-        k_tile = keys + slot[None, :] * key_slot + j * key_head + d[:, None]
-        k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
+        if S:
+            page, offset = places_of(tables + s * table_width, n, is_key, P, BLOCK_N, not HAS_WINDOW)
+            key_numbers, key_scales, value_numbers, value_scales = load_tile(
+                keys + j * key_head, values + j * value_head, scales + j * (S * P), page, offset, is_key,
+                key_slot, value_slot, scale_page, P, S, D, E, BLOCK_D, BLOCK_E, BLOCK_N, False,
+            )  # fmt: skip
+            k = tl.trans(widened(key_numbers, key_scales, q.dtype))
+        else:
+            slot = _slots(tables + s * table_width, n, is_key, P, BLOCK_N, not HAS_WINDOW)
+            k_tile = keys + slot[None, :] * key_slot + j * key_head + d[:, None]
+            k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
         scores = _bounded(tl.dot(q, k, input_precision="ieee"), scale, softcap, HAS_SOFTCAP)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
         new_most = tl.maximum(most, tl.max(scores, 1) * unit)
         share_of_old = tl.exp2(most - new_most)
         p = tl.exp2(scores * unit - new_most[:, None])
-        v_tile = values + slot[:, None] * value_slot + j * value_head + e[None, :]
-        v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
+        if S:
+            v = widened(value_numbers, value_scales, q.dtype)
+        else:
+            v_tile = values + slot[:, None] * value_slot + j * value_head + e[None, :]
+            v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
         mixed = mixed * share_of_old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         total = total * share_of_old + tl.sum(p, 1)
         most = new_most
@@ -156,6 +176,7 @@ def decode_attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     *,
+    scales: torch.Tensor | None = None,
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     scale: float,
@@ -165,7 +186,8 @@ def decode_attention(
     num_splits: int,
     tile: DecodeTile | None = None,
 ) -> torch.Tensor:
-    """Outputs [S, H, E] of queries [S, H, D] over pages [N, P, J, D] and [N, P, J, E], block tables int32 [S, W].
+    """Outputs [S, H, E] of queries [S, H, D] over pages [N, P, J, D] and [N, P, J, E], block tables int32 [S, W]. With
+    ``scales`` the pages are in eight bits (``attention.eight_bits``).
 
     A sequence of context 0 gets zeros. All launch shapes follow from the shapes of the arguments and ``num_splits``:
     the host reads no device memory.
@@ -182,14 +204,16 @@ def decode_attention(
         parts = query.new_empty(num_seqs, num_heads, num_splits, value_dim, dtype=torch.float32)
         weights = query.new_empty(num_seqs, num_heads, num_splits, dtype=torch.float32)
     _decode[num_seqs, num_kv_heads, num_splits](
-        query, keys, values, parts, weights, block_tables, context_lens, output if sinks is None else sinks,
+        query, keys, values, keys if scales is None else scales, parts, weights, block_tables, context_lens,
+        output if sinks is None else sinks,
         scale, softcap or 0.0, window or 0, block_tables.stride(0),
         query.stride(0), query.stride(1),
         key_slot=keys.stride(1), key_head=keys.stride(2), value_slot=values.stride(1), value_head=values.stride(2),
+        scale_page=0 if scales is None else scales.stride(0), S=0 if scales is None else scales.shape[2],
         P=page_size, G=group, D=key_dim, E=value_dim,
         BLOCK_G=max(16, next_power_of_2(group)),  # a matrix product needs at least 16 rows
-        BLOCK_D=max(16, next_power_of_2(key_dim)), BLOCK_E=max(16, next_power_of_2(value_dim)),
-        BLOCK_N=tile.num_keys, IS_SPLIT=num_splits > 1,
+        BLOCK_D=max(16 if scales is None else KEY_GROUP, next_power_of_2(key_dim)),
+        BLOCK_E=max(16, next_power_of_2(value_dim)), BLOCK_N=tile.num_keys, IS_SPLIT=num_splits > 1,
         HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

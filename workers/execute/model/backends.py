@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ....protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from ....protocol.config import KV_DTYPES, CacheConfig, ModelConfig, SchedulerConfig
 from ....protocol.errors import ConfigError
 from ...importing import MODELS, TRANSFORMERS, importing
 from ..kernels.support import why_no_triton
@@ -103,10 +103,11 @@ class Backends:
             return self
         from .ranks import Ranks
 
+        kv_dtypes = ("auto",) if self.device.type == "cpu" else KV_DTYPES
         for name, value, common in (
             ("backend", config.backend, ("auto", "transformers")),
             ("quantization", config.quantization, ("none",)),
-            ("kv_dtype", self.cache.kv_dtype, ("auto",)),
+            ("kv_dtype", self.cache.kv_dtype, kv_dtypes),
         ):
             if value not in common:
                 raise ConfigError(
@@ -144,7 +145,7 @@ class Backends:
                 only they support.
         """
         config = self.config
-        if self.group.size > 1 or self.cache.kv_dtype != "auto":
+        if self.group.size > 1:
             return None
         is_asked_for = config.backend == "fused" or config.quantization == "fp8"
         is_asked_for |= config.deterministic and self.device.type == "cuda"
@@ -175,13 +176,14 @@ class Backends:
         with importing(MODELS):
             from .fused_build import load_fused  # here, as Triton is not available for every device
 
-        proof = DeviceProof(self.folder, self.config, self.device)
+        proof = DeviceProof(self.folder, self.config, self.device, self.cache.kv_dtype)
         fused = load_fused(
             self.folder,
             self._tokenizer,
             dtype=self.config.dtype,
             quantization=self.config.quantization,
             is_invariant=self.config.deterministic,
+            has_eight_bit_pages=self.has_eight_bit_pages,
             page_size=self.cache.page_tokens,
             device=self.device,
             adapters=self.adapters,
@@ -206,7 +208,7 @@ class Backends:
         # The host chooses the rows of states anew for each step.
         is_graphed = self.device.type == "cuda" and self.config.cuda_graphs and not keeps_states
         runner = DeviceRunner(
-            [pages for cache in caches for pages in cache],
+            [pool for cache in caches for pool in cache.pools],
             forward,
             Sampler(facts.eos_token_ids),
             device=self.device,
@@ -269,8 +271,8 @@ class Backends:
 
             native = load_native(self.folder, self._tokenizer, dtype=config.dtype, setting=self._native_setting)
         except Unsupported as error:
-            if self.cache.kv_dtype != "auto":
-                reason = f"kv_dtype is {self.cache.kv_dtype!r}, which only the native kernels have: {error}"
+            if self.has_eight_bit_pages and self.device.type == "cpu":
+                reason = f"kv_dtype is {self.cache.kv_dtype!r}, which only the native kernels have on a CPU: {error}"
                 raise ConfigError(reason, param="kv_dtype") from error
             if config.backend == "native" or config.quantization != "none" or config.deterministic:
                 reason = f"{config.model} cannot run on the native kernels: {error}"
@@ -348,6 +350,7 @@ class Backends:
                 device=self.device,
                 group=self.group,
                 adapters=self.adapters,
+                has_eight_bit_pages=self.has_eight_bit_pages,
                 progress=self.progress,
             )
         except ConfigError as error:
@@ -375,6 +378,10 @@ class Backends:
             partial(make_runner, ranks=None),
             on_pages.memory.states.num_bytes(self.num_state_rows),
         )
+
+    @property
+    def has_eight_bit_pages(self) -> bool:
+        return self.cache.kv_dtype == "int8"
 
     @property
     def num_snapshots(self) -> int:

@@ -31,12 +31,14 @@ class DeviceProof:
     checkpoint: Path
     config: ModelConfig
     device: torch.device
+    kv_dtype: str = "auto"
 
     @cached_property
     def _file(self) -> Path:
         name, capability = torch.cuda.get_device_name(self.device), torch.cuda.get_device_capability(self.device)
         config = self.config
-        form = f"{config.dtype} {config.quantization} {config.deterministic} {name} {capability} {triton_version()}"
+        form = f"{config.dtype} {config.quantization} {self.kv_dtype} {config.deterministic}"
+        form += f" {name} {capability} {triton_version()}"
         return cache_folder() / "device_proofs" / (outcome_key(self.checkpoint, config, form) + _SUFFIX)
 
     def exists(self) -> bool:

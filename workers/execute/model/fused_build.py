@@ -22,13 +22,13 @@ from .fused_lora import FusedAdapters
 from .fused_weights import Format, FusedLoader, FusedWeights
 from .lora import Adapter
 from .oracle import DecoderOutputs, Oracle, refusing
-from .pool import LayerShape, allocate_pool
+from .pool import EIGHT_BIT_PAGES, LayerShape, allocate_pool
 from .probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, decoded_again, paged_rows, random_sequences
 from .ropes import find_ropes
 
 # Greatest difference allowed, relative to the greatest logit.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
-_FP8_TOLERANCE = 0.5
+_EIGHT_BIT_TOLERANCE = 0.5  # of weights in fp8, or keys and values in int8
 _FP8_CAPABILITY = (9, 0)  # CUDA compute capability from which fp8 products take a scale per row
 
 
@@ -50,6 +50,7 @@ def load_fused(
     dtype: str,
     quantization: str,
     is_invariant: bool,
+    has_eight_bit_pages: bool = False,
     page_size: int,
     device: torch.device,
     adapters: Sequence[Adapter] = (),
@@ -72,7 +73,8 @@ def load_fused(
     weights = FusedLoader(spec, checkpoint, format_=format_, device=device, progress=progress).load()
     stacked = FusedAdapters(weights, adapters)
     kernel = TritonAttention(device, is_invariant=is_invariant)
-    shapes = [LayerShape(spec.num_kv_heads, spec.head_dim, spec.head_dim, format_.dtype)] * spec.num_layers
+    kv_dtype = torch.int8 if has_eight_bit_pages else format_.dtype
+    shapes = [LayerShape(spec.num_kv_heads, spec.head_dim, spec.head_dim, kv_dtype)] * spec.num_layers
 
     def make_decoder(num_pages: int, max_model_len: int, page_size: int = page_size) -> FusedDecoder:
         pool = allocate_pool(dict(enumerate(shapes)), num_pages, page_size=page_size, device=device)
@@ -89,7 +91,7 @@ def load_fused(
     return FusedModel(
         facts=read_facts(opened, folder, tokenizer),
         dtype=format_.dtype,
-        backend=f"fused {name}{' deterministic' if is_invariant else ''}",
+        backend=f"fused {name}{' deterministic' * is_invariant}{EIGHT_BIT_PAGES * has_eight_bit_pages}",
         shapes=shapes,
         make_decoder=make_decoder,
     )
@@ -148,6 +150,7 @@ def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, ada
         Unsupported: the logits differ, and the text says by how much; or the kernels cannot be compiled or run here.
     """
     format_, sequences = weights.format, random_sequences(weights.spec.vocab_size)
+    is_rounded = format_.is_fp8 or decoder.caches[0].scales is not None
     # Such as on a device that lacks resources for a kernel.
     with refusing("they failed at the first run"):
         oracle.check(
@@ -155,8 +158,8 @@ def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, ada
             sequences,
             adapters,
             dtype=format_.dtype,
-            limit=_FP8_TOLERANCE if format_.is_fp8 else _TOLERANCES[format_.dtype],
-            may_round=format_.dtype.itemsize == 2 and not format_.is_fp8,
+            limit=_EIGHT_BIT_TOLERANCE if is_rounded else _TOLERANCES[format_.dtype],
+            may_round=format_.dtype.itemsize == 2 and not is_rounded,
         )
 
 

@@ -122,7 +122,9 @@ class FusedDecoder:
             norms = None
         query = rotate_and_write(
             qkv,
-            *cache,
+            cache.keys,
+            cache.values,
+            scales=cache.scales,
             slots=step.slot_mapping,
             positions=step.positions,
             rope=None if layer.rope is None else self._ropes[layer.rope],

@@ -11,9 +11,12 @@ import torch
 from ....protocol.config import CacheConfig
 from ....protocol.errors import ConfigError
 from ..attention.interface import LayerCache
+from ..kernels.sizes import num_scales
 
 logger = logging.getLogger(__name__)
 
+EIGHT_BIT_PAGES = ", int8 keys and values"  # after the name of a backend
+SCALE_DTYPE = torch.bfloat16
 _GiB = 1 << 30
 _CPU_ADVICE = "lower max_model_len or raise num_pages, kv_memory_fraction or max_kv_bytes"
 _GPU_ADVICE = "lower max_model_len, or max_num_seqs and prefill_chunk, or raise num_pages or kv_memory_fraction"
@@ -21,7 +24,7 @@ _BYTES_WITHOUT_PAGES = 1024  # per token if no layer attends: its entries in tab
 
 
 class LayerShape(NamedTuple):
-    """One layer's keys and values. Layers of one model may differ."""
+    """One layer's keys and values; int8 have scales. Layers of one model may differ."""
 
     num_kv_heads: int
     key_dim: int
@@ -30,7 +33,13 @@ class LayerShape(NamedTuple):
 
     @property
     def bytes_per_token(self) -> int:
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+        channels = self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+        return channels + self.num_kv_heads * self.num_scales * SCALE_DTYPE.itemsize
+
+    @property
+    def num_scales(self) -> int:
+        """Of a token and head."""
+        return num_scales(self.key_dim) if self.dtype == torch.int8 else 0
 
 
 class PoolSize(NamedTuple):
@@ -93,17 +102,18 @@ def allocate_pool(
         ConfigError: the device does not have enough memory.
     """
 
-    def pages(num_heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(num_pages + 1, page_size, num_heads, dim, dtype=dtype, device=device)
+    def pages(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(num_pages + 1, *sizes, dtype=dtype, device=device)
+
+    def cache(shape: LayerShape) -> LayerCache:
+        heads, dtype, scales = shape.num_kv_heads, shape.dtype, None
+        if shape.num_scales:
+            scales = pages(heads, shape.num_scales, page_size, dtype=SCALE_DTYPE)
+        keys, values = (pages(page_size, heads, dim, dtype=dtype) for dim in (shape.key_dim, shape.value_dim))
+        return LayerCache(keys, values, scales)
 
     try:
-        return {
-            layer: LayerCache(
-                pages(shape.num_kv_heads, shape.key_dim, shape.dtype),
-                pages(shape.num_kv_heads, shape.value_dim, shape.dtype),
-            )
-            for layer, shape in shapes.items()
-        }
+        return {layer: cache(shape) for layer, shape in shapes.items()}
     except RuntimeError as error:  # torch.OutOfMemoryError, and what the CPU allocator raises
         size = (num_pages + 1) * page_size * bytes_per_token(shapes.values())
         raise ConfigError(

@@ -29,7 +29,7 @@ class TorchRunner(StepRunner):
 
     def __init__(self, model: PreTrainedModel, layers: PagedLayers, sampler: Sampler, **sizes: int) -> None:
         """``sizes`` are those of ``StepRunner``."""
-        super().__init__([pages for cache in layers.caches.values() for pages in cache], **sizes)
+        super().__init__([pool for cache in layers.caches.values() for pool in cache.pools], **sizes)
         self._forward = RaggedForward(model)
         self._hidden_states = HiddenStates(model)
         self._layers = layers

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ _PAGE_SIZE = 4  # small, so that short sequences have several pages
 _CHUNKS: Chunks = ((6, 1), (3, 8), (9, 2))
 # Greatest difference allowed, relative to the greatest logit. Families that work stay below half of it.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+_EIGHT_BIT_TOLERANCE = 0.5  # of keys and values in int8
 # Tokens that may differ by more in half precision, where rounding alone can route a token to another expert.
 _OUTLIERS = 3
 
@@ -49,7 +51,12 @@ class LayerMemory(NamedTuple):
 
 @torch.inference_mode()
 def switch_to_pages(
-    model: PreTrainedModel, kernel: PagedAttention, *, max_model_len: int, adapters: TorchAdapters | None = None
+    model: PreTrainedModel,
+    kernel: PagedAttention,
+    *,
+    max_model_len: int,
+    adapters: TorchAdapters | None = None,
+    has_eight_bit_pages: bool = False,
 ) -> LayerMemory:
     """Route the model's attention through pages and its recurrent layers through states, check that the results are
     the same, with each adapter too, and return what its layers store.
@@ -66,10 +73,11 @@ def switch_to_pages(
     recurrent = cut_batches(model)
     # Two, since either may be inaccurate: some versions of sdpa omit a soft cap, and eager rounds more in bfloat16.
     plain = (model.config._attn_implementation, "eager")
-    memory, why_not = _try(model, kernel, recurrent, max_model_len, adapters, plain)
+    attempt = partial(_try, model, kernel, recurrent, max_model_len, adapters, plain, has_eight_bit_pages)
+    memory, why_not = attempt()
     if why_not and model.dtype != torch.float32 and _has_room_for_float32(model):
         with _in_float32(model):
-            _, why_not = _try(model, kernel, recurrent, max_model_len, adapters, plain)
+            _, why_not = attempt()
     if why_not:
         raise ConfigError(why_not, param="model")
     return memory
@@ -82,6 +90,7 @@ def _try(
     max_model_len: int,
     adapters: TorchAdapters | None,
     implementations: tuple[str, ...],  # of plain attention
+    has_eight_bit_pages: bool,
 ) -> tuple[LayerMemory, str]:
     """Return what the layers store, and how the logits differ, if they do; raise other reasons to refuse the model."""
     forward = RaggedForward(model)
@@ -90,14 +99,15 @@ def _try(
     with _refusing(model):
         plain = [[_plain_logits(forward, sequences, name, case) for name in implementations] for case in cases]
         use_paged_attention(model)
-        probe, state_probe = _probe(forward, recurrent)
+        probe, state_probe = _probe(forward, recurrent, has_eight_bit_pages=has_eight_bit_pages)
         _check_windows(model, probe.windows, max_model_len)
         caches = allocate_pool(probe.shapes, NUM_PAGES, page_size=_PAGE_SIZE, device=forward.device)
         states = SequenceStates(state_probe.layout, NUM_STATE_ROWS, forward.device) if recurrent else None
         paged = _Paged(forward, PagedLayers(kernel, caches), states, adapters)
         found = [paged.logits(sequences, number) for number in range(len(cases))]
+    limit = _EIGHT_BIT_TOLERANCE if has_eight_bit_pages else _TOLERANCES[model.dtype]
     reasons = [
-        _why_different(model, expected, said, "" if case is None else f" with the adapter {case.name!r}")
+        _why_different(model, expected, said, "" if case is None else f" with the adapter {case.name!r}", limit)
         for case, expected, said in zip(cases, plain, found, strict=True)
     ]
     return LayerMemory(probe.shapes, state_probe.layout), next(filter(None, reasons), "")
@@ -133,7 +143,8 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
 class _Probe:
     """A ``LayerAttention`` that computes nothing but records what each layer requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_eight_bit_pages: bool) -> None:
+        self._has_eight_bit_pages = has_eight_bit_pages
         self.num_calls = 0
         self.shapes: dict[int, LayerShape] = {}
         self.windows: dict[int, int | None] = {}
@@ -142,14 +153,17 @@ class _Probe:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: AttentionForm
     ) -> torch.Tensor:
         self.num_calls += 1
-        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], key.dtype)
+        dtype = torch.int8 if self._has_eight_bit_pages else key.dtype
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], dtype)
         self.windows[layer] = form.sliding_window
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
-def _probe(forward: RaggedForward, recurrent: Sequence[nn.Module]) -> tuple[_Probe, StateProbe]:
+def _probe(
+    forward: RaggedForward, recurrent: Sequence[nn.Module], *, has_eight_bit_pages: bool
+) -> tuple[_Probe, StateProbe]:
     """Record what the layers request in one step. Each must request pages, a state or both, and each only once."""
-    probe, state_probe = _Probe(), StateProbe()
+    probe, state_probe = _Probe(has_eight_bit_pages=has_eight_bit_pages), StateProbe()
     with attending(probe), remembering(state_probe):
         forward(_range(2), _range(2), _range(2))
     config = forward.model.config.get_text_config()
@@ -213,14 +227,18 @@ class _Paged(NamedTuple):
             return self.forward(inputs.token_ids, inputs.positions, _range(len(inputs.token_ids)))
 
 
-def _why_different(model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Tensor, case: str) -> str:
-    """How the paged logits [tokens, V] differ; empty if they match one of the plain ones."""
+def _why_different(
+    model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Tensor, case: str, limit: float
+) -> str:
+    """How the paged logits [tokens, V] differ; empty if they match one of the plain ones up to ``limit``, which is
+    relative to the greatest logit.
+    """
     num_outliers = 0 if model.dtype == torch.float32 else _OUTLIERS
     greatest = float(plain[0].abs().max())
     difference = min(
         float((logits - paged).abs().amax(dim=-1).sort(descending=True).values[num_outliers]) for logits in plain
     )
-    tolerance = _TOLERANCES[model.dtype] * greatest
+    tolerance = limit * greatest
     if difference <= tolerance:
         return ""
     return (  # NaN is refused too

@@ -23,7 +23,7 @@ from .facts import ModelFacts, Progress, wanted_len
 from .group import Group
 from .loader import load_model
 from .lora import Adapter
-from .pool import PoolSize, allocate_pool
+from .pool import EIGHT_BIT_PAGES, PoolSize, allocate_pool
 from .runner import TorchRunner
 from .self_test import LayerMemory, switch_to_pages
 from .states import SequenceStates
@@ -52,7 +52,8 @@ class ModelOnPages:
     @property
     def backend(self) -> str:
         shared = f" on {self.group.size} ranks" if self.group.size > 1 else ""
-        return f"transformers with {type(self.kernel).__name__}{shared}"
+        pages = EIGHT_BIT_PAGES if any(shape.dtype == torch.int8 for shape in self.memory.pages.values()) else ""
+        return f"transformers with {type(self.kernel).__name__}{shared}{pages}"
 
     @property
     def keeps_states(self) -> bool:
@@ -96,6 +97,7 @@ def load_on_pages(
     device: torch.device,
     group: Group,
     adapters: Sequence[Adapter],
+    has_eight_bit_pages: bool,
     progress: Progress,
 ) -> ModelOnPages:
     """
@@ -107,7 +109,13 @@ def load_on_pages(
     torch.set_num_threads(num_threads(config.threads, facts.num_parameters, num_ranks=group.size))
     kernel = CpuAttention() if device.type == "cpu" else _device_kernel(device)
     hooks = TorchAdapters(model, adapters, group) if adapters else None
-    memory = switch_to_pages(model, kernel, max_model_len=wanted_len(config, facts), adapters=hooks)
+    memory = switch_to_pages(
+        model,
+        kernel,
+        max_model_len=wanted_len(config, facts),
+        adapters=hooks,
+        has_eight_bit_pages=has_eight_bit_pages,
+    )
     return ModelOnPages(model, facts, kernel, memory, device, group, hooks)
 
 

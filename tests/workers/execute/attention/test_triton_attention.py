@@ -48,7 +48,7 @@ def run(scene: Scene, form: AttentionForm, *, is_invariant: bool = False) -> tor
     """The scene on the device, its outputs on the host."""
     moved = replace(
         scene,
-        cache=LayerCache(*(pages.to(DEVICE) for pages in scene.cache)),
+        cache=LayerCache(*(pages.to(DEVICE) for pages in scene.cache.pools)),
         query=scene.query.to(DEVICE),
         key=scene.key.to(DEVICE),
         value=scene.value.to(DEVICE),
@@ -113,25 +113,25 @@ def test_random_steps(seed: int) -> None:
 
 def test_write_only_touches_the_slots_of_the_step() -> None:
     scene = make_scene(STEPS["mixed"], dtype=torch.float32)
-    cache = LayerCache(*(pages.to(DEVICE) for pages in scene.cache))
+    cache = LayerCache(*(pages.to(DEVICE) for pages in scene.cache.pools))
     kernel = TritonAttention(DEVICE)
     kernel.begin_step(scene.inputs)
     kernel.write(cache, scene.key.to(DEVICE), scene.value.to(DEVICE))
-    expected = LayerCache(*(pages.clone() for pages in scene.cache))
+    expected = LayerCache(*(pages.clone() for pages in scene.cache.pools))
     reference = ReferenceAttention()
     reference.begin_step(scene.inputs)
     reference.write(expected, scene.key, scene.value)
-    for pages, wanted in zip(cache, expected, strict=True):
+    for pages, wanted in zip(cache.pools, expected.pools, strict=True):
         torch.testing.assert_close(pages.cpu(), wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def decode(scene: Scene, num_splits: int, *, context_lens: torch.Tensor | None = None) -> torch.Tensor:
     step = upload(scene.inputs, DEVICE)
     lens = step.context_lens if context_lens is None else context_lens
-    cache = LayerCache(*(pages.to(DEVICE) for pages in scene.cache))
+    cache = LayerCache(*(pages.to(DEVICE) for pages in scene.cache.pools))
     return decode_attention(
-        scene.query.to(DEVICE), *cache, block_tables=step.block_tables, context_lens=lens, scale=0.3, window=None,
-        softcap=None, sinks=None, num_splits=num_splits,
+        scene.query.to(DEVICE), cache.keys, cache.values, block_tables=step.block_tables, context_lens=lens, scale=0.3,
+        window=None, softcap=None, sinks=None, num_splits=num_splits,
     ).cpu()  # fmt: skip
 
 
@@ -285,7 +285,7 @@ def test_tiles_change_nothing_but_rounding(tile: ChunkTile) -> None:
     scene = written(make_scene([(10, 37), (0, 3)], dtype=torch.float32))
     step = upload(scene.inputs, DEVICE)
     output = torch.full_like(scene.query, torch.nan).to(DEVICE)
-    keys, values = (pages.to(DEVICE) for pages in scene.cache)
+    keys, values = (pages.to(DEVICE) for pages in scene.cache.pools)
     chunk_attention(
         scene.query.to(DEVICE), keys, values, output, block_tables=step.block_tables,
         context_lens=step.context_lens, query_starts=step.query_starts, scale=0.3,
@@ -336,7 +336,7 @@ def test_long_contexts_on_a_gpu(dim: int, page_size: int, is_invariant: bool, dt
     output = run(scene, form, is_invariant=is_invariant)
     wide = replace(
         scene,
-        cache=LayerCache(*(pages.to(DEVICE, torch.float64) for pages in scene.cache)),
+        cache=LayerCache(*(pages.to(DEVICE, torch.float64) for pages in scene.cache.pools)),
         query=scene.query.to(DEVICE, torch.float64),
         key=scene.key.to(DEVICE, torch.float64),
         value=scene.value.to(DEVICE, torch.float64),

@@ -17,6 +17,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,12 @@ SOURCES = Path(__file__).parents[4] / "workers/execute/kernels"
 RECORD = Path(__file__).with_name("compiled_for_gpu.jsonl")
 CAPABILITY, MAX_SHARED_BYTES = 90, 227 << 10  # of Hopper; shared memory per block
 WORKSTATION, WORKSTATION_BYTES = 89, 99 << 10  # of Ada, whose blocks have as much of it as those of Ampere or Blackwell
+AMPERE, AMPERE_BYTES = 80, 163 << 10  # of A100
 TURING, TURING_BYTES = 75, 64 << 10
+OTHERS = {
+    "workstation": WORKSTATION, "turing": TURING, "eight bits on ampere": AMPERE,
+    "eight bits on a workstation": WORKSTATION, "eight bits on turing": TURING,
+}  # fmt: skip
 
 
 class NoDevice:
@@ -68,12 +74,16 @@ def main() -> None:
     print(json.dumps(origin()), flush=True)
     knobs.compilation.disable_line_info = True  # it takes a tenth of the time, and the code is the same
     run = JITFunction.run
-    parts = {
+    parts: dict[str, Callable[[], None]] = {
         "every": launch_every, "products": launch_products, "experts": launch_expert_products,
         "steps": launch_many_steps, "workstation": launch_largest, "turing": launch_attention,
+        "eight bits": launch_eight_bits,
+        "eight bits on ampere": partial(launch_eight_bits_on, AMPERE_BYTES),
+        "eight bits on a workstation": partial(launch_eight_bits_on, WORKSTATION_BYTES),
+        "eight bits on turing": partial(launch_eight_bits_on, TURING_BYTES, dtype=torch.float16),
     }  # fmt: skip
     for part, launch in parts.items():
-        driver.set_active(NoDevice({"workstation": WORKSTATION, "turing": TURING}.get(part, CAPABILITY)))
+        driver.set_active(NoDevice(OTHERS.get(part, CAPABILITY)))
         JITFunction.run = compiling(run, part)
         launch()
 
@@ -189,27 +199,31 @@ def launches() -> list[Callable[[], object]]:
 def attend(
     kernel: int, *, dim: int = 128, group: int = 4, page_size: int = 16, dtype: torch.dtype = torch.bfloat16,
     window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None, has_few: bool = False,
-    splits: Any = None, shared_bytes: int = MAX_SHARED_BYTES,
+    splits: Any = None, shared_bytes: int = MAX_SHARED_BYTES, has_eight_bits: bool = False,
 ) -> None:  # fmt: skip
     """Kernel 0 is the decode without splits, 1 with 8 of them, 2 that of chunks."""
+    from triptych.workers.execute.kernels.sizes import num_scales
     from triptych.workers.execute.kernels.triton_chunk import chunk_attention, chunk_tile
     from triptych.workers.execute.kernels.triton_decode import decode_attention, decode_tile
 
     query = torch.empty(8, 2 * group, dim, dtype=dtype)
-    pages = torch.empty(4, page_size, 2, dim, dtype=dtype)
+    pages, scales = torch.empty(4, page_size, 2, dim, dtype=torch.int8 if has_eight_bits else dtype), None
+    if has_eight_bits:
+        scales = torch.empty(4, 2, num_scales(dim), page_size, dtype=torch.bfloat16)
     ints = torch.zeros(16, dtype=torch.int32)
-    form: dict[str, Any] = {"scale": 0.1, "window": window, "softcap": softcap, "sinks": sinks}
+    form: dict[str, Any] = {"scale": 0.1, "window": window, "softcap": softcap, "sinks": sinks, "scales": scales}
+    own: dict[str, Any] = {"shared_bytes": shared_bytes, "has_eight_bits": has_eight_bits}
     tables = torch.zeros(8, 16, dtype=torch.int32)
     if kernel == 2:
         chunk_attention(
             query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints[:8],
             query_starts=ints[:9], splits=splits,
-            tile=chunk_tile(dim, dtype, has_few_rows=has_few, shared_bytes=shared_bytes), **form,
+            tile=chunk_tile(dim, dtype, has_few_rows=has_few, **own), **form,
         )  # fmt: skip
     else:
         decode_attention(
             query, pages, pages, block_tables=tables, context_lens=ints[:8], num_splits=(1, 8)[kernel],
-            tile=decode_tile(dim, dtype, shared_bytes=shared_bytes), **form,
+            tile=decode_tile(dim, dtype, **own), **form,
         )  # fmt: skip
 
 
@@ -252,6 +266,42 @@ def launch_attention() -> None:
     for dim in (128, 256):
         for kernel in (1, 2):
             attend(kernel, dim=dim, dtype=torch.float16, page_size=64, shared_bytes=TURING_BYTES)
+
+
+def launch_eight_bits() -> None:
+    """Everything that writes and reads keys and values in eight bits, in the shapes of ``launches``."""
+    from triptych.workers.execute.kernels.triton_chunk import KeySplits
+    from triptych.workers.execute.kernels.triton_write import rotate_and_write, write_eight_bits
+
+    half = torch.bfloat16
+    pages, scales = torch.empty(4, 64, 8, 128, dtype=torch.int8), torch.empty(4, 8, 5, 64, dtype=half)
+    slots, rope, norm = torch.zeros(32, dtype=torch.int32), torch.empty(64, 64), torch.empty(128, dtype=half)
+    for is_key in (True, False):
+        write_eight_bits(torch.empty(32, 8, 128, dtype=half), pages, scales, slots, is_key=is_key)
+    rotate_and_write(
+        torch.empty(32, 48 * 128, dtype=half), pages, pages, scales=scales, slots=slots, positions=slots,
+        rope=(rope, rope), norms=(norm, norm), norm_eps=1e-6, num_heads=32,
+    )  # fmt: skip
+    forms: list[dict[str, Any]] = [
+        {"page_size": 64},
+        {"page_size": 16},
+        {"dim": 256, "page_size": 64, "softcap": 50.0, "window": 4096, "splits": KeySplits(2048, is_parallel=True)},
+        {"dim": 96, "group": 8, "page_size": 64, "sinks": torch.empty(16, dtype=half), "window": 128,
+         "splits": KeySplits(2048, is_parallel=False)},
+        {"dim": 512, "page_size": 64},
+        {"dtype": torch.float32, "page_size": 64},
+    ]  # fmt: skip
+    for form in forms:
+        for kernel in (1, 2):
+            attend(kernel, has_eight_bits=True, **form)
+    attend(2, has_eight_bits=True, page_size=64, has_few=True)
+
+
+def launch_eight_bits_on(shared_bytes: int, *, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Both kernels on GPUs with this much shared memory."""
+    for dim in (128, 256):
+        for kernel in (1, 2):
+            attend(kernel, dim=dim, dtype=dtype, page_size=64, shared_bytes=shared_bytes, has_eight_bits=True)
 
 
 def launch_many_steps() -> None:

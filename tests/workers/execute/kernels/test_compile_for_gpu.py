@@ -119,6 +119,26 @@ def test_attention_fits_into_the_shared_memory_of_turing(kernels: Kernels) -> No
     assert max(kernel["stack_bytes"] for kernel in found) == 0
 
 
+def test_kernels_for_eight_bits_fit_into_a_multiprocessor(kernels: Kernels) -> None:
+    """And chunks of few and of many rows, and with split keys, have the same products, as in half precision."""
+    found = kernels["eight bits"]
+    names = {"_write_eight_bits", "_rotate_write", "_decode", "_combine", "_chunk", "_sum_splits"}
+    assert {kernel["kernel"] for kernel in found} == names
+    plain, _, _, summed, *_, few = (kernel for kernel in found if kernel["kernel"] == "_chunk")
+    assert [kernel for kernel in found if kernel["stack_bytes"] and kernel is not summed] == []
+    assert summed["stack_bytes"] < 256
+    products = next(kernel["products"] for kernel in kernels["every"] if kernel["kernel"] == "_chunk")
+    assert few["products"] == summed["products"] == plain["products"] == products
+
+
+@pytest.mark.parametrize(("part", "limit"), [("ampere", 163 << 10), ("a workstation", 99 << 10), ("turing", 64 << 10)])
+def test_attention_to_eight_bits_fits_into_other_gpus(part: str, limit: int, kernels: Kernels) -> None:
+    found = [kernel for kernel in kernels[f"eight bits on {part}"] if kernel["kernel"] != "_combine"]
+    assert [kernel["kernel"] for kernel in found] == ["_decode", "_chunk"] * 2
+    assert max(kernel["shared_bytes"] for kernel in found) <= limit
+    assert max(kernel["stack_bytes"] for kernel in found) <= 64  # a few registers, as in half precision on Ampere
+
+
 def test_steps_of_all_sizes_share_their_kernels(kernels: Kernels) -> None:
     """A kernel compiled for a new size or address would stop the service for seconds.
 

@@ -133,7 +133,7 @@ def make_graphed(checkpoint: Path, adapters: list[Adapter], device: torch.device
     kernel, hooks = TritonAttention(device), TorchAdapters(model, adapters)
     memory = switch_to_pages(model, kernel, max_model_len=64, adapters=hooks)
     layers = PagedLayers(kernel, allocate_pool(memory.pages, 8, page_size=PAGE_SIZE, device=device))
-    pages = [pool for cache in layers.caches.values() for pool in cache]
+    pages = [pool for cache in layers.caches.values() for pool in cache.pools]
     return DeviceRunner(
         pages, TransformersForward(model, layers, kernel, hooks), Sampler(()), device=device,
         max_sampled=2, max_pages=4, capture=CudaGraphCapture(), is_adapted=True, prefill_tokens=16, decode_rows=2,

@@ -250,7 +250,8 @@ def test_eight_bits_without_the_compiled_kernels_are_refused(options: dict[str, 
     checkpoint = make_checkpoint(
         "llama", tmp_path, **{name: value for name, value in options.items() if name != "backend"}
     )
-    with pytest.raises(ConfigError, match=f"kv_dtype is 'int8', which only the native kernels have: {why}") as refusal:
+    reason = f"kv_dtype is 'int8', which only the native kernels have on a CPU: {why}"
+    with pytest.raises(ConfigError, match=reason) as refusal:
         NativeEngine(checkpoint, tmp_path, kv_dtype="int8", backend=options.get("backend", "auto"))
     assert refusal.value.param == "kv_dtype"
 

@@ -87,14 +87,14 @@ def test_answers_do_not_depend_on_page_moves(folder: Path, options: dict[str, An
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 def test_pages_are_restored_from_the_host_bit_for_bit(dtype: torch.dtype) -> None:
-    cache = LayerCache(*(torch.randn(6, 4, 2, 8).to(DEVICE, dtype) for _ in range(2)))
-    before = [pages[[2, 4]].clone() for pages in cache]
-    mover = PageMover(list(cache), num_host_pages=3)
+    pools = [torch.randn(6, *sizes).to(DEVICE, dtype) for sizes in ((4, 2, 8), (4, 2, 8), (2, 3, 4))]
+    before = [pages[[2, 4]].clone() for pages in pools]
+    mover = PageMover(pools, num_host_pages=3)
     mover(Moves(swap_out=((2, 1), (4, 0))))
-    for pages in cache:
+    for pages in pools:
         pages.zero_()
     mover(Moves(swap_in=((5, 1), (2, 0))))
-    assert all(torch.equal(pages[[5, 2]], kept) for pages, kept in zip(cache, before, strict=True))
+    assert all(torch.equal(pages[[5, 2]], kept) for pages, kept in zip(pools, before, strict=True))
 
 
 def test_pages_are_copied_on_the_device() -> None:
@@ -195,5 +195,5 @@ def test_indices_are_sent_once_and_not_per_layer(monkeypatch: pytest.MonkeyPatch
 
 def test_page_may_be_copied_away_and_overwritten_in_one_step() -> None:
     cache = LayerCache(torch.arange(4.0).reshape(4, 1, 1, 1).clone(), torch.arange(4.0).reshape(4, 1, 1, 1).clone())
-    PageMover(list(cache))(Moves(copies=((1, 2), (3, 1))))
+    PageMover(cache.pools)(Moves(copies=((1, 2), (3, 1))))
     assert cache.keys.flatten().tolist() == [0.0, 3.0, 1.0, 3.0]

@@ -70,8 +70,17 @@ def test_layers_may_differ() -> None:
     shapes = {0: LayerShape(2, 8, 4, torch.float32), 1: LayerShape(1, 16, 16, torch.bfloat16)}
     caches = allocate_pool(shapes, 3, page_size=4, device=torch.device("cpu"))
     assert [tuple(c.keys.shape) for c in caches.values()] == [(4, 4, 2, 8), (4, 4, 1, 16)]
-    num_bytes = sum(t.numel() * t.element_size() for c in caches.values() for t in c)
+    num_bytes = sum(pool.nbytes for cache in caches.values() for pool in cache.pools)
     assert num_bytes == 4 * 4 * bytes_per_token(shapes.values())
+
+
+def test_eight_bits_take_half_the_memory_of_bfloat16_and_a_few_scales() -> None:
+    shapes = {0: LayerShape(8, 128, 128, torch.int8), 1: LayerShape(2, 40, 24, torch.int8)}
+    caches = allocate_pool(shapes, 3, page_size=64, device=torch.device("cpu"))
+    assert [tuple(pool.shape) for pool in caches[0].pools] == [(4, 64, 8, 128), (4, 64, 8, 128), (4, 8, 5, 64)]
+    num_bytes = sum(pool.nbytes for cache in caches.values() for pool in cache.pools)
+    assert num_bytes == 4 * 64 * bytes_per_token(shapes.values())
+    assert shapes[0].bytes_per_token / shapes[0]._replace(dtype=torch.bfloat16).bytes_per_token == 266 / 512
 
 
 def test_pool_beyond_all_memory_is_an_error() -> None:

@@ -91,7 +91,7 @@ def test_device_runner_passes_states_on(family: str, tmp_path: Path) -> None:
     layers = PagedLayers(kernel, allocate_pool(memory.pages, NUM_PAGES, page_size=PAGE_SIZE, device=device))
     forward = TransformersForward(model, layers, kernel, states=SequenceStates(memory.states, 6, device))
     runner = DeviceRunner(
-        [pages for cache in layers.caches.values() for pages in cache], forward, Sampler(()), device=device,
+        [pool for cache in layers.caches.values() for pool in cache.pools], forward, Sampler(()), device=device,
         max_sampled=6, max_pages=16, capture=None, prefill_tokens=16, decode_rows=4,
     )  # fmt: skip
     runner.warm_up()

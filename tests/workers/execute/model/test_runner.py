@@ -53,7 +53,7 @@ def prefill(runner: TorchRunner, prompt: list[int], *sampled: Sequence) -> StepR
 
 def pages(runner: TorchRunner) -> torch.Tensor:
     """All keys and values except those of the trash page."""
-    return torch.cat([t[1:].flatten() for cache in runner._layers.caches.values() for t in cache])
+    return torch.cat([t[1:].flatten() for cache in runner._layers.caches.values() for t in cache.pools])
 
 
 def test_card_describes_what_was_built(tmp_path: Path) -> None:
