@@ -169,6 +169,23 @@ def test_single_rank_kernels_are_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_keys_in_eight_bits_are_split_among_gpus_only(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "read_config", lambda _folder: None)
+    monkeypatch.setattr(backends, "check_divides", lambda *_: None)
+    group = Group(0, 2, torch.device(device))
+    monkeypatch.setattr(ranks, "Ranks", lambda *_, **__: SimpleNamespace(group=group))
+    own = Backends(
+        ModelConfig(model="tiny", tensor_parallel_size=2), CacheConfig(kv_dtype="int8"), SchedulerConfig(),
+        group.device, Path(), lambda done, total: None,
+    )  # fmt: skip
+    if device == "cuda":
+        assert own.with_ranks(Path()).group is group
+        return
+    with pytest.raises(ConfigError, match="kv_dtype is 'int8' and tensor_parallel_size 2"):
+        own.with_ranks(Path())
+
+
 def test_ranks_on_gpus_attend_by_kernels() -> None:
     """By its definition, attention to a long context takes gigabytes, and without them all ranks end."""
     pytest.importorskip("triton")
