@@ -41,11 +41,11 @@ def decode_tile(
     is_plain = shared_bytes <= PLAIN_SHARED_BYTES
     if dim > 128 and (dtype.itemsize > 2 or is_plain):
         return DecodeTile(num_keys=16, num_warps=8, num_stages=1)
-    if is_plain:
-        return DecodeTile(num_keys=32, num_stages=1)
     if has_eight_bits:  # what is widened takes registers, as do all loads of a tile, which wait together
         num_keys = 16 if dtype.itemsize > 2 or is_plain else 64 if dim <= 128 else 32
         return DecodeTile(num_keys=num_keys, num_warps=4 if dim <= 128 else 8, num_stages=1)
+    if is_plain:
+        return DecodeTile(num_keys=32, num_stages=1)
     return DecodeTile() if dim <= 256 else DecodeTile(num_keys=32)
 
 
