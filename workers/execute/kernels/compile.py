@@ -62,7 +62,7 @@ _ARM_FLAGS = ["-fno-schedule-insns"]
 
 _NUM_KEPT = 16  # libraries in the cache: of several versions and levels
 _SCRATCH = "building-"
-_LONGEST = "int8.cpp"  # to compile: nearly half of all
+_LONGEST = "int8.cpp"  # to compile: two fifths of all
 
 
 class NoCompiler(Exception):

@@ -10,14 +10,12 @@
 
 #include "abi.h"
 #include "activations.h"
-#include "number_tiles.h"
+#include "attention_tiles.h"
 #include "pages.h"
 #include "queries.h"
-#include "tile.h"
 
 namespace triptych {
 
-constexpr int kKeyBlock = 64;  // keys in a block: four tiles
 constexpr float kLog2E = 1.44269504f;  // scores are base-2 logarithms
 
 // What a thread needs for one item; [rows] is rows_per_item.
@@ -63,7 +61,7 @@ class Attention {
     }
     const int num_tiles = (rows_per_group + kTileRows - 1) / kTileRows;
     const int begin = first / kKeyBlock * kKeyBlock;
-    in_registers_ = InRegisters::kAreThere && pages_.has_eight_bits && num_tiles == 1 &&
+    in_registers_ = kAreInRegisters && pages_.has_eight_bits && num_tiles == 1 &&
                     pages_.head_dim % EightBits<Cache>::kChannels == 0 &&
                     pages_.value_dim % EightBits<Cache>::kChannels == 0;
     next_ = find_tiles(table, first_kv_head, begin, last);
@@ -102,42 +100,13 @@ class Attention {
   }
 
  private:
-  using InRegisters = NumberTiles<Cache>;
-  static constexpr int kTiles = kKeyBlock / kLanes;
+  using Tiles = AttentionTiles<Cache>;
+  static constexpr bool kAreInRegisters = Tiles::Numbers::kAreThere;
   static constexpr float kNoMaximum = -1e30f, kMasked = -2e30f;
 
-  // Addresses of the tiles of a block of keys and of its values.
-  struct Tiles {
-    const uint32_t* keys[kTiles];
-    const uint32_t* values[kTiles];
-  };
-  // The next block's eight-bit tiles, prefetched line by line while the current block is computed: prefetching all of
-  // it at once would delay the reads under way and leave memory idle afterwards.
-  struct Ahead {
-    static constexpr int kAll = 2 * kTiles;
-    const Tiles* tiles;
-    size_t bytes[2];  // of a tile of keys, and of a tile of values
-    int tile;         // index of the next tile to prefetch: those of the keys, then those of the values
-    size_t at = 0;
-
-    bool is_over() const { return tile == kAll; }
-    void ask() {
-      if (is_over()) return;
-      const bool is_key = tile < kTiles;
-      const uint32_t* start = is_key ? tiles->keys[tile] : tiles->values[tile - kTiles];
-      __builtin_prefetch(reinterpret_cast<const char*>(start) + at, 0, 2);
-      at += 64;
-      if (at >= bytes[!is_key]) at = 0, ++tile;
-    }
-  };
-  struct AskAhead {
-    Ahead& ahead;
-    void begin_segment(int) {}
-    void step() { ahead.ask(), ahead.ask(); }
-  };
-  Tiles find_tiles(const int32_t* table, int kv_head, int first_key, int last_key) const {
-    Tiles tiles;
-    for (int i = 0; i < kTiles; ++i) {
+  KeyTiles find_tiles(const int32_t* table, int kv_head, int first_key, int last_key) const {
+    KeyTiles tiles;
+    for (int i = 0; i < kKeyTiles; ++i) {
       const int key = std::min(first_key + i * kLanes, last_key);  // past the end: repeat the last tile
       const size_t tile = pages_.tile(table[key / pages_.page_size], kv_head, key % pages_.page_size);
       tiles.keys[i] = reinterpret_cast<const uint32_t*>(pages_.keys + tile * pages_.key_bytes());
@@ -149,7 +118,7 @@ class Attention {
   // Converts the keys of a block to elements for all rows of the item, unless that happens in registers. Also reads the
   // scales, of which those of the values are folded into the weights.
   void read_keys(int num_keys) {
-    for (int i = 0; i < kTiles; ++i) {
+    for (int i = 0; i < kKeyTiles; ++i) {
       value_scales()[i] = value_bits_.read_scales(reinterpret_cast<const char*>(tiles_.values[i]));
       for (int group = 0; group < key_bits_.num_groups(); ++group)
         key_scales(group)[i] = key_bits_.read_scales(reinterpret_cast<const char*>(tiles_.keys[i]), group);
@@ -165,17 +134,17 @@ class Attention {
   static void read(const uint32_t** tiles, const EightBits<Cache>& format, Element* to, int num_keys) {
     const size_t size = format.num_numbers();
     const int num_tiles = (num_keys + kLanes - 1) / kLanes;
-    for (int i = 0; i < kTiles; ++i) {
+    for (int i = 0; i < kKeyTiles; ++i) {
       Element* tile = to + std::min(i, num_tiles - 1) * size;
       if (i < num_tiles) format.read_numbers(reinterpret_cast<const char*>(tiles[i]), tile);
       tiles[i] = reinterpret_cast<const uint32_t*>(tile);
     }
   }
   Floats* value_scales() const { return scratch_.scales; }
-  Floats* key_scales(int group) const { return scratch_.scales + (1 + group) * kTiles; }
+  Floats* key_scales(int group) const { return scratch_.scales + (1 + group) * kKeyTiles; }
 
   // Starts at `tile` and channel group `group`: kTileVectors tiles of keys, each of which gives one column of scores.
-  Separate keys_of(const Tiles& tiles, int tile, int group = 0) const {
+  Separate keys_of(const KeyTiles& tiles, int tile, int group = 0) const {
     Separate keys;
     keys.segment_steps = pages_.head_dim / Cache::kGroup;
     for (int i = 0; i < kTileVectors; ++i)
@@ -183,32 +152,12 @@ class Attention {
     return keys;
   }
   // Channels of all values, from `vector` on, 16 to a vector.
-  Adjacent<> values_of(const Tiles& tiles, int vector) const {
+  Adjacent<> values_of(const KeyTiles& tiles, int vector) const {
     Adjacent<> values;
     values.segment_steps = kLanes / Cache::kGroup;
     values.stride = pages_.value_dim;
-    for (int i = 0; i < kTiles; ++i) values.start[i] = tiles.values[i] + vector * kLanes;
+    for (int i = 0; i < kKeyTiles; ++i) values.start[i] = tiles.values[i] + vector * kLanes;
     return values;
-  }
-
-  // sums += rows * where(tiles). With few rows a block is computed as fast as memory delivers it, and pages are
-  // scattered in memory, so the next block is prefetched at the same pace.
-  template <int kVectors, class Where, class Adding>
-  void add(int count, Floats* sums, int width, const uint32_t* const* rows, int steps, const Where& where,
-           const Adding& adding) {
-    if (!has_next_) return add_numbers<kVectors>(count, sums, width, rows, where(tiles_), steps, adding);
-    const auto next = where(next_);
-    add_rows<Cache, kVectors>(count, sums, width, rows, where(tiles_), steps,
-                              PrefetchTile<kVectors, std::decay_t<decltype(next)>>{next}, adding);
-  }
-  // The same if there is no next block, or if it is stored in eight bits.
-  template <int kVectors, class Weights, class Adding>
-  void add_numbers(int count, Floats* sums, int width, const uint32_t* const* rows, const Weights& weights, int steps,
-                   const Adding& adding) {
-    if (ahead_.is_over())
-      add_rows<Cache, kVectors>(count, sums, width, rows, weights, steps, PrefetchLines<0>{}, adding);
-    else
-      add_rows<Cache, kVectors>(count, sums, width, rows, weights, steps, AskAhead{ahead_}, adding);
   }
 
   // A key visible to every row, with this score and no value (Xiao et al. 2023, "Efficient streaming language models
@@ -232,16 +181,19 @@ class Attention {
       if (queries_.slopes) slopes[r] = kLog2E * queries_.slopes[head];
       if (++head == (group + 1) * queries_.group_size) head = group * queries_.group_size, ++token;
     }
-    Floats scores[kTileRows * kTiles];
+    Floats scores[kTileRows * kKeyTiles];
     if (pages_.has_eight_bits) {
-      std::fill_n(scores, count * kTiles, broadcast(0.0f));
+      std::fill_n(scores, count * kKeyTiles, broadcast(0.0f));
       add_scaled(count, scores, rows);
     } else {
-      for (int tile = 0; tile < kTiles; tile += kTileVectors)
-        add<kTileVectors>(count, scores + tile, kTiles, rows, pages_.head_dim / Cache::kGroup,
-                          [&](const Tiles& tiles) { return keys_of(tiles, tile); }, FromZero{});
+      for (int tile = 0; tile < kKeyTiles; tile += kTileVectors) {
+        const Separate next = keys_of(has_next_ ? next_ : tiles_, tile);
+        Tiles::score(count, scores + tile, rows, pages_.head_dim / Cache::kGroup, keys_of(tiles_, tile),
+                     has_next_ ? &next : nullptr);
+      }
     }
-    for (int r = 0; queries_.slopes && r < count; ++r) lean(scores + r * kTiles, slopes[r], first_key - positions[r]);
+    for (int r = 0; queries_.slopes && r < count; ++r)
+      lean(scores + r * kKeyTiles, slopes[r], first_key - positions[r]);
     with_rows(count, [&](auto rows_of_tile) {
       weigh_scores<decltype(rows_of_tile)::value>(scores, positions, group * queries_.rows_per_group() + first_row,
                                                   first_key);
@@ -252,18 +204,18 @@ class Attention {
   // `ahead` of the query, or behind if negative.
   void lean(Floats* scores, float slope, int ahead) const {
     const Floats first = to_floats(load<Ints>(kLaneNumbers)) + broadcast(float(ahead));
-    for (int i = 0; i < kTiles; ++i)
+    for (int i = 0; i < kKeyTiles; ++i)
       scores[i] = fma(first + broadcast(float(i * kLanes)), broadcast(slope), scores[i]);
   }
 
   // `begin` is the first row's index in the scratch.
   template <int kRows>
   void weigh_scores(Floats* scores, const int* positions, int begin, int first_key) {
-    for (int i = 0; cap_ != 0.0f && i < kRows * kTiles; ++i) scores[i] = capped(scores[i], cap_);
-    for (int r = 0; r < kRows; ++r) mask(scores + r * kTiles, positions[r], first_key);
+    for (int i = 0; cap_ != 0.0f && i < kRows * kKeyTiles; ++i) scores[i] = capped(scores[i], cap_);
+    for (int r = 0; r < kRows; ++r) mask(scores + r * kKeyTiles, positions[r], first_key);
     float shrink[kLanes] = {};
     for (int r = 0; r < kRows; ++r) {
-      const Floats* s = scores + r * kTiles;
+      const Floats* s = scores + r * kKeyTiles;
       const float old = scratch_.maxima[begin + r], top = greatest(max(max(s[0], s[1]), max(s[2], s[3])));
       scratch_.maxima[begin + r] = top > old ? top : old;
       shrink[r] = old - scratch_.maxima[begin + r];
@@ -275,8 +227,8 @@ class Attention {
       const Floats maximum = broadcast(scratch_.maxima[begin + r]);
       Element* weights = scratch_.weights + size_t(begin + r) * kKeyBlock;
       Floats sums = scratch_.sums[begin + r];
-      for (int i = 0; i < kTiles; ++i) {
-        const Floats weight = exp2(scores[r * kTiles + i] - maximum);
+      for (int i = 0; i < kKeyTiles; ++i) {
+        const Floats weight = exp2(scores[r * kKeyTiles + i] - maximum);
         sums = sums + weight;
         store_as(weights + i * kLanes, pages_.has_eight_bits ? weight * value_scales()[i] : weight);
       }
@@ -286,46 +238,36 @@ class Attention {
 
   // scores += the sum over channel groups of (rows * keys) * the scales of the keys.
   void add_scaled(int count, Floats* scores, const uint32_t** rows) {
-    constexpr int kAtATime = InRegisters::kAreThere ? kTiles / 2 : kTileVectors;
+    const int at_a_time = in_registers_ ? Tiles::kHalf : kTileVectors;
     for (int group = 0; group < key_bits_.num_groups(); ++group) {
       const int steps = key_bits_.channels_of(group) / Cache::kGroup;
-      for (int tile = 0; tile < kTiles; tile += in_registers_ ? kAtATime : kTileVectors) {
-        const TimesScales adding{key_scales(group) + tile};
+      for (int tile = 0; tile < kKeyTiles; tile += at_a_time) {
+        const TimesScales scales{key_scales(group) + tile};
         if (in_registers_)
-          add_keys<kAtATime>(count, scores + tile, rows, group, tile, steps, adding);
+          add_numbers(count, scores + tile, rows, group, tile, steps, scales);
         else
-          add_numbers<kTileVectors>(count, scores + tile, kTiles, rows, keys_of(tiles_, tile, group), steps, adding);
+          Tiles::add_scores(count, scores + tile, rows, steps, keys_of(tiles_, tile, group), ahead_, scales);
       }
       for (int r = 0; r < count; ++r) rows[r] += steps;
     }
   }
-  template <int kAtATime>
-  void add_keys(int count, Floats* scores, const uint32_t* const* rows, int group, int tile, int steps,
-                       const TimesScales& adding) {
-    if constexpr (InRegisters::kAreThere) {
-      const uint8_t* keys[kAtATime];
-      for (int i = 0; i < kAtATime; ++i)
-        keys[i] = reinterpret_cast<const uint8_t*>(tiles_.keys[tile + i]) + group * EightBits<Cache>::kChannels * kLanes;
-      with_rows(count, [&](auto rows_of_tile) {
-        InRegisters::template add_keys<decltype(rows_of_tile)::value, kAtATime>(scores, kTiles, rows, keys, steps,
-                                                                                AskAhead{ahead_}, adding);
-      });
-    }
+  void add_numbers(int count, Floats* scores, const uint32_t* const* rows, int group, int tile, int steps,
+                   const TimesScales& scales) {
+    const uint8_t* keys[Tiles::kHalf];
+    for (int i = 0; i < Tiles::kHalf; ++i)
+      keys[i] = reinterpret_cast<const uint8_t*>(tiles_.keys[tile + i]) + group * EightBits<Cache>::kChannels * kLanes;
+    Tiles::add_number_scores(count, scores, rows, steps, keys, ahead_, scales);
   }
   // outputs += weights * the values, for one channel group.
   void add_values(int begin, int count, int group, int steps) {
-    if constexpr (InRegisters::kAreThere) {
-      const uint8_t* values[kTiles];
-      for (int i = 0; i < kTiles; ++i)
-        values[i] = reinterpret_cast<const uint8_t*>(tiles_.values[i]) + group * EightBits<Cache>::kChannels * Cache::kGroup;
-      const uint32_t* rows[kTileRows];
-      for (int r = 0; r < count; ++r) rows[r] = weights_of(begin + r);
-      with_rows(count, [&](auto rows_of_tile) {
-        InRegisters::template add_values<decltype(rows_of_tile)::value>(
-            output(begin) + group * InRegisters::kVectors, num_vectors_, rows, values, pages_.value_dim, steps,
-            AskAhead{ahead_});
-      });
-    }
+    constexpr int kChannels = EightBits<Cache>::kChannels;
+    const uint8_t* values[kKeyTiles];
+    for (int i = 0; i < kKeyTiles; ++i)
+      values[i] = reinterpret_cast<const uint8_t*>(tiles_.values[i]) + group * kChannels * Cache::kGroup;
+    const uint32_t* rows[kTileRows];
+    for (int r = 0; r < count; ++r) rows[r] = weights_of(begin + r);
+    Tiles::add_number_values(count, output(begin) + group * (kChannels / kLanes), num_vectors_, rows, steps, values,
+                             pages_.value_dim, ahead_);
   }
 
   void mask(Floats* scores, int position, int first_key) const {
@@ -333,7 +275,7 @@ class Attention {
     if (position >= first_key + kKeyBlock - 1 && first <= first_key) return;
     const Floats masked = broadcast(kMasked);
     const Ints lanes = load<Ints>(kLaneNumbers);
-    for (int i = 0; i < kTiles; ++i) {
+    for (int i = 0; i < kKeyTiles; ++i) {
       const Ints keys = lanes + broadcast(int32_t(first_key + i * kLanes));
       scores[i] = where_between(keys, first, position, scores[i], masked);
     }
@@ -349,22 +291,20 @@ class Attention {
   // outputs += weights * values.
   void gather(int begin, int count, int num_keys) {
     const int steps = (num_keys + Cache::kGroup - 1) / Cache::kGroup;
-    int vector = 0;
     if (in_registers_) {
       for (int g = 0; g < value_bits_.num_groups(); ++g) add_values(begin, count, g, steps);
       return;
     }
-    for (; vector + kTileVectors <= num_vectors_; vector += kTileVectors)
-      gather_channels<kTileVectors>(begin, count, vector, steps);
-    for (; vector < num_vectors_; ++vector) gather_channels<1>(begin, count, vector, steps);
-  }
-
-  template <int kVectors>
-  void gather_channels(int begin, int count, int vector, int steps) {
     const uint32_t* rows[kTileRows];
     for (int r = 0; r < count; ++r) rows[r] = weights_of(begin + r);
-    add<kVectors>(count, output(begin) + vector, num_vectors_, rows, steps,
-                  [&](const Tiles& tiles) { return values_of(tiles, vector); }, Plainly{});
+    const auto add = [&](auto* add_channels, int vector) {
+      const Adjacent<> next = values_of(has_next_ ? next_ : tiles_, vector);
+      add_channels(count, output(begin) + vector, num_vectors_, rows, steps, values_of(tiles_, vector),
+                   has_next_ ? &next : nullptr, ahead_);
+    };
+    int vector = 0;
+    for (; vector + kTileVectors <= num_vectors_; vector += kTileVectors) add(Tiles::add_values, vector);
+    for (; vector < num_vectors_; ++vector) add(Tiles::add_vector, vector);
   }
 
   const uint32_t* weights_of(int row) const {
@@ -382,7 +322,7 @@ class Attention {
   int num_vectors_;  // vectors in a value
   Queries<Element> queries_{};
   int first_position_ = 0;
-  Tiles tiles_{}, next_{};  // of the current block, and of the next
+  KeyTiles tiles_{}, next_{};  // of the current block, and of the next
   bool has_next_ = false;   // whether the next block, if not in eight bits, is still to be prefetched
   Ahead ahead_{nullptr, {}, Ahead::kAll};  // what is still to be prefetched of an eight-bit block
   bool in_registers_ = false;              // whether eight-bit numbers are converted in registers

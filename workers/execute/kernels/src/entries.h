@@ -1,5 +1,6 @@
 // What is instantiated once for each format. Each format is a translation unit of its own: float32.cpp, bfloat16.cpp
-// and int8.cpp compile in half the time on two processors that one file with all three would take.
+// and int8.cpp compile in half the time on two processors that one file with all three would take. What several of
+// them need is compiled once: tiles of keys and values in bfloat16 with that format, float products in library.cpp.
 #pragma once
 
 #include "decoder.h"
@@ -35,6 +36,8 @@ void Entries<Format>::multiply_floats(const Matrix& matrix, const float* x, int 
                    Store{y, size_t(matrix.num_blocks) * 64});
 }
 
+extern template struct AttentionTiles<BFloat16>;
+extern template struct TileSums<Float32>;
 extern template struct Entries<Float32>;
 extern template struct Entries<BFloat16>;
 extern template struct Entries<Int8>;

@@ -5,6 +5,8 @@
 
 using namespace triptych;
 
+template struct triptych::TileSums<Float32>;
+
 #pragma GCC visibility push(default)
 extern "C" {
 

@@ -109,60 +109,103 @@ struct Prefetch {
   int lines;
 };
 
+constexpr int kFastRows = 4;
+
 // What the tile of a group of rows prefetches. If several groups share a block, each prefetches its part of the next
 // block, so that memory traffic is spread evenly over the computation. With few rows, the hardware prefetcher keeps up
 // and software prefetches only get in its way. With somewhat more rows, the time between reads is too long for it, so
 // the tile prefetches its own block a little ahead.
 inline Prefetch prefetch_of(const Matrix& matrix, int block, int steps, const Rows& rows, int group, int num_groups) {
-  constexpr int kStepBytes = 256, kStepsAhead = 32, kFastRows = 4;
+  constexpr int kStepBytes = 256, kStepsAhead = 32;
   const char* start = reinterpret_cast<const char*>(matrix.blocks) + size_t(block) * steps * kStepBytes;
   if (num_groups == 1) return {start + kStepsAhead * kStepBytes, rows.count > kFastRows ? 4 : 0};
   const int begin = 4 * group / num_groups, end = 4 * (group + 1) / num_groups;
   return {start + size_t(steps) * (kStepBytes + begin * (kStepBytes / 4)), end - begin};
 }
 
-// One tile: `kVectors` vectors of a block from `half` on, for a range of rows.
-// Calls write.expect(row, block) before it computes a row, then write_sums.
-template <class Format, int kVectors, class Write>
-inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int half, Range range,
-                          const Prefetch& prefetch, const Write& write) {
-  const int steps = num_steps<Format>(matrix), first = range.begin, count = range.end - range.begin;
+// The fewest rows of a tile that prefetches so many lines at each step, see prefetch_of: with several groups of rows,
+// that is how many the smallest of two or three groups has. For fewer rows no such tile is compiled.
+constexpr int fewest_rows(int lines, int most_rows) {
+  return lines == 4 ? kFastRows + 1 : lines == 2 ? (most_rows + 1) / 2 : lines == 1 ? (2 * most_rows + 1) / 3 : 1;
+}
+
+// What is computed before an epilogue: `num_vectors` vectors of a block from `half` on, for a range of rows.
+struct Tile {
+  const Matrix& matrix;
+  const Rows& rows;
+  int block, half, num_vectors;  // a whole block, or half of it
+  Range range;
+  Prefetch prefetch;  // half a block prefetches nothing
+};
+
+// The sums of tiles, which all epilogues share.
+template <class Format>
+struct TileSums {
+  using Accumulators = typename Format::Accumulators;
+  // sums [rows][num_vectors]
+  static void find(Accumulators* sums, const Tile& tile);
+  template <int kVectors>
+  INLINED static void find_vectors(Accumulators* sums, const Tile& tile);
+};
+
+template <class Format>
+__attribute__((noinline)) void TileSums<Format>::find(Accumulators* sums, const Tile& tile) {
+  if (kTileVectors > 2 && tile.num_vectors == kTileVectors)
+    find_vectors<kTileVectors>(sums, tile);
+  else
+    find_vectors<2>(sums, tile);
+}
+
+template <class Format>
+template <int kVectors>
+void TileSums<Format>::find_vectors(Accumulators* sums, const Tile& tile) {
+  const int steps = num_steps<Format>(tile.matrix), count = tile.range.end - tile.range.begin;
   Adjacent<64 / kVectors> weights;  // a half block is every second vector
   weights.segment_steps = steps;
   weights.stride = 64;
-  weights.start[0] = matrix.blocks + size_t(block) * steps * 64 + 16 * half;
-  typename Format::Accumulators sums[kTileRows * kVectors];
-  const uint32_t* pointers[kTileRows];
+  weights.start[0] = tile.matrix.blocks + size_t(tile.block) * steps * 64 + 16 * tile.half;
+  const uint32_t* rows[kTileRows];
+  const GroupWorth* worths[kTileRows];
   for (int r = 0; r < count; ++r) {
-    pointers[r] = rows.row(first + r);
-    write.expect(first + r, block);
+    rows[r] = tile.rows.row(tile.range.begin + r);
+    if constexpr (kHasGroups<Format>) worths[r] = tile.rows.worths(tile.range.begin + r);
   }
-  const auto run = [&](auto lines) {
-    if constexpr (kHasGroups<Format>) {
-      const int num_groups = steps / kGroupSteps<Format>;
-      const GroupWorth* worths[kTileRows];
-      std::fill_n(sums, count * kVectors, typename Format::Accumulators{});
-      for (int r = 0; r < count; ++r) worths[r] = rows.worths(first + r);
-      with_rows(count, [&](auto known) {
-        constexpr int kRows = decltype(known)::value, kAtATime = vectors_at_a_time(kRows, kVectors);
-        const auto add = [&](int first, auto asking) {
-          add_groups<Format, kRows, kAtATime>(sums, kVectors, pointers, worths, weights, first, num_groups, asking);
-        };
-        add(0, lines);
-        for (int first = kAtATime; first < kVectors; first += kAtATime) add(first, PrefetchLines<0>{});
-      });
-    } else {
-      add_rows<Format, kVectors>(count, sums, kVectors, pointers, weights, steps, lines, FromZero{});
+  if constexpr (kHasGroups<Format>) std::fill_n(sums, count * kVectors, Accumulators{});
+  with_rows(count, [&](auto known) {
+    constexpr int kRows = decltype(known)::value, kAtATime = vectors_at_a_time(kRows, kVectors);
+    if constexpr (kRows <= most_rows<Format>()) {
+      const auto run = [&](auto lines) {
+        constexpr bool kIsUsed = kVectors == 4 && kRows >= fewest_rows(lines, most_rows<Format>());
+        const PrefetchLines<kIsUsed ? lines : 0> asking{tile.prefetch.start};
+        if constexpr (kHasGroups<Format>) {
+          const int num_groups = steps / kGroupSteps<Format>;
+          const auto add = [&](int first, auto asking) {
+            add_groups<Format, kRows, kAtATime>(sums, kVectors, rows, worths, weights, first, num_groups, asking);
+          };
+          add(0, asking);
+          for (int first = kAtATime; first < kVectors; first += kAtATime) add(first, PrefetchLines<0>{});
+        } else {
+          add_known_rows<Format, kRows, kVectors>(sums, kVectors, rows, weights, steps, asking, FromZero{});
+        }
+      };
+      switch (tile.prefetch.lines) {
+        case 0: return run(std::integral_constant<int, 0>{});
+        case 1: return run(std::integral_constant<int, 1>{});
+        case 2: return run(std::integral_constant<int, 2>{});
+        default: return run(std::integral_constant<int, 4>{});
+      }
     }
-  };
-  constexpr bool kWhole = kVectors == 4;  // a half block prefetches nothing
-  switch (kWhole ? prefetch.lines : 0) {
-    case 0: run(PrefetchLines<0>{}); break;
-    case 1: run(PrefetchLines<kWhole ? 1 : 0>{prefetch.start}); break;
-    case 2: run(PrefetchLines<kWhole ? 2 : 0>{prefetch.start}); break;
-    default: run(PrefetchLines<kWhole ? 4 : 0>{prefetch.start});
-  }
-  write_sums<Format, kVectors>(sums, matrix, rows, block, half, range, write);
+  });
+}
+
+// Calls write.expect(row, block) for the rows before they are computed, then write_sums. Not inlined: within the loops
+// over tiles, the epilogue with gates takes three times as long.
+template <class Format, int kVectors, class Write>
+__attribute__((noinline)) void multiply_tile(const Tile& tile, const Write& write) {
+  typename Format::Accumulators sums[kTileRows * kVectors];
+  for (int row = tile.range.begin; row < tile.range.end; ++row) write.expect(row, tile.block);
+  TileSums<Format>::find(sums, tile);
+  write_sums<Format, kVectors>(sums, tile.matrix, tile.rows, tile.block, tile.half, tile.range, write);
 }
 
 template <class Format, class Write>
@@ -174,9 +217,9 @@ void multiply_in_vectors(const Matrix& matrix, const Rows& rows, Range range, co
       const Range part = share(rows.count, group, num_groups);  // 32 rows are 6 + 5 + 5 + 6 + 5 + 5, not 6 * 5 + 2
       const Prefetch prefetch = prefetch_of(matrix, unit / 2, num_steps<Format>(matrix), rows, group, num_groups);
       if (is_whole) {
-        multiply_tile<Format, kTileVectors>(matrix, rows, unit / 2, 0, part, prefetch, write);
+        multiply_tile<Format, kTileVectors>({matrix, rows, unit / 2, 0, kTileVectors, part, prefetch}, write);
       } else {
-        multiply_tile<Format, 2>(matrix, rows, unit / 2, unit % 2, part, Prefetch{nullptr, 0}, write);
+        multiply_tile<Format, 2>({matrix, rows, unit / 2, unit % 2, 2, part, {nullptr, 0}}, write);
       }
     }
     unit += is_whole ? 2 : 1;

@@ -176,15 +176,21 @@ inline void with_rows(int num_rows, const Function& function) {
   }
 }
 
+template <class Format, int kRows, int kVectors, class Weights, class Asking, class Adding>
+inline void add_known_rows(typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
+                           const Weights& weights, int steps, const Asking& asking, const Adding& adding) {
+  constexpr int kAtATime = vectors_at_a_time(kRows, kVectors);
+  add_tile<Format, kRows, kAtATime>(sums, width, rows, weights, 0, steps, asking, adding);
+  if constexpr (kAtATime < kVectors)  // what was to be prefetched has been
+    for (int first = kAtATime; first < kVectors; first += kAtATime)
+      add_tile<Format, kRows, kAtATime>(sums, width, rows, weights, first, steps, PrefetchLines<0>{}, adding);
+}
+
 template <class Format, int kVectors, class Weights, class Asking, class Adding = Plainly>
 inline void add_rows(int num_rows, typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
                      const Weights& weights, int steps, const Asking& asking, const Adding& adding = {}) {
   with_rows(num_rows, [&](auto count) {
-    constexpr int kRows = decltype(count)::value, kAtATime = vectors_at_a_time(kRows, kVectors);
-    add_tile<Format, kRows, kAtATime>(sums, width, rows, weights, 0, steps, asking, adding);
-    if constexpr (kAtATime < kVectors)  // what was to be prefetched has been
-      for (int first = kAtATime; first < kVectors; first += kAtATime)
-        add_tile<Format, kRows, kAtATime>(sums, width, rows, weights, first, steps, PrefetchLines<0>{}, adding);
+    add_known_rows<Format, decltype(count)::value, kVectors>(sums, width, rows, weights, steps, asking, adding);
   });
 }
 
