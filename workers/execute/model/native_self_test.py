@@ -26,6 +26,10 @@ from .ropes import find_ropes
 # orthogonal, the normalized output depends on the last bits, and the token's logits change. So for such models this
 # share of tokens may differ from transformers; but all must be bitwise equal to the same tokens computed in one step.
 _DELTA_RULE_OUTLIERS = 0.25
+# One of the tokens may, where activations have 8 bits: some models have a token with one channel that is hundreds of
+# times as large as all others (Sun et al. 2024, "Massive Activations in Large Language Models"). In int4 the other
+# channels of its group keep nothing of theirs, which changes what this token says, and hardly the others.
+_ROUNDING_OUTLIERS = 0.02
 # Greatest difference allowed, relative to the greatest logit.
 _TOLERANCES = {Format.FLOAT32: 1e-4, Format.BFLOAT16: 1e-1, Format.INT8: 0.5, Format.INT4: 0.5, Format.MXFP4: 0.5}
 
@@ -60,6 +64,7 @@ def check_native(
         eight_bit_pages=eight_bit_pages,
     )
     spec, sequences = weights.spec, random_sequences(weights.spec.vocab_size)
+    is_exact = weights.format in (Format.FLOAT32, Format.BFLOAT16)
     instead = {**checkpoint.made(spec.matrices()), **weights.quantised()}
     return Oracle(config, spec, checkpoint, instead).check(
         lambda number: _outputs_of(decoder, spec, sequences, number),
@@ -68,7 +73,7 @@ def check_native(
         dtype=torch.float32 if weights.format is Format.FLOAT32 else torch.bfloat16,
         limit=_TOLERANCES[Format.INT8 if eight_bit_pages else weights.format],
         may_round=weights.format is Format.BFLOAT16,
-        outliers=_DELTA_RULE_OUTLIERS if spec.delta is not None else 0.0,
+        outliers=_DELTA_RULE_OUTLIERS if spec.delta is not None else 0.0 if is_exact else _ROUNDING_OUTLIERS,
     )
 
 

@@ -15,12 +15,13 @@ from tests.workers.execute.kernels.levels import load_cached
 from tests.workers.execute.model.native import changed_tensors, make_checkpoint
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model import oracle
+from triptych.workers.execute.model import native_self_test, oracle
 from triptych.workers.execute.model.decoder_spec import Unsupported
 from triptych.workers.execute.model.describe import describe_decoder
 from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 from triptych.workers.execute.model.native_self_test import check_native
 from triptych.workers.execute.model.native_weights import PackedWeights
+from triptych.workers.execute.model.probe import random_sequences
 from triptych.workers.execute.model.states import StateLedger
 from triptych.workers.execute.step import Int32, StepCut
 
@@ -56,6 +57,20 @@ def test_rounding_sensitive_model_is_compared_with_float32(sharp: Path) -> None:
 def test_wrong_kernel_is_detected_there_too(sharp: Path) -> None:
     with pytest.raises(Unsupported, match="its logits differ from transformers' by"):
         check(sharp, rms_norm_eps=0.5)
+
+
+def test_one_token_may_be_rounded_to_nothing_in_four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One channel of it is so large that the others of its group are zeros: SmolLM2 and others have such a token."""
+    folder = make_checkpoint("llama", tmp_path)
+    with changed_tensors(folder) as tensors:
+        embedding = tensors["model.embed_tokens.weight"]
+        token_id = random_sequences(len(embedding))[0][1]
+        embedding[token_id, 3] *= 30
+    monkeypatch.setitem(native_self_test._TOLERANCES, Format.INT4, 0.17)
+    assert check(folder, Format.INT4) < 0.17
+    monkeypatch.setattr(native_self_test, "_ROUNDING_OUTLIERS", 0.0)
+    with pytest.raises(Unsupported, match=r"by 0\.2 of the greatest"):
+        check(folder, Format.INT4)
 
 
 def test_first_comparison_decides_if_memory_for_float32_is_lacking(
