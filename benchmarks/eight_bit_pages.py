@@ -25,11 +25,11 @@ from benchmarks.cpu_models import SHAPES, make_model
 from benchmarks.report import environment
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model.describe import describe_decoder
-from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
-from triptych.workers.execute.model.native_decoder import NativeDecoder
-from triptych.workers.execute.model.native_weights import PackedWeights
-from triptych.workers.execute.model.ropes import find_ropes
+from triptych.workers.execute.model.checkpoint.mapped import Checkpoint
+from triptych.workers.execute.model.native.decoder import NativeDecoder
+from triptych.workers.execute.model.native.weights import PackedWeights
+from triptych.workers.execute.model.spec.describe import describe_decoder
+from triptych.workers.execute.model.spec.ropes import find_ropes
 from triptych.workers.execute.model.threads import num_processors
 from triptych.workers.execute.step import StepInputs
 

@@ -68,7 +68,7 @@ def load(folder: Path, quantization: str, is_first: bool) -> dict[str, float]:
     """Run in a separate process."""
     from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
     from triptych.workers.execute.model.build import build_runner
-    from triptych.workers.execute.model.proof import ProofStore
+    from triptych.workers.execute.model.guard.proof import ProofStore
 
     config = ModelConfig(model=str(folder), device="cpu", quantization=quantization)
     if is_first:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.report import environment
 from triptych import AsyncClient, Driver
 from triptych.launch.gateway.config import GatewayConfig
-from triptych.launch.gateway.processes import gateways
+from triptych.launch.gateway.serving.processes import gateways
 
 STREAMS, OUTPUT_TOKENS, TURNS, STEP_MS = 256, 60, 3, 30.0
 NUM_TOKENS = re.compile(rb"^id: (\d+)$", re.MULTILINE)

@@ -66,8 +66,8 @@ def run(file: Path, cache: Path) -> dict[str, float]:
 
 def unpack(file: Path) -> None:
     """In a process of its own."""
-    from triptych.workers.execute.model.checkpoint import find_checkpoint
-    from triptych.workers.execute.model.gguf import unpack as _  # noqa: F401  libraries take memory by themselves
+    from triptych.workers.execute.model.checkpoint.find import find_checkpoint
+    from triptych.workers.execute.model.checkpoint.gguf import unpack as _  # noqa: F401  libraries take memory by themselves
 
     before, start, used_s = resident_mb(), time.monotonic(), time.process_time()
     folder = find_checkpoint(file)

@@ -12,9 +12,9 @@ import typer
 from .. import __version__
 from ..protocol.config import PipelineConfig
 from ..protocol.sampling import SamplingParams
-from .aliases import canonical
 from .bench.options import BenchOptions
-from .common_flags import (
+from .flags.aliases import canonical
+from .flags.common import (
     Connect,
     LogLevel,
     Lora,
@@ -27,16 +27,16 @@ from .common_flags import (
     refuse_config_flags,
     with_model,
 )
-from .failures import reporting_failures
-from .flags import OutputFormat, given_names, number, option, with_flags
+from .flags.derived import OutputFormat, given_names, number, option, with_flags
+from .flags.variables import PREFIX, warn_of_unknown
+from .flags.verb import QuickGroup, Verb
 from .gateway.config import GatewayConfig
-from .keys import keys
-from .logs import set_up_logging, set_up_stream_logging
 from .replay.options import EngineConfig, StudyOptions
 from .signals import INTERRUPTED, exit_on_signals
-from .streams import keep_what_cannot_be_read, open_closed_streams, replace_what_cannot_be_written
-from .variables import PREFIX, warn_of_unknown
-from .verb import QuickGroup, Verb
+from .terminal.failures import reporting_failures
+from .terminal.logs import set_up_logging, set_up_stream_logging
+from .terminal.streams import keep_what_cannot_be_read, open_closed_streams, replace_what_cannot_be_written
+from .verbs.keys import keys
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,7 +100,7 @@ def serve(
     log_level: LogLevel = "info",
 ) -> None:
     """Serve clients until Ctrl-C or SIGTERM: the first one drains, a second one stops at once."""
-    from .serve import Task, serve
+    from .verbs.serve import Task, serve
 
     console = _console(log_level, gateway.log_format)
     task = Task(
@@ -145,8 +145,8 @@ def generate(
     A line that begins with {" is JSON: prompt, prompt_token_ids or messages, any other field of a
     request (docs/protocol.md), and an id.
     """
-    from .generate import Task, generate
-    from .output import choose_format
+    from .terminal.output import choose_format
+    from .verbs.generate import Task, generate
 
     refuse_config_flags(context, connect)
     task = Task(
@@ -185,7 +185,7 @@ def embed(
     A line that begins with {" is JSON: prompt or prompt_token_ids, any other field of an embedding's
     request (docs/protocol.md), and an id.
     """
-    from .embed import Task, embed
+    from .verbs.embed import Task, embed
 
     refuse_config_flags(context, connect)
     task = Task(prompts=prompts or [], file=file, output=output, dimensions=dimensions, lora=lora)
@@ -215,7 +215,7 @@ def run_batch(
 
     If one fails, the others go on; its line has the error, and the exit code is 1.
     """
-    from .gateway.processes import check_installed
+    from .gateway.serving.processes import check_installed
 
     refuse_config_flags(context, connect)
     check_installed()
@@ -242,8 +242,8 @@ def chat(
     log_level: LogLevel = "warning",
 ) -> None:
     """Chat with a model. Ctrl-C ends an answer, Ctrl-D the conversation."""
-    from .chat import chat
-    from .output import check_shown
+    from .terminal.output import check_shown
+    from .verbs.chat import chat
 
     refuse_config_flags(context, connect)
     check_shown(params, "n", "logprobs", "prompt_logprobs", how="a chat shows one answer, without logprobs")
@@ -308,7 +308,7 @@ def info(
     log_level: LogLevel = "warning",
 ) -> None:
     """Show a model, its limits, the effective config, versions and the machine; with --connect also statistics."""
-    from .info import info
+    from .verbs.info import info
 
     refuse_config_flags(context, connect)
     config = with_model(config, model_name)
@@ -325,7 +325,7 @@ def restart(
     ] = None,
 ) -> None:
     """Replace a worker of a running pipeline. Its clients only notice a pause."""
-    from .restart import restart
+    from .verbs.restart import restart
 
     raise typer.Exit(restart(role, connect=connect, model=model))
 
@@ -337,7 +337,7 @@ def load_adapter(
     connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
 ) -> None:
     """Serve one more LoRA adapter in a running pipeline. Its clients only notice the pause of a restart."""
-    from .adapters import load_adapter
+    from .verbs.adapters import load_adapter
 
     raise typer.Exit(load_adapter(module, connect=connect))
 
@@ -349,7 +349,7 @@ def unload_adapter(
     connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
 ) -> None:
     """Unload a LoRA adapter, once the requests for it are answered."""
-    from .adapters import unload_adapter
+    from .verbs.adapters import unload_adapter
 
     raise typer.Exit(unload_adapter(name, connect=connect))
 
@@ -381,7 +381,7 @@ def replay(
 
 def _console(log_level: str, log_format: str | None = None) -> Console:
     """``log_format``: of a server; None for other verbs."""
-    from .error_console import ErrorConsole
+    from .terminal.error_console import ErrorConsole
 
     console = ErrorConsole()
     if log_format == "json":

@@ -17,12 +17,12 @@ from ..driver.stream import Completion
 from ..protocol.config import DEMO_MODEL, HASH_MODEL
 from ..protocol.errors import TriptychError
 from .demo_model.entries import load_entries
-from .demo_view import WIDTH, Row, block, show_answers
-from .failures import explain
-from .logs import set_up_logging
-from .report import duration, ledger_table, model_line, number, say
 from .signals import exit_on_signals, signals_ignored
-from .startup import start
+from .terminal.demo_view import WIDTH, Row, block, show_answers
+from .terminal.failures import explain
+from .terminal.logs import set_up_logging
+from .terminal.report import duration, ledger_table, model_line, number, say
+from .terminal.startup import start
 
 QUESTIONS = {
     "What does range do?": "range",

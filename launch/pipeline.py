@@ -14,9 +14,9 @@ from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, RequestTimeout
 from ..protocol.run_dir import CONFIG_FILE, has_driver
 from ..protocol.tokenizer_files import load_facts
-from .report import say
 from .signals import signals_ignored
-from .startup import start
+from .terminal.report import say
+from .terminal.startup import start
 
 if TYPE_CHECKING:
     from rich.console import Console

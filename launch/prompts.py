@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import ConfigError, InvalidRequest, encodable
-from .not_utf8 import why_not_utf8
+from .terminal.not_utf8 import why_not_utf8
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 _NOT_OF_A_REQUEST = {"params", "keep"}  # arguments of ``Client.submit`` that are not fields of a request

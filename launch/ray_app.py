@@ -21,8 +21,8 @@ from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
 from .gateway.app import create_app
 from .gateway.config import GatewayConfig
-from .gateway.processes import check_installed
-from .gateway.server import make_gateway
+from .gateway.serving.processes import check_installed
+from .gateway.serving.server import make_gateway
 
 # Ray's PrefixCacheAffinityRouter looks for the prompt in the arguments of a Python call and raises if there is none.
 # Its HTTP proxy chooses a replica before it reads the body, so over HTTP only a header can identify related requests.

@@ -42,10 +42,13 @@ RULES = {
     "workers/execute/scheduling": Rule(("protocol", "workers/execute/scheduling"), frozenset({"numpy"})),
     "workers/execute/grammar": Rule(("protocol", "workers/execute"), frozenset({"numpy", "llguidance"})),
     "workers/execute/model": Rule(("protocol", "workers/importing", "workers/execute"), TORCH),
-    "workers/execute/model/orders.py": Rule(("protocol", "workers/execute"), frozenset({"numpy", "msgpack"})),
-    "workers/execute/model/ranks.py": Rule(("protocol", "workers/execute"), TORCH | {"msgpack"}),
-    "workers/execute/model/follow.py": Rule(("protocol", "workers/execute"), TORCH | {"msgpack"}),
-    "workers/execute/model/gguf": Rule(("protocol", "workers/execute"), TORCH | {"gguf"}),
+    "workers/execute/model/spec": Rule(
+        ("protocol", "workers/execute/kernels/memory", "workers/execute/model/spec"), TORCH
+    ),
+    "workers/execute/model/parallel/orders.py": Rule(("protocol", "workers/execute"), frozenset({"numpy", "msgpack"})),
+    "workers/execute/model/parallel/ranks.py": Rule(("protocol", "workers/execute"), TORCH | {"msgpack"}),
+    "workers/execute/model/parallel/follow.py": Rule(("protocol", "workers/execute"), TORCH | {"msgpack"}),
+    "workers/execute/model/checkpoint/gguf": Rule(("protocol", "workers/execute"), TORCH | {"gguf"}),
     "workers/execute/attention": Rule(("protocol", "workers/execute"), TORCH),
     "workers/execute/sampling": Rule(("protocol", "workers/execute"), TORCH),
     "workers/execute/kernels": Rule(("protocol", "workers/execute"), TORCH | {"triton"}),

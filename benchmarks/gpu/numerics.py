@@ -17,9 +17,9 @@ from benchmarks.gpu.setting import Notes, Setting, require
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = [
-    "tests/workers/execute/model/test_graphs.py",
-    "tests/workers/execute/model/test_fused_decoder.py",
-    "tests/workers/execute/model/test_device_lora.py",
+    "tests/workers/execute/model/device/test_graphs.py",
+    "tests/workers/execute/model/fused/test_decoder.py",
+    "tests/workers/execute/model/device/test_lora.py",
     "tests/workers/execute/kernels/test_triton_experts.py",
     "tests/workers/execute/kernels/test_triton_one_row.py",
     "tests/workers/execute/kernels/test_triton_select.py",

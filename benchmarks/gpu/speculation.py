@@ -12,7 +12,7 @@ from benchmarks.gpu.models import warm
 from benchmarks.gpu.runs import Lengths, Loaded, Run, load, run
 from benchmarks.gpu.setting import Notes, Setting
 from benchmarks.gpu.step_times import Step, step_inputs, times
-from triptych.workers.execute.model.graphs import GraphKey
+from triptych.workers.execute.model.device.graphs import GraphKey
 from triptych.workers.execute.sampling.kinds import SamplingKind
 from triptych.workers.execute.scheduling.proposals import Proposer
 from triptych.workers.execute.scheduling.sequence import Key, Sequence

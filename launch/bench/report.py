@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..report import duration, number, say
+from ..terminal.report import duration, number, say
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,10 +17,10 @@ from ... import __version__
 from ...driver.async_client import AsyncClient
 from ...protocol.config import PipelineConfig
 from ...protocol.errors import ConfigError
-from ..output import OutputError
 from ..pipeline import Pipeline, open_pipeline
-from ..report import say
 from ..signals import INTERRUPTED
+from ..terminal.output import OutputError
+from ..terminal.report import say
 from . import plot
 from .drive import Run, Target, drive
 from .http import HttpTarget

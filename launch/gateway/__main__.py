@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     if "--supervised" in sys.argv[1:]:
         gc.disable()  # until ``serve``: hardly anything that imports create is garbage
-        from .server import run_supervised
+        from .serving.server import run_supervised
         from .settings import Settings
 
         run_supervised(Settings.from_json(sys.stdin.read()))

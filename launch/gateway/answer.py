@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ...protocol.reasoning import START
-from .calls import ToolUse
-from .reasoning import Reasoning
-from .thoughts import Thought
+from .forms.calls import ToolUse
+from .reasoning.handling import Reasoning
+from .reasoning.thoughts import Thought
 from .tools.parser import Call
 
 Parts = list[Thought | str | Call]

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response
 from starlette.requests import Request
 
-from .chat import create_chat_completion
-from .completions import create_completion
+from .anthropic.messages import count_tokens, create_message
 from .decisions import create_decision
-from .embeddings import create_embeddings
-from .messages import count_tokens, create_message
-from .responses import count_input_tokens, create_response
+from .openai.chat import create_chat_completion
+from .openai.completions import create_completion
+from .openai.embeddings import create_embeddings
+from .openai.responses import count_input_tokens, create_response
 from .resume import POSITIONS, forget_request, resume_request
 from .schemas.chat import ChatRequest
 from .schemas.completions import CompletionRequest

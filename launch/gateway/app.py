@@ -19,13 +19,13 @@ from ... import __version__
 from ...protocol.errors import TriptychError
 from .adapter_routes import adapter_routes
 from .api_routes import api_routes
-from .edge import CLIENT_CLOSED, HEAD_ROUTES, Edge
 from .errors import ApiError, ClientGone, error_response, unreadable_body, validation_error
 from .openapi import describe
 from .page.routes import page_routes
 from .server_routes import server_routes
+from .serving.edge import CLIENT_CLOSED, HEAD_ROUTES, Edge
+from .serving.uploads import BodyRefused
 from .state import Gateway
-from .uploads import BodyRefused
 
 # For clients whose address lacks the /v1, or has it twice, and for those that look for another kind of server.
 _WHAT_THERE_IS = (

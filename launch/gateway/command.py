@@ -11,12 +11,12 @@ from typing import Annotated, NoReturn
 import typer
 
 from ...protocol.errors import TriptychError
-from ..flags import option, with_flags
+from ..flags.derived import option, with_flags
+from ..flags.verb import Verb
 from ..signals import exit_on_signals
-from ..verb import Verb
-from .address import listening, url_of
 from .config import MAX_WORKERS, GatewayConfig
-from .processes import check_installed
+from .serving.address import listening, url_of
+from .serving.processes import check_installed
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 DEFAULT_ADDRESS = "127.0.0.1:8000"
@@ -32,14 +32,14 @@ def gateway(
 ) -> None:
     """Serve OpenAI's API for a running pipeline, in one process, until Ctrl-C or SIGTERM."""
     from ..cli import app as whole
-    from ..logs import set_up_stream_logging
-    from ..variables import warn_of_unknown
+    from ..flags.variables import warn_of_unknown
+    from ..terminal.logs import set_up_stream_logging
 
     check_installed()
     config.check_lora_root()
     set_up_stream_logging(log_level, config.log_format, process="gateway")
     warn_of_unknown(whole)  # an environment shared with `serve` is fine
-    from .server import logger, make_gateway, serve
+    from .serving.server import logger, make_gateway, serve
 
     config = replace(config, http=config.http or DEFAULT_ADDRESS)
     exit_on_signals()  # uvicorn re-raises the signal that stopped it; the socket's file must still be removed

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S, ModelConfig
 from ...protocol.errors import ConfigError
 from ...protocol.settings import between, one_of, option
-from ..not_utf8 import why_not_utf8
+from ..terminal.not_utf8 import why_not_utf8
 
 LOG_FORMATS = ("text", "json")
 TOOL_PARSERS = (

@@ -16,15 +16,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...driver.stream import Completion
-from .chat_messages import text_of, wire_messages
 from .errors import ApiError, json_response, required
-from .ids import new_id
-from .option_scores import OptionScorer, together
+from .requests.chat_messages import text_of, wire_messages
+from .requests.ids import new_id
+from .requests.option_scores import OptionScorer, together
+from .requests.usage import response_usage
 from .schemas.chat import ChatMessage
 from .schemas.other import DecisionRequest, Question
+from .serving.streaming import answered
 from .state import Gateway
-from .streaming import answered
-from .usage import response_usage
 
 KIND = "dec"
 CONCURRENT = 32  # questions in flight at once

@@ -13,23 +13,23 @@ from ...driver.choices import choice_ids
 from ...protocol.board import FAILED
 from ...protocol.errors import DuplicateId, PipelineFailed, RequestError
 from ...protocol.sampling import MAX_SAMPLES
-from .calls import ToolUse, has_short_ids
-from .chat import KIND as CHAT
-from .chat import OBJECT as CHAT_OBJECT
-from .chat import ChatReply, Known
-from .completions import KIND as COMPLETION
-from .completions import OBJECT as COMPLETION_OBJECT
-from .completions import CompletionReply
 from .errors import ApiError, aborted, json_response
-from .generation import Generation
-from .ids import read_id
-from .reasoning import Reasoning
-from .replies import Head
+from .forms.calls import ToolUse, has_short_ids
+from .openai.chat import KIND as CHAT
+from .openai.chat import OBJECT as CHAT_OBJECT
+from .openai.chat import ChatReply, Known
+from .openai.completions import KIND as COMPLETION
+from .openai.completions import OBJECT as COMPLETION_OBJECT
+from .openai.completions import CompletionReply
+from .reasoning.handling import Reasoning
+from .requests.generation import Generation
+from .requests.ids import read_id
+from .requests.replies import Head
+from .requests.submission import Choices
 from .schemas.completions import CompletionRequest
 from .schemas.sampling import StreamOptions
+from .serving.streaming import answered
 from .state import Gateway
-from .streaming import answered
-from .submission import Choices
 
 POSITIONS = "^[0-9]{1,10}(,[0-9]{1,10})*$"  # a number for each choice
 

@@ -17,17 +17,17 @@ from ...protocol.config import PipelineConfig
 from ...protocol.model_card import LatestCard, ModelCard
 from ...protocol.run_dir import board_path, follow_endpoint, read_config, submit_endpoint
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
-from .api_keys import ApiKeys
 from .config import GatewayConfig
-from .counters import Counters
 from .errors import ApiError
 from .health import health, is_loaded
 from .page.feed import Feed
-from .thoughts import find_reasoning_parser
+from .reasoning.thoughts import find_reasoning_parser
+from .requests.words import Words
+from .serving.api_keys import ApiKeys
+from .serving.counters import Counters
+from .serving.tracing import Tracer
+from .serving.uploads import Uploads
 from .tools.parser import find_parser
-from .tracing import Tracer
-from .uploads import Uploads
-from .words import Words
 
 
 @dataclass

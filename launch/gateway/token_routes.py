@@ -8,13 +8,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .chat_messages import wire_messages, wire_tools
 from .errors import ApiError, json_response
-from .long_json import long_json
+from .requests.chat_messages import wire_messages, wire_tools
+from .requests.token_ids import chat_ids
 from .schemas.chat import TemplateFields
 from .schemas.other import DetokenizeRequest, TokenizeRequest
+from .serving.long_json import long_json
 from .state import Gateway
-from .token_ids import chat_ids
 
 
 async def tokenize(gateway: Gateway, body: TokenizeRequest, request: Request) -> Response:

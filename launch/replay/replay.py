@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.errors import ConfigError
 from ...workers.execute.scheduling.cost import Prices
-from ..progress import count_bar
+from ..terminal.progress import count_bar
 from .costs import RecordedSteps
 from .options import EngineConfig, StudyOptions
 from .recorded_arrivals import arrivals_of_trace

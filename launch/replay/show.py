@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..report import duration, facts_table, number
+from ..terminal.report import duration, facts_table, number
 from .verify import Verdict
 
 

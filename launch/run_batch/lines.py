@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.errors import ConfigError
-from ..json_lines import json_line
-from ..not_utf8 import why_not_utf8
 from ..resume import read_output, replace_output
+from ..terminal.json_lines import json_line
+from ..terminal.not_utf8 import why_not_utf8
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
 _FIELDS = {"custom_id", "method", "url", "body"}

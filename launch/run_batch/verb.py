@@ -17,12 +17,12 @@ from ...protocol.errors import ConfigError
 from ..batch import OVERLOADED_S, RETRY_S
 from ..gateway.app import create_app
 from ..gateway.config import GatewayConfig
-from ..gateway.server import make_gateway
+from ..gateway.serving.server import make_gateway
 from ..gateway.state import Gateway
-from ..output import Sink, check_output, open_sink
 from ..pipeline import Pipeline, open_pipeline
-from ..progress import count_bar
-from ..report import batch_line, say
+from ..terminal.output import Sink, check_output, open_sink
+from ..terminal.progress import count_bar
+from ..terminal.report import batch_line, say
 from .in_process import post
 from .lines import Line, Reply, left_to_answer, read_lines, row_of
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...driver.standing import RequestLine
-from ..report import number, printable
+from ..terminal.report import number, printable
 from ..watch.figures import FIGURES
 from ..watch.watched import Stage
 from .draw import Part, age, bar, progress, sparkline

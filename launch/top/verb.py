@@ -21,7 +21,7 @@ from ...protocol.messages import MAX_REQUEST_ROWS
 from ...protocol.run_dir import CONFIG_FILE
 from ..find import the_running_pipeline
 from ..pipeline import connected
-from ..report import say
+from ..terminal.report import say
 from ..watch.watched import Sample
 from .screen import frame
 from .state import State

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..report import number
+from ..terminal.report import number
 from .watched import Stage, Watched
 
 

@@ -22,9 +22,9 @@ pytest.importorskip("triton")
 
 from benchmarks import gpu_check
 from benchmarks.gpu import kernels, numerics, peers, runs, setting, speculation, step_times
-from tests.workers.execute.model.next_token import NextToken, make_runner
+from tests.workers.execute.model.device.next_token import NextToken, make_runner
 from triptych.protocol.config import SchedulerConfig
-from triptych.workers.execute.model.graphs import GraphCapture
+from triptych.workers.execute.model.device.graphs import GraphCapture
 from triptych.workers.execute.model.step_runner import trash_decodes
 
 ROOT = Path(__file__).parents[2]

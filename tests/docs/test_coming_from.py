@@ -13,8 +13,8 @@ import typer
 from tests.docs.pages import assert_no_text_is_blank, blocks, read, run_borrowed, table
 from tests.launch.gateway.conftest import Site, site
 from triptych import Driver
-from triptych.launch.aliases import ALIASES, INSTEAD, canonical
 from triptych.launch.cli import app
+from triptych.launch.flags.aliases import ALIASES, INSTEAD, canonical
 
 PAGE = read("coming-from.md")
 [PROGRAM] = blocks("coming-from.md", "python")

@@ -40,7 +40,7 @@ from triptych import Client, Driver
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.protocol.config import ServiceConfig
 from triptych.workers.execute.hash_model import byte_tokenizer_json
-from triptych.workers.execute.model.four_bit_layouts import find_layout
+from triptych.workers.execute.model.checkpoint.four_bit_layouts import find_layout
 
 ROOT = Path(__file__).parents[2]
 FASTAPI, CELERY, POOL, CHOICES, BEGUN, VECTORS, JOURNAL, MODELS, ROUNDING, ADAPTERS = blocks("how-to.md", "python")

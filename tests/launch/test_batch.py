@@ -13,8 +13,8 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.launch.batch import Batch
 from triptych.launch.pipeline import Pipeline
-from triptych.launch.progress import TokenRate
 from triptych.launch.prompts import jobs_from_texts
+from triptych.launch.terminal.progress import TokenRate
 from triptych.protocol.errors import WorkerDied
 
 

@@ -13,8 +13,8 @@ from tests.launch.conftest import Outcome, Triptych
 from tests.launch.terminal import terminal
 from tests.waiting import eventually
 from triptych import Client
-from triptych.launch.chat import HELP
-from triptych.launch.report import printable, say
+from triptych.launch.terminal.report import printable, say
+from triptych.launch.verbs.chat import HELP
 
 
 @pytest.fixture

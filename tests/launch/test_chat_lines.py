@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from triptych.launch.chat_lines import history_path, line_editing
+from triptych.launch.terminal.chat_lines import history_path, line_editing
 
 
 def test_user_without_a_home_directory_has_no_history(monkeypatch: pytest.MonkeyPatch) -> None:

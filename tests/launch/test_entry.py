@@ -16,7 +16,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 class Interrupt:
     @staticmethod
     def find_spec(name, path, target=None):
-        if name == "triptych.launch.flags":
+        if name == "triptych.launch.flags.derived":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt)
 from triptych.launch.__main__ import main

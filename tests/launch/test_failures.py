@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from triptych.launch.failures import explain
+from triptych.launch.terminal.failures import explain
 from triptych.protocol.errors import ConfigError, TriptychError, WorkerDied
 
 

@@ -14,9 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from tests.launch.conftest import Triptych
-from triptych.launch.aliases import ALIASES, canonical
 from triptych.launch.cli import app
-from triptych.launch.flags import with_flags
+from triptych.launch.flags.aliases import ALIASES, canonical
+from triptych.launch.flags.derived import with_flags
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.sampling import SamplingParams

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from triptych.launch.json_lines import json_line
+from triptych.launch.terminal.json_lines import json_line
 
 
 def test_row_is_one_line_for_any_content() -> None:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from triptych.launch import log_writer
-from triptych.launch.log_writer import LogWriter
+from triptych.launch.terminal import log_writer
+from triptych.launch.terminal.log_writer import LogWriter
 
 
 def test_nobody_waits_for_the_reader_of_a_log(monkeypatch: pytest.MonkeyPatch) -> None:

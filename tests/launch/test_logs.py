@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from triptych.launch.error_console import ErrorConsole
-from triptych.launch.logs import set_up_logging
+from triptych.launch.terminal.error_console import ErrorConsole
+from triptych.launch.terminal.logs import set_up_logging
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.adapters import make_nominal_adapter
 from tests.launch.conftest import Triptych
 from tests.pipeline.checks import expected
 from triptych import Driver
-from triptych.launch.report import printable
+from triptych.launch.terminal.report import printable
 
 
 @pytest.fixture(name="module", scope="module")

@@ -11,13 +11,13 @@ from typing import Any, get_type_hints
 import pytest
 import typer
 
-from triptych.launch.aliases import ALIASES, canonical
-from triptych.launch.chat import COMMANDS
 from triptych.launch.cli import app
+from triptych.launch.flags.aliases import ALIASES, canonical
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.reference.__main__ import PAGES, mark, whole
 from triptych.launch.reference.api import CLASSES, about
 from triptych.launch.reference.settings import limits
+from triptych.launch.verbs.chat import COMMANDS
 from triptych.protocol.config import PipelineConfig, SchedulerConfig
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from triptych.launch.report import facts_table, say, statistics_line
+from triptych.launch.terminal.report import facts_table, say, statistics_line
 
 WHY = "the modules of transformers run the model, which takes 3 to 10 times as long as the compiled kernels"
 PATH = "/" + "x" * 70

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from triptych.launch.aliases import canonical
 from triptych.launch.cli import app
+from triptych.launch.flags.aliases import canonical
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
 CALLS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]

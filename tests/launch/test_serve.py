@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from tests.protocol.factories import TIMES, make_record
-from triptych.launch import serve as serve_module
-from triptych.launch import startup
 from triptych.launch.gateway.config import GatewayConfig
-from triptych.launch.serve import Task, serve
+from triptych.launch.terminal import startup
+from triptych.launch.verbs import serve as serve_module
+from triptych.launch.verbs.serve import Task, serve
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.journal.layout import Journal

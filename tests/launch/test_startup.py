@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from triptych.launch.startup import Startup, start
+from triptych.launch.terminal.startup import Startup, start
 
 
 def observed() -> Startup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.launch.conftest import Triptych
-from triptych.launch.variables import complaints
+from triptych.launch.flags.variables import complaints
 
 KNOWN = {"TRIPTYCH_PAGE_SIZE", "TRIPTYCH_MAX_NUM_SEQS", "TRIPTYCH_API_KEY"}
 

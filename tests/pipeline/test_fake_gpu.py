@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import HAS_GPU
 from tests.pipeline.checks import assert_quiet
 from tests.pipeline.killing import kill
-from tests.workers.execute.model.native import greedy, make_checkpoint
+from tests.workers.execute.model.native.decoders import greedy, make_checkpoint
 from triptych import Driver
 
 pytest.importorskip("triton")

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.pipeline.checks import assert_quiet
 from tests.pipeline.killing import kill
-from tests.workers.execute.model.gguf_files import Type, make_gguf
+from tests.workers.execute.model.checkpoint.gguf_files import Type, make_gguf
 from triptych import Driver
 from triptych.workers.execute.kernels.cache import cache_folder
 

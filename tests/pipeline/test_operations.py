@@ -87,7 +87,7 @@ def test_weights_are_reloaded_without_a_client_error(tmp_path: Path, monkeypatch
         assert len(stream.result(60).token_ids) == 400
         assert driver.info()["model"]["model"] == str(other)
         assert driver.generate("def main", max_tokens=30, temperature=0.0).token_ids != before
-        # Weights with another tokenizer are refused in the same way: tests/workers/execute/model/test_proof.py.
+        # Weights with another tokenizer are refused in the same way: tests/workers/execute/model/guard/test_proof.py.
         with pytest.raises(ConfigError, match="the new execute failed"):
             driver.replace("execute", model=str(tmp_path / "nothing"))
         eventually(lambda: driver.healthy, timeout=60)

@@ -17,7 +17,7 @@ from tests.pipeline.checks import assert_quiet
 from tests.pipeline.killing import kill
 from tests.tiny import make_tiny_model, needs_states, prove
 from tests.waiting import eventually
-from tests.workers.execute.model.native import make_checkpoint, make_pair
+from tests.workers.execute.model.native.decoders import make_checkpoint, make_pair
 from triptych import Driver
 from triptych.launch.demo_model.entries import OFF_TOPIC_ANSWER, PHRASINGS, load_entries
 from triptych.workers.execute.kernels.compile import available_levels
@@ -30,7 +30,7 @@ def ask(driver: Driver, question: str, **options: Any) -> Any:
 
 
 def test_every_builtin_is_answered_with_its_documentation() -> None:
-    """In other dtypes and phrasings: tests/workers/execute/model/test_native_demo.py."""
+    """In other dtypes and phrasings: tests/workers/execute/model/native/test_demo.py."""
     entries = load_entries()
     with Driver() as driver:
         streams = [
@@ -211,4 +211,4 @@ def test_stop_string_cuts_the_text_and_frees_the_pages(tiny: Driver) -> None:
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
 
 
-# Which models are refused, and why: tests/workers/execute/model/test_loader.py and test_self_test.py.
+# Which models are refused, and why: tests/workers/execute/model/modules/test_loader.py and test_self_test.py.

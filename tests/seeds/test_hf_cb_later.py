@@ -22,13 +22,13 @@ from tests.workers.execute.factories import (
     make_sequence,
     run,
 )
-from tests.workers.execute.model.next_token import NextToken
+from tests.workers.execute.model.device.next_token import NextToken
 from triptych import Driver
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.errors import ConfigError, RequestTooLong
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_model import VOCAB_SIZE
-from triptych.workers.execute.model.device_runner import DeviceRunner
+from triptych.workers.execute.model.device.runner import DeviceRunner
 from triptych.workers.execute.sampling.sampler import Sampler
 
 

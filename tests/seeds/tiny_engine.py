@@ -13,7 +13,7 @@ from tests.workers.execute.factories import make_scheduler, run
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.runner import TorchRunner
+from triptych.workers.execute.model.modules.runner import TorchRunner
 from triptych.workers.execute.sampling.draw import Filters, draw
 from triptych.workers.execute.scheduling.sequence import Sequence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.mutations import Patch, by_name
 from triptych.protocol.journal.tokens import TokenWriter
-from triptych.workers.execute.model.draft_model import DraftModel
+from triptych.workers.execute.model.draft.model import DraftModel
 from triptych.workers.execute.scheduling.proposals import Proposals
 from triptych.workers.execute.scheduling.sequence import Sequence
 

@@ -16,7 +16,7 @@ from tests.simulation.plan import Plan
 from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.hash_lm import HashRunner, expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
-from triptych.workers.execute.model.draft_model import DraftModel
+from triptych.workers.execute.model.draft.model import DraftModel
 from triptych.workers.execute.scheduling.proposals import Proposer
 from triptych.workers.execute.scheduling.sequence import Sequence
 

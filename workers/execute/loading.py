@@ -28,7 +28,7 @@ def preload(config: PipelineConfig) -> None:
             from .model import build  # noqa: F401
     if config.model.backend == "transformers":  # otherwise an earlier start may have proven what it would be needed for
         with importing(MODELS):
-            from .model import transformers_build  # noqa: F401
+            from .model.modules import build as transformers_build  # noqa: F401
 
 
 def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
@@ -148,7 +148,7 @@ def find_folders(
     Raises:
         ConfigError: one of them is not found.
     """
-    from .model.checkpoint import attributed_to_draft, find_checkpoint
+    from .model.checkpoint.find import attributed_to_draft, find_checkpoint
 
     folder = find_checkpoint(config.model, dtype=config.dtype, progress=progress)
     with attributed_to_draft():

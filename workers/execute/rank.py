@@ -28,7 +28,7 @@ def main() -> None:
         level=logging.ERROR, stream=sys.stderr, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"
     )
     with importing(TORCH):
-        from .model.follow import follow  # imports torch, after the signals are set
+        from .model.parallel.follow import follow  # imports torch, after the signals are set
 
     # Unbuffered, as a buffer would wait for more than one order.
     follow(FileIO(sys.stdin.fileno(), closefd=False), rank=arguments.rank, rendezvous=arguments.rendezvous)

@@ -13,7 +13,7 @@ from ....driver.standing import RequestList
 from ....protocol.errors import TriptychError
 from ...watch.watched import Sample, Watched
 from ..errors import ApiError
-from ..streaming import event
+from ..serving.streaming import event
 from .frame import frame
 
 if TYPE_CHECKING:

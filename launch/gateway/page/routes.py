@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ..serving.streaming import EventStream
 from ..state import Gateway
-from ..streaming import EventStream
 from .document import document
 
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from ..errors import ApiError, unsupported
-from ..template_variables import Effort, effort_variables, template_variables
 from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ApiModel, List, Neutral, TokenBudget, few_parts, limited
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .structure import ResponseFormat
+from .template_variables import Effort, effort_variables, template_variables
 
 
 class ContentPart(ApiModel):

@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from ..template_variables import Effort
 from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ApiModel, List, Neutral, TokenBudget, few_parts, limited
+from .template_variables import Effort
 
 
 class Block(ApiModel):

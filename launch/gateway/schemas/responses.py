@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from ..template_variables import Effort
 from .base import ANYTHING, MAX_MESSAGES, MAX_TOOLS, ApiModel, List, Neutral, TokenBudget, few_parts, limited, small_map
 from .chat import Parts
 from .sampling import COMMON_NEUTRAL, SamplingFields
+from .template_variables import Effort
 
 
 class InputItem(ApiModel):

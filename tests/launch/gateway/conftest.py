@@ -15,9 +15,9 @@ import pytest
 from tests.pipeline.checks import assert_quiet
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.launch.gateway.address import listen, url_of
 from triptych.launch.gateway.config import GatewayConfig
-from triptych.launch.gateway.server import make_gateway, make_server
+from triptych.launch.gateway.serving.address import listen, url_of
+from triptych.launch.gateway.serving.server import make_gateway, make_server
 from triptych.launch.gateway.state import Gateway
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.launch.gateway.conftest import site
 from triptych import Driver
-from triptych.launch.gateway.api_keys import ApiKeys
 from triptych.launch.gateway.config import GatewayConfig, is_known_key
+from triptych.launch.gateway.serving.api_keys import ApiKeys
 from triptych.protocol.errors import ConfigError
 
 PATH = "/v1/completions"

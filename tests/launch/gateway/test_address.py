@@ -9,9 +9,9 @@ import httpx2
 import pytest
 
 from triptych import Driver
-from triptych.launch.gateway.address import check_address, listen, split_address, url_of
 from triptych.launch.gateway.config import GatewayConfig
-from triptych.launch.gateway.processes import gateways
+from triptych.launch.gateway.serving.address import check_address, listen, split_address, url_of
+from triptych.launch.gateway.serving.processes import gateways
 from triptych.protocol.errors import ConfigError
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.launch.gateway.sse import Event
 from tests.launch.gateway.test_messages import built, without_ids
 from triptych.launch.gateway.answer import AnswerReader, Parts
-from triptych.launch.gateway.calls import ToolUse
-from triptych.launch.gateway.message_blocks import BlockWriter, blocks_of
-from triptych.launch.gateway.reasoning import Reasoning
-from triptych.launch.gateway.thoughts import Thought
+from triptych.launch.gateway.anthropic.blocks import BlockWriter, blocks_of
+from triptych.launch.gateway.forms.calls import ToolUse
+from triptych.launch.gateway.reasoning.handling import Reasoning
+from triptych.launch.gateway.reasoning.thoughts import Thought
 
 CALL = '<tool_call>{"name": "time", "arguments": {"a": 1}}</tool_call>'
 WORDS = (

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.scripted import script
 from triptych import Driver
-from triptych.launch.gateway.calls import CallReader
+from triptych.launch.gateway.forms.calls import CallReader
+from triptych.launch.gateway.forms.structure import call_alternative
+from triptych.launch.gateway.requests.words import Words
 from triptych.launch.gateway.schemas.chat import Tool
 from triptych.launch.gateway.state import Gateway
-from triptych.launch.gateway.structure import call_alternative
-from triptych.launch.gateway.words import Words
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]

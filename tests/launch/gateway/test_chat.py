@@ -9,7 +9,7 @@ import pytest
 
 from tests.launch.gateway.conftest import Site
 from tests.launch.gateway.sse import stream, text_of
-from triptych.launch.gateway.logprobs import chat_logprobs, completion_logprobs
+from triptych.launch.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 
 PATH = "/v1/chat/completions"
 LEN = [{"role": "user", "content": "What does len do?"}]

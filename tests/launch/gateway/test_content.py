@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from tests.launch.gateway.test_harmony import CALL, FINAL, THOUGHT
-from triptych.launch.gateway.content import ContentTokens, Reader
-from triptych.launch.gateway.harmony import HarmonyReader
-from triptych.launch.gateway.thoughts import ThoughtReader
-from triptych.launch.gateway.words import Words
+from triptych.launch.gateway.reasoning.content import ContentTokens, Reader
+from triptych.launch.gateway.reasoning.harmony import HarmonyReader
+from triptych.launch.gateway.reasoning.thoughts import ThoughtReader
+from triptych.launch.gateway.requests.words import Words
 
 THINK = "<think>Hm.</think>"
 

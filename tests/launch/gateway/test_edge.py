@@ -20,7 +20,7 @@ from tests.launch.gateway.sse import events
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.launch.gateway.config import GatewayConfig
-from triptych.launch.logs import JsonFormatter
+from triptych.launch.terminal.logs import JsonFormatter
 from triptych.protocol.errors import ConfigError
 
 PATH = "/v1/completions"
@@ -142,7 +142,7 @@ def test_timeout_of_a_request_includes_the_wait_for_its_acceptance(
         return move_on_after(None)
 
     with site(pipeline.run_dir, request_timeout_s=1000, reasoning_parser="think") as api:
-        monkeypatch.setattr("triptych.launch.gateway.streaming.anyio", SimpleNamespace(fail_after=fail_after))
+        monkeypatch.setattr("triptych.launch.gateway.serving.streaming.anyio", SimpleNamespace(fail_after=fail_after))
         assert api.post(path, **asked, max_tokens=1, stream=stream).status_code == 200
     assert (len(limits), limits[0]) == (num_waits, 1000)
     assert limits == sorted(set(limits), reverse=True)
@@ -192,14 +192,14 @@ def test_full_queue_is_a_429_with_retry_after() -> None:
 
 
 def test_path_cannot_inject_lines_into_the_log(api: Site, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "triptych.launch.gateway.edge"):
+    with caplog.at_level(logging.INFO, "triptych.launch.gateway.serving.edge"):
         api.http.get("/no%0Awhere%1B%5B2J", headers={"x-request-id": "forger"})
         record = eventually(lambda: next((r for r in caplog.records if "forger" in r.getMessage()), None))
     assert record.getMessage().isprintable()
 
 
 def test_log_has_one_line_per_request_and_no_prompt(api: Site, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "triptych.launch.gateway.edge"):
+    with caplog.at_level(logging.INFO, "triptych.launch.gateway.serving.edge"):
         api.http.post(PATH, json={"prompt": "a secret", "max_tokens": 1}, headers={"x-request-id": "find-me"})
         record = eventually(lambda: next((r for r in caplog.records if "find-me" in r.getMessage()), None))
     entry = json.loads(JsonFormatter("gateway 0").format(record))
@@ -209,7 +209,7 @@ def test_log_has_one_line_per_request_and_no_prompt(api: Site, caplog: pytest.Lo
 
 
 def test_log_line_has_both_ids(api: Site, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "triptych.launch.gateway.edge"):
+    with caplog.at_level(logging.INFO, "triptych.launch.gateway.serving.edge"):
         reply = api.http.post(PATH, json={"prompt": "a", "max_tokens": 1}, headers={"x-request-id": "both"})
         record = eventually(lambda: next((r for r in caplog.records if "both" in r.getMessage()), None))
     assert reply.json()["id"] in record.getMessage()

@@ -14,13 +14,13 @@ from tests.launch.gateway.scripted import Dictation, ScriptedClient
 from tests.launch.gateway.sse import stream, text_of
 from tests.launch.gateway.test_reasoning import CHAT, MESSAGES, TOOLS, reasoning_of
 from triptych.driver import driver as drivers
-from triptych.launch.gateway.harmony import HarmonyReader, end_of_thoughts
-from triptych.launch.gateway.ids import new_id, read_id
-from triptych.launch.gateway.reasoning import Reasoning
-from triptych.launch.gateway.thoughts import find_reasoning_parser
+from triptych.launch.gateway.reasoning.handling import Reasoning
+from triptych.launch.gateway.reasoning.harmony import HarmonyReader, end_of_thoughts
+from triptych.launch.gateway.reasoning.thoughts import find_reasoning_parser
+from triptych.launch.gateway.requests.ids import new_id, read_id
+from triptych.launch.gateway.requests.words import Words
 from triptych.launch.gateway.tools.harmony import HarmonyParser
 from triptych.launch.gateway.tools.parser import Call, find_parser
-from triptych.launch.gateway.words import Words
 
 THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|>"
 OPEN_THOUGHT = THOUGHT.removesuffix("<|end|>")  # where the hash model ends

@@ -9,7 +9,7 @@ import pytest
 
 from tests.launch.gateway.conftest import Site
 from tests.launch.gateway.sse import stream
-from triptych.launch.gateway import streaming
+from triptych.launch.gateway.serving import streaming
 
 DUMPS = json.dumps
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2}
@@ -41,7 +41,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_logprobs_of_a_long_answer_are_encoded_in_parts(
     api: Site, monkeypatch: pytest.MonkeyPatch, sizes: list[int], path: str, body: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("triptych.launch.gateway.generation.LONG_TOKENS", 99)
+    monkeypatch.setattr("triptych.launch.gateway.requests.generation.LONG_TOKENS", 99)
     limit = "max_output_tokens" if "input" in body else "max_tokens"
     asked = {**body, limit: 200, "ignore_eos": True}
     reply = api.http.post(path, content=DUMPS(asked), headers={"content-type": "application/json"})
@@ -51,7 +51,7 @@ def test_logprobs_of_a_long_answer_are_encoded_in_parts(
 
 
 def test_many_token_ids_are_encoded_in_parts(api: Site, monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
-    monkeypatch.setattr("triptych.launch.gateway.long_json.MANY", 50)
+    monkeypatch.setattr("triptych.launch.gateway.serving.long_json.MANY", 50)
     asked = {"prompt": "hi there " * 100, "return_token_strs": True}
     reply = api.http.post("/tokenize", content=DUMPS(asked), headers={"content-type": "application/json"})
     assert reply.content == DUMPS(reply.json(), ensure_ascii=False, separators=(",", ":")).encode()

@@ -16,7 +16,7 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver.async_client import AsyncClient, AsyncStream, Mailbox
 from triptych.driver.stream import Completion
-from triptych.launch.gateway.submission import MAX_IN_FLIGHT, Choices
+from triptych.launch.gateway.requests.submission import MAX_IN_FLIGHT, Choices
 from triptych.protocol.errors import InvalidRequest, Overloaded, TriptychError
 from triptych.protocol.messages import Accepted
 

@@ -12,10 +12,10 @@ from tests.launch.gateway.scripted import FIRST_TURN, Dictation, ScriptedClient
 from tests.launch.gateway.sse import Event, stream
 from triptych import Driver
 from triptych.launch.gateway.answer import AnswerReader
-from triptych.launch.gateway.calls import ToolUse
+from triptych.launch.gateway.anthropic.blocks import blocks_of
 from triptych.launch.gateway.errors import json_response
-from triptych.launch.gateway.message_blocks import blocks_of
-from triptych.launch.gateway.reasoning import Reasoning
+from triptych.launch.gateway.forms.calls import ToolUse
+from triptych.launch.gateway.reasoning.handling import Reasoning
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 BASE: dict[str, Any] = {"max_tokens": 200, "messages": [{"role": "user", "content": "hi"}]}

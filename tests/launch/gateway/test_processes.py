@@ -30,10 +30,10 @@ from tests.launch.test_processes import serving
 from tests.proc import children_of, is_alive
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.launch.gateway import processes, server
-from triptych.launch.gateway.address import URL_FILE
 from triptych.launch.gateway.config import GatewayConfig
-from triptych.launch.gateway.processes import gateways
+from triptych.launch.gateway.serving import processes, server
+from triptych.launch.gateway.serving.address import URL_FILE
+from triptych.launch.gateway.serving.processes import gateways
 from triptych.launch.gateway.settings import Settings
 from triptych.protocol import starvation
 
@@ -105,7 +105,7 @@ def test_gateway_that_cannot_be_started_is_retried(pipeline: Driver, monkeypatch
             raise failures.pop()
         return POPEN(*arguments, **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr("triptych.launch.gateway.processes.subprocess.Popen", popen)
+    monkeypatch.setattr("triptych.launch.gateway.serving.processes.subprocess.Popen", popen)
     with served(pipeline) as http:
         assert http.get("/version").status_code == 200
     assert not failures

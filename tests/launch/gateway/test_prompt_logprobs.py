@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.launch.gateway.conftest import Site
-from triptych.launch.gateway.text_offsets import TextOffsets, prompt_offsets
+from triptych.launch.gateway.openai.text_offsets import TextOffsets, prompt_offsets
 from triptych.workers.execute.hash_lm import logprob_of, state_of
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 

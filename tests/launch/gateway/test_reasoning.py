@@ -14,9 +14,9 @@ from tests.launch.gateway.conftest import Site
 from tests.launch.gateway.scripted import Dictation
 from tests.launch.gateway.sse import Event, stream, text_of
 from triptych.launch.gateway.config import GatewayConfig
-from triptych.launch.gateway.ids import new_id, read_id
-from triptych.launch.gateway.reasoning import Reasoning
-from triptych.launch.gateway.thoughts import ThoughtReader, find_reasoning_parser
+from triptych.launch.gateway.reasoning.handling import Reasoning
+from triptych.launch.gateway.reasoning.thoughts import ThoughtReader, find_reasoning_parser
+from triptych.launch.gateway.requests.ids import new_id, read_id
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -269,7 +269,9 @@ def test_earlier_reasoning_reaches_the_template(api: Site, monkeypatch: pytest.M
 
 def test_end_of_the_prompt_is_looked_up_once_per_set_of_variables(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Dictation(api, monkeypatch, "So.</think>Yes.")
-    monkeypatch.setattr("triptych.launch.gateway.reasoning.START", "assistant:")  # so the template ends, and space
+    monkeypatch.setattr(
+        "triptych.launch.gateway.reasoning.handling.START", "assistant:"
+    )  # so the template ends, and space
     for _ in range(2):
         message = api.ask(CHAT, messages=MESSAGES, chat_template_kwargs={"a": 1})["choices"][0]["message"]
         assert (message["reasoning"], message["content"]) == ("So.", "Yes.")

@@ -13,8 +13,8 @@ from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.test_edge import raw
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.launch.gateway import server
-from triptych.launch.gateway.address import listen
+from triptych.launch.gateway.serving import server
+from triptych.launch.gateway.serving.address import listen
 
 ASKED = b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n"  # a reply of 100 KB
 NUM_ASKED = 20

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Message
 
-from triptych.launch.gateway import streaming
-from triptych.launch.gateway.streaming import COMMENT, COMMENT_AMONG_IDS, EventStream, event
+from triptych.launch.gateway.serving import streaming
+from triptych.launch.gateway.serving.streaming import COMMENT, COMMENT_AMONG_IDS, EventStream, event
 
 
 @pytest.mark.parametrize(

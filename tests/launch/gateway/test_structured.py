@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion
 
 from tests.launch.gateway.conftest import Site
 from tests.launch.gateway.sse import stream
-from triptych.launch.gateway.call_schemas import arguments_form, calls_form
+from triptych.launch.gateway.forms.call_schemas import arguments_form, calls_form
 from triptych.launch.gateway.schemas.chat import Tool
 
 CHAT = "/v1/chat/completions"

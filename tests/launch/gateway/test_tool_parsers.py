@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from triptych.launch.gateway.chat_messages import json_text
 from triptych.launch.gateway.config import PARSERS_OF_VLLM, TOOL_PARSERS, GatewayConfig
 from triptych.launch.gateway.errors import ApiError
+from triptych.launch.gateway.requests.chat_messages import json_text
 from triptych.launch.gateway.tools.parser import Call, Found, PlainText, find_parser, make_parser
 from triptych.launch.gateway.tools.values import value_of
 

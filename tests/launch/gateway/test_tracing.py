@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.launch.gateway.conftest import Site, site
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.launch.gateway.tracing import FLUSH_S, SpanTracer, Tracer, make_tracer
+from triptych.launch.gateway.serving.tracing import FLUSH_S, SpanTracer, Tracer, make_tracer
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"

@@ -11,7 +11,7 @@ if "triptych.workers.execute" in " ".join(sys.orig_argv):
 
     from tests.fake_cuda import fake_cuda
     from tests.quick_interpreter import speed_up
-    from tests.workers.execute.model.short_self_test import shorten_self_test
+    from tests.workers.execute.model.fused.short_self_test import shorten_self_test
 
     patch = pytest.MonkeyPatch()
     shorten_self_test(patch)

@@ -17,18 +17,18 @@ from ...importing import MODELS, TRANSFORMERS, importing
 from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
 from ..scheduling.states import num_state_rows
-from .checkpoint import read_config
-from .decoder_spec import Unsupported
-from .device_proof import DeviceProof
+from .checkpoint.find import read_config
+from .device.overhead import step_overhead
+from .device.proof import DeviceProof
 from .facts import ModelFacts, Progress, wanted_len
-from .group import ALONE, Group, check_divides
+from .guard.proof import ProofStore
 from .lora import Adapter
 from .memory import available_bytes
-from .native_build import NativeModel, NativeSetting, load_proven
-from .native_runner import NativeRunner
-from .overhead import step_overhead
+from .native.build import NativeModel, NativeSetting, load_proven
+from .native.runner import NativeRunner
+from .parallel.group import ALONE, Group, check_divides
 from .pool import LayerShape, PoolSize, bytes_per_token, size_pages
-from .proof import ProofStore
+from .spec.decoder import Unsupported
 from .step_runner import StepRunner
 from .threads import num_processors
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from ..attention.interface import LayerCache
-    from .device_forward import DeviceForward
-    from .device_runner import DeviceRunner
-    from .fused_build import FusedModel
-    from .ranks import Ranks
+    from .device.runner import DeviceRunner
+    from .fused.build import FusedModel
+    from .modules.device_forward import DeviceForward
+    from .parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Backends:
         config, size = self.config, self.config.tensor_parallel_size
         if size == 1:
             return self
-        from .ranks import Ranks
+        from .parallel.ranks import Ranks
 
         kv_dtypes = ("auto",) if self.device.type == "cpu" else KV_DTYPES
         for name, value, common in (
@@ -174,7 +174,7 @@ class Backends:
         if (why := why_no_triton(self.device)) is not None:
             raise Unsupported(why)
         with importing(MODELS):
-            from .fused_build import load_fused  # here, as Triton is not available for every device
+            from .fused.build import load_fused  # here, as Triton is not available for every device
 
         proof = DeviceProof(self.folder, self.config, self.device, self.cache.kv_dtype)
         fused = load_fused(
@@ -202,8 +202,8 @@ class Backends:
         *,
         keeps_states: bool = False,
     ) -> DeviceRunner:
-        from .device_runner import DeviceRunner
-        from .graphs import CudaGraphCapture
+        from .device.graphs import CudaGraphCapture
+        from .device.runner import DeviceRunner
 
         # The host chooses the rows of states anew for each step.
         is_graphed = self.device.type == "cuda" and self.config.cuda_graphs and not keeps_states
@@ -267,7 +267,7 @@ class Backends:
             if (why_not := self._why_not_native()) is not None:
                 raise Unsupported(why_not)
             with importing(MODELS):
-                from .native_proof import load_native
+                from .native.proven import load_native
 
             native = load_native(self.folder, self._tokenizer, dtype=config.dtype, setting=self._native_setting)
         except Unsupported as error:
@@ -340,7 +340,7 @@ class Backends:
             ConfigError: the checkpoint is damaged, or its family cannot run on paged attention.
         """
         with importing(MODELS):
-            from .transformers_build import load_on_pages
+            from .modules.build import load_on_pages
 
         try:
             on_pages = load_on_pages(

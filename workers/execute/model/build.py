@@ -10,21 +10,21 @@ from ....protocol.config import CacheConfig, ModelConfig, PipelineConfig, Schedu
 from ....protocol.errors import ConfigError
 from ....protocol.model_card import ModelCard
 from .backends import Backends, Loaded
-from .checkpoint import find_checkpoint
-from .draft_build import check_device_of_draft, load_draft, prove_draft
+from .checkpoint.find import find_checkpoint
+from .checkpoint.stored_weights import family_of
+from .draft.build import check_device_of_draft, load_draft, prove_draft
 from .facts import Progress, take_device
 from .give_back import trim_heap
-from .group import Group
 from .lora import load_adapters
+from .parallel.group import Group
 from .pooling import why_no_embeddings
 from .step_runner import StepRunner
-from .stored_weights import family_of
 
 if TYPE_CHECKING:
     import torch
 
+    from .modules.runner import TorchRunner
     from .pool import PoolSize
-    from .runner import TorchRunner
 
 
 def build_runner(

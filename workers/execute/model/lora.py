@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from ....protocol.errors import ConfigError
 from ....protocol.lora import MAX_RANK, LoraModule
-from .stored_weights import usual_name
-from .text_part import text_name
+from .checkpoint.stored_weights import usual_name
+from .checkpoint.text_part import text_name
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 # Fields besides ranks and scales that affect what an adapter computes, and the only values that are supported.

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .hub import first_line
+from .checkpoint.hub import first_line
 
 _MODULES = "modules.json"
 _MODE = "pooling_mode"  # the mode itself, or the beginning of the names of switches, one for each mode

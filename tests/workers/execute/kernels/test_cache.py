@@ -10,7 +10,7 @@ import pytest
 
 from triptych.protocol.config import ModelConfig
 from triptych.workers.execute.kernels.cache import cache_folder, keep_newest, note_use
-from triptych.workers.execute.model import proof
+from triptych.workers.execute.model.guard import proof
 
 
 def test_last_used_entries_stay(tmp_path: Path) -> None:

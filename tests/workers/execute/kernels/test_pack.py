@@ -12,13 +12,13 @@ import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.workers.execute.kernels.levels import WHOLE_LEVELS, load_cached
-from tests.workers.execute.model.native import in_sixteenths
+from tests.workers.execute.model.native.decoders import in_sixteenths
 from triptych.workers.execute.kernels import matrix
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.matrix import Mxfp4, Packer, Placement, matrix_bytes, new_matrix
 from triptych.workers.execute.kernels.memory import Arena, padded
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model.native_lora import transformed
+from triptych.workers.execute.model.native.lora import transformed
 
 ELEMENTS = {Format.FLOAT32: np.float32, Format.BFLOAT16: np.uint16, Format.INT8: np.int8}
 # inputs, outputs, first column, columns side by side in a block

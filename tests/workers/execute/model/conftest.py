@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from triptych.workers.execute.model import device_proof, proof
+from triptych.workers.execute.model.device import proof as device_proof
+from triptych.workers.execute.model.guard import proof
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.workers.execute.kernels.levels import FASTEST, WHOLE_LEVELS
-from tests.workers.execute.model.native import (
+from tests.workers.execute.model.native.decoders import (
     EVERY_STEP,
     FEW_PAGES,
     PLAIN_FORMATS,
@@ -27,7 +27,7 @@ from triptych.protocol.config import CacheConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels, compile_options
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model.native_decoder import NativeDecoder
+from triptych.workers.execute.model.native.decoder import NativeDecoder
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

@@ -15,7 +15,7 @@ from transformers import AutoModel
 from tests.adapters import make_adapter, merge
 from tests.tiny import make_tiny_model
 from tests.workers.execute.factories import make_scheduler
-from tests.workers.execute.model.native import adapt, make_checkpoint, make_request
+from tests.workers.execute.model.native.decoders import adapt, make_checkpoint, make_request
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import ModelCard

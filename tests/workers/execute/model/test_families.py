@@ -17,7 +17,7 @@ from tests.workers.execute.sampling.rows import make_row
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.runner import TorchRunner
+from triptych.workers.execute.model.modules.runner import TorchRunner
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.scheduling.states import Segment, StateRows
 from triptych.workers.execute.step import StepCut, StepInputs

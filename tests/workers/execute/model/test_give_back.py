@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from triptych.workers.execute.model.checkpoint.mapped import Checkpoint
 from triptych.workers.execute.model.give_back import trim_heap
-from triptych.workers.execute.model.mapped_checkpoint import Checkpoint
 
 SMAPS = Path("/proc/self/smaps")
 

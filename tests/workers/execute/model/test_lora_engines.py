@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 
 from tests.adapters import ALL_LINEAR, make_adapter, merge
-from tests.workers.execute.model.native import NativeEngine, adapt, make_checkpoint, make_request, some_of
+from tests.workers.execute.model.native.decoders import NativeEngine, adapt, make_checkpoint, make_request, some_of
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.scheduling.sequence import Sequence
 

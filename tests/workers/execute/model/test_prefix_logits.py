@@ -22,8 +22,8 @@ from tests.workers.execute.factories import make_scheduler, make_sequence, run
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.native_runner import NativeRunner
-from triptych.workers.execute.model.runner import TorchRunner
+from triptych.workers.execute.model.modules.runner import TorchRunner
+from triptych.workers.execute.model.native.runner import NativeRunner
 from triptych.workers.execute.scheduling.sequence import Key
 from triptych.workers.execute.step import StepInputs, StepResult
 

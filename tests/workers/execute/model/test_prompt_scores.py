@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.tiny import make_tiny_model
 from tests.workers.execute.factories import make_scheduler
-from tests.workers.execute.model.native import make_request
+from tests.workers.execute.model.native.decoders import make_request
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.protocol.scores import ScoreColumns

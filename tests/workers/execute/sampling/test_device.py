@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import HAS_GPU
 from tests.workers.execute.sampling.rows import make_row
-from triptych.workers.execute.model.graphs import CudaGraphCapture
+from triptych.workers.execute.model.device.graphs import CudaGraphCapture
 from triptych.workers.execute.sampling.adjust import adjust_logits
 from triptych.workers.execute.sampling.device import columns, sample
 from triptych.workers.execute.sampling.draw import in_order

@@ -1,0 +1,1 @@
+"""Flags of the command line, their environment variables and the config file."""

@@ -1,0 +1,97 @@
+"""The verbs of the command line, whose errors about a value say where it came from, if not from the command line, and
+those about a flag of another server what it is called here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from ...protocol.errors import ConfigError, InvalidRequest
+from .aliases import INSTEAD
+from .narrow_help import NarrowHelp
+from .variables import PREFIX
+
+_UsageError: Any = typer.BadParameter.__base__  # also of an unknown flag, whose own class typer does not export
+
+# Flags whose value may also be a positional argument, and the parameter that then holds it.
+_WORDS = {"model": "model_name", "connect": "folder"}
+
+
+class QuickGroup(typer.core.TyperGroup):
+    """Defaults its switches to False instead of None: for None, typer imports pydantic."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
+            if parameter.default is None:
+                parameter.default = False
+        return parameters
+
+
+class Verb(NarrowHelp):
+    """A command whose errors name the variable or the file that a value came from."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _sources_named(ctx), _own_flags_named():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _sources_named(ctx):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _sources_named(context: Any) -> Iterator[None]:
+    try:
+        yield
+    except typer.BadParameter as error:
+        if error.param is not None and (source := _source(context, error.param)):
+            error.param_hint = source
+            if getattr(error.param, "is_flag", False):  # typer's message has neither the value nor the choices
+                error.message = f"{_text(context, error.param)!r} is neither true nor false"
+        raise
+    except (ConfigError, InvalidRequest) as error:
+        if source := _source(context, _blamed(context, error)):
+            raise type(error)(f"{source}: {error.message}", param=error.param) from error
+        raise
+
+
+@contextmanager
+def _own_flags_named() -> Iterator[None]:
+    """Name our flag in the error about one of another server: those that typer finds similar do something else."""
+    try:
+        yield
+    except _UsageError as error:
+        if (ours := INSTEAD.get(getattr(error, "option_name", "").lstrip("-"))) is not None:
+            error.message += f", here it is {ours}: see docs/coming-from.md"
+            error.possibilities = ()
+        raise
+
+
+def _blamed(context: Any, error: ConfigError | InvalidRequest) -> Any:
+    """The parameter that an error is about: the one it names, or the first word of its message."""
+    name = error.param or error.message.partition(" ")[0]
+    if context.params.get(_WORDS.get(name)) is not None:
+        return None
+    parameters = (p for p in context.command.params if p.envvar == PREFIX + name.upper())
+    return next(parameters, None)
+
+
+def _source(context: Any, parameter: Any) -> str | None:
+    """Where the value of a parameter came from; None for the command line and for a default."""
+    source = context.get_parameter_source(parameter.name) if parameter is not None else None
+    if source is not None and source.name == "ENVIRONMENT":
+        return f"{parameter.envvar} in the environment"
+    if source is not None and source.name == "DEFAULT_MAP":
+        return f"{parameter.name} in {context.params['config_file']}"
+    return None
+
+
+def _text(context: Any, parameter: Any) -> str:
+    """The value as given there."""
+    from_environment = parameter.value_from_envvar(context)
+    return str(from_environment if from_environment is not None else context.lookup_default(parameter.name))

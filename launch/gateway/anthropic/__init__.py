@@ -1,0 +1,1 @@
+"""Routes in the format of Anthropic's API."""

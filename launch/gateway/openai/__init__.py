@@ -1,0 +1,1 @@
+"""Routes in the formats of OpenAI's API."""

@@ -1,0 +1,95 @@
+"""Converts the fields of a request to the pipeline's, which validates them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ....protocol.errors import TriptychError
+from ....protocol.sampling import SamplingParams
+from ..config import GatewayConfig
+from ..errors import ApiError, unsupported
+from ..schemas.sampling import PromptFields, SamplingFields, bias_map
+
+COMPLETION_TOKENS = 16  # the default of OpenAI's completions
+TEMPERATURE = 1.0
+_SAME_NAME = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "stop", "stop_token_ids", "skip_special_tokens", "ignore_eos", "min_tokens", "n",
+)  # fmt: skip
+_SERVICE = ("priority", "deadline_ms", "max_queue_ms", "cache_salt")
+
+
+def pipeline_options(
+    body: SamplingFields,
+    config: GatewayConfig,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> dict[str, Any]:
+    """Arguments of ``AsyncClient.submit`` besides the prompt. ``max_tokens`` None: until the context is full.
+
+    Raises:
+        InvalidRequest: a value is out of range.
+    """
+    given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
+    if body.seed is not None:
+        given["seed"] = body.seed % 2**63  # OpenAI allows signed 64-bit values, the pipeline only non-negative ones
+    params = SamplingParams(
+        **{
+            "temperature": TEMPERATURE,
+            **given,
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+            "logit_bias": bias_map(body.logit_bias),
+            "include_stop_str": bool(body.include_stop_str_in_output),
+        }
+    )
+    # to_wire leaves out the pipeline's defaults; max_tokens None is not one.
+    options: dict[str, Any] = {**params.to_wire(), **prompt_options(body)}
+    if body.resumable:
+        options["lease_s"] = config.resume_s
+    if body.return_token_ids:
+        options["return_prompt"] = True
+    return options
+
+
+def prompt_options(body: PromptFields) -> dict[str, Any]:
+    """Those of them that do not depend on what is done with the prompt."""
+    options: dict[str, Any] = {name: value for name in _SERVICE if (value := getattr(body, name)) is not None}
+    if body.truncate_prompt_tokens == 0:
+        raise ApiError("truncate_prompt_tokens is 0, it must be -1 or at least 1", param="truncate_prompt_tokens")
+    if body.truncate_prompt_tokens is not None:
+        options["truncation"] = "left"
+        if body.truncate_prompt_tokens >= 0:
+            options["max_prompt_tokens"] = body.truncate_prompt_tokens
+    return options
+
+
+def check_stream(body: SamplingFields) -> None:
+    """
+    Raises:
+        ApiError: incompatible fields.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise unsupported("stream_options", "stream_options requires stream: true")
+    if body.stream and body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "prompt_logprobs need a complete answer: they exclude stream")
+
+
+def form_name(body: SamplingFields) -> str:
+    """The field that specified the form of the answer."""
+    return "response_format" if body.structured_outputs is None else "structured_outputs"
+
+
+@contextmanager
+def named_as(**names: str) -> Iterator[None]:
+    """Errors about a field of the pipeline get the client's name of that field: ``named_as(max_tokens="...")``."""
+    try:
+        yield
+    except TriptychError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise

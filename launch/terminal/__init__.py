@@ -1,0 +1,1 @@
+"""What is read from and written to a terminal, a pipe or a log."""

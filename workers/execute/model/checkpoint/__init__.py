@@ -1,0 +1,1 @@
+"""What lies on disk: finding a checkpoint, and reading its config and its weights whatever their format."""

@@ -1,0 +1,187 @@
+"""Finding a checkpoint and reading its config, with one clear error for each way this can fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from .....protocol.config import DEMO_CHECKPOINT, DEMO_MODEL
+from .....protocol.errors import ConfigError
+from .gguf.cache import SUFFIX, find_unpacked, is_gguf
+from .hub import fetch, first_line
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_WEIGHTS = "model.safetensors"
+_WEIGHTS_INDEX = "model.safetensors.index.json"
+
+# Layers that remember the past in pages of keys and values, in a per-sequence state, in both, or not at all. Any other
+# type applies a mask of its own that a paged kernel never sees, so its results would be silently wrong.
+_PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "hybrid"}
+NO_MIXING = {"mlp", "moe"}  # no token sees another
+
+
+def find_checkpoint(
+    model: str | Path, *, dtype: str = "auto", progress: Callable[[int, int], None] = lambda done, total: None
+) -> Path:
+    """Return the local directory of a checkpoint: ``model`` itself, the demo's, the local copy of the hub's, or that of
+    a GGUF file, whose weights are of type ``dtype``.
+
+    ``progress`` is called with (done, total) tensors if a GGUF file is unpacked.
+
+    Raises:
+        ConfigError: there is no such directory or file, it cannot be used, or the hub does not provide it.
+    """
+    if model == DEMO_MODEL:
+        return DEMO_CHECKPOINT
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if is_gguf(model):
+        return find_unpacked(folder, dtype=dtype, progress=progress)
+    if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
+        raise ConfigError(f"model directory {folder} does not exist", param="model")
+    return fetch(model)
+
+
+@contextmanager
+def attributed_to_draft() -> Iterator[None]:
+    """Attribute config errors in this block to the draft model rather than to the target model."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"the draft model: {error}", param="draft_model") from error
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """Read the model's config. Code that comes with a checkpoint is never run.
+
+    Raises:
+        ConfigError: the config is missing or damaged, or transformers does not know the architecture.
+    """
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} has no config.json", param="model")
+    from transformers import AutoConfig
+
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # every config class validates in its own way
+        raise ConfigError(f"cannot use {folder / 'config.json'}: {first_line(error)}", param="model") from error
+    return config
+
+
+def check_weights(folder: Path) -> None:
+    """Read the header of every weight file, so that a damaged file is reported before anything is loaded.
+
+    Raises:
+        ConfigError: a file is missing, truncated or not safetensors.
+    """
+    for file in weight_files(folder):
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing, though {_WEIGHTS_INDEX} names it", param="model")
+        try:
+            with safe_open(file, framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{file} is damaged: {first_line(error)}", param="model") from error
+
+
+def check_generation_config(folder: Path) -> None:
+    """Check the file that says which tokens end an answer, if there is one: transformers ignores a damaged one, and
+    answers would not end.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        return
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is damaged: {first_line(error)}", param="model") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{file} is damaged: {settings!r:.80} is not a JSON object", param="model")
+    ends = settings.get("eos_token_id")
+    if not all(type(token_id) is int for token_id in (ends if isinstance(ends, list) else [ends or 0])):
+        text = f"eos_token_id is {ends!r:.80}, it must be a token id, a list of them, or null"
+        raise ConfigError(f"{file} is damaged: {text}", param="model")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """List the safetensors files of a checkpoint directory; those that an index names may not exist."""
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    index = folder / _WEIGHTS_INDEX
+    if not index.is_file():
+        others = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth"))
+        found = f"; {', '.join(others)} cannot be used, only safetensors" if others else ""
+        if names := sorted(file.name for file in folder.iterdir() if file.suffix == SUFFIX):
+            found += f"; to serve {' or '.join(names)}, name the file instead of its directory"
+        raise ConfigError(f"{folder} has no {_WEIGHTS}{found}", param="model")
+    try:
+        return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{index} is damaged: {error!r}", param="model") from error
+
+
+def context_limit(config: PretrainedConfig) -> int | None:
+    """Return the maximum number of tokens in a sequence, or None if the config does not say.
+
+    With yarn it is the extended length: some model cards tell users to add only the rotary settings to the config
+    (Peng et al. 2023, "YaRN"). With longrope the frequencies depend on the longest sequence of the whole batch: past
+    the original length one request would change another's result. So the limit is the original length (Ding et al.
+    2024, "LongRoPE").
+    """
+    text = config.get_text_config()
+    stated, ropes = getattr(text, "max_position_embeddings", None), _ropes(text)
+    extended = [int(rope["original_max_position_embeddings"] * rope["factor"]) for rope in ropes if _is_extended(rope)]
+    limits = [max([stated, *extended])] if stated else []
+    limits += [length for rope in ropes if (length := _original_length(text, rope))]
+    return min(limits) if limits else None
+
+
+def _ropes(text: PretrainedConfig) -> list[dict[str, Any]]:
+    parameters = getattr(text, "rope_parameters", None) or {}
+    return [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+
+
+def _is_extended(rope: dict[str, Any]) -> bool:
+    return bool(rope.get("rope_type") == "yarn" and rope.get("factor") and rope.get("original_max_position_embeddings"))
+
+
+def _original_length(text: PretrainedConfig, rope: dict[str, Any]) -> int | None:
+    if rope.get("rope_type") != "longrope":
+        return None
+    return rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+
+
+def check_layer_types(config: PretrainedConfig) -> None:
+    """Reject what the config alone reveals, before weights are read; the self-test finds the rest.
+
+    Raises:
+        ConfigError: the config names layer types whose memory of the past is not supported here.
+    """
+    text = config.get_text_config()
+    known = _PAGED_LAYER_TYPES | _RECURRENT_LAYER_TYPES | NO_MIXING
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - known)
+    if others:
+        raise ConfigError(
+            f"model family {text.model_type!r} has layers of type {', '.join(others)}, "
+            "which cannot run on a paged KV cache",
+            param="model",
+        )
+
+
+def has_recurrent_layers(config: PretrainedConfig) -> bool:
+    """Whether any layer keeps a per-sequence state, as far as the config says."""
+    return bool(_RECURRENT_LAYER_TYPES & set(getattr(config.get_text_config(), "layer_types", None) or ()))

@@ -1,0 +1,1 @@
+"""Steps on a GPU: buffers, CUDA graphs, and the runner that launches them ahead."""

@@ -1,0 +1,145 @@
+"""Loading a draft model from its checkpoint: like any other model, and with the same vocabulary as its target model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .....protocol.config import ModelConfig
+from .....protocol.errors import ConfigError
+from .....protocol.tokenizer_files import TOKENIZER_FILE
+from ...scheduling.proposals import MAX_CHECKED_TOKENS
+from ..backends import Backends, Loaded
+from ..checkpoint.find import attributed_to_draft
+from ..pool import PoolSize
+from .model import MAX_STEP_TOKENS, DraftModel
+
+if TYPE_CHECKING:
+    import torch
+
+_SCRATCH = "draft-tokenizer"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBuild:
+    """A draft model in memory, before it has pages."""
+
+    loaded: Loaded
+    backends: Backends
+
+    def make_model(self, size: PoolSize, *, vocab_size: int) -> DraftModel:
+        """Build the draft model with as many pages as the target model has; it proposes only ids below ``vocab_size``,
+        which the target model knows.
+        """
+        page_size = self.backends.cache.page_tokens
+        num_pages = size.num_pages + DraftModel.scratch_pages(page_size)
+        return DraftModel(
+            self.loaded.make_runner(PoolSize(num_pages, size.max_model_len)),
+            num_pages=size.num_pages,
+            page_size=page_size,
+            vocab_size=vocab_size,
+            known_ids=self.loaded.facts.vocab_size,
+        )
+
+
+def check_device_of_draft(config: ModelConfig, device: torch.device) -> None:
+    """
+    Raises:
+        ConfigError: a draft model is wanted, but the device is none that it can run on.
+    """
+    if device.type != "cpu":
+        raise ConfigError(
+            f"draft_model is {config.draft_model!r}, and on {device} there is none: draft models run on the compiled "
+            "kernels of a CPU; a GPU has prompt lookup, with num_speculative_tokens alone",
+            param="draft_model",
+        )
+
+
+def load_draft(backends: Backends, folder: Path, run_dir: Path) -> DraftBuild:
+    """Load the draft model in ``folder`` for the target model of ``backends``, whose tokenizer is in ``run_dir``.
+
+    Raises:
+        ConfigError: it cannot be read, cannot be run by the compiled kernels, or has another vocabulary.
+    """
+    own = _backends_of_draft(backends, folder)
+    proofs = own.proofs
+    with attributed_to_draft(), _scratch(run_dir) as scratch:
+        loaded = own.load_proven(proofs, scratch)
+        if loaded is None:
+            loaded = own.with_tokenizer(scratch).load_native(proofs, scratch)
+        assert loaded is not None, "the backend is native, so a failure has raised an error"
+        if loaded.state_bytes:
+            raise ConfigError(f"{loaded.facts.model_type} has recurrent layers, whose states cannot be rolled back")
+        _check_vocabulary(scratch / TOKENIZER_FILE, run_dir / TOKENIZER_FILE)
+    return DraftBuild(loaded, own)
+
+
+def prove_draft(backends: Backends, folder: Path, run_dir: Path) -> None:
+    """Do what ``Backends.prove`` does, for the draft model in ``folder``.
+
+    Raises:
+        ConfigError: a start with this draft model would fail.
+    """
+    own = _backends_of_draft(backends, folder)
+    with attributed_to_draft(), _scratch(run_dir) as scratch:
+        own.prove(own.proofs, scratch)
+
+
+def _backends_of_draft(backends: Backends, folder: Path) -> Backends:
+    return Backends(
+        replace(backends.config, model=str(folder), backend="native", draft_model=None, lora_modules=()),
+        replace(backends.cache, host_pages=0),
+        replace(backends.scheduler, max_num_seqs=MAX_CHECKED_TOKENS, max_num_batched_tokens=MAX_STEP_TOKENS),
+        backends.device,
+        folder,
+        lambda done, total: None,
+        spare_cache=backends.spare_cache,
+    )
+
+
+@contextmanager
+def _scratch(run_dir: Path) -> Iterator[Path]:
+    """A temporary folder for the draft model's tokenizer, which is not served. It has always the same name: a process
+    that is killed meanwhile leaves it to the next one.
+    """
+    folder = run_dir / _SCRATCH
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_vocabulary(own: Path, served: Path) -> None:
+    """Check that two tokenizer.json files give the same ids to the same tokens.
+
+    Raises:
+        ConfigError: a token's ids differ.
+    """
+    texts = [path.read_text(encoding="utf-8") for path in (own, served)]
+    if texts[0] == texts[1]:
+        return
+    ours, theirs = (_vocabulary(json.loads(text)) for text in texts)
+    different = [token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)]
+    if different:
+        first = min(different)
+        ids = " and ".join(f"{vocabulary[first]}" if first in vocabulary else "none" for vocabulary in (ours, theirs))
+        raise ConfigError(
+            f"{len(different)} of {len(theirs)} tokens have another id than in the main model: "
+            f"{first!r:.50}, for example, has {ids}"
+        )
+
+
+def _vocabulary(content: dict[str, Any]) -> dict[str, int]:
+    """Return the ids of a tokenizer.json by token, without added tokens, since each model may have its own."""
+    vocabulary = content["model"]["vocab"]
+    added = {token["content"] for token in content["added_tokens"]}
+    if isinstance(vocabulary, dict):
+        return {token: token_id for token, token_id in vocabulary.items() if token not in added}
+    return {token: token_id for token_id, (token, _) in enumerate(vocabulary) if token not in added}  # Unigram

@@ -1,0 +1,35 @@
+"""The mixture-of-experts MLP of a fused decoder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ...kernels.triton_experts import choose_experts, expert_product, expert_tile, sort_pairs, sum_pairs
+from ...kernels.triton_rows import gate_mul
+from ..spec.decoder import DecoderSpec
+
+if TYPE_CHECKING:
+    from .weights import Projection
+
+
+class FusedExperts(NamedTuple):
+    """Axes: T tokens, E experts, C channels of the hidden state, I channels inside an expert."""
+
+    spec: DecoderSpec
+    router: Projection  # to logits [T, E]
+    gate_up: torch.Tensor  # [E, 2 I, C]
+    down: torch.Tensor  # [E, C, I]
+    is_invariant: bool
+
+    def __call__(self, x: torch.Tensor, choices: list[torch.Tensor] | None = None) -> torch.Tensor:
+        """Map x [T, C] to [T, C]. Appends the chosen experts, int32 [T, experts per token], to ``choices``."""
+        spec, num_chosen = self.spec, self.spec.experts_per_token
+        chosen = choose_experts(self.router(x), num_chosen, norms_weights=spec.norms_expert_weights)
+        if choices is not None:
+            choices.append(chosen.experts)
+        pairs = sort_pairs(chosen.experts, spec.num_experts)
+        tile = expert_tile(len(pairs.order), spec.num_experts, x.dtype, is_invariant=self.is_invariant)
+        gated = gate_mul(expert_product(x, self.gate_up, pairs, tile), spec.activation)
+        return sum_pairs(expert_product(gated, self.down, pairs, tile, scales=chosen.weights), num_chosen)

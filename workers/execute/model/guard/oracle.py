@@ -1,0 +1,199 @@
+"""The reference for checking a fast decoder before it serves: transformers' modules with the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from .....protocol.errors import ConfigError
+from ...step import Int32
+from ..lora import Adapter
+from ..memory import available_bytes, is_out_of_memory
+from ..modules.exchange import exchanged
+from ..modules.experts import FollowedChoices, attach_experts
+from ..modules.lora import merged
+from ..spec.decoder import DecoderSpec, Unsupported
+
+_MOST_ROUNDING = 0.5  # accepted relative difference of transformers in 16 bits from float32; wrong decoders exceed 1
+
+_NOT_COMPUTED = "transformers cannot compute it"
+
+
+class DecoderOutputs(NamedTuple):
+    """The outputs of a decoder for the tokens of some sequences."""
+
+    logits: torch.Tensor  # float32 [tokens, V]
+    choices: torch.Tensor  # chosen experts, int [tokens, layers, experts per token]
+
+
+class Oracle(NamedTuple):
+    """transformers' modules with the weights of a decoder, in a requested dtype."""
+
+    config: PretrainedConfig
+    spec: DecoderSpec
+    tensors: Mapping[str, torch.Tensor]  # by the checkpoint's names; not copied if of the requested dtype
+    made: Mapping[str, Callable[[], torch.Tensor]] = {}  # computed substitutes for some of these, anew at each use
+
+    def check(
+        self,
+        outputs_of: Callable[[int], DecoderOutputs],
+        sequences: list[Int32],
+        adapters: Sequence[Adapter],
+        *,
+        dtype: torch.dtype,
+        limit: float,
+        may_round: bool = False,
+        outliers: float = 0.0,
+    ) -> float:
+        """Return the greatest difference between logits, relative to the greatest logit. ``outputs_of(number)`` are the
+        decoder's outputs for the sequences with the adapter of this number, or without one if 0.
+
+        transformers uses the experts that the decoder chose, since the choice between two nearly equal experts depends
+        on rounding. That they are nearly equal is part of the check.
+
+        Where 16-bit rounding has a large effect, such as after sharp attention, transformers itself differs much from
+        its float32 result. Then a decoder that ``may_round`` passes if it is at least as close to the float32 result,
+        provided that there is memory for such a copy.
+
+        ``outliers`` is the share of tokens that may differ by more.
+
+        Raises:
+            Unsupported: the difference exceeds ``limit``, and the message says by how much; or transformers fails.
+        """
+        modules, greatest = _Modules(self, dtype, outliers), 0.0
+        for number, adapter in enumerate((None, *adapters)):
+            found = outputs_of(number)
+            plain, difference = modules.differ(found, sequences, adapter)
+            if difference > limit and may_round and self._has_room():
+                exact, from_exact = _Modules(self, torch.float32, outliers).differ(found, sequences, adapter)
+                if from_exact <= relative_difference(plain, exact, outliers) <= _MOST_ROUNDING:
+                    greatest = max(greatest, from_exact)
+                    continue
+            if not difference <= limit:  # NaN fails too
+                name = "" if adapter is None else f"with the adapter {adapter.name!r} "
+                text = f"{name}its logits differ from transformers' by {difference:.2g} of the greatest"
+                raise Unsupported(f"{text}, the limit is {limit}")
+            greatest = max(greatest, difference)
+        return greatest
+
+    def _has_room(self) -> bool:
+        """Whether twice the size of the weights in float32 is free: half of that is left to other processes."""
+        device = self.tensors[self.spec.embedding].device
+        return available_bytes(device) > 8 * sum(map(prod, self.spec.tensors().values()))
+
+
+class _Modules:
+    def __init__(self, oracle: Oracle, dtype: torch.dtype, outliers: float) -> None:
+        self._spec = oracle.spec
+        self._outliers = outliers
+        with refusing(_NOT_COMPUTED):
+            self._model = mapped_model(oracle, dtype)
+
+        def read(name: str) -> torch.Tensor:
+            return (oracle.made[name]() if name in oracle.made else oracle.tensors[name]).to(dtype)
+
+        attach_experts(self._model, oracle.spec, read)
+        modules = {name.removesuffix(".weight") for name in self._model.state_dict()}
+        self._weights = {
+            module: lambda _, make=make: make()
+            for name, make in oracle.made.items()
+            if (module := name.removesuffix(".weight")) in modules
+        }
+
+    def differ(
+        self, found: DecoderOutputs, sequences: list[Int32], adapter: Adapter | None
+    ) -> tuple[torch.Tensor, float]:
+        """Reference logits [tokens, V], and the greater relative difference of ``found``: in logits or in choices."""
+        followed = FollowedChoices(found.choices)
+        with ExitStack() as stack:
+            stack.enter_context(exchanged(self._model, self._weights))
+            stack.enter_context(followed.by(self._model, self._spec))
+            if adapter is not None:
+                stack.enter_context(merged(self._model, adapter))
+            stack.enter_context(refusing(_NOT_COMPUTED))
+            plain = _plain_logits(self._model, sequences).to(found.logits.device)
+        return plain, max(relative_difference(found.logits, plain, self._outliers), followed.difference)
+
+
+@contextmanager
+def refusing(reason: str) -> Iterator[None]:
+    """Turn whatever is raised within into a refusal of the model, such as what transformers raises for a config with
+    contradictions, which it only finds when it computes. Errors of the device itself pass through: after one, nothing
+    else can run there either. So does a lack of its memory, which says nothing about the model: beside a process that
+    is just being ended, a restart would go on with another backend.
+
+    Raises:
+        Unsupported: the message begins with ``reason``.
+    """
+    try:
+        yield
+    except (Unsupported, ConfigError, torch.AcceleratorError):
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise Unsupported(f"{reason}: {type(error).__name__}: {error}") from error
+
+
+def relative_difference(logits: torch.Tensor, expected: torch.Tensor, outliers: float = 0.0) -> float:
+    """The greatest difference in rows [tokens, V], without ``outliers``, relative to the greatest expected logit."""
+    rows = (logits - expected).abs().amax(dim=-1)
+    greatest = rows.sort(descending=True).values[int(outliers * len(rows))]
+    return float((greatest + 0 * rows.sum()) / expected.abs().max())  # NaN if any row has one
+
+
+def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with these tensors as its weights, in place: those of type ``dtype`` are not copied.
+
+    Weights in ``oracle.made`` are left out.
+    """
+    config = oracle.config
+    # torch's attention has neither a soft cap nor sinks, so models that have one of these do not support it.
+    has_cap = getattr(config, "attn_logit_softcapping", None) is not None
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    attention = "sdpa" if model_class._supports_sdpa and not has_cap else "eager"
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)  # type: ignore[no-untyped-call]
+    known = model.state_dict()
+    tensors = {
+        name: oracle.tensors[name].to(dtype) for name in oracle.tensors.keys() & known.keys() - oracle.made.keys()
+    }
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    device = next(iter(tensors.values())).device
+    # Rotary frequencies, multipliers and the embedding scale are not weights, so they are still on the meta device.
+    for name in ("rotary_emb", "pos_emb"):
+        if (positions := getattr(model.base_model, name, None)) is not None:
+            setattr(model.base_model, name, type(positions)(config).to(device))
+    for layer in getattr(model.base_model, "layers", ()):
+        if hasattr(getattr(layer, "mamba", None), "mup_vector"):
+            layer.mamba.mup_vector = _state_space_multipliers(config).to(device)
+    for module in model.modules():  # nor are the positions and masks that some families compute in each layer
+        if any(buffer.is_meta for buffer in module.buffers(recurse=False)) and not list(module.parameters(False)):
+            module.to_empty(device=device, recurse=False)
+            model._init_weights(module)
+    embedding = model.get_input_embeddings()
+    if hasattr(embedding, "embed_scale"):
+        embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale, device=device)
+    ready: PreTrainedModel = model.eval().requires_grad_(False)
+    return ready
+
+
+def _state_space_multipliers(config: PretrainedConfig) -> torch.Tensor:
+    from transformers.models.falcon_h1.modeling_falcon_h1 import compute_mup_vector  # here: few models need it
+
+    vector: torch.Tensor = compute_mup_vector(config)  # type: ignore[no-untyped-call]
+    return vector
+
+
+@torch.inference_mode()
+def _plain_logits(model: PreTrainedModel, sequences: list[Int32]) -> torch.Tensor:
+    """Logits [tokens, V], with each sequence computed separately."""
+    batches = [torch.from_numpy(ids)[None].to(model.device, torch.int64) for ids in sequences]
+    rows = [model(ids, use_cache=False).logits[0] for ids in batches]
+    return torch.cat(rows).float()

@@ -1,0 +1,1 @@
+"""Transformers' own modules, with their attention switched to pages."""

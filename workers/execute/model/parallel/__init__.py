@@ -1,0 +1,1 @@
+"""Tensor parallelism: several processes that compute one model together."""
