@@ -344,15 +344,9 @@ class Backends:
 
         try:
             on_pages = load_on_pages(
-                self.folder,
-                self._tokenizer,
-                self.config,
-                device=self.device,
-                group=self.group,
-                adapters=self.adapters,
-                has_eight_bit_pages=self.has_eight_bit_pages,
-                progress=self.progress,
-            )
+                self.folder, self._tokenizer, self.config, device=self.device, group=self.group, adapters=self.adapters,
+                has_eight_bit_pages=self.has_eight_bit_pages, progress=self.progress,
+            )  # fmt: skip
         except ConfigError as error:
             reasons = "; nor can it run on ".join((str(error), *self.refusals))
             raise ConfigError(reasons, param=error.param) from error
