@@ -121,7 +121,9 @@ def test_kernels_are_tested_without_packages_that_only_processes_need(tmp_path: 
 
 
 def test_models_run_on_every_backend_without_packages_that_only_processes_need() -> None:
-    ways = "from triptych.workers.execute.model import device_runner, fused_build, transformers_build"
+    ways = "; ".join(
+        f"import triptych.workers.execute.model.{way}" for way in ("device.runner", "fused.build", "modules.build")
+    )
     parts = ", ".join(sorted({part.module for part in gpu_check.PARTS}))
     code = f"import sys; sys.modules.update(zmq=None, msgpack=None); from benchmarks.gpu import {parts}; {ways}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

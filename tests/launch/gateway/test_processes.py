@@ -268,7 +268,10 @@ def test_gateway_imports_no_torch_and_the_command_line_no_web_framework() -> Non
     code = (
         "import importlib, sys; importlib.import_module(sys.argv[1]); print(*[n in sys.modules for n in sys.argv[2:]])"
     )
-    for module, banned in (("gateway.server", ["torch", "transformers"]), ("cli", ["torch", "fastapi", "uvicorn"])):
+    for module, banned in (
+        ("gateway.serving.server", ["torch", "transformers"]),
+        ("cli", ["torch", "fastapi", "uvicorn"]),
+    ):
         command = [sys.executable, "-c", code, f"triptych.launch.{module}", *banned]
         assert set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()) == {"False"}
 

@@ -25,7 +25,7 @@ from triptych.workers.execute.model.checkpoint.gguf import cache, unpack
 
 KILLED = """
 import os, sys
-from triptych.workers.execute.model.checkpoint import find_checkpoint
+from triptych.workers.execute.model.checkpoint.find import find_checkpoint
 find_checkpoint(sys.argv[1], progress=lambda done, total: done == 5 and os.kill(os.getpid(), 9))
 """
 
