@@ -6,7 +6,9 @@ there, and what it works on is not to blame.
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from .proc_stat import MAJOR_FAULTS, stat_field
@@ -15,14 +17,14 @@ from .proc_stat import MAJOR_FAULTS, stat_field
 def run_delays(pid: int) -> dict[int, int]:
     """How long each thread of a process, by its id, has been ready to run and waited for a processor, in ns.
 
-    Empty if the kernel does not count it. Source: Documentation/scheduler/sched-stats.rst.
+    Empty if the kernel does not count it, and once the process has ended. Source:
+    Documentation/scheduler/sched-stats.rst.
     """
-    delays = {}
-    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        try:
-            delays[int(file.parent.name)] = int(file.read_text().split()[1])
-        except (OSError, IndexError):  # the thread has ended; the kernel has no such statistics
-            continue
+    tasks, delays = Path(f"/proc/{pid}/task"), {}
+    with suppress(OSError):  # the process has ended, maybe during the loop
+        for thread in os.listdir(tasks):
+            with suppress(OSError, IndexError):  # the thread has ended; the kernel has no such statistics
+                delays[int(thread)] = int((tasks / thread / "schedstat").read_text().split()[1])
     return delays
 
 

@@ -7,7 +7,9 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,21 @@ def test_waiting_for_a_processor_is_measured() -> None:
             stack.callback(process.kill)
         eventually(lambda: all(max(run_delays(process.pid).values(), default=0) > 10_000_000 for process in pair))
     assert run_delays(pair[0].pid) == {}
+
+
+def test_process_that_ends_during_the_look_has_no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11's glob finds its folder first and then fails to read it, which ended a stop with an exception."""
+    scandir = os.scandir
+    with subprocess.Popen(["sleep", "60"]) as process:
+
+        def end_first(path: Path | str) -> Any:
+            process.kill()
+            process.wait()
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", end_first)
+        monkeypatch.setattr(os, "listdir", lambda path: [entry.name for entry in end_first(path)])
+        assert run_delays(process.pid) == {}
 
 
 def test_own_time_stands_still_while_a_process_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
