@@ -8,7 +8,7 @@ import subprocess
 from collections import deque
 from dataclasses import dataclass, field
 
-from ..protocol.lifeline import kill_hung
+from ..protocol.lifeline import ask_for_stacks
 from ..protocol.starvation import Starvation
 from .deaths import is_stopped
 
@@ -66,7 +66,7 @@ class Worker:
         """
         if self.process is not None and not is_stopped(self.process.pid):
             self.hung = True
-            kill_hung(self.process)
+            ask_for_stacks(self.process)
         self.kill()
 
     def stopped_s(self, now: float) -> float:

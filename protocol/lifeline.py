@@ -61,11 +61,10 @@ def show_stacks_at_the_end() -> None:
     faulthandler.register(SHOW_STACKS)
 
 
-def kill_hung(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process after it has shown its stacks."""
+def ask_for_stacks(process: subprocess.Popen[bytes]) -> None:
+    """Give a hung process the time to show its stacks, before it is killed."""
     process.send_signal(SHOW_STACKS)
     time.sleep(SHOW_S)
-    process.kill()
 
 
 def raise_file_limit() -> None:

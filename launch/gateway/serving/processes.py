@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ....protocol.errors import ConfigError
-from ....protocol.lifeline import child_environment, kill_hung
+from ....protocol.lifeline import ask_for_stacks, child_environment
 from ....protocol.private_file import write_private
 from ....protocol.starvation import Starvation
 from ..config import GatewayConfig
@@ -179,5 +179,6 @@ class _Process(threading.Thread):
             else:
                 continue
             logger.warning("gateway %d %s: killing it", self._index, why)
-            kill_hung(process)
+            ask_for_stacks(process)
+            process.kill()
             return
