@@ -321,7 +321,7 @@ class Backends:
             kernels=config.kernels,
             spare_cache=self.spare_cache,
             page_size=self.cache.page_tokens,
-            kv_dtype=self.cache.kv_dtype,
+            has_eight_bit_pages=self.has_eight_bit_pages,
             threads=config.threads,
             overlaps=config.overlap and num_processors() > 1,
             adapters=self.adapters,

@@ -58,7 +58,7 @@ class NativeSetting:
     kernels: str = "auto"  # or a level of kernels/compile.py
     spare_cache: Path | None = None  # see kernels/compile.py
     page_size: int  # tokens
-    kv_dtype: str = "auto"  # or "int8"
+    has_eight_bit_pages: bool = False
     threads: int | None  # None: as many as pay off
     overlaps: bool = False  # whether steps run while no caller waits for them
     adapters: Sequence[Adapter] = ()
@@ -67,10 +67,6 @@ class NativeSetting:
     @property
     def is_quantised(self) -> bool:
         return self.quantization in QUANTISED
-
-    @property
-    def has_eight_bit_pages(self) -> bool:
-        return self.kv_dtype == "int8"
 
     def num_threads(self, spec: DecoderSpec) -> int:
         return num_threads(self.threads, sum(map(prod, spec.tensors().values())))

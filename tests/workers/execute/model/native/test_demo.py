@@ -91,7 +91,11 @@ def answer_losses(quantization: str, kv_dtype: str = "auto") -> np.ndarray:
         load_tokenizer(DEMO_CHECKPOINT),
         dtype="bfloat16",
         setting=NativeSetting(
-            quantization=quantization, page_size=16, kv_dtype=kv_dtype, threads=None, progress=lambda done, total: None
+            quantization=quantization,
+            page_size=16,
+            has_eight_bit_pages=kv_dtype == "int8",
+            threads=None,
+            progress=lambda done, total: None,
         ),
     )
     decoder = native.make_decoder(64, 1024, 0)
