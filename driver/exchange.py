@@ -75,7 +75,7 @@ class Exchange:
             check_name(request_id)
             earlier = self.requests.get(request_id)
             if earlier is not None and earlier.listener is NO_LISTENER:  # detached before its acceptance, now resumed
-                request.message, request.accepted = request.message or earlier.message, False
+                request.take_over(earlier)
                 earlier = None
             if earlier is not None or request_id in self.choices:
                 raise DuplicateId(f"this client already has a live request {request_id!r}", param="request_id")

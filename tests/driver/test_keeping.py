@@ -144,3 +144,28 @@ def test_many_callbacks_wake_the_event_loop_once() -> None:
         return seen, wakes
 
     assert asyncio.run(scenario()) == (list(range(101)), 2)
+
+
+@pytest.mark.parametrize("aborted", ["a", choice_ids("a", 2)[1]], ids=["all", "choice"])
+def test_abort_before_the_acceptance_counts_for_the_next_reader_of_choices_too(
+    service: FakeService, session: Session, aborted: str
+) -> None:
+    early, late = (GroupStream("a", 2, session.abort) for _ in range(2))
+    session.submit("a", {"prompt": "hi", "n": 2}, early, early.choices)
+    session.detach("a")
+    session.abort(aborted)
+    session.resume_all("a", late, late.choices)
+    service.recv(m.Submit)
+    service.send("submit", m.Accepted("a", 1, 0, 16))
+    assert service.recv(m.Abort, timeout=2).request_id == (choice_ids("a", 2)[0] if aborted == "a" else aborted)
+
+
+def test_abort_before_the_acceptance_counts_for_the_next_reader_too(service: FakeService, session: Session) -> None:
+    session.submit("a", {"prompt": "hi"}, Stream("a", session.abort))
+    session.detach("a")
+    session.abort("a")
+    late = Stream("a", session.abort)
+    session.resume("a", late, num_tokens=0, num_chars=0)
+    service.recv(m.Submit)
+    service.send("submit", m.Accepted("a", 1, 0, 16))
+    assert service.recv(m.Abort, timeout=2).request_id == "a"
