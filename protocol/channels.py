@@ -19,6 +19,7 @@ import zmq
 from .codec import Frame, decode, encode
 from .curve import CurveServer, Socket, arm_server, start_gatekeeper
 from .errors import BadFrame, ConfigError
+from .unfinished import Unfinished
 from .unsent import MIN_LARGE_BYTES, Unsent
 
 MAX_IPC_PATH = 107  # bytes, sun_path of a Unix socket
@@ -32,7 +33,7 @@ MAX_OWNERS = 1 << 14  # connections whose key is remembered
 
 POLLIN = zmq.POLLIN
 # As plain ints: zmq's flags are Enum members, whose operators cost more than the calls they are passed to.
-_READ, _EVENTS, _NO_WAIT = int(zmq.POLLIN), int(zmq.EVENTS), int(zmq.NOBLOCK)
+_READ, _EVENTS, _NO_WAIT, _SOURCE = int(zmq.POLLIN), int(zmq.EVENTS), int(zmq.NOBLOCK), int(zmq.SRCFD)
 
 
 def ipc_endpoint(path: Path) -> str:
@@ -200,21 +201,23 @@ class Router:
         self.socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
         self.socket.setsockopt(zmq.RCVHWM, receive_limit(max_frame_bytes))
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes + 1024)
-        is_public = public is not None and public.endpoint is not None
+        network = None if public is None else public.endpoint
         # A client that connects and stays silent costs a descriptor for this long. Of ten thousand honest clients that
         # connect at once to a busy machine, many need more than a second; cutting them off would only make them retry.
-        self.socket.setsockopt(zmq.HANDSHAKE_IVL, 2_000 if is_public else 10_000)
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, 2_000 if network else 10_000)
         self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
         self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())  # the run directory's mode enforces the same
         self._has_keys = public is not None
         if public is not None:
             arm_server(self.socket, public)
         _bind(self.socket, endpoint)
-        if public is not None and public.endpoint is not None:
-            _bind(self.socket, public.endpoint)
+        if network is not None:
+            _bind(self.socket, network)
         self.endpoint = endpoint
         self._owners: OrderedDict[bytes, bytes] = OrderedDict()
         self._unsent = Unsent()
+        # Not for local clients, which run as the same user.
+        self._unfinished = None if network is None else Unfinished(int(network.rpartition(":")[2]))
         self._epoch = epoch
         self._seq = 0
         self.num_bad_frames = 0
@@ -232,10 +235,17 @@ class Router:
         frames = self.socket.recv_multipart(_NO_WAIT, copy=False)
         peer = frames[0].bytes
         self._owners[peer] = str(frames[-1].get("User-Id")).encode()
+        if self._unfinished is not None:
+            self._unfinished.note_message(frames[-1].get(_SOURCE))
         self._owners.move_to_end(peer)
         if len(self._owners) > MAX_OWNERS:
             self._owners.popitem(last=False)
         return [frame.bytes for frame in frames]
+
+    def limit_unfinished(self) -> None:
+        """Close connections on which a message takes too much memory. Called a few times per second."""
+        if self._unfinished is not None:
+            self._unfinished.limit()
 
     def owner(self, peer: bytes) -> bytes:
         """The holder of the key used by this connection; the connection itself where no keys are used."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import Block, background, blocks, borrowed, shell_environment
+from tests.ports import free_port
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.protocol.config import DEMO_CHECKPOINT
@@ -37,7 +38,7 @@ class Terminal:
         # The hash LM starts in a moment. It never ends an answer by itself, so its context is short.
         self.environment = shell_environment(folder, TRIPTYCH_MODEL="hash-lm", TRIPTYCH_MAX_MODEL_LEN="256")
         run_dir = str(folder / "run")
-        self._changes = {"/tmp/tutorial": run_dir, ":8000": f":{_free_port()}", "8001": str(_free_port())}
+        self._changes = {"/tmp/tutorial": run_dir, ":8000": f":{free_port()}", "8001": str(free_port())}
 
     def text(self, block: Block) -> str:
         # A shorter answer, which is still long enough to kill a process in its middle.
@@ -54,12 +55,6 @@ class Terminal:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

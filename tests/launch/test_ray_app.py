@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import httpx2
 import psutil
 import pytest
 
+from tests.ports import free_port
 from tests.waiting import eventually
 from triptych.protocol.errors import ConfigError
 
@@ -28,9 +27,7 @@ def url() -> Iterator[str]:
     """The address of an application with two replicas of the hash model."""
     from ray import serve
 
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     os.environ["PYTHONPATH"] = f"{Path(__file__).parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
     try:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import httpx2
 import pytest
 
 from tests.launch.test_processes import process
+from tests.ports import free_port
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -32,13 +32,6 @@ class Fleet(NamedTuple):
     router: httpx2.Client
     replicas: list[httpx2.Client]
     servers: list[subprocess.Popen[str]]
-
-
-def free_port() -> int:
-    """The router does not accept port 0, so a port that was free a moment ago."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def router_command(urls: list[str], port: int) -> list[str]:

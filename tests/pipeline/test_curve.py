@@ -14,6 +14,7 @@ import zmq
 
 from tests.pipeline.checks import expected
 from tests.pipeline.conftest import hash_driver
+from tests.ports import free_endpoint
 from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.protocol import messages as m
@@ -29,12 +30,6 @@ from triptych.protocol.errors import (
 from triptych.protocol.keys import ClientKeys, KeyFolder
 
 UNHEARD_S = 1.5  # long enough for a permitted client to be answered
-
-
-def free_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")

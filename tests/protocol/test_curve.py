@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import zmq
 
+from tests.ports import free_endpoint
 from tests.waiting import eventually
-from triptych.protocol import connection, curve
+from triptych.protocol import channels, connection, curve
 from triptych.protocol import messages as m
 from triptych.protocol.channels import Router, ipc_endpoint
 from triptych.protocol.connection import Address, Connection
 from triptych.protocol.curve import CurveServer, start_gatekeeper
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.keys import ClientKeys, KeyPair
+from triptych.protocol.unfinished import Unfinished
 
 
 @pytest.fixture
@@ -28,11 +31,11 @@ def service(context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> Iterator[S
 class Service:
     """A socket for holders of keys. A test changes ``verdict``, which is called with a key."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        self.endpoint, self.keys = endpoint, KeyPair.new()
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, network: str | None = None) -> None:
+        self.endpoint, self.keys = network or endpoint, KeyPair.new()
         self.asked: list[str] = []
         self.verdict: Callable[[str], bool] = lambda _: False
-        server = CurveServer(None, self.keys.secret, self._allows)
+        server = CurveServer(network, self.keys.secret, self._allows)
         self.gatekeeper = start_gatekeeper(context, server)
         self.router = Router(context, endpoint, epoch=1, max_frame_bytes=1 << 20, public=server)
 
@@ -48,12 +51,15 @@ class Service:
         connection.queue("submit", "a", m.GetInfo())
         return connection
 
-    def hears(self, connection: Connection) -> None:
-        def turn() -> object:
+    def hear(self, connection: Connection) -> tuple[bytes, bytes]:
+        def turn() -> tuple[bytes, bytes] | None:
             connection.wait(0.01)
             return self.router.recv()
 
-        eventually(turn, interval=0)
+        return eventually(turn, interval=0)
+
+    def hears(self, connection: Connection) -> None:
+        self.hear(connection)
         connection.close()
 
 
@@ -92,3 +98,19 @@ def test_client_that_was_there_before_the_keys_is_heard_with_them(
     client = Connection(plain, look_up=lambda: plain._replace(keys=keys))
     client.queue("submit", "a", m.GetInfo())
     service.hears(client)
+
+
+def test_what_has_arrived_from_the_network_does_not_count_as_a_message_without_an_end(
+    context: zmq.Context[zmq.Socket[bytes]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "Unfinished", partial(Unfinished, max_bytes=3 << 16, look_bytes=-1))
+    service = Service(context, ipc_endpoint(folder / "submit"), network=free_endpoint())
+    service.verdict = lambda _: True
+    client, peers = service.connect(), set()
+    for number in range(9):
+        client.queue("submit", number, m.Submit(str(number), {"prompt": "x" * (1 << 16)}))
+        peers.add(service.hear(client)[0])
+        service.router.limit_unfinished()
+    assert len(peers) == 1, "it was disconnected"
+    client.close()
+    service.gatekeeper.stop()

@@ -155,6 +155,7 @@ class Prepare:
             self._links.inbox.missed = False
             self._next_scan = now + TICK_S
             self._scan()
+            self._router.limit_unfinished()
 
     def _scan(self) -> None:
         """Catch up on releases whose messages were lost, from the journal."""

@@ -118,6 +118,7 @@ class Summarize:
             self._links.inbox.missed = False
             self._next_tick = now + TICK_S
             self._tick(now)
+            self._router.limit_unfinished()
         self._end_overdue()
         self._notices.send()
         if self._flushes and self._has_found:
