@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import ConfigError, InvalidRequest, encodable
-from .terminal.not_utf8 import why_not_utf8
+from .terminal.json_lines import why_not_json
+from .terminal.not_utf8 import is_utf16, why_file_not_utf8, why_not_utf8
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 _NOT_OF_A_REQUEST = {"params", "keep"}  # arguments of ``Client.submit`` that are not fields of a request
@@ -43,8 +44,8 @@ def jobs_from_lines(lines: Iterable[bytes]) -> list[Job]:
     """
     jobs: list[Job] = []
     for number, line in enumerate(lines, 1):
-        if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise ConfigError(f"the prompts are {why_not_utf8(line)}", param="file")
+        if number == 1 and is_utf16(line):
+            raise ConfigError(f"the prompts are {why_file_not_utf8(line)}", param="file")
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
         text = line.decode(errors="surrogateescape").rstrip("\r\n")
@@ -93,7 +94,7 @@ def _parse(text: str) -> dict[str, Any]:
     try:
         row: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"not JSON: {error}") from error
+        raise InvalidRequest(why_not_json(error)) from error
     # max_tokens has null as a value: until the context is full.
     row = {name: value for name, value in row.items() if value is not None or name == "max_tokens"}
     for name in row.keys() & _NOT_OF_A_REQUEST:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ...protocol.errors import ConfigError
-from ..terminal.not_utf8 import why_not_utf8
+from ..terminal.not_utf8 import why_file_not_utf8
 from .aliases import ALIASES
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="config") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is {why_not_utf8(content)}", param="config") from error
+        raise ConfigError(f"{path} is {why_file_not_utf8(content)}", param="config") from error
     return _parse(path, text)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S, ModelConfig
 from ...protocol.errors import ConfigError
 from ...protocol.settings import between, one_of, option
-from ..terminal.not_utf8 import why_not_utf8
+from ..terminal.not_utf8 import why_file_not_utf8
 
 LOG_FORMATS = ("text", "json")
 TOOL_PARSERS = (
@@ -148,7 +148,7 @@ def _read_keys(path: Path) -> list[str]:
     except OSError as error:
         raise ConfigError(f"api_key_file {path} cannot be read: {error.strerror}", param="api_key_file") from error
     except UnicodeDecodeError:  # without the text, which contains keys
-        raise ConfigError(f"api_key_file {path} is {why_not_utf8(content)}", param="api_key_file") from None
+        raise ConfigError(f"api_key_file {path} is {why_file_not_utf8(content)}", param="api_key_file") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"api_key_file {path} contains no key", param="api_key_file")

@@ -15,8 +15,8 @@ from typing import Any
 
 from ...protocol.errors import ConfigError
 from ..resume import read_output, replace_output
-from ..terminal.json_lines import json_line
-from ..terminal.not_utf8 import why_not_utf8
+from ..terminal.json_lines import json_line, why_not_json
+from ..terminal.not_utf8 import is_utf16, why_file_not_utf8, why_not_utf8
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
 _FIELDS = {"custom_id", "method", "url", "body"}
@@ -61,6 +61,8 @@ def read_lines(lines: Iterable[bytes]) -> list[Line]:
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
+        if number == 1 and is_utf16(text):
+            raise ConfigError(f"the requests are {why_file_not_utf8(text)}", param="file")
         line = _parse(text.removeprefix(codecs.BOM_UTF8) if number == 1 else text, f"line {number}")
         if line.custom_id in found:
             raise _wrong(f"line {number}", f"custom_id {line.custom_id!r:.200} is already used by another line")
@@ -106,11 +108,11 @@ def _answered(row: bytes) -> str | None:
 
 def _parse(text: bytes, origin: str) -> Line:
     try:
-        row = json.loads(text.decode())
+        row = json.loads(text.decode().rstrip())
     except UnicodeDecodeError as error:
         raise _wrong(origin, why_not_utf8(text)) from error
     except (ValueError, RecursionError) as error:
-        raise _wrong(origin, f"not JSON: {error}") from error
+        raise _wrong(origin, why_not_json(error)) from error
     if not isinstance(row, dict):
         raise _wrong(origin, f"a request is an object, got {row!r:.80}")
     if missing := sorted(_FIELDS - row.keys()):

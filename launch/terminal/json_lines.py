@@ -14,6 +14,13 @@ def json_line(row: dict[str, Any]) -> str:
     return in_one_line(json.dumps(row, ensure_ascii=False)) + "\n"
 
 
+def why_not_json(error: ValueError | RecursionError) -> str:
+    """Why a line could not be read. ``json`` names a line itself: of the text it was given, not of its file."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg.removesuffix(' at')} at character {error.pos}"
+    return f"not JSON: {error}"
+
+
 def in_one_line(encoded: str) -> str:
     """JSON without such characters. They only occur inside strings, where they may be escaped."""
     return encoded if encoded.isascii() else encoded.translate(_BREAKS)

@@ -181,6 +181,20 @@ def test_refused_line_without_a_usable_id_has_none(line: bytes) -> None:
     assert (job.error is not None, job.id) == (True, None)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"prompt" 5}', "line 2: not JSON: Expecting ':' delimiter at character 10"),
+        (b"\xff\xfea", "line 2: not UTF-8: byte 0xff after 0 others"),
+    ],
+    ids=["JSON", "UTF-8"],
+)
+def test_refused_line_is_named_as_in_the_file(line: bytes, words: str) -> None:
+    [_, job] = jobs_from_lines([b"hello\n", line + b"\n"])
+    assert job.error is not None
+    assert job.error.message == words
+
+
 def test_failed_prompt_leaves_its_line_of_text_empty(generate: Triptych) -> None:
     good = generate("good").out
     outcome = generate(stdin=b'good\n{"prompt": "x", "top_p": 7}\ngood')

@@ -122,7 +122,9 @@ def test_internal_error_is_reported_and_does_not_stop_others(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b'{"custom_id": "cut', "line 2: not JSON: "),
+        (b'{"custom_id": "cut', "line 2: not JSON: Unterminated string starting at character 14"),
+        (b"{", "line 2: not JSON: Expecting property name enclosed in double quotes at character 1"),
+        (b"\xff\xfe", "line 2: not UTF-8: byte 0xff after 0 others"),
         (b"[1]", "line 2: a request is an object, got [1]"),
         (b'{"custom_id": "x", "url": "/v1/completions"}', "line 2: body, method is required"),
         (json.dumps({**request("x"), "id": 1}).encode(), "line 2: unknown field 'id'"),
@@ -134,7 +136,21 @@ def test_internal_error_is_reported_and_does_not_stop_others(
         (json.dumps(request("first")).encode(), "line 2: custom_id 'first' is already used by another line"),
         (b'{"custom_id": "\xe9"}', "line 2: not UTF-8: byte 0xe9"),
     ],
-    ids=["cut", "list", "missing", "unknown", "empty", "number", "get", "url", "body", "twice", "latin-1"],
+    ids=[
+        "cut",
+        "brace",
+        "marked",
+        "list",
+        "missing",
+        "unknown",
+        "empty",
+        "number",
+        "get",
+        "url",
+        "body",
+        "twice",
+        "latin-1",
+    ],
 )
 def test_malformed_batch_file_is_refused_before_any_request_runs(
     run_batch: Callable[..., Outcome], tmp_path: Path, line: bytes, words: str
