@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ...protocol.starvation import longest_s, run_delays
+from ...protocol.starvation import OwnTime
 from ..process import STOPPED_S
 from .structured import Structured, refusal
 
@@ -139,14 +139,13 @@ class _Process:
             TimeoutError: no answer in time.
             EOFError: the process died.
         """
-        pid, began = self._process.pid, time.monotonic()
-        deadline, delays = began + timeout_s, run_delays(pid)
-        received = b""
+        clock, received = OwnTime(self._process.pid), b""
         while not received.endswith(b"\n"):
-            if not self._selector.select(max(0.0, deadline - time.monotonic())):
-                if (now := time.monotonic()) >= deadline + STOPPED_S:
-                    began = now
-                if (deadline := began + timeout_s + longest_s(run_delays(pid), delays)) <= now:
+            began, left_s = time.monotonic(), max(0.0, timeout_s - clock.elapsed_s)
+            if not self._selector.select(left_s):
+                if time.monotonic() >= began + left_s + STOPPED_S:
+                    clock = OwnTime(self._process.pid)
+                elif clock.elapsed_s >= timeout_s:
                     raise TimeoutError
                 continue
             received += (chunk := os.read(self._stdout.fileno(), _READ_BYTES))

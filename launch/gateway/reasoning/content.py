@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import codecs
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from ..requests.words import Words
 
@@ -29,19 +30,31 @@ class Spans:
         return any(span[0] < end and begin < span[1] for span in self._spans)
 
 
-class Reader(Protocol):
-    """Divides the text of an answer, piece by piece."""
+class Reader(ABC):
+    """Divides the text of an answer into its reasoning and its content, piece by piece."""
 
-    content: Spans
+    def __init__(self) -> None:
+        self._text = ""  # received but not returned yet
+        self._num_chars = 0  # received
+        self.content = Spans()
 
     @property
     def num_known(self) -> int:
         """How many characters from the beginning are classified."""
-        ...
+        return self._num_chars - len(self._text)
 
-    def push(self, text: str) -> tuple[str, str]: ...
+    @property
+    def is_holding(self) -> bool:
+        """Whether it holds back text that may yet become a mark."""
+        return bool(self._text)
 
-    def flush(self) -> tuple[str, str]: ...
+    @abstractmethod
+    def push(self, text: str) -> tuple[str, str]:
+        """Take more text; returns what it adds to the reasoning, and to the answer."""
+
+    @abstractmethod
+    def flush(self) -> tuple[str, str]:
+        """The rest, once the answer has ended."""
 
 
 class ContentTokens:

@@ -12,7 +12,7 @@ from ....protocol.reasoning import CHANNEL, MESSAGE, TURN
 from ..tools.harmony import CALL_END, CALL_START
 from ..tools.parser import held_back
 from ..tools.strings import MarkFinder
-from .content import Spans
+from .content import Reader
 
 _HEADS = (CHANNEL, TURN)
 _ENDS = ("<|end|>", "<|return|>", CALL_END, TURN)
@@ -39,7 +39,7 @@ class _Kind(Enum):
     CALL = auto()
 
 
-class HarmonyReader:
+class HarmonyReader(Reader):
     """Divides one answer, piece by piece, like ``ThoughtReader``: the channel "analysis" is reasoning.
 
     A message to a tool is part of the answer, in the form that ``HarmonyParser`` reads. Other marks belong to neither,
@@ -49,25 +49,12 @@ class HarmonyReader:
     is_over = False  # another message may follow
 
     def __init__(self) -> None:
-        self._text = ""  # received but not returned yet
+        super().__init__()
         self._kind: _Kind | None = None  # of the current message
         self._finder = MarkFinder(*_ENDS)  # of the end of a call
         self._has_thoughts = False
-        self._num_chars = 0  # received
-        self.content = Spans()
-
-    @property
-    def num_known(self) -> int:
-        """How many characters from the beginning are classified."""
-        return self._num_chars - len(self._text)
-
-    @property
-    def is_holding(self) -> bool:
-        """Whether it holds back text that may yet become a mark."""
-        return bool(self._text)
 
     def push(self, text: str) -> tuple[str, str]:
-        """Take more text; returns what it adds to the reasoning, and to the answer."""
         self._text += text
         self._num_chars += len(text)
         thought = answer = ""
@@ -84,7 +71,6 @@ class HarmonyReader:
         return thought, answer
 
     def flush(self) -> tuple[str, str]:
-        """The rest, once the answer has ended."""
         rest, self._text = self._text, ""
         if self._kind is None and rest.lstrip().startswith(_HEADS):  # a message that ends within its head
             return "", ""

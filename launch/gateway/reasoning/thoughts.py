@@ -8,7 +8,7 @@ from enum import Enum, auto
 from ....protocol.reasoning import END, START
 from ..tools.hermes import HermesParser
 from ..tools.parser import held_back
-from .content import Spans
+from .content import Reader
 
 
 def find_reasoning_parser(name: str, template: str) -> str:
@@ -58,7 +58,7 @@ class _Stage(Enum):
     ANSWER = auto()
 
 
-class ThoughtReader:
+class ThoughtReader(Reader):
     """Divides one answer, piece by piece. Everything outside of the tags at its beginning is the answer.
 
     White space around the reasoning belongs to neither.
@@ -68,30 +68,17 @@ class ThoughtReader:
         """``is_begun``: the prompt contains some reasoning besides its tag, and the answer continues inside it.
         ``calls``: reasoning without an end tag may end with calls in this format.
         """
+        super().__init__()
         self._calls = calls
         self._is_open = is_open  # a start tag is then redundant; some models write it nevertheless
         self._stage = _Stage.INSIDE if is_begun else _Stage.BEFORE
-        self._text = ""  # received but not returned yet
-        self._num_chars = 0  # received
-        self.content = Spans()
-
-    @property
-    def num_known(self) -> int:
-        """How many characters from the beginning are classified."""
-        return self._num_chars - len(self._text)
 
     @property
     def is_over(self) -> bool:
         """Whether everything that follows is the answer."""
         return self._is_at(_Stage.ANSWER)
 
-    @property
-    def is_holding(self) -> bool:
-        """Whether it holds back text that may yet become a tag."""
-        return bool(self._text)
-
     def push(self, text: str) -> tuple[str, str]:
-        """Take more text; returns what it adds to the reasoning, and to the answer."""
         self._num_chars += len(text)
         if self.is_over:
             return "", self._found(text)
@@ -109,7 +96,6 @@ class ThoughtReader:
         return thought, answer
 
     def flush(self) -> tuple[str, str]:
-        """The rest, once the answer has ended."""
         rest, self._text = self._text, ""
         if not self._is_open:
             return "", self._found(rest)

@@ -17,6 +17,7 @@ import pytest
 
 from tests.workers import tokenizer_zoo
 from tests.workers.grammars import model_dir
+from triptych.protocol import starvation
 from triptych.protocol.errors import InvalidRequest
 from triptych.workers.prepare import grammar_checker
 from triptych.workers.prepare.grammar_checker import GrammarChecker
@@ -185,7 +186,8 @@ def test_pause_of_the_whole_machine_refuses_no_form(checker: GrammarChecker, mon
         if len(pauses) > 1:
             return select(timeout)
         pauses.append(0.0)
-        monkeypatch.setattr(grammar_checker, "time", SimpleNamespace(monotonic=lambda: clock() + pauses[0]))
+        for module in (grammar_checker, starvation):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock() + pauses[0]))
         return []
 
     monkeypatch.setattr(checker._process._selector, "select", pause)
@@ -208,8 +210,9 @@ def test_form_is_not_refused_while_its_compiler_waits_for_a_processor(
         return []
 
     monkeypatch.setattr(checker._process._selector, "select", wait)
-    monkeypatch.setattr(grammar_checker, "time", SimpleNamespace(monotonic=lambda: clock() + sum(waits)))
-    monkeypatch.setattr(grammar_checker, "run_delays", lambda _: {1: int(sum(waits) * 0.9e9)}, raising=False)
+    for module in (grammar_checker, starvation):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock() + sum(waits)))
+    monkeypatch.setattr(starvation, "run_delays", lambda _: {1: int(sum(waits) * 0.9e9)})
     assert compile_form(checker, {"regex": "second"})
 
 
