@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.records import random_prompts
 from benchmarks.report import environment
 from triptych import Driver
-from triptych.driver.client import request_map
+from triptych.driver.requests import request_map
 from triptych.driver.session import Session
 from triptych.driver.stream import Completion, Delta
 from triptych.protocol.config import PipelineConfig

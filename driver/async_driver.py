@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import PipelineClosed
-from .async_client import AsyncClient, AsyncStream
-from .client import Prompt
+from .async_client import AsyncClient
+from .async_requests import AsyncRequests
+from .async_stream import Mailbox
 from .driver import Driver
-from .embedding import Embedding
 from .health import Health
 from .parts import Stop
-from .stream import Completion
+from .session import Session
 
 
-class AsyncDriver:
-    """Three worker processes and their asyncio client; use it with ``async with``. ``driver`` is its ``Driver``."""
+class AsyncDriver(AsyncRequests):
+    """Three worker processes and their asyncio client; use it with ``async with``. ``driver`` is its ``Driver``.
+
+    >>> async with AsyncDriver("demo") as driver:                               # doctest: +SKIP
+    ...     async for delta in driver.submit(messages=[{"role": "user", "content": "What is len?"}]):
+    ...         print(delta.text, end="")
+    """
 
     def __init__(
         self,
@@ -33,6 +37,9 @@ class AsyncDriver:
     ) -> None:
         self.driver = Driver(model, run_dir=run_dir, config=config, **options)
         self._client: AsyncClient | None = None
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.driver)[1:]}"
 
     async def __aenter__(self) -> AsyncDriver:
         return await self.start()
@@ -96,37 +103,16 @@ class AsyncDriver:
             raise PipelineClosed("the driver is not started")
         return self._client
 
-    def submit(self, prompt: Prompt | None = None, **options: Any) -> AsyncStream:
-        """Send a request and return at once; see ``AsyncClient.submit``."""
-        return self.client.submit(prompt, **options)
+    @property
+    def _session(self) -> Session:
+        return self.client._session
 
-    async def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
-        """Return one complete answer; see ``AsyncClient.generate``."""
-        return await self.client.generate(prompt, **options)
+    def _mailbox(self) -> Mailbox:
+        return self.client._mailbox()
 
-    async def generate_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Completion]:
-        """Return the answers to many prompts; see ``AsyncClient.generate_all``."""
-        return await self.client.generate_all(prompts, **options)
-
-    async def embed(self, prompt: Prompt, **options: Any) -> Embedding:
-        """Return the embedding of text or token ids; see ``AsyncClient.embed``."""
-        return await self.client.embed(prompt, **options)
-
-    async def embed_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Embedding]:
-        """Return the embeddings of many prompts; see ``AsyncClient.embed_all``."""
-        return await self.client.embed_all(prompts, **options)
-
-    def abort(self, request_id: str) -> None:
-        """Request the end of a request; see ``AsyncClient.abort``."""
-        self.client.abort(request_id)
-
-    async def info(self) -> dict[str, Any]:
-        """Return the model, its limits, and the limits of the service."""
-        return await self.client.info()
-
-    async def stats(self) -> dict[str, Any]:
-        """Statistics of every stage, and its number of restarts."""
-        return await asyncio.to_thread(self.driver.stats)
+    async def stats(self, timeout: float = 10.0) -> dict[str, Any]:
+        """Statistics of every stage, and its number of restarts; see ``Driver.stats``."""
+        return await asyncio.to_thread(self.driver.stats, timeout)
 
     @property
     def run_dir(self) -> Path:

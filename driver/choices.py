@@ -10,7 +10,7 @@ from ..protocol.errors import TriptychError
 from ..protocol.groups import member_id
 from ..protocol.messages import Accepted
 from ..protocol.sampling import MAX_SAMPLES
-from .stream import Abort, Completion, Delta, Listener, Stream
+from .stream import Completion, Delta, Leave, Listener, Stream
 
 
 class ChoiceListener:
@@ -97,9 +97,9 @@ def combine(request_id: str, completions: list[Completion]) -> Completion:
 class GroupStream(Stream):
     """A running request with several choices: iterate over the deltas of all, or read each of ``choices``."""
 
-    def __init__(self, request_id: str, num_choices: int, abort: Abort) -> None:
-        super().__init__(request_id, abort)
-        self._choices = [Stream(wire_id, abort) for wire_id in choice_ids(request_id, num_choices)]
+    def __init__(self, request_id: str, num_choices: int, session: Leave) -> None:
+        super().__init__(request_id, session)
+        self._choices = [Stream(wire_id, session) for wire_id in choice_ids(request_id, num_choices)]
 
     @property
     def choices(self) -> list[Stream]:

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -17,16 +17,16 @@ from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, PipelineClosed, TriptychError
 from ..protocol.model_card import ModelCard
 from .adapters import LoadedAdapters
-from .client import Client, Prompt
+from .client import Client
 from .control import ControlServer
-from .embedding import Embedding
 from .health import Health, take_health
 from .journal_keeper import JournalKeeper, warn_of_small_arena
 from .origin import Origin
 from .parts import Parts, Stop, open_parts
 from .preparing import writing
 from .replacing import Running, offer, offering, reload_model, replace_worker, wait_until_unused
-from .stream import Completion, Stream
+from .requests import Requests
+from .session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ CLEAN_STOP_S = 5.0  # time for the workers to end their requests and exit
 LAST_WORDS_S = 2.0  # time for their last messages to arrive
 
 
-class Driver:
+class Driver(Requests):
     """Three worker processes and a client connected to them.
 
     It installs no signal handlers, opens no ports, and can be used from any thread; a process may have several. Its
@@ -73,6 +73,13 @@ class Driver:
         self._replacing = threading.Lock()
         self._started: Parts | None = None
         self._num_left = 0
+
+    def __repr__(self) -> str:
+        if (parts := self._started) is None:
+            state = "not started"
+        else:
+            state = f"{parts.run_dir.path}, {'running' if parts.supervisor.error is None else 'failed'}"
+        return f"<Driver of {self.config.model.model}, {state}>"
 
     def __enter__(self) -> Driver:
         return self.start()
@@ -254,37 +261,13 @@ class Driver:
         """Its own connection to the pipeline."""
         return self._running().client
 
-    def submit(self, prompt: Prompt | None = None, **options: Any) -> Stream:
-        """Send a request and return at once; see ``Client.submit``."""
-        return self.client.submit(prompt, **options)
+    @property
+    def _session(self) -> Session:
+        return self.client.session
 
-    def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
-        """Return one complete answer; see ``Client.generate``."""
-        return self.client.generate(prompt, **options)
-
-    def generate_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Completion]:
-        """Return the answers to many prompts; see ``Client.generate_all``."""
-        return self.client.generate_all(prompts, **options)
-
-    def embed(self, prompt: Prompt, **options: Any) -> Embedding:
-        """Return the embedding of text or token ids; see ``Client.embed``."""
-        return self.client.embed(prompt, **options)
-
-    def embed_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Embedding]:
-        """Return the embeddings of many prompts; see ``Client.embed_all``."""
-        return self.client.embed_all(prompts, **options)
-
-    def abort(self, request_id: str) -> None:
-        """Request the end of a request; see ``Client.abort``."""
-        self.client.abort(request_id)
-
-    def info(self) -> dict[str, Any]:
-        """Return the model, its limits, and the limits of the service."""
-        return self.client.info()
-
-    def stats(self) -> dict[str, Any]:
-        """Statistics of every stage, and its number of restarts."""
-        return {**self.client.stats(), "restarts": self._running().supervisor.num_restarts}
+    def stats(self, timeout: float = 10.0) -> dict[str, Any]:
+        """Return queues, pages, rates and totals of every stage, and its number of restarts."""
+        return {**super().stats(timeout), "restarts": self._running().supervisor.num_restarts}
 
     # -- what only the driver can do
 

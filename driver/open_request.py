@@ -51,7 +51,8 @@ class OpenRequest:
         """Go on from one that was detached before it was accepted. One that is resumed has been aborted if that was."""
         self.accepted = False
         if self.message is None:
-            self.message, self.aborting, self.aborted_choices = earlier.message, earlier.aborting, earlier.aborted_choices
+            self.message = earlier.message
+            self.aborting, self.aborted_choices = earlier.aborting, earlier.aborted_choices
 
     def may_resubmit(self, now: float) -> bool:
         """Whether it may be submitted once more after it was accepted: only while its own deadlines have not passed."""

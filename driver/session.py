@@ -108,6 +108,11 @@ class Session:
         if type(request_id) is str:  # as above
             self._order(lambda: self._exchange.abort(request_id, reader))
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more orders."""
+        return self._closing
+
     def ask(self, message: Question) -> Future[Any]:
         """The answer to a question: ``Info``, ``Stats``, ``Status`` or ``Requests``."""
         future: Future[Any] = Future()

@@ -106,10 +106,12 @@ class Listener(Protocol):
         ...
 
 
-class Abort(Protocol):
-    """Requests the end of a request, if ``reader`` receives it."""
+class Leave(Protocol):
+    """How a reader stops to read: ``Session``. ``reader``: only if it is still the one that receives the request."""
 
-    def __call__(self, request_id: str, *, reader: Listener | None) -> None: ...
+    def abort(self, request_id: str, *, reader: Listener | None) -> None: ...
+
+    def detach(self, request_id: str, *, reader: Listener | None) -> None: ...
 
 
 class _NoListener:
@@ -192,12 +194,26 @@ class Assembly:
         )
 
 
+def shown(
+    stream: object, request_id: str, *, accepted: bool, num_tokens: int, ended: Completion | TriptychError | None
+) -> str:
+    """The ``repr`` of a stream: which request it is, and how far it has come."""
+    tokens = f"{num_tokens} token{'s' * (num_tokens != 1)}"
+    if ended is not None:
+        state = f"{ended.finish_reason if isinstance(ended, Completion) else ended.code} after {tokens}"
+    elif num_tokens:
+        state = tokens
+    else:
+        state = "accepted" if accepted else "sent"
+    return f"<{type(stream).__name__} {request_id}, {state}>"
+
+
 class Stream:
     """A running request: iterate over its deltas, or wait for its ``result``. Thread-safe."""
 
-    def __init__(self, request_id: str, abort: Abort) -> None:
+    def __init__(self, request_id: str, session: Leave) -> None:
         self.request_id = request_id
-        self._abort = abort
+        self._session = session
         self._changed = threading.Condition()
         self._deltas: deque[Delta] = deque()
         self._accepted: Accepted | None = None
@@ -205,6 +221,11 @@ class Stream:
         self._error: TriptychError | None = None
         self._num_tokens = 0
         self._on_done: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        ended = self._error or self._completion
+        is_accepted = self._accepted is not None
+        return shown(self, self.request_id, accepted=is_accepted, num_tokens=self.num_tokens, ended=ended)
 
     def __iter__(self) -> Iterator[Delta]:
         """Deltas until the end.
@@ -284,7 +305,14 @@ class Stream:
     def abort(self) -> None:
         """Request the end. The answer is what was produced so far, with the finish reason "abort"."""
         with suppress(PipelineClosed):  # which ended every request
-            self._abort(self.request_id, reader=self)  # not another live request with the same id
+            self._session.abort(self.request_id, reader=self)  # not another live request with the same id
+
+    def detach(self) -> None:
+        """Stop following: the request goes on until it is resumed or its lease ends. No more arrives here, nor does
+        an end.
+        """
+        with suppress(PipelineClosed):  # as above
+            self._session.detach(self.request_id, reader=self)
 
     def on_accepted(self, accepted: Accepted) -> None:
         with self._changed:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
-from ..driver.client import MAX_IN_FLIGHT
+from ..driver.requests import MAX_IN_FLIGHT
 from ..driver.stream import Completion, Stream
 from ..protocol.errors import Overloaded, PipelineClosed, RequestError
 from .pipeline import Pipeline

@@ -294,7 +294,12 @@ class SupervisorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
-    """Everything a pipeline is started with."""
+    """Everything a pipeline is started with.
+
+    >>> config = PipelineConfig.from_options(model="demo", max_num_seqs=8)
+    >>> config.scheduler.max_num_seqs
+    8
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)

@@ -30,6 +30,9 @@ class SamplingParams:
     Order of the filters, as in transformers' ``generate``: logit bias, penalties, min_tokens, temperature, top-k,
     top-p, min-p.
 
+    >>> SamplingParams(max_tokens=100, temperature=0.8, seed=7).to_wire()
+    {'max_tokens': 100, 'temperature': 0.8, 'seed': 7}
+
     Raises:
         InvalidRequest: a value has the wrong type or lies outside its limits; ``param`` names the field.
     """

@@ -69,7 +69,11 @@ RUNS_WHAT_IT_IS_GIVEN = frozenset(
 )  # fmt: skip
 # Modules through which workers, driver or protocol could open network connections.
 OUTBOUND = frozenset({"socket", "urllib", "http", "ftplib", "smtplib", "requests", "httpx", "aiohttp", "websockets"})
-LOCAL = ROOT / "driver" / "control.py"  # its socket is a file in the run directory
+# The only uses of plain sockets.
+PLAIN_SOCKETS = {
+    ROOT / "driver" / "control.py": "socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)",  # a file in the run directory
+    ROOT / "protocol" / "unfinished.py": "socket.fromfd(file, socket.AF_INET, socket.SOCK_STREAM)",  # an open one
+}
 EVERYWHERE = ("tcp://*", "0.0.0.0", "[::]", "ipc://@")
 CODE_FROM_DATA = frozenset({"pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle"})
 
@@ -207,15 +211,15 @@ def test_dangerous_calls_are_detected(
 
 @pytest.mark.parametrize("folder", ["protocol", "workers", "driver"])
 def test_no_module_can_open_a_network_connection(folder: str) -> None:
-    paths = [path for path in sources(folder) if path != LOCAL]
+    paths = [path for path in sources(folder) if path not in PLAIN_SOCKETS]
     assert [item for path in paths for item in imports(path) if item.name in OUTBOUND] == []
 
 
-def test_only_plain_socket_is_a_local_one() -> None:
-    calls = [node for node in nodes(LOCAL) if isinstance(node, ast.Call)]
+@pytest.mark.parametrize("path", PLAIN_SOCKETS, ids=relative)
+def test_plain_sockets_are_local_or_duplicates(path: Path) -> None:
+    calls = [node for node in nodes(path) if isinstance(node, ast.Call)]
     made = [ast.unparse(node) for node in calls if ast.unparse(node.func).startswith("socket.")]
-    assert made
-    assert set(made) == {"socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)"}
+    assert set(made) == {PLAIN_SOCKETS[path]}
 
 
 def test_no_source_contains_a_wildcard_address() -> None:

@@ -33,6 +33,10 @@ _HOMES = {
 __all__ = ["AsyncClient", "AsyncDriver", "Client", "Driver", "PipelineConfig", "SamplingParams", "TriptychError"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     # Names are looked up on first use, so that importing the package costs next to nothing.
     if name not in _HOMES:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from ...driver.async_client import AsyncStream
+from ...driver.async_stream import AsyncStream
 from ...driver.choices import choice_ids
 from ...protocol.board import FAILED
 from ...protocol.errors import DuplicateId, PipelineFailed, RequestError

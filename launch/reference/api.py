@@ -7,20 +7,24 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ...driver.async_client import AsyncClient, AsyncStream
+from ...driver.async_client import AsyncClient
 from ...driver.async_driver import AsyncDriver
+from ...driver.async_requests import AsyncRequests
+from ...driver.async_stream import AsyncStream
 from ...driver.client import Client
 from ...driver.driver import Driver
 from ...driver.embedding import Embedding
 from ...driver.health import Health
 from ...driver.prompt_logprobs import PromptLogprob
+from ...driver.requests import Requests
 from ...driver.standing import RequestLine, RequestList, RequestStatus
 from ...driver.stream import Completion, Delta, Listener, Stream
 from ...driver.worker import WorkerHealth
 from ...protocol.errors import TriptychError
 
 CLASSES = (
-    Driver, Client, Stream, Delta, Completion, PromptLogprob, Embedding, AsyncDriver, AsyncClient, AsyncStream,
+    Requests, Driver, Client, Stream, Delta, Completion, PromptLogprob, Embedding, AsyncRequests, AsyncDriver,
+    AsyncClient, AsyncStream,
     RequestStatus, RequestList, RequestLine, Health, WorkerHealth,
 )  # fmt: skip
 _FIELD = re.compile(r"^    (\w+): [^#\n]*(?:# (.*))?$", re.MULTILINE)  # a field, and the comment beside it
@@ -32,7 +36,8 @@ def api() -> str:
 
 
 def _class(owner: Any) -> Iterator[str]:
-    yield from (f"## {owner.__name__}", "", f"`{owner.__module__}`. {about(owner)}", "")
+    more = "".join(f" With all of `{base.__name__}`." for base in owner.__bases__ if base in CLASSES)
+    yield from (f"## {owner.__name__}", "", f"`{owner.__module__}`. {about(owner)}{more}", "")
     if owner.__init__.__doc__ and owner.__init__.__doc__ != object.__init__.__doc__:
         yield f"* `{owner.__name__}{_arguments(owner.__init__)}`: {about(owner.__init__)}"
     if hasattr(owner, "__dataclass_fields__"):

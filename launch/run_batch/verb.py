@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from ...driver.client import MAX_IN_FLIGHT
+from ...driver.requests import MAX_IN_FLIGHT
 from ...protocol.config import PipelineConfig
 from ...protocol.errors import ConfigError
 from ..batch import OVERLOADED_S, RETRY_S

@@ -108,6 +108,6 @@ class FakeService:
 
 
 def submit(session: Session, request_id: str = "a", **request: Any) -> Stream:
-    stream = Stream(request_id, session.abort)
+    stream = Stream(request_id, session)
     session.submit(request_id, request or {"prompt": "hello"}, stream)
     return stream

@@ -14,7 +14,7 @@ from triptych.protocol.errors import InvalidRequest, ModelFailed, PipelineClosed
 
 
 def submit(session: Session, n: int = 2) -> GroupStream:
-    stream = GroupStream("a", n, session.abort)
+    stream = GroupStream("a", n, session)
     session.submit("a", {"prompt": "hello", "n": n}, stream, stream.choices)
     return stream
 

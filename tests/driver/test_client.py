@@ -18,7 +18,7 @@ import pytest
 from tests.driver.fake_service import FakeService, packed
 from tests.waiting import eventually
 from triptych import Client, Driver, PipelineConfig
-from triptych.driver.client import request_map
+from triptych.driver.requests import request_map
 from triptych.driver.stream import Completion
 from triptych.protocol import connection
 from triptych.protocol import messages as m

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.driver.fake_service import FakeService, finished, row
-from triptych.driver.async_client import Mailbox
+from triptych.driver.async_stream import Mailbox
 from triptych.driver.choices import GroupStream, choice_ids
 from triptych.driver.session import Session
 from triptych.driver.stream import MAX_MISPLACED, Assembly, Stream
@@ -16,7 +16,7 @@ from triptych.protocol.errors import DuplicateId, InvalidRequest
 
 
 def test_end_of_a_kept_answer_is_not_acknowledged_until_it_is_forgotten(service: FakeService, session: Session) -> None:
-    streams = {name: Stream(name, session.abort) for name in ("kept", "plain")}
+    streams = {name: Stream(name, session) for name in ("kept", "plain")}
     for name, stream in streams.items():
         session.submit(name, {"prompt": "hi"}, stream, keep=name == "kept")
         service.accept(name)
@@ -28,7 +28,7 @@ def test_end_of_a_kept_answer_is_not_acknowledged_until_it_is_forgotten(service:
 
 
 def test_detached_request_is_neither_followed_nor_aborted(service: FakeService, session: Session) -> None:
-    stream, other = Stream("a", session.abort), Stream("b", session.abort)
+    stream, other = Stream("a", session), Stream("b", session)
     session.submit("a", {"prompt": "hi"}, stream)
     service.accept("a")
     session.submit("b", {"prompt": "hi"}, other)
@@ -42,7 +42,7 @@ def test_detached_request_is_neither_followed_nor_aborted(service: FakeService, 
 
 def test_late_detach_by_an_earlier_reader_does_not_disturb_the_next_one(service: FakeService, session: Session) -> None:
     """A broken connection is noticed after its client has come back on another one."""
-    early, late = Stream("a", session.abort), Stream("a", session.abort)
+    early, late = Stream("a", session), Stream("a", session)
     session.submit("a", {"prompt": "hi"}, early, keep=True)
     service.accept("a")
     session.detach("a", DuplicateId("somebody else reads"))
@@ -54,7 +54,7 @@ def test_late_detach_by_an_earlier_reader_does_not_disturb_the_next_one(service:
 
 
 def test_reader_of_all_choices_or_of_one_can_detach(service: FakeService, session: Session) -> None:
-    streams = [GroupStream(name, 2, session.abort) for name in ("a", "b")]
+    streams = [GroupStream(name, 2, session) for name in ("a", "b")]
     for name, stream in zip("ab", streams, strict=True):
         session.submit(name, {"prompt": "hi", "n": 2}, stream, stream.choices)
         service.recv(m.Submit)
@@ -74,7 +74,7 @@ def test_choices_of_a_request_that_is_not_accepted_yet_are_followed_once_it_is(
     service: FakeService, session: Session
 ) -> None:
     """Before that, the service knows neither them nor the request. Its reader left and came back meanwhile."""
-    early, late = (GroupStream("a", 2, session.abort) for _ in range(2))
+    early, late = (GroupStream("a", 2, session) for _ in range(2))
     session.submit("a", {"prompt": "hi", "n": 2}, early, early.choices)
     service.recv(m.Submit)
     session.detach("a")
@@ -150,7 +150,7 @@ def test_many_callbacks_wake_the_event_loop_once() -> None:
 def test_abort_before_the_acceptance_counts_for_the_next_reader_of_choices_too(
     service: FakeService, session: Session, aborted: str
 ) -> None:
-    early, late = (GroupStream("a", 2, session.abort) for _ in range(2))
+    early, late = (GroupStream("a", 2, session) for _ in range(2))
     session.submit("a", {"prompt": "hi", "n": 2}, early, early.choices)
     session.detach("a")
     session.abort(aborted)
@@ -161,10 +161,10 @@ def test_abort_before_the_acceptance_counts_for_the_next_reader_of_choices_too(
 
 
 def test_abort_before_the_acceptance_counts_for_the_next_reader_too(service: FakeService, session: Session) -> None:
-    session.submit("a", {"prompt": "hi"}, Stream("a", session.abort))
+    session.submit("a", {"prompt": "hi"}, Stream("a", session))
     session.detach("a")
     session.abort("a")
-    late = Stream("a", session.abort)
+    late = Stream("a", session)
     session.resume("a", late, num_tokens=0, num_chars=0)
     service.recv(m.Submit)
     service.send("submit", m.Accepted("a", 1, 0, 16))

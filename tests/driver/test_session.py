@@ -199,7 +199,7 @@ def test_restarted_service_is_asked_for_its_new_size_limit(service: FakeService,
 
 @pytest.mark.parametrize("request_id", ["\ud800", 5, ["a"]], ids=["lone surrogate", "number", "list"])
 def test_id_that_cannot_be_encoded_fails_alone(service: FakeService, session: Session, request_id: Any) -> None:
-    stream, resumed = submit(session, request_id), Stream(request_id, session.abort)
+    stream, resumed = submit(session, request_id), Stream(request_id, session)
     session.resume(request_id, resumed, num_tokens=0, num_chars=0)
     for refused in (stream, resumed):
         with pytest.raises((InvalidRequest, BadFrame)):
@@ -221,7 +221,7 @@ def test_resuming_from_an_invalid_offset_fails_alone(
 ) -> None:
     if (name, start) == ("num_chars", None):
         return  # an unknown offset
-    other, resumed = submit(session, "other"), Stream("a", session.abort)
+    other, resumed = submit(session, "other"), Stream("a", session)
     service.accept("other")
     session.resume("a", resumed, **{"num_tokens": 0, "num_chars": 0, name: start})
     with pytest.raises(InvalidRequest, match=f"{name} must be an int, 0 or more") as caught:

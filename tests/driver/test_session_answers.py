@@ -69,7 +69,7 @@ def test_rows_after_a_gap_are_requested_again(service: FakeService, session: Ses
 
 def test_impossible_text_offset_fails_the_request(service: FakeService, session: Session) -> None:
     """A caller that resumes with a wrong character count gets an error, instead of repeating for ever."""
-    stream = Stream("a", session.abort)
+    stream = Stream("a", session)
     session.resume("a", stream, num_tokens=2, num_chars=0)
     service.recv(m.Follow)
     service.send("follow", m.Text([row("a", 2, 7, text="z", text_offset=2)]))
@@ -141,7 +141,7 @@ def test_failure_is_acknowledged(service: FakeService, session: Session) -> None
 
 
 def test_resumed_request_is_followed_from_its_offset(service: FakeService, session: Session) -> None:
-    stream = Stream("a", session.abort)
+    stream = Stream("a", session)
     session.resume("a", stream, num_tokens=2, num_chars=3)
     service.recv(m.Follow, where=has_entry("a", 2, True))
     service.send("follow", m.Finished("a", 0, 0, packed(5, 6, 7), "abcd", None, "stop", {}))
@@ -149,7 +149,7 @@ def test_resumed_request_is_followed_from_its_offset(service: FakeService, sessi
 
 
 def test_resuming_an_unknown_request_is_an_error(service: FakeService, session: Session) -> None:
-    stream = Stream("a", session.abort)
+    stream = Stream("a", session)
     session.resume("a", stream, num_tokens=0, num_chars=0)
     service.recv(m.Follow)
     service.send("follow", failed("a", "unknown_id", "no request 'a' is live or kept"))
@@ -168,7 +168,7 @@ def test_end_of_a_detached_request_is_left_for_its_next_reader(service: FakeServ
     service.send("follow", finished("a", 0, 5, text="x"))
     service.settle(session)
     assert m.Acknowledge(["a"]) not in service.received
-    stream = Stream("a", session.abort)
+    stream = Stream("a", session)
     session.resume("a", stream, num_tokens=0, num_chars=0)
     service.recv(m.Follow, where=has_entry("a", 0, True))
     service.send("follow", finished("a", 0, 5, text="x"))
@@ -177,7 +177,7 @@ def test_end_of_a_detached_request_is_left_for_its_next_reader(service: FakeServ
 
 
 def test_repeated_end_of_a_kept_answer_keeps_it(service: FakeService, session: Session) -> None:
-    stream = Stream("a", session.abort)
+    stream = Stream("a", session)
     session.submit("a", {"prompt": "hello"}, stream, keep=True)
     service.accept("a")
     for _ in range(2):
@@ -241,7 +241,7 @@ def test_request_detached_before_its_acceptance_can_be_resumed(service: FakeServ
     submit(session)
     service.recv(m.Submit)
     session.detach("a")
-    stream = Stream("a", session.abort)
+    stream = Stream("a", session)
     session.resume("a", stream, num_tokens=0, num_chars=0)
     service.accept("a")
     service.send("follow", finished("a", 0, 5, text="x"))
@@ -251,7 +251,7 @@ def test_request_detached_before_its_acceptance_can_be_resumed(service: FakeServ
 def test_choices_of_a_request_detached_before_its_acceptance_are_not_followed(
     service: FakeService, session: Session
 ) -> None:
-    group = GroupStream("a", 2, session.abort)
+    group = GroupStream("a", 2, session)
     session.submit("a", {"prompt": "hello", "n": 2}, group, group.choices)
     service.recv(m.Submit)
     session.detach("a", PipelineClosed("enough"))
@@ -305,7 +305,7 @@ class Broken(Stream):
 
 
 def test_listener_that_raises_disturbs_nothing(service: FakeService, session: Session) -> None:
-    broken = Broken("broken", session.abort)
+    broken = Broken("broken", session)
     session.submit("broken", {"prompt": "x"}, broken)
     service.accept("broken")
     other = submit(session, "other")

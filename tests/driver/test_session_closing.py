@@ -110,8 +110,8 @@ def test_request_aborted_before_its_acceptance_is_aborted_though_its_client_clos
     if n == 1:
         submit(session).abort()
     else:
-        choices = [Stream(name, session.abort) for name in names]
-        session.submit("a", {"prompt": "hello", "n": n}, Stream("a", session.abort), choices)
+        choices = [Stream(name, session) for name in names]
+        session.submit("a", {"prompt": "hello", "n": n}, Stream("a", session), choices)
         for choice in choices:
             choice.abort()
     service.recv(m.Submit)

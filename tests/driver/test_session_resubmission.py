@@ -99,7 +99,7 @@ def test_request_past_its_deadline_is_not_resubmitted(service: FakeService, sess
 
 
 def test_kept_answer_stays_kept_after_a_resubmission(service: FakeService, session: Session) -> None:
-    stream = Stream("a", session.abort)
+    stream = Stream("a", session)
     session.submit("a", {"prompt": "hello"}, stream, keep=True)
     service.accept("a")
     reply_unknown(service)
@@ -114,7 +114,7 @@ def test_kept_answer_stays_kept_after_a_resubmission(service: FakeService, sessi
 
 
 def submit_two(session: Session) -> GroupStream:
-    group = GroupStream("a", 2, session.abort)
+    group = GroupStream("a", 2, session)
     session.submit("a", {"prompt": "hello", "n": 2}, group, group.choices)
     return group
 

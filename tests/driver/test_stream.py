@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from triptych.driver.stream import Completion, Delta, Stream
+from triptych.driver.stream import Completion, Delta, Listener, Stream
 from triptych.protocol.errors import ModelFailed, RequestTimeout
 from triptych.protocol.messages import Accepted
 
@@ -16,8 +16,21 @@ ACCEPTED = Accepted("a", 3, 0, 16)
 DELTAS = [Delta("x", [1], 1), Delta("y", [2], 2)]
 
 
+class Left:
+    """Records who stops to read."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def abort(self, request_id: str, *, reader: Listener | None) -> None:
+        self.asked.append(("abort", request_id, reader))
+
+    def detach(self, request_id: str, *, reader: Listener | None) -> None:
+        self.asked.append(("detach", request_id, reader))
+
+
 def make_stream() -> Stream:
-    return Stream("a", lambda request_id, reader: None)
+    return Stream("a", Left())
 
 
 def completion(reason: str = "stop") -> Completion:
@@ -137,11 +150,30 @@ def test_waiting_does_not_raise_the_error_of_the_request() -> None:
     assert stream.done
 
 
-def test_abort_names_the_request_and_its_reader() -> None:
-    asked: list[Any] = []
-    stream = Stream("the id", lambda request_id, reader: asked.append((request_id, reader)))
+def test_abort_and_detach_name_the_request_and_its_reader() -> None:
+    session = Left()
+    stream = Stream("the id", session)
     stream.abort()
-    assert asked == [("the id", stream)]
+    stream.detach()
+    assert session.asked == [("abort", "the id", stream), ("detach", "the id", stream)]
+
+
+def test_stream_shows_its_request_and_how_far_it_is() -> None:
+    stream = make_stream()
+    assert repr(stream) == "<Stream a, sent>"
+    stream.on_accepted(ACCEPTED)
+    assert repr(stream) == "<Stream a, accepted>"
+    stream.on_delta(DELTAS[0])
+    assert repr(stream) == "<Stream a, 1 token>"
+    stream.on_delta(DELTAS[1])
+    stream.on_end(completion(), None)
+    assert repr(stream) == "<Stream a, stop after 2 tokens>"
+
+
+def test_stream_shows_its_error() -> None:
+    stream = make_stream()
+    play(stream, failure())
+    assert repr(stream) == "<Stream a, model_failed after 2 tokens>"
 
 
 def test_end_wakes_an_iterating_thread() -> None:

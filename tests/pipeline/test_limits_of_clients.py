@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -98,5 +99,6 @@ def test_hanging_template_fails_only_its_own_request() -> None:
 
 @pytest.mark.parametrize("field", ["chat_template", "prompt_embeds", "image_url", "logits_processor"])
 def test_client_cannot_send_a_template_or_other_code(driver: Driver, field: str) -> None:
+    code: dict[str, Any] = {field: "{{ 1 }}"}
     with pytest.raises(InvalidRequest, match=f"unknown field '{field}'"):
-        driver.generate("hello", **{field: "{{ 1 }}"})
+        driver.generate("hello", **code)

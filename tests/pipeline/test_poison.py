@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_innocent_suspects_are_cleared_at_full_speed(driver: Driver) -> None:
 
 def test_suspected_beam_search_runs_alone_as_a_whole_and_continues(driver: Driver) -> None:
     prompt = random_prompt(random.Random(6))
-    search = {"max_tokens": 200, "n": 2, "num_beams": 3}
+    search: dict[str, Any] = {"max_tokens": 200, "n": 2, "num_beams": 3}
     wanted = [choice.token_ids for choice in driver.submit(prompt, **search).result(60).choices]
     stream = driver.submit(prompt, **search)
     before = driver.stats()["execute"]["steps"]

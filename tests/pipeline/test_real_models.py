@@ -182,7 +182,7 @@ def test_draft_model_changes_no_token_even_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_seed_determines_a_sample_in_any_batch(tiny: Driver) -> None:
-    options = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
+    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
     alone = [tiny.generate("seeded", seed=seed, **options).token_ids for seed in range(4)]
     together = [tiny.submit("seeded", seed=seed, **options) for seed in (*range(4), *range(4))]
     assert [s.result(60).token_ids for s in together] == alone + alone

@@ -56,7 +56,8 @@ def test_deadline_while_decoding_ends_with_the_text_so_far(slow: Driver) -> None
 @pytest.mark.parametrize("field", ["deadline_ms", "max_queue_ms"])
 def test_time_limit_that_passes_without_a_credit_ends_the_request(narrow: Driver, field: str) -> None:
     running = fill(narrow)
-    waiting = narrow.submit([3, 4], max_tokens=5, **{field: 200})
+    limit: dict[str, Any] = {field: 200}
+    waiting = narrow.submit([3, 4], max_tokens=5, **limit)
     _, partial = failed(waiting)
     assert partial.token_ids == []
     assert not any(stream.done for stream in running)

@@ -21,7 +21,7 @@ from triptych.protocol.errors import WorkerDied
 
 PROMPTS = ["Hello, world", "a", "The quick brown fox jumps over the lazy dog. " * 3]
 MAX_TOKENS = 40
-OPTIONS = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
+OPTIONS: dict[str, Any] = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
 # One rank, and no other process, gets too little memory to import torch.
 STARVED_RANK = """
 import resource, sys

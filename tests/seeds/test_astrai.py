@@ -175,7 +175,7 @@ def test_r_aa_12_listener_gets_every_token_and_then_one_end(driver: Driver, capl
             super().on_end(completion, error)
 
     unread = driver.submit([1, 2], max_tokens=2000)
-    streams = [Raises("raises", driver.client.session.abort), Counts("counts", driver.client.session.abort)]
+    streams = [Raises("raises", driver.client.session), Counts("counts", driver.client.session)]
     with caplog.at_level(logging.CRITICAL):
         for stream in streams:
             driver.client.session.submit(stream.request_id, {"prompt_token_ids": [3, 4], "max_tokens": 50}, stream)

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.peers.workloads import Request
 from triptych import Driver
-from triptych.driver.client import request_map
+from triptych.driver.requests import request_map
 from triptych.driver.stream import Completion, Delta
 from triptych.protocol.messages import Accepted
 

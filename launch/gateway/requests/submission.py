@@ -12,7 +12,8 @@ from typing import Any
 
 import anyio
 
-from ....driver.async_client import AsyncClient, AsyncStream
+from ....driver.async_client import AsyncClient
+from ....driver.async_stream import AsyncStream
 from ....driver.choices import num_choices
 from ....driver.stream import Completion, Delta
 from ....protocol.errors import Overloaded, TriptychError

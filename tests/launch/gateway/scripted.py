@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.launch.gateway.conftest import Site
-from triptych.driver.async_client import AsyncClient, AsyncStream, Mailbox
+from triptych.driver.async_client import AsyncClient
+from triptych.driver.async_stream import AsyncStream, Mailbox
 from triptych.driver.stream import Completion, Delta
 from triptych.protocol.messages import Accepted
 

@@ -12,7 +12,8 @@ from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.test_edge import head_of, raw
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.driver.async_client import AsyncClient, AsyncStream
+from triptych.driver.async_client import AsyncClient
+from triptych.driver.async_stream import AsyncStream
 
 PATH = "/v1/decisions"
 STATE = "len returns the number of items in a container. " * 8

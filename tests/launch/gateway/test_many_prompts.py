@@ -14,7 +14,8 @@ from tests.launch.gateway.scripted import SUMMARY
 from tests.launch.gateway.sse import stream
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.driver.async_client import AsyncClient, AsyncStream, Mailbox
+from triptych.driver.async_client import AsyncClient
+from triptych.driver.async_stream import AsyncStream, Mailbox
 from triptych.driver.stream import Completion
 from triptych.launch.gateway.requests.submission import MAX_IN_FLIGHT, Choices
 from triptych.protocol.errors import InvalidRequest, Overloaded, TriptychError

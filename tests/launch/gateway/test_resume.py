@@ -18,7 +18,8 @@ from tests.launch.gateway.test_edge import head_of, raw
 from tests.pipeline.checks import assert_quiet
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.driver.async_client import AsyncClient, AsyncStream, Mailbox
+from triptych.driver.async_client import AsyncClient
+from triptych.driver.async_stream import AsyncStream, Mailbox
 from triptych.driver.standing import RequestStatus
 from triptych.driver.stream import Completion
 from triptych.protocol.errors import DeadlineExceeded
