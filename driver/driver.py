@@ -27,6 +27,7 @@ from .preparing import writing
 from .replacing import Running, offer, offering, reload_model, replace_worker, wait_until_unused
 from .requests import Requests
 from .session import Session
+from .upgrade import check_not_upgraded
 
 logger = logging.getLogger(__name__)
 
@@ -302,7 +303,7 @@ class Driver(Requests):
     def restart(self, role: str) -> None:
         """Replace one worker by a new process, without waiting for it. Requests continue where they were."""
         _check_role(role)
-        self._running().supervisor.restart(role)
+        self._replaceable().supervisor.restart(role)
 
     def replace(self, role: str, *, model: str | None = None, timeout: float = 300.0) -> float:
         """Replace one worker and wait until the new one is ready; returns the seconds this took.
@@ -365,7 +366,12 @@ class Driver(Requests):
             offer(parts, changed)  # only now: the next driver must know every adapter that has requests
 
     def _replaceable(self) -> Running:
+        """
+        Raises:
+            ConfigError: a new worker would be of another version.
+        """
         parts = self._running()
+        check_not_upgraded()
         return Running(parts.supervisor, parts.board, parts.run_dir, parts.keeper)
 
 

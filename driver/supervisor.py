@@ -25,6 +25,7 @@ from .deaths import OomWatch, exit_code, is_internal, ran_out_of_files
 from .flag import Flag
 from .processes import last_log_lines, open_cwd, start_process, why_not_started
 from .spares import Spares
+from .upgrade import upgraded_to
 from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,6 @@ logger = logging.getLogger(__name__)
 CHECK_S = 0.25  # how often to check for hangs
 START_CHECK_S = 0.02
 BEGIN_S = 1.0  # a thread that has not begun by then never will
-MAX_EXPLAINED = 8  # times max_restarts: limit for all deaths, including those explained by an identified request
 
 
 class Supervisor:
@@ -243,6 +243,7 @@ class Supervisor:
         epoch = self._board.next_epoch(worker.role)
         worker.started_at = time.monotonic()
         spare = self._spares.take(worker.role, epoch)
+        worker.version = "" if spare else upgraded_to()
         worker.process = spare or self._start_process(worker.role, arguments=["--epoch", str(epoch)])
         worker.pidfd = os.pidfd_open(worker.process.pid)
         self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
@@ -290,7 +291,7 @@ class Supervisor:
             elif internal and self._was_ready:  # a failed start is reported by its error
                 logger.error("the last lines of %s were:\n%s", worker.role, log)  # the next process overwrites them
             num_explained = self._on_death(worker.role, internal)
-            error = WorkerDied(worker.role, code, log if internal else "")
+            error = worker.why_died(code, log if internal else "")
             self._plan_restart(worker, error, internal=internal, num_explained=num_explained)
         with self._changed:
             self._changed.notify_all()
@@ -302,10 +303,7 @@ class Supervisor:
         if internal:
             worker.note_death(now, num_explained=num_explained)
             worker.forget_deaths(before=time.monotonic() - self._config.restart_window_s)
-            # A failure before the pipeline was ever ready will repeat itself: the model or a setting is wrong.
-            failed_start = not self._was_ready and isinstance(error, WorkerDied) and (error.exit_code or 0) > 0
-            is_hopeless = len(worker.all_deaths) > MAX_EXPLAINED * self._config.max_restarts
-            if failed_start or is_hopeless or len(worker.deaths) > self._config.max_restarts:
+            if worker.is_hopeless(error, was_ready=self._was_ready, max_deaths=self._config.max_restarts):
                 self._give_up(worker, error)
                 return
             delay_s = 0.0 if num_explained else worker.back_off_s

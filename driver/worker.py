@@ -8,13 +8,16 @@ import subprocess
 from collections import deque
 from dataclasses import dataclass, field
 
+from ..protocol.errors import TriptychError, WorkerDied
 from ..protocol.lifeline import ask_for_stacks
 from ..protocol.starvation import Starvation
 from .deaths import is_stopped
+from .upgrade import explain
 
 logger = logging.getLogger(__name__)
 
 CROWDED_S = 1.0  # until a worker with too many clients is started again: they would end it at once
+MAX_EXPLAINED = 8  # times max_restarts: limit for all deaths, including those explained by an identified request
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
 
 
@@ -39,6 +42,7 @@ class Worker:
     deaths: deque[float] = field(default_factory=deque)  # internal, unexplained, within the restart window
     all_deaths: deque[float] = field(default_factory=deque)  # internal, explained or not, within the restart window
     num_restarts: int = 0
+    version: str = ""  # of this process, if the package was upgraded before it was started
     hung: bool = False  # this process was killed because it made no progress
     killed: bool = False  # by the supervisor, for this or another reason
     abandoned: bool = False  # died too often, and is not restarted
@@ -74,6 +78,10 @@ class Worker:
         if (pid := self.pid) is None or not is_stopped(pid):
             self.seen_running_at = now
         return now - max(self.seen_running_at, self.started_at)
+
+    def why_died(self, code: int, log: str) -> WorkerDied:
+        """``log``: its last lines, if they are of interest."""
+        return WorkerDied(self.role, code, log, hint=explain(self.version) if self.version and code > 0 else "")
 
     def excuse(self, until: float) -> None:
         """Do not count its silence until then: after the whole machine stood still, as a paused container does, or was
@@ -114,6 +122,16 @@ class Worker:
         for deaths in (self.deaths, self.all_deaths):
             while deaths and deaths[0] < before:
                 deaths.popleft()
+
+    def is_hopeless(self, error: TriptychError, *, was_ready: bool, max_deaths: int) -> bool:
+        """Whether it has died too often, the last time of ``error``, or of something that will repeat itself.
+
+        So does a failure before the pipeline ``was_ready``: the model or a setting is wrong. And one of another
+        version, which cannot read what the others write.
+        """
+        has_failed = isinstance(error, WorkerDied) and (error.exit_code or 0) > 0
+        is_repeated = has_failed and (not was_ready or self.version != "")
+        return is_repeated or len(self.deaths) > max_deaths or len(self.all_deaths) > MAX_EXPLAINED * max_deaths
 
     @property
     def back_off_s(self) -> float:

@@ -36,18 +36,21 @@ class JournalError(TriptychError):
 class WorkerDied(TriptychError):
     """A worker died and the supervisor gave up restarting it.
 
-    ``stderr`` holds the last lines the worker wrote; ``exit_code`` is negative for a signal.
+    ``stderr`` holds the last lines the worker wrote; ``exit_code`` is negative for a signal; ``hint`` is the cause, if
+    it is known.
     """
 
     code = "worker_died"
     http_status = 503
 
-    def __init__(self, role: str, exit_code: int | None, stderr: str) -> None:
+    def __init__(self, role: str, exit_code: int | None, stderr: str, *, hint: str = "") -> None:
         reason = "was stuck" if exit_code is None else f"ended with exit code {exit_code}"
+        reason += f", {hint}" if hint else ""
         super().__init__(f"worker {role} {reason}; its last lines were:\n{stderr or '(nothing)'}")
         self.role = role
         self.exit_code = exit_code
         self.stderr = stderr
+        self.hint = hint
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.role, self.exit_code, self.stderr), vars(self)

@@ -14,7 +14,8 @@ from tests.driver.test_supervisor import is_replaced, pid_of, soon
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver.blame import Blame
-from triptych.driver.supervisor import MAX_EXPLAINED, Supervisor
+from triptych.driver.supervisor import Supervisor
+from triptych.driver.worker import MAX_EXPLAINED
 from triptych.protocol.board import STOP
 from triptych.protocol.errors import ConfigError, WorkerDied
 from triptych.protocol.run_dir import CONFIG_FILE

@@ -1,0 +1,72 @@
+"""A pipeline whose package is upgraded while it runs goes on as long as its workers live, and then says why not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.driver import supervisor, upgrade
+from triptych.protocol.errors import ConfigError
+from triptych.protocol.run_dir import CONFIG_FILE
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    with Driver("hash-lm") as driver:
+        for module in (supervisor, upgrade):
+            monkeypatch.setattr(module, "upgraded_to", lambda: "99.0")
+        yield driver
+
+
+def kill(driver: Driver, role: str) -> int:
+    pid = driver.pids[role]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_worker_of_another_version_that_cannot_start_is_tried_once(driver: Driver) -> None:
+    """As one that cannot read the settings. It was started again and again, and the reason given was its exit code."""
+    (driver.run_dir / CONFIG_FILE).write_text("not as this version writes it")
+    kill(driver, "prepare")
+    health = eventually(lambda: health if (health := driver.health()).status == "failed" else None)
+    assert "Triptych was upgraded from 0.1.0 to 99.0 while this pipeline ran" in health.reason
+    assert health.workers["prepare"].restarts == 2  # of the one that was killed, and of the one that failed
+
+
+def test_worker_of_another_version_that_starts_goes_on(driver: Driver) -> None:
+    old = kill(driver, "prepare")
+    eventually(lambda: driver.pids["prepare"] not in (None, old) and driver.healthy)
+    assert driver.generate([5], max_tokens=3).token_ids
+
+
+def test_upgraded_worker_is_not_replaced_on_purpose(driver: Driver) -> None:
+    before = driver.pids
+    for replace in (driver.replace, driver.restart):
+        with pytest.raises(ConfigError, match=r"upgraded from .* to 99.0 .* start it anew"):
+            replace("prepare")
+    assert driver.pids == before
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [('__version__ = "99.0"\n', "99.0"), ('"""x"""\n__version__ = "0.1.0"\n', ""), ("", ""), (None, "")],
+    ids=["another", "same", "empty", "missing"],
+)
+def test_version_on_the_disk_is_compared_with_the_one_in_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, found: str
+) -> None:
+    import triptych
+
+    file = tmp_path / "__init__.py"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr(triptych, "__file__", str(file))
+    monkeypatch.setattr(upgrade, "__version__", "0.1.0")
+    assert upgrade.upgraded_to() == found
