@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def service_info(run_dir: Path, service: ServiceConfig) -> dict[str, Any]:
         "max_frame_bytes": service.max_frame_bytes,
         "window_tokens": service.window_tokens,
         "lease_s": service.lease_s,
+        "max_open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],  # the workers raise theirs to it
     }
     card = ModelCard.read(run_dir)
     return {"model": {} if card is None else card.to_wire(), "limits": limits}

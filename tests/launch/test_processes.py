@@ -239,7 +239,7 @@ def test_info_shows_the_model_and_a_running_pipeline(triptych: Triptych, run_dir
     assert {"triptych", "protocol", "python", "torch", "pyzmq"} <= facts["versions"].keys()
     assert {"cpu", "cpus", "cpu_features", "memory_bytes", "gpus"} <= facts["machine"].keys()
     tables = triptych("info", "--connect", run_dir).out
-    for words in ("max num seqs", "Tokenizer", "Start-up, s", "Config: cache", "Machine", "Versions"):
+    for words in ("max num seqs", "max open files", "Tokenizer", "Start-up, s", "Config: cache", "Machine", "Versions"):
         assert words in tables
     assert time.monotonic() - started < 20
 
