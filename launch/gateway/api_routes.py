@@ -14,12 +14,14 @@ from .openai.chat import create_chat_completion
 from .openai.completions import create_completion
 from .openai.embeddings import create_embeddings
 from .openai.responses import count_input_tokens, create_response
+from .reranking import create_rerank, create_score
 from .resume import POSITIONS, forget_request, resume_request
 from .schemas.chat import ChatRequest
 from .schemas.completions import CompletionRequest
 from .schemas.embeddings import EmbeddingRequest
 from .schemas.messages import CountRequest, MessageRequest
 from .schemas.other import DecisionRequest, DetokenizeRequest, TokenizeRequest
+from .schemas.reranking import RerankRequest, ScoreRequest
 from .schemas.responses import InputTokensRequest, ResponseRequest
 from .state import Gateway
 from .token_routes import detokenize, tokenize
@@ -35,6 +37,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 def api_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["model"])
     _add_answers(router, gateway)
+    _add_scores(router, gateway)
     _add_kept_requests(router, gateway)
     _add_tokens(router, gateway)
     return router
@@ -68,9 +71,19 @@ def _add_answers(router: APIRouter, gateway: Gateway) -> None:
     async def post_embeddings(body: EmbeddingRequest, request: Request) -> Response:
         return await create_embeddings(gateway, body, request)
 
+
+def _add_scores(router: APIRouter, gateway: Gateway) -> None:
     @router.post("/v1/decisions", summary="answer short questions about a shared state by the options' probabilities")
     async def post_decisions(body: DecisionRequest, request: Request) -> Response:
         return await create_decision(gateway, body, request)
+
+    @router.post("/v1/rerank", summary="texts in the order of their relevance to a query")
+    async def post_rerank(body: RerankRequest, request: Request) -> Response:
+        return await create_rerank(gateway, body, request)
+
+    @router.post("/v1/score", summary="the relevance of texts to queries")
+    async def post_score(body: ScoreRequest, request: Request) -> Response:
+        return await create_score(gateway, body, request)
 
 
 def _add_kept_requests(router: APIRouter, gateway: Gateway) -> None:

@@ -6,10 +6,8 @@ state first and the question last, so all questions share the state's pages thro
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -18,8 +16,7 @@ from starlette.responses import Response
 from ...driver.stream import Completion
 from .errors import ApiError, json_response, required
 from .requests.chat_messages import text_of, wire_messages
-from .requests.ids import new_id
-from .requests.option_scores import OptionScorer, together
+from .requests.option_scores import OptionScorer, softmax
 from .requests.usage import response_usage
 from .schemas.chat import ChatMessage
 from .schemas.other import DecisionRequest, Question
@@ -27,7 +24,6 @@ from .serving.streaming import answered
 from .state import Gateway
 
 KIND = "dec"
-CONCURRENT = 32  # questions in flight at once
 PREDICATE = ("yes", "no")
 
 
@@ -53,29 +49,13 @@ async def create_decision(gateway: Gateway, body: DecisionRequest, request: Requ
     if (body.state is None) == (body.input is None):
         raise ApiError("exactly one of state and input is needed", param="state")
     asked = [_asked(number, question) for number, question in enumerate(body.questions)]
-    scorer = OptionScorer(gateway, new_id(KIND), {**_service_options(body), **gateway.adapter_option(model)})
-    request.state.request_id = scorer.request_id
-    limit_s = gateway.config.request_timeout_s
-    scores = await answered(request, _score_all(gateway, scorer, body, asked), timeout_s=limit_s)
+    scorer = OptionScorer.of(gateway, request, KIND, model, body, param="questions")
+    prompts = [(partial(_prompt, gateway, body, each), list(map(_label, each.values))) for each in asked]
+    scores = await answered(request, scorer.score_all(prompts), timeout_s=gateway.config.request_timeout_s)
     answers = [_answer(each, score) for each, score in zip(asked, scores, strict=True)]
     return json_response(
         {"object": "decision", "model": model, "answers": answers, "usage": _usage(scorer.completions)}
     )
-
-
-async def _score_all(
-    gateway: Gateway, scorer: OptionScorer, body: DecisionRequest, asked: Sequence[_Asked]
-) -> list[list[float]]:
-    """Log-probabilities of each question's options. The first question runs alone: it computes the shared state."""
-    gate = asyncio.Semaphore(CONCURRENT)
-
-    async def score(each: _Asked) -> list[float]:
-        async with gate:
-            prompt = await scorer.prompt_ids(_prompt(gateway, body, each))
-            return await scorer.score(prompt, [_label(value) for value in each.values])
-
-    first = await score(asked[0])
-    return [first, *await together(score(each) for each in asked[1:])]
 
 
 def _asked(number: int, question: Question) -> _Asked:
@@ -122,7 +102,7 @@ def _prompt(gateway: Gateway, body: DecisionRequest, asked: _Asked) -> dict[str,
 
 
 def _answer(asked: _Asked, logprobs: list[float]) -> dict[str, Any]:
-    shares = _softmax(logprobs)
+    shares = softmax(logprobs)
     common = {"type": asked.type, "name": asked.question.name}
     if asked.type == "predicate":
         return {**common, "probability": shares[0], "logprobs": dict(zip(PREDICATE, logprobs, strict=True))}
@@ -141,20 +121,7 @@ def _answer(asked: _Asked, logprobs: list[float]) -> dict[str, Any]:
     return {**common, "choice": asked.values[best], "confidence": shares[best], "probabilities": rows}
 
 
-def _softmax(logprobs: Sequence[float]) -> list[float]:
-    greatest = max(logprobs)
-    weights = [math.exp(value - greatest) for value in logprobs]
-    total = sum(weights)
-    return [weight / total for weight in weights]
-
-
 def _usage(completions: list[Completion]) -> dict[str, Any]:
     usage = response_usage(completions)
     usage.pop("triptych")  # a ledger for each token of each option would tell nothing
     return {**usage, "triptych": {"num_requests": len(completions)}}
-
-
-def _service_options(body: DecisionRequest) -> dict[str, Any]:
-    return {
-        name: value for name in ("cache_salt", "priority", "deadline_ms") if (value := getattr(body, name)) is not None
-    }

@@ -8,37 +8,71 @@ requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
+
+from starlette.requests import Request
 
 from ....driver.stream import Completion
 from ....protocol.sampling import MAX_LOGPROBS
 from ..errors import ApiError, aborted, unsupported
 from ..state import Gateway
+from .ids import new_id
 from .submission import MAX_IN_FLIGHT
 from .token_ids import prompt_ids
 
+CONCURRENT = 32  # prompts in flight at once
 FORCE = 100.0
 MAX_OPTION_TOKENS = 64
+SERVICE_OPTIONS = ("cache_salt", "priority", "deadline_ms")
 Path = tuple[int, ...]  # the first tokens of an option
+Prompt = Callable[[], Mapping[str, Any]]  # the fields of a text or a chat
 T = TypeVar("T")
 
 
 class OptionScorer:
     """The requests of one decision. Their ids are ``request_id`` followed by a number."""
 
-    def __init__(self, gateway: Gateway, request_id: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, gateway: Gateway, request_id: str, options: Mapping[str, Any], *, param: str) -> None:
+        """``param``: the field that errors name."""
         self.request_id = request_id
         self.completions: list[Completion] = []
+        self.num_prompt_tokens = 0  # each prompt counts once, however many requests its options need
+        self._param = param
         self._gateway = gateway
         self._options = dict(options)
         self._num_sent = 0
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
+    @classmethod
+    def of(cls, gateway: Gateway, request: Request, kind: str, model: str, body: Any, *, param: str) -> OptionScorer:
+        """For a ``request`` whose ``body`` has the options of the pipeline's requests."""
+        options = {name: value for name in SERVICE_OPTIONS if (value := getattr(body, name)) is not None}
+        scorer = cls(gateway, new_id(kind), {**options, **gateway.adapter_option(model)}, param=param)
+        request.state.request_id = scorer.request_id
+        return scorer
+
+    async def score_all(self, asked: Sequence[tuple[Prompt, Sequence[str]]]) -> list[list[float]]:
+        """Log-probabilities of the options of each prompt, which is made when it is needed: all may be long.
+
+        The first one runs alone: it computes what they share.
+        """
+        gate = asyncio.Semaphore(CONCURRENT)
+
+        async def score(prompt: Prompt, options: Sequence[str]) -> list[float]:
+            async with gate:
+                return await self.score(await self.prompt_ids(prompt()), options)
+
+        first = await score(*asked[0])
+        return [first, *await together(score(*each) for each in asked[1:])]
+
     async def prompt_ids(self, prompt: Mapping[str, Any]) -> list[int]:
         """The tokens of a text or a chat, from the pipeline's own tokenizer."""
         completion = await self._ask({**prompt, "max_tokens": 0, "return_prompt": True})
-        return prompt_ids(completion.summary)
+        ids = prompt_ids(completion.summary)
+        self.num_prompt_tokens += len(ids)
+        return ids
 
     async def score(self, prompt: Sequence[int], options: Sequence[str]) -> list[float]:
         """The log-probability of each option, summed over its tokens."""
@@ -56,7 +90,7 @@ class OptionScorer:
         if not 1 <= len(tokens) <= MAX_OPTION_TOKENS:
             raise ApiError(
                 f"the option {option!r:.80} has {len(tokens)} tokens, the limits are 1 and {MAX_OPTION_TOKENS}",
-                param="questions",
+                param=self._param,
             )
         return tokens
 
@@ -79,7 +113,7 @@ class OptionScorer:
         [chosen], [[logprob, others]] = completion.token_ids, completion.logprobs or [[0.0, []]]
         if chosen != token_id:
             raise unsupported(
-                "questions",
+                self._param,
                 f"this model cannot score options: it is so sure of token {chosen} that token {token_id} of an option"
                 f" is less likely by a factor of more than e^{FORCE:.0f}",
             )
@@ -102,6 +136,14 @@ class OptionScorer:
             raise aborted()
         self.completions.append(completion)
         return completion
+
+
+def softmax(logprobs: Sequence[float]) -> list[float]:
+    """The probability of each option among all of them."""
+    greatest = max(logprobs)
+    weights = [math.exp(value - greatest) for value in logprobs]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

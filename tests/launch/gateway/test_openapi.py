@@ -14,7 +14,7 @@ ROUTES = {
     "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/v1/models/{model_id}", "/tokenize",
     "/detokenize", "/health", "/ready", "/metrics", "/version", "/server_info", "/v1/requests/{request_id}",
     "/v1/decisions", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens", "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter", "/v1/responses/input_tokens",
+    "/v1/unload_lora_adapter", "/v1/responses/input_tokens", "/v1/rerank", "/v1/score",
 }  # fmt: skip
 PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
 
