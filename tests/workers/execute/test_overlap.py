@@ -11,9 +11,11 @@ from tests.workers.execute.factories import (
     VOCAB_SIZE,
     expected_output,
     make_engine,
+    make_group,
     make_scheduler,
     make_sequence,
     make_sequences,
+    recover,
     run,
 )
 from tests.workers.execute.test_isolation import BAD, AlwaysRaises, FailsARow, RaisesAtCollect, RaisesAtLaunch
@@ -21,6 +23,8 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.sequence import Key, SequenceState
 from triptych.workers.execute.step import StepInputs, StepResult
+
+GARBAGE = -1  # where a token should be
 
 
 def num_in_flight(engine: Engine) -> int:
@@ -228,6 +232,34 @@ def test_sequence_alone_after_a_failed_step_is_not_blamed(runner: type[HashRunne
     outputs = run(make_engine(bad, other, runner=runner, depth=1))
     assert bad.finish_reason == "error"
     assert outputs[other.key] == expected_output(other)
+
+
+class SecondStepFails(HashRunner):
+    """It leaves garbage in its pages, and raises when it is collected."""
+
+    num_launched = num_collected = 0
+
+    def launch(self, inputs: StepInputs) -> None:
+        super().launch(inputs)
+        self.num_launched += 1
+        if self.num_launched == 2:
+            self._cells.reshape(-1)[inputs.slot_mapping] = GARBAGE
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        self.num_collected += 1
+        if self.num_collected == 2:
+            raise ValueError("bad luck")
+        return result
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True], ids=["no cache", "cache"])
+def test_sample_copies_no_page_that_a_step_in_flight_writes(prefix_cache: bool) -> None:
+    """Greedy samples are equal, so after a crash one has the token that the other is computing when it starts."""
+    first, second = make_group(0, 2, num_tokens=5, max_tokens=12, temperature=0.0)
+    sequences = [first, recover(second, 6), make_sequence(9)]
+    run(make_engine(*sequences, depth=1, page_size=16, prefix_cache=prefix_cache, runner=SecondStepFails))
+    assert [s.output_tokens.tolist() for s in sequences] == [expected_output(s) for s in sequences]
 
 
 def test_when_every_sequence_fails_the_next_request_is_still_served() -> None:

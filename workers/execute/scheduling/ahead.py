@@ -33,6 +33,11 @@ class LookAhead:
         """Sequences that end with a placeholder, and the rows of their tokens in the result of the step in flight."""
         return {key: row for row, key in enumerate(self._plan.sampled)} if self._plan else {}
 
+    @property
+    def num_in_flight(self) -> dict[Key, int]:
+        """Tokens of each sequence that are being computed."""
+        return {chunk.key: chunk.num_tokens for chunk in self._plan.chunks} if self._plan else {}
+
     def advance(self, plan: Plan, running: Mapping[Key, Sequence]) -> list[Sequence]:
         """Count ``plan`` as computed; returns the sequences that got a placeholder. Idempotent."""
         if self._plan is plan:

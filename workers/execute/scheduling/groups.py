@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from .ahead import LookAhead
 from .cache import PageCache
 from .prefix import NO_MATCH, Match, PageNode
 from .sequence import Key, Sequence, SequenceState, num_common
@@ -30,11 +32,19 @@ class Group:
     has_begun: bool = False  # whether one of them has left the queue
 
 
+class _Source(NamedTuple):
+    """A sequence that others can fork from."""
+
+    sequence: Sequence
+    table: list[int]
+    num_tokens: int  # the first ones, whose keys and values are in these pages
+
+
 class Groups:
     """The groups that have live sequences."""
 
-    def __init__(self, cache: PageCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: PageCache, ahead: LookAhead) -> None:
+        self._cache, self._ahead = cache, ahead
         self._groups: dict[Key, Group] = {}
         self.computing: dict[Key, Group] = {}  # by the sequence that computes the prompt
 
@@ -43,12 +53,6 @@ class Groups:
         if sequence.group_key is not None and not sequence.params.is_beam_search and self._may_share(sequence):
             sequence.group = self._groups.setdefault(sequence.group_key, Group())
             sequence.group.members[sequence.key] = sequence
-
-    def _may_share(self, sequence: Sequence) -> bool:
-        """Whether others can continue from its prompt. With recurrent layers that takes a full page."""
-        return self._cache.is_whole or (
-            self._cache.shares_prefixes and sequence.num_prompt_tokens > self._cache.pool.page_size
-        )
 
     def leave(self, sequence: Sequence, *, is_sound: bool) -> None:
         """``sequence`` has ended; if others may fork from its pages, these are in limbo."""
@@ -84,6 +88,12 @@ class Groups:
         self.computing[sequence.key] = group
         return [s for s in group.members.values() if s.state is SequenceState.WAITING and self.holds(s)]
 
+    def _may_share(self, sequence: Sequence) -> bool:
+        """Whether others can continue from its prompt. With recurrent layers that takes a full page."""
+        return self._cache.is_whole or (
+            self._cache.shares_prefixes and sequence.num_prompt_tokens > self._cache.pool.page_size
+        )
+
     def compute(self, sequence: Sequence) -> list[Sequence]:
         """A sequence of ``computing`` has computed a chunk; returns those that may fork from it now."""
         return self.stop(sequence) if sequence.num_computed_tokens >= sequence.num_prompt_tokens else []
@@ -103,32 +113,38 @@ class Groups:
         if sequence.group is None or not self._cache.is_whole:
             return best
         size = self._cache.pool.page_size
-        for sibling, table in self._tables(sequence, sequence.group):
-            fork = self._fork(sequence, sibling, table, more_than=best.num_tokens(size))
+        for source in self._sources(sequence, sequence.group):
+            fork = self._fork(sequence, source, more_than=best.num_tokens(size))
             best = max((best, fork), key=lambda match: match.num_tokens(size))
         return best
 
-    def _tables(self, sequence: Sequence, group: Group) -> Iterator[tuple[Sequence, list[int]]]:
-        """The siblings of ``sequence`` that have pages."""
-        for sibling in group.members.values():
-            if sibling.block_table and sibling is not sequence:
-                yield sibling, sibling.block_table
-        if group.ended is not None:
-            yield group.ended, self._cache.limbo.table(group.ended.key)
+    def _sources(self, sequence: Sequence, group: Group) -> Iterator[_Source]:
+        """The siblings of ``sequence`` that have pages.
 
-    def _fork(self, sequence: Sequence, sibling: Sequence, table: list[int], *, more_than: int) -> Match:
+        What a step in flight computes is not in them yet: if that step fails, it is run again, but the copies that were
+        made of its pages meanwhile are not made again.
+        """
+        tables = [(sibling, sibling.block_table) for sibling in group.members.values() if sibling is not sequence]
+        if group.ended is not None:
+            tables.append((group.ended, self._cache.limbo.table(group.ended.key)))
+        in_flight = self._ahead.num_in_flight
+        for sibling, table in tables:
+            if table:
+                yield _Source(sibling, table, sibling.num_computed_tokens - in_flight.get(sibling.key, 0))
+
+    def _fork(self, sequence: Sequence, source: _Source, *, more_than: int) -> Match:
         """What ``sequence`` can share or copy from the pages of a sibling. At least one token is left to compute.
 
         Of a fork that has no tokens but ``more_than``, the pages are not looked up: all siblings share the prompt, and
         each of many would look up all pages of every other one.
         """
-        size = self._cache.pool.page_size
+        size, table = self._cache.pool.page_size, source.table
         if sequence.host_table:  # has its own computed tokens on the host, and can share full pages only
-            limit = min(sequence.num_computed_tokens, sibling.num_computed_tokens) // size * size
+            limit = min(sequence.num_computed_tokens, source.num_tokens) // size * size
         else:
-            limit = min(sequence.num_reusable_tokens, sibling.num_computed_tokens)
+            limit = min(sequence.num_reusable_tokens, source.num_tokens)
         limit = min(limit, len(table) * size)
-        num_tokens = num_common(sequence, sibling, limit) if limit > more_than else 0
+        num_tokens = num_common(sequence, source.sequence, limit) if limit > more_than else 0
         if num_tokens <= more_than:
             return NO_MATCH
         nodes = self._nodes(table[: num_tokens // size])

@@ -7,6 +7,7 @@ state: the row, the pages, the siblings held for it.
 from __future__ import annotations
 
 from ....protocol.config import SchedulerConfig
+from .ahead import LookAhead
 from .beam_search import Candidates
 from .beams import Beams
 from .cache import PageCache
@@ -28,9 +29,11 @@ class Roster:
     ``running`` that decode, and no others, hold one row each.
     """
 
-    def __init__(self, config: SchedulerConfig, policy: Policy, cache: PageCache, beams: Beams, rows: Rows) -> None:
+    def __init__(
+        self, config: SchedulerConfig, policy: Policy, cache: PageCache, beams: Beams, rows: Rows, *, ahead: LookAhead
+    ) -> None:
         self.cache, self.beams, self.rows = cache, beams, rows
-        self.groups = Groups(cache)
+        self.groups = Groups(cache, ahead)
         self.live: dict[Key, Sequence] = {}
         self.waiting = WaitingQueue(policy.rank)
         self.running: dict[Key, Sequence] = {}

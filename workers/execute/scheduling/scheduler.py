@@ -65,7 +65,8 @@ class Scheduler:
         )
         self.beams = Beams(self.cache, max_model_len, make_search)
         self.rows = Rows(config.num_rows, min(num_pages, self.cache.pages_for(max_model_len)))
-        self.roster = Roster(config, self.policy, self.cache, self.beams, self.rows)
+        self.ahead = LookAhead(self.cache.states)
+        self.roster = Roster(config, self.policy, self.cache, self.beams, self.rows, ahead=self.ahead)
         self.live, self.waiting, self.running = self.roster.live, self.roster.waiting, self.roster.running
         self._bounds = Bounds(max_model_len, self.cache, self.beams)
         self._pace = make_pace(config, page_size)
@@ -80,7 +81,6 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._expired: list[tuple[Key, str]] = []  # not reported yet
         self._step = self.completed_step = 0
-        self.ahead = LookAhead(self.cache.states)
         self._skips = Skips()
         self._schedule = {
             Phase.DECODES: self._schedule_decodes,
