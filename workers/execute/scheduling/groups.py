@@ -49,8 +49,7 @@ class Groups:
         self.computing: dict[Key, Group] = {}  # by the sequence that computes the prompt
 
     def join(self, sequence: Sequence) -> None:
-        # Beams are forked by their search.
-        if sequence.group_key is not None and not sequence.params.is_beam_search and self._may_share(sequence):
+        if sequence.group_key is not None and not sequence.params.is_beam_search:  # a search forks its beams itself
             sequence.group = self._groups.setdefault(sequence.group_key, Group())
             sequence.group.members[sequence.key] = sequence
 
@@ -82,7 +81,7 @@ class Groups:
         if group is None:
             return []
         group.has_begun = True
-        if sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1:
+        if sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1 or not self._may_share(sequence):
             return []
         group.computing = sequence.key
         self.computing[sequence.key] = group

@@ -221,12 +221,14 @@ def test_deadline_may_pass_while_a_sample_waits_for_its_prompt() -> None:
     assert_texts([group[0], group[2]])
 
 
-def test_sample_that_waits_for_its_prompt_counts_as_started() -> None:
+@pytest.mark.parametrize("num_snapshots", [None, 0], ids=["pages", "states"])
+def test_sample_that_waits_counts_as_started_with_the_first(num_snapshots: int | None) -> None:
+    """Also where samples cannot share their prompt, and the others wait for a place in a step."""
     group = make_group(0, 3, num_tokens=30)
     for sequence in group:
         sequence.queue_deadline_at = 2
     now = [0]
-    engine = make_engine(*group, clock=lambda: now[0])
+    engine = make_engine(*group, clock=lambda: now[0], num_snapshots=num_snapshots, max_num_batched_tokens=8)
     steps_of(engine, 1)
     now[0] = 5
     assert not [key for step in steps_of(engine) for key in step.progress.expired]
