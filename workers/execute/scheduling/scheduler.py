@@ -30,7 +30,7 @@ from .queues import may_overtake
 from .roster import Roster
 from .rows import Rows
 from .sequence import Key, Sequence, SequenceState
-from .shared_prompts import is_being_computed
+from .shared_prompts import SharedPrompts
 from .states import StatePool
 
 MAX_FOLLOWERS = 64  # examined per step, so that a long queue does not make it slow
@@ -68,6 +68,7 @@ class Scheduler:
         self.ahead = LookAhead(self.cache.states)
         self.roster = Roster(config, self.policy, self.cache, self.beams, self.rows, ahead=self.ahead)
         self.live, self.waiting, self.running = self.roster.live, self.roster.waiting, self.roster.running
+        self._shared_prompts = SharedPrompts(self.roster.groups, page_size)
         self._bounds = Bounds(max_model_len, self.cache, self.beams)
         self._pace = make_pace(config, page_size)
         self.proposals = Proposals(
@@ -261,8 +262,9 @@ class Scheduler:
             # A sequence preempted in this step must not restart in it: two could preempt each other forever.
             if draft.preempted:
                 break
-            found = self.roster.groups.find(head) if computing and len(followers) < MAX_FOLLOWERS else None
-            if found is not None and is_being_computed(head, found, computing, self.cache.pool.page_size):
+            is_examined = bool(computing) and len(followers) < MAX_FOLLOWERS
+            found = self._shared_prompts.examine(head, computing) if is_examined else None
+            if is_examined and head.leader is not None:
                 followers.append(head)
                 self.waiting.remove(head.key)
             elif (match := self._may_start(head, found)) is not None:

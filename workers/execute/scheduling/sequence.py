@@ -14,6 +14,7 @@ from .prefix import PageNode
 
 if TYPE_CHECKING:
     from .groups import Group
+    from .shared_prompts import Leader
     from .states import StateRows
 
 Int32 = npt.NDArray[np.int32]
@@ -73,6 +74,7 @@ class Sequence:
     row: int | None = None  # index into the decode buffers, 0..max_num_seqs-1
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     num_preemptions: int = 0
+    leader: Leader | None = None  # while it waits: whose prompt it follows, see shared_prompts
     num_overtaken: int = 0  # sequences behind it that started while it did not fit
     chance: float = 0.5  # recent estimate that a proposed token is right; 0: nothing is ever proposed
     last_step: int = 0  # number of the last step that reads or writes its pages

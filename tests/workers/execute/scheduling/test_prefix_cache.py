@@ -289,6 +289,23 @@ def test_waiting_sequence_computes_the_prefix_if_the_other_one_is_gone() -> None
     assert scheduler.live[1, 0].num_cached_tokens == 8
 
 
+def test_followers_are_not_looked_up_again_while_their_leader_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 behind a prompt of 100,000 tokens took 37 ms of each of its 195 steps."""
+    sequences = [make_sequence(i, speaker=0, num_tokens=80 + i, max_tokens=2) for i in range(4)]
+    scheduler = make_scheduler(*sequences, prefix_cache=True, prefill_chunk=8, max_num_batched_tokens=64)
+    match, looked_up = PrefixIndex.match, []
+
+    def spy(index: PrefixIndex, tokens: Int32, salt: str) -> Match:
+        looked_up.append(len(tokens))
+        return match(index, tokens, salt)
+
+    monkeypatch.setattr(PrefixIndex, "match", spy)
+    assert [chunks_of(advance(scheduler)) for _ in range(9)] == [{0: 8}] * 9
+    assert len(looked_up) == 4
+    advance_until(scheduler, lambda plan: len(plan.starts) == 3)
+    assert [sequence.num_cached_tokens for sequence in sequences] == [0, 80, 80, 80]
+
+
 def test_followers_that_start_together_are_looked_up_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """And compared with each other only where they differ: of a hundred behind 30,000 tokens, a plan took 0.3 s."""
     sequences = [make_sequence(i, speaker=0, num_tokens=400, max_tokens=2) for i in range(20)]
