@@ -18,6 +18,7 @@ import torch
 
 from ..grammar.matcher import Bits, has_others
 from ..scheduling.sequence import Sequence
+from .token_counts import count_tokens
 
 _ALL_FREE: Mapping[int, Bits] = MappingProxyType({})
 _PART = 1 << 23  # logits that are masked at once on a GPU, at eight bytes of temporary memory each
@@ -83,9 +84,7 @@ def _repeated(sequences: Rows[Sequence]) -> Iterable[_Entries]:
     """Tokens of prompt and output, with the repetition penalty."""
     for row, sequence in enumerate(sequences):
         if sequence.params.repetition_penalty != 1.0:
-            # A token that occurs twice has two entries, which compute the same value.
-            tokens = sequence.tokens[: sequence.num_tokens].astype(np.int64)
-            yield _Entries(row, tokens, sequence.params.repetition_penalty)
+            yield _Entries(row, count_tokens(sequence).ids, sequence.params.repetition_penalty)
 
 
 def _produced(sequences: Rows[Sequence]) -> Iterable[_Entries]:
@@ -93,9 +92,10 @@ def _produced(sequences: Rows[Sequence]) -> Iterable[_Entries]:
     for row, sequence in enumerate(sequences):
         params = sequence.params
         if (params.presence_penalty or params.frequency_penalty) and sequence.num_output_tokens > 0:
-            tokens, counts = np.unique(sequence.output_tokens, return_counts=True)
-            penalties = params.presence_penalty + params.frequency_penalty * counts.astype(np.float32)
-            yield _Entries(row, tokens.astype(np.int64), penalties.astype(np.float32))
+            counts = count_tokens(sequence)
+            is_produced = counts.in_output > 0
+            penalties = params.presence_penalty + params.frequency_penalty * counts.in_output[is_produced]
+            yield _Entries(row, counts.ids[is_produced], penalties.astype(np.float32))
 
 
 def _too_early(

@@ -54,6 +54,7 @@ class Sequence:
     accepted_at: int = 0  # when the service took it, ns of the engine's clock; not used in decisions
     final_ids: frozenset[int] = frozenset()  # end of sequence under a grammar: applies even before min_tokens
     grammar: object | None = None  # determines which tokens may follow, see execute/grammar; None: all
+    token_counts: object | None = None  # for its penalties, see sampling/token_counts
     cache_salt: str = ""  # prefixes are shared only among sequences with the same salt; each adapter has its own
     adapter: int = 0  # used to compute it, counted from 1; 0: none
     deadline_at: int = 0  # ns of the engine's clock by which it must have ended; 0: none
