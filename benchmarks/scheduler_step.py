@@ -19,7 +19,6 @@ from benchmarks.report import environment, spread
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.batch import build_inputs
-from triptych.workers.execute.scheduling.audit import take_stats
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -63,7 +62,6 @@ def step(scheduler: Scheduler) -> tuple[float, float, float, float]:
     inputs = build_inputs(plan, scheduler.running, scheduler.rows, page_size=PAGE_SIZE)
     built = time.perf_counter()
     scheduler.apply(plan, [1] * len(inputs.sampled))
-    take_stats(scheduler)
     return begun, planned, built, time.perf_counter()
 
 

@@ -107,7 +107,7 @@ class MadeUp(Proposer):
         count = sequence.num_output_tokens
         known = enumerate(self._said[sequence.key[0]][count : count + max_tokens], count)
         rights = (random.Random(f"{sequence.key}/{place}").random() < self._share for place in range(count, 1 << 30))
-        return [token if right else token + 1 for (_, token), right in zip(known, rights, strict=False)]
+        return [token if right else token ^ 1 for (_, token), right in zip(known, rights, strict=False)]
 
 
 def run(
