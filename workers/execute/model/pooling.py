@@ -48,7 +48,9 @@ def may_lack_head(folder: Path) -> bool:
     """Whether this checkpoint is whole without a head: it is described as one for embeddings, or as a base model."""
     if (folder / _MODULES).is_file():
         return True
-    names = _read(folder / "config.json").get("architectures") or []
+    names = _read(folder / "config.json").get("architectures")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return False
     return bool(names) and not any(name.endswith(_WITH_HEADS) for name in names)
 
 

@@ -130,7 +130,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise ConfigError(f"{folder} has no {_WEIGHTS}{found}", param="model")
     try:
         return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(f"{index} is damaged: {error!r}", param="model") from error
 
 

@@ -124,7 +124,7 @@ class _PackQuantized(Layout):
 
     def bits(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], Array | None]) -> int:
         shape = read("weight_shape")
-        if shape is None:
+        if shape is None or shape.shape != (2,) or not shape[1]:
             raise Unsupported("its layers are quantised by several schemes, and it does not have their shapes")
         return int(32 * shapes["weight_packed"][1] // shape[1])
 

@@ -49,7 +49,7 @@ class QuantisedCheckpoint(Checkpoint):
             if f"{module}.weight" in shapes:
                 raise ConfigError(f"{folder} has both {module}.{first} and {module}.weight", param="model")
             for part in self._layout.parts:
-                if len(shapes.get(f"{module}.{part}", ())) != 2:
+                if len(shape := shapes.get(f"{module}.{part}", ())) != 2 or 0 in shape:
                     raise ConfigError(f"{folder} has {module}.{first}, but no matrix {module}.{part}", param="model")
         self._grids = {module: self._grid(module, shapes, stored.has_exceptions) for module in modules}
         fours = [grid for grid in self._grids.values() if grid.bits == BITS]

@@ -72,11 +72,12 @@ class Fp8Checkpoint(Checkpoint):
             scale = self._scale_name(name)
             if types[scale] not in _SCALE_TYPES:
                 raise Unsupported(f"{scale} is of type {types[scale]}, supported are: {', '.join(_SCALE_TYPES)}")
-            fitting = [block for block in blocks if len(shapes[name]) > 1 and block.fits(shapes[name], shapes[scale])]
+            is_matrix = len(shapes[name]) > 1 and 0 not in shapes[name]
+            fitting = [block for block in blocks if is_matrix and block.fits(shapes[name], shapes[scale])]
             if not fitting:
                 text = f"{scale} in {folder} has shape {shapes[scale]}, weights {shapes[name]} in blocks of"
                 known = " or ".join(f"{block.outputs or 'all'} x {block.inputs or 'all'}" for block in blocks)
-                grids = " or ".join(str(block.grid(shapes[name])) for block in blocks if len(shapes[name]) > 1)
+                grids = " or ".join(str(block.grid(shapes[name])) for block in blocks if is_matrix)
                 raise ConfigError(f"{text} {known} have {grids or 'none'}", param="model")
             self._blocks[name], self._scales[name] = fitting[0], scale
         scales = set(self._scales.values())

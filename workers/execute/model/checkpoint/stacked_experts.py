@@ -16,6 +16,7 @@ import torch
 from .....protocol.errors import ConfigError
 from ...kernels.matrix import Mxfp4
 from ...kernels.structures import Format
+from ..spec.decoder import Unsupported
 from .mapped import Checkpoint
 
 _STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_blocks|_scales|_bias|)")
@@ -60,7 +61,8 @@ class StackedExperts(Checkpoint):
     def __init__(self, folder: Path, *, by_outputs: bool) -> None:
         """
         Raises:
-            ConfigError: a stack has the wrong shape for its kind.
+            Unsupported: a stack is of a kind that only the other order has.
+            ConfigError: it has the wrong shape for its kind.
         """
         super().__init__(folder)
         self._by_outputs = by_outputs
@@ -87,8 +89,10 @@ class StackedExperts(Checkpoint):
     def _check(self, stack: str, shape: tuple[int, ...], kind: str, folder: Path) -> None:
         text = f"{stack} in {folder} has shape {shape}"
         dimensions = {"": 3, "_bias": 2, "_blocks": 4}[kind]
-        if len(shape) != dimensions:
-            raise ConfigError(f"{text}, which should have {dimensions} axes", param="model")
+        if len(shape) != dimensions or 0 in shape:
+            raise ConfigError(f"{text}, which should have {dimensions} axes, none of them empty", param="model")
+        if kind and self._by_outputs:
+            raise Unsupported(f"it has the tensor {stack}, whose effect on its experts is unknown")
         if kind != "_blocks":
             return
         scales = stack.removesuffix("_blocks") + "_scales"

@@ -57,7 +57,7 @@ def open_tensors(folder: Path) -> Checkpoint:
         ConfigError: part of its quantised weights is missing or damaged.
     """
     settings = read_settings(folder)
-    family = json.loads((folder / "config.json").read_text()).get("model_type")
+    family = family_of(folder)
     is_stacked = family in _STACKED
     if settings is None or (is_stacked and settings.get("quant_method") == "mxfp4"):
         by_outputs = family in _STACKED_BY_OUTPUTS
@@ -146,10 +146,10 @@ def usual_name(family: str | None, name: str) -> str:
 def family_of(folder: Path) -> str | None:
     """The family that config.json names, if it does."""
     try:
-        family: str | None = json.loads((folder / "config.json").read_text()).get("model_type")
-    except (OSError, ValueError, AttributeError):  # whoever needs the config will say so
+        family = json.loads((folder / "config.json").read_text()).get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError):  # whoever needs the config will say so
         return None
-    return family
+    return family if isinstance(family, str) else None
 
 
 def _as_stored(names: Iterable[str]) -> Mapping[str, str]:
