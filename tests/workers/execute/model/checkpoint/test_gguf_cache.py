@@ -22,6 +22,7 @@ from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.loading import find_folders
 from triptych.workers.execute.model.checkpoint.find import find_checkpoint, weight_files
 from triptych.workers.execute.model.checkpoint.gguf import cache, unpack
+from triptych.workers.execute.model.checkpoint.gguf.file import open_gguf
 
 KILLED = """
 import os, sys
@@ -191,6 +192,13 @@ def test_a_damaged_file_is_refused(damage: Callable[[Path], object], file: Path,
         find_checkpoint(file)
     assert raised.value.param == "model"
     assert made(folder) == []
+
+
+def test_no_list_is_read_that_is_longer_than_any_vocabulary(file: Path) -> None:
+    """Each of its items would take a hundred times as much memory as the file has for it."""
+    lengthen_a_list(file)
+    with pytest.raises(ConfigError, match=r"its lists have \d{19} items, the limit is 4194304"):
+        open_gguf([file])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderTensor
 from gguf.quants import dequantize
 
 from ......protocol.errors import ConfigError
@@ -21,6 +21,7 @@ _KNOWN_TO_TRANSFORMERS = (
     "gemma2", "gemma3", "lfm2", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
 )  # fmt: skip
 ARCHITECTURES = sorted({*_KNOWN_TO_TRANSFORMERS, *BY_NAME})
+_MOST_ITEMS = 1 << 22  # in all lists of a file; each becomes an object, and large vocabularies have a quarter of that
 _BLOCK = 256  # numbers; that many are in a block of any type, or a multiple of a block
 _NO_MODELS = {"mmproj": "a projector for images or audio", "adapter": "an adapter", "imatrix": "statistics"}
 # Parts of the names of architectures that write no text from left to right.
@@ -33,8 +34,11 @@ _OTHER_PURPOSES = {
 
 class _Reader(GGUFReader):
     """Reads settings three times as fast, as each of the million slices of numpy's class for mapped files is an object
-    with a history. Notices where a file ends: beyond it a list of any length could be read.
+    with a history. Notices where a file ends: beyond it a list of any length could be read, and up to there one that
+    takes a hundred times as much memory as the file.
     """
+
+    _num_items = 0
 
     @property
     def data(self) -> Any:
@@ -47,8 +51,15 @@ class _Reader(GGUFReader):
     def _get(self, offset: int, dtype: npt.DTypeLike, count: int = 1, *order: Any, **orders: Any) -> npt.NDArray[Any]:
         found: npt.NDArray[Any] = super()._get(offset, dtype, count, *order, **orders)
         if len(found) < count:
-            raise ValueError(f"it ends before byte {offset + int(count)}")
+            raise ValueError(f"it ends before byte {offset + found.itemsize * int(count)}")
         return found
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == GGUFValueType.ARRAY:
+            self._num_items += int(self._get(orig_offs + 4, np.uint64)[0])
+            if self._num_items > _MOST_ITEMS:
+                raise ValueError(f"its lists have {self._num_items} items, the limit is {_MOST_ITEMS}")
+        return super()._get_field_parts(orig_offs, raw_type)
 
 
 class Part(NamedTuple):

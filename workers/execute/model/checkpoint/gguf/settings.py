@@ -168,6 +168,10 @@ def _check_keys(file: GgufFile) -> None:
     if stated != (num_layers := len({layer_of(name) for name in file.tensors} - {None})):
         text = f"{file.path} states {file.architecture}.block_count = {stated!r:.50} and has {num_layers} layers"
         raise ConfigError(text, param="model")
+    num_guessing = file.of_model(_NUM_GUESSING) or 0
+    if not 0 <= num_guessing < num_layers:
+        text = f"{file.path} states {file.architecture}.{_NUM_GUESSING} = {num_guessing!r:.50} of {num_layers} layers"
+        raise ConfigError(text, param="model")
     known = _understood(file) | _HARMLESS
     for key in file.keys:
         if key in known:
