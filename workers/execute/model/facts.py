@@ -12,7 +12,7 @@ from ....protocol.config import ModelConfig
 from ....protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
 Progress = Callable[[int, int], None]  # (done, total), in tensors
 
@@ -30,9 +30,8 @@ class ModelFacts:
     has_head: bool = True  # False: the checkpoint is that of a base model, whose logits mean nothing
 
 
-def end_tokens(tokenizer: PreTrainedTokenizerFast, generation: GenerationConfig | None) -> tuple[int, ...]:
-    """The ids that end an answer, as ``ModelFacts`` has them."""
-    stated = generation.eos_token_id if generation else None
+def end_tokens(tokenizer: PreTrainedTokenizerFast, stated: list[int] | int | None) -> tuple[int, ...]:
+    """The ids that end an answer, as ``ModelFacts`` has them: the tokenizer's, and those that a config states."""
     ids = {tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])} - {None}
     return tuple(sorted(int(token_id) for token_id in ids))
 

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
+from .....protocol.errors import ConfigError
 from ..facts import ModelFacts, end_tokens
 from ..pooling import may_lack_head
 from ..spec.decoder import DecoderSpec, Unsupported
 from ..spec.describe import describe_decoder
 from ..spec.families import FAMILIES
 from ..spec.family import Family
-from .find import check_generation_config, check_weights, context_limit, read_config
+from ..spec.ropes import Rope, find_ropes
+from .find import check_weights, context_limit, read_config, read_end_tokens
+from .hub import first_line
 from .mapped import Checkpoint
 from .stored_weights import open_tensors
 from .text_part import text_config
@@ -28,6 +31,8 @@ class DenseCheckpoint(NamedTuple):
     config: PretrainedConfig
     tensors: Checkpoint
     spec: DecoderSpec
+    ropes: list[Rope]  # numbered as in the spec
+    eos_token_ids: list[int] | int | None  # that a config states
     has_head: bool  # if not, the embedding stands in for it
 
 
@@ -39,13 +44,20 @@ def open_checkpoint(folder: Path) -> DenseCheckpoint:
         ConfigError: the checkpoint is incomplete or damaged.
     """
     config = text_config(read_config(folder))
-    check_generation_config(folder)
+    ends: list[int] | int | None = read_end_tokens(folder)
     check_weights(folder)
     tensors = open_tensors(folder)
     shapes, is_tied = tensors.shapes(), bool(getattr(config, "tie_word_embeddings", False))
     has_head = is_tied or _HEAD in shapes or not may_lack_head(folder)
     config.tie_word_embeddings = not has_head or (is_tied and not _has_own_head(config, tensors))
-    return DenseCheckpoint(config, tensors, describe_decoder(config, shapes), has_head)
+    try:
+        spec, ropes = describe_decoder(config, shapes), find_ropes(config)
+    except (Unsupported, ConfigError):
+        raise
+    except Exception as error:  # config classes check little of what they keep
+        raise Unsupported(f"its config has a wrong value: {type(error).__name__}: {first_line(error)}") from error
+    ends = getattr(config, "eos_token_id", None) if ends is None else ends
+    return DenseCheckpoint(config, tensors, spec, ropes, ends, has_head)
 
 
 def _has_own_head(config: PretrainedConfig, tensors: Checkpoint) -> bool:
@@ -78,17 +90,13 @@ def choose_dtype(config: PretrainedConfig, name: str, known: Collection[torch.dt
     return chosen
 
 
-def read_facts(opened: DenseCheckpoint, folder: Path, tokenizer: PreTrainedTokenizerFast) -> ModelFacts:
+def read_facts(opened: DenseCheckpoint, tokenizer: PreTrainedTokenizerFast) -> ModelFacts:
     config, spec = opened.config, opened.spec
-    try:
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except OSError:  # no such file: fall back to the model's config
-        generation = GenerationConfig.from_model_config(config)
     return ModelFacts(
         model_type=config.model_type,
         num_parameters=sum(map(prod, spec.tensors().values())),
         vocab_size=config.vocab_size,
-        eos_token_ids=end_tokens(tokenizer, generation),
+        eos_token_ids=end_tokens(tokenizer, opened.eos_token_ids),
         context_limit=context_limit(config),
         hidden_size=spec.hidden_size,
         has_head=opened.has_head,

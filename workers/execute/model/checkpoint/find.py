@@ -95,26 +95,31 @@ def check_weights(folder: Path) -> None:
             raise ConfigError(f"{file} is damaged: {first_line(error)}", param="model") from error
 
 
-def check_generation_config(folder: Path) -> None:
-    """Check the file that says which tokens end an answer, if there is one: transformers ignores a damaged one, and
-    answers would not end.
+def read_end_tokens(folder: Path) -> list[int] | None:
+    """Return the ids of the tokens that end an answer, as generation_config.json states them; None if there is no such
+    file.
+
+    transformers ignores a damaged one, and answers would not end. Its other settings, some of which transformers
+    refuses, do not matter here.
 
     Raises:
         ConfigError: it is damaged.
     """
     file = folder / "generation_config.json"
     if not file.is_file():
-        return
+        return None
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is damaged: {first_line(error)}", param="model") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{file} is damaged: {settings!r:.80} is not a JSON object", param="model")
-    ends = settings.get("eos_token_id")
-    if not all(type(token_id) is int for token_id in (ends if isinstance(ends, list) else [ends or 0])):
-        text = f"eos_token_id is {ends!r:.80}, it must be a token id, a list of them, or null"
+    stated = settings.get("eos_token_id")
+    ends = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    if not all(type(token_id) is int for token_id in ends):
+        text = f"eos_token_id is {stated!r:.80}, it must be a token id, a list of them, or null"
         raise ConfigError(f"{file} is damaged: {text}", param="model")
+    return ends
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -141,13 +146,18 @@ def context_limit(config: PretrainedConfig) -> int | None:
     (Peng et al. 2023, "YaRN"). With longrope the frequencies depend on the longest sequence of the whole batch: past
     the original length one request would change another's result. So the limit is the original length (Ding et al.
     2024, "LongRoPE").
+
+    Raises:
+        ConfigError: it leaves no token.
     """
     text = config.get_text_config()
     stated, ropes = getattr(text, "max_position_embeddings", None), _ropes(text)
     extended = [int(rope["original_max_position_embeddings"] * rope["factor"]) for rope in ropes if _is_extended(rope)]
     limits = [max([stated, *extended])] if stated else []
     limits += [length for rope in ropes if (length := _original_length(text, rope))]
-    return min(limits) if limits else None
+    if limits and min(limits) < 1:
+        raise ConfigError(f"the config limits sequences to {min(limits)} tokens", param="model")
+    return min(limits, default=None)
 
 
 def _ropes(text: PretrainedConfig) -> list[dict[str, Any]]:

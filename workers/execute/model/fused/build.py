@@ -20,7 +20,6 @@ from ..guard.probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, decoded_again, pa
 from ..lora import Adapter
 from ..pool import EIGHT_BIT_PAGES, LayerShape, allocate_pool
 from ..spec.decoder import DecoderSpec, Unsupported
-from ..spec.ropes import find_ropes
 from .decoder import FusedDecoder
 from .fp8 import MULTIPLE
 from .lora import FusedAdapters
@@ -65,7 +64,7 @@ def load_fused(
         ConfigError: the checkpoint is incomplete or damaged, or an adapter does not fit it.
     """
     opened = open_checkpoint(folder)
-    config, checkpoint, spec, _ = opened
+    config, checkpoint, spec = opened.config, opened.tensors, opened.spec
     if checkpoint.quantised_format is not None:
         raise Unsupported("its weights have four bits already")
     format_ = _format(config, dtype, quantization, is_invariant)
@@ -78,7 +77,7 @@ def load_fused(
 
     def make_decoder(num_pages: int, max_model_len: int, page_size: int = page_size) -> FusedDecoder:
         pool = allocate_pool(dict(enumerate(shapes)), num_pages, page_size=page_size, device=device)
-        ropes = [rope.tables(max_model_len) for rope in find_ropes(config)]
+        ropes = [rope.tables(max_model_len) for rope in opened.ropes]
         return FusedDecoder(weights, kernel, list(pool.values()), ropes=ropes, adapters=stacked)
 
     if not is_proven:
@@ -89,7 +88,7 @@ def load_fused(
         _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, oracle, adapters)
     name = "fp8" if format_.is_fp8 else str(format_.dtype).removeprefix("torch.")
     return FusedModel(
-        facts=read_facts(opened, folder, tokenizer),
+        facts=read_facts(opened, tokenizer),
         dtype=format_.dtype,
         backend=f"fused {name}{' deterministic' * is_invariant}{EIGHT_BIT_PAGES * has_eight_bit_pages}",
         shapes=shapes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,6 @@ import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
-    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -22,7 +21,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from .....protocol.errors import ConfigError
-from ..checkpoint.find import check_generation_config, check_layer_types, check_weights, context_limit, read_config
+from ..checkpoint.find import check_layer_types, check_weights, context_limit, read_config, read_end_tokens
 from ..checkpoint.fp8_weights import Fp8Checkpoint, is_of_quantised
 from ..checkpoint.stored_weights import kind_of, open_for_modules, read_settings
 from ..checkpoint.text_part import RENAMINGS, text_config
@@ -55,7 +54,7 @@ def load_model(
     """
     whole = config = read_config(folder)
     check_layer_types(whole)
-    check_generation_config(folder)
+    ends = read_end_tokens(folder)
     check_weights(folder)
     tensors = open_for_modules(folder)
     is_read_plainly = tensors is not None or read_settings(folder) is None  # else only the whole config says how
@@ -64,7 +63,9 @@ def load_model(
     with _reporting(progress), _quiet() if config is not whole else nullcontext():
         model, has_head = _read_weights(folder, config, dtype, group, tensors)
     on_device: Any = model.to(device)  # type: ignore[arg-type]
-    return LoadedModel(on_device, _facts(model, tokenizer, has_head=has_head))
+    if ends is None:  # as transformers finds them in the config
+        ends = model.generation_config.eos_token_id if model.generation_config else None
+    return LoadedModel(on_device, _facts(model, end_tokens(tokenizer, ends), has_head=has_head))
 
 
 @contextmanager
@@ -132,8 +133,6 @@ def _from_tensors(folder: Path, tensors: Fp8Checkpoint, options: dict[str, Any])
     model, report = model_class.from_pretrained(
         None, state_dict={name: _Unread(tensors, name) for name in tensors}, **options
     )
-    with suppress(OSError):  # no such file: keep the one derived from the config
-        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model, report
 
 
@@ -156,12 +155,12 @@ def _of_group(group: Group) -> dict[str, DistributedConfig]:
     return {"distributed_config": DistributedConfig(tp_size=group.size)} if group.size > 1 else {}
 
 
-def _facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, has_head: bool) -> ModelFacts:
+def _facts(model: PreTrainedModel, eos_token_ids: tuple[int, ...], *, has_head: bool) -> ModelFacts:
     return ModelFacts(
         model_type=model.config.model_type,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocab_size=model.config.get_text_config().vocab_size,
-        eos_token_ids=end_tokens(tokenizer, model.generation_config),
+        eos_token_ids=eos_token_ids,
         context_limit=context_limit(model.config),
         hidden_size=hidden_size(model),
         has_head=has_head,

@@ -157,13 +157,17 @@ class Packing:
         is_turned = self.spec.family.is_transposed and tensor.dim() == 2 and name != self.spec.head
         return tensor.T if is_turned else tensor
 
-    def _norm(self, name: str, *, divisor: float = 1.0) -> int:
-        """Store the weights of a norm, and its biases behind them if the model has layer norms; return the address."""
+    def _norm(self, name: str, *, size: int | None = None, divisor: float = 1.0) -> int:
+        """Store the weights of a norm, and its biases behind them if the model has layer norms; return the address.
+
+        ``size`` is that of the norm, which needs as many weights even if the model has none; of hidden states if None.
+        """
         if self.spec.has_norm_weights:
             address = self._vector(name, offset=self.spec.norm_offset, divisor=divisor)
         else:
-            weights = self._arena.floats(padded(self.spec.hidden_size))
-            weights[: self.spec.hidden_size] = 1 / divisor
+            size = size or self.spec.hidden_size
+            weights = self._arena.floats(padded(size))
+            weights[:size] = 1 / divisor
             address = weights.ctypes.data
         if self.spec.has_norm_biases:
             self._vector(bias_of(name), divisor=divisor)

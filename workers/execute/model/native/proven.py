@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 
 from ..checkpoint.dense import choose_dtype, open_checkpoint, read_facts
 from ..guard.proof import Proof
-from ..spec.ropes import find_ropes
 from .build import FORMATS, NativeModel, NativeSetting
 from .self_test import check_native
 
@@ -25,7 +24,7 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
         ConfigError: the checkpoint is missing something or damaged, or an adapter does not fit it.
     """
     opened = open_checkpoint(folder)
-    config, checkpoint, spec, _ = opened
+    config, checkpoint, spec = opened.config, opened.tensors, opened.spec
     is_quantised = setting.is_quantised or checkpoint.quantised_format is not None
     if dtype == "auto" and config.dtype == torch.float16:
         dtype = "bfloat16"  # if quantised, only for keys and values: weights and activations are of neither type
@@ -36,16 +35,16 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
     library, weights = setting.pack(checkpoint, spec, compute_dtype)
     adapters = setting.pack_adapters(weights)
     difference = check_native(
-        library, weights, config, checkpoint,
+        library, weights, config, checkpoint, ropes=opened.ropes,
         num_threads=setting.num_threads(spec), packed=adapters, adapters=setting.adapters,
         eight_bit_pages=setting.has_eight_bit_pages,
     )  # fmt: skip
     checkpoint.forget()
     proof = Proof(
         spec=spec,
-        ropes=tuple(find_ropes(config)),
+        ropes=tuple(opened.ropes),
         dtype=str(compute_dtype).removeprefix("torch."),
-        facts=read_facts(opened, folder, tokenizer),
+        facts=read_facts(opened, tokenizer),
         difference=difference,
     )
     return setting.model(library, weights, adapters, proof)

@@ -17,7 +17,7 @@ from ..guard.oracle import DecoderOutputs, Oracle
 from ..guard.probe import NUM_PAGES, NUM_POSITIONS, NUM_STATE_ROWS, PAGE_SIZE, paged_rows, random_sequences, whole_rows
 from ..lora import Adapter
 from ..spec.decoder import DecoderSpec, Unsupported
-from ..spec.ropes import find_ropes
+from ..spec.ropes import Rope
 from .decoder import NativeDecoder
 from .lora import PackedAdapters
 from .weights import PackedWeights
@@ -40,6 +40,7 @@ def check_native(
     config: PretrainedConfig,
     checkpoint: Checkpoint,
     *,
+    ropes: Sequence[Rope],
     num_threads: int,
     packed: PackedAdapters | None = None,
     adapters: Sequence[Adapter] = (),
@@ -55,7 +56,7 @@ def check_native(
     decoder = NativeDecoder(
         library,
         weights,
-        [rope.tables(NUM_POSITIONS) for rope in find_ropes(config)],
+        [rope.tables(NUM_POSITIONS) for rope in ropes],
         num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
         num_state_rows=NUM_STATE_ROWS,

@@ -236,8 +236,8 @@ class PackedWeights(Packing):
 
     def _fill_attention(self, layer: Layer, names: LayerTensors) -> None:
         if self.spec.has_qk_norm:
-            layer.query_norm = self._norm(names.query_norm)
-            layer.key_norm = self._norm(names.key_norm)
+            layer.query_norm = self._norm(names.query_norm, size=self.spec.head_dim)
+            layer.key_norm = self._norm(names.key_norm, size=self.spec.head_dim)
         if self.spec.has_sinks:
             layer.sinks = self._vector(names.sinks)
         if self.spec.latent is not None:

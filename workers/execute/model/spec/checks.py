@@ -88,6 +88,21 @@ def check_config(config: PretrainedConfig) -> None:
             raise Unsupported("its rotary positions turn only some of its channels")
 
 
+def check_sizes(spec: DecoderSpec) -> None:
+    """
+    Raises:
+        Unsupported: numbers of heads or channels contradict each other, so that no kernel could keep within them.
+    """
+    if spec.num_kv_heads < 1 or spec.num_heads % spec.num_kv_heads:
+        raise Unsupported(f"its {spec.num_heads} heads share {spec.num_kv_heads} heads of keys and values")
+    channels = spec.latent.rotary_dim if spec.latent else spec.head_dim
+    turns = any(rope is not None for rope in spec.ropes)
+    if turns and (spec.rotary_dim % 2 or not 0 <= spec.rotary_dim <= channels):
+        raise Unsupported(f"its positions turn {spec.rotary_dim} of the {channels} channels of a head")
+    if spec.query_growth_span < 1:
+        raise Unsupported(f"its queries grow every {spec.query_growth_span} positions")
+
+
 def check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """
     Raises:

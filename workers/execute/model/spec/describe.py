@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from . import config_numbers, layer_kinds
-from .checks import ACTIVATIONS, activation_of, check_config, check_tensors
+from .checks import ACTIVATIONS, activation_of, check_config, check_sizes, check_tensors
 from .decoder import DecoderSpec
 from .delta import describe_delta
 from .families import FAMILIES
@@ -114,5 +114,6 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         has_head_bias="lm_head.bias" in shapes and not config.tie_word_embeddings,
         is_tied=bool(config.tie_word_embeddings),
     )
+    check_sizes(spec)
     check_tensors(spec, shapes)
     return spec

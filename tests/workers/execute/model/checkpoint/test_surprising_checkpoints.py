@@ -10,8 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.workers.execute.model.native.decoders import change_config, make_checkpoint
+from tests.workers.execute.model.native.families import FAMILIES
 from triptych.protocol.errors import ConfigError
-from triptych.workers.execute.model.checkpoint.find import weight_files
+from triptych.workers.execute.model.checkpoint.dense import open_checkpoint
+from triptych.workers.execute.model.checkpoint.find import context_limit, read_config, weight_files
 from triptych.workers.execute.model.checkpoint.stored_weights import family_of, open_for_modules, open_tensors
 from triptych.workers.execute.model.pooling import may_lack_head
 from triptych.workers.execute.model.spec.decoder import Unsupported
@@ -19,6 +22,7 @@ from triptych.workers.execute.model.spec.decoder import Unsupported
 EXPERTS = "model.layers.0.mlp.experts"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64}
 SCHEME = {"weights": {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": True}}
+NOTHING_AT_FIRST = {**FAMILIES["minicpm3"]["rope_parameters"], "original_max_position_embeddings": -2}
 TWO_SCHEMES = {
     "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"a": SCHEME, "b": SCHEME},
 }  # fmt: skip
@@ -102,3 +106,29 @@ def test_family_is_a_name_or_none(named: Any, tmp_path: Path) -> None:
 def test_base_model_is_told_by_a_list_of_names(named: Any, tmp_path: Path) -> None:
     assert not may_lack_head(write(tmp_path, {}, architectures=named))
     assert may_lack_head(write(tmp_path, {}, architectures=["LlamaModel"]))
+
+
+@pytest.mark.parametrize(("family", "change"), [
+    ("gemma3_text", {"query_pre_attn_scalar": -1}),  # its root is complex
+    ("falcon_h1", {"ssm_multipliers": [1.0]}),
+])  # fmt: skip
+def test_wrong_value_in_a_config_is_left_to_other_backends(family: str, change: dict[str, Any], tmp_path: Path) -> None:
+    change_config(make_checkpoint(family, tmp_path), **change)
+    with pytest.raises(Unsupported, match="its config has a wrong value"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("stated", [{"max_position_embeddings": -1}, {"rope_parameters": NOTHING_AT_FIRST}], ids=str)
+def test_limit_that_leaves_no_token_is_refused(stated: dict[str, Any], tmp_path: Path) -> None:
+    change_config(make_checkpoint("minicpm3", tmp_path), **stated)
+    config = read_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"the config limits sequences to -\d+ tokens"):
+        context_limit(config)
+
+
+@pytest.mark.parametrize("setting", [{"pad_token_id": "x"}, {"compile_config": ""}, {"temperature": [1]}], ids=str)
+def test_settings_that_matter_to_nobody_may_be_wrong(setting: dict[str, Any], tmp_path: Path) -> None:
+    (make_checkpoint("llama", tmp_path) / "generation_config.json").write_text(
+        json.dumps({**setting, "eos_token_id": 7})
+    )
+    assert open_checkpoint(tmp_path).eos_token_ids == [7]

@@ -104,6 +104,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 80, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
     ),
     "learned positions, relu": ("opt", {"hidden_size": 160, "head_dim": 80, "init_std": 0.1} | _heads(2, 2)),
+    "heads wider than the hidden state, normed without weights": ("nanochat", {"head_dim": 96, "hidden_size": 66}),
     "norms without weights, clipped": ("olmo", {"hidden_size": 100, "clip_qkv": 0.9}),
     "scores that fall with the distance": ("bloom", {"hidden_size": 192, "vocab_size": 77} | _heads(12, 12)),
     "xielu": ("apertus", {"intermediate_size": 70, "hidden_size": 100}),

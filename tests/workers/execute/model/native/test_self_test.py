@@ -23,6 +23,7 @@ from triptych.workers.execute.model.native.self_test import check_native
 from triptych.workers.execute.model.native.weights import PackedWeights
 from triptych.workers.execute.model.spec.decoder import Unsupported
 from triptych.workers.execute.model.spec.describe import describe_decoder
+from triptych.workers.execute.model.spec.ropes import find_ropes
 from triptych.workers.execute.model.states import StateLedger
 from triptych.workers.execute.step import Int32, StepCut
 
@@ -47,7 +48,7 @@ def check(
         spec, tensors, library=library, format_=format_, num_threads=1, progress=lambda done, total: None
     )
     config = AutoConfig.from_pretrained(folder, **overrides)
-    return check_native(library, weights, config, tensors, num_threads=1)
+    return check_native(library, weights, config, tensors, ropes=find_ropes(config), num_threads=1)
 
 
 def test_rounding_sensitive_model_is_compared_with_float32(sharp: Path) -> None:

@@ -134,6 +134,12 @@ def test_experts_in_one_tensor_are_refused() -> None:
         describe_decoder(config, shapes_of(config))
 
 
+TURNING_MORE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.5}
+GROWING_ALWAYS = {
+    "rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 0,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("family", "overrides", "why"),
     [
@@ -155,6 +161,11 @@ def test_experts_in_one_tensor_are_refused() -> None:
         ("smollm3", {"no_rope_layers": [1], "layer_types": ["full_attention"] * 3}, "says of 1 of 3 layers"),
         ("granite", {"attention_multiplier": 0.0}, "attention_multiplier is 0"),
         ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}, "only some of its"),
+        ("qwen3", {"num_attention_heads": 5}, "5 heads share 2 heads of keys"),
+        ("phi3", {"num_key_value_heads": 0}, "4 heads share 0 heads of keys"),
+        ("glm4", {"rope_parameters": TURNING_MORE}, "positions turn 24 of the 16 channels"),
+        ("gptj", {"rotary_dim": 7}, "positions turn 7 of the 16 channels"),
+        ("ministral3", {"rope_parameters": GROWING_ALWAYS}, "queries grow every 0 positions"),
     ],
     ids=[
         *(
@@ -176,7 +187,8 @@ def test_experts_in_one_tensor_are_refused() -> None:
             "layers",
             "multiplier",
         ),
-        "partial positions",
+        *("partial positions", "heads", "no heads of keys", "more channels than there are", "half a pair of channels"),
+        "span",
     ],
 )
 def test_unsupported_feature_is_named(family: str, overrides: dict[str, Any], why: str) -> None:
@@ -214,9 +226,9 @@ def test_names_may_lack_their_prefix_and_masks_are_ignored(
             tensors[name.removeprefix(prefix)] = tensors.pop(name)
         if mask is not None:
             tensors[mask] = torch.ones(1, 1, 8, 8)
-    _, opened, spec, _ = open_checkpoint(checkpoint)
-    assert spec == expected
-    assert spec.tensors().keys() <= opened.keys()
+    opened = open_checkpoint(checkpoint)
+    assert opened.spec == expected
+    assert expected.tensors().keys() <= opened.tensors.keys()
 
 
 def test_additional_tensor_is_refused() -> None:
