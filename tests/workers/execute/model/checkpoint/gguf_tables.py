@@ -108,6 +108,10 @@ _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial
 _BARE = {"head_dim": ...}
 _STRETCHED = {"rope_parameters": {**native_families._SHARPENED, "mscale": 0.7, "mscale_all_dim": 0.7}}
 _STRETCHED_ONCE = {"rope_parameters": {**native_families._SHARPENED, "mscale": 1.0, "mscale_all_dim": 1.0}}
+_LONG = {  # all of them are also numbers of 32 bits
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 512,
+    "short_factor": [1.0, 1.125, 1.25, 1.75, 2.5, 4.0, 7.0, 9.0], "long_factor": [8.0] * 8,
+}  # fmt: skip
 _HYBRID = {"layer_types": ["mamba", "attention", "mamba"], "position_embedding_type": "nope", "head_dim": 32}
 CASES = {
     case.family: case
@@ -162,6 +166,10 @@ CASES = {
                             "expert_weights_scale": None, "expert_weights_norm": None},
             {"routed_scaling_factor": 1.0},
         ),
+        Case("minicpm3", "minicpm3", _LATENTS,
+             lambda config: {"attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+                             "rope.dimension_count": config.qk_rope_head_dim},
+             {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rope_parameters": _LONG}),
         Case("mistral3", "ministral3", extra=lambda config: {
             "attention.temperature_scale": 0.5, "rope.scaling.yarn_log_multiplier": 1.0,
         }, options={"rope_parameters": {**native_families.FAMILIES["ministral3"]["rope_parameters"],
@@ -246,7 +254,7 @@ def write(
                 writer.add_string(name, value)
             case _:
                 writer.add_array(name, value)
-    for name, array in tensors_of(case, model, merges_latents=merges_latents):
+    for name, array in tensors_of(case, model, merges_latents=merges_latents or case.family == "minicpm3"):
         made = np.ascontiguousarray(tensors(name, array))
         writer.add_tensor(name, made, raw_dtype=Type.MXFP4 if made.dtype == np.uint8 else None)
     writer.write_header_to_file()
@@ -319,6 +327,9 @@ def tensors_of(case: Case, model: PreTrainedModel, *, merges_latents: bool = Fal
         parts = [("", tensor.numpy())] if is_whole else _changed(name, tensor.numpy(), case, config)
         for part, array in parts:
             yield found.format(part), array
+    for kind in ("long", "short"):
+        if (factors := (getattr(config, "rope_parameters", None) or {}).get(f"{kind}_factor")) is not None:
+            yield f"rope_factors_{kind}.weight", np.array(factors, np.float32)
 
 
 def _changed(name: str, array: Array, case: Case, config: Any) -> Iterator[tuple[str, Array]]:

@@ -171,6 +171,13 @@ _ATTENDING: Mapping[str, Architecture] = {
         reads=frozenset({"expert_gating_func"}),
         turns_in_part=True,
     ),
+    "minicpm3": Architecture(
+        settings=_RANKS,
+        needed=frozenset({*_RANKS, "attention.key_length", "rope.dimension_count"}),
+        fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # of the one model that there is
+        complete=complete.minicpm3,
+        reads=frozenset({"attention.key_length", "rope.dimension_count"}),
+    ),
     "ministral3": Architecture(
         fixed={"sliding_window": None},
         needed=frozenset({"rope.scaling.original_context_length"}),
@@ -261,6 +268,7 @@ BY_NAME: Mapping[str, str | Callable[[GgufFile], str]] = {
     "hunyuan-dense": "hunyuan_v1_dense",
     "jais2": "jais2",
     "lfm2moe": "lfm2_moe",
+    "minicpm3": "minicpm3",
     "minimax-m2": "minimax_m2",
     "mistral3": lambda file: "ministral3" if file.of_model("attention.temperature_scale") else "mistral",
     "nemotron": "nemotron",

@@ -112,6 +112,19 @@ def ernie_experts(file: GgufFile, values: Attributes) -> None:
     values["moe_layer_end_index"] = num_layers(file) - 1
 
 
+def minicpm3(file: GgufFile, values: Attributes) -> None:
+    """Sizes of queries, keys and values before they are mapped to latents; no setting has that of values."""
+    turned, (num_attended, *_) = (
+        int(file.of_model("rope.dimension_count")),
+        file.tensors["blk.0.attn_output.weight"].shape,
+    )
+    values |= {
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": int(file.of_model("attention.key_length")) - turned,
+        "v_head_dim": int(num_attended) // values["num_attention_heads"],
+    }
+
+
 def ministral3(file: GgufFile, values: Attributes) -> None:
     values["rope_parameters"] |= {
         "llama_4_scaling_beta": file.of_model("attention.temperature_scale"),

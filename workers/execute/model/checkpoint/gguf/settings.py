@@ -222,12 +222,13 @@ def _find_llama3(file: GgufFile, config: Any) -> None:
 
 
 def _read_longrope(file: GgufFile, config: Any) -> None:
-    """Of Phi-3 and later: factors for each frequency, for short contexts and for long ones.
+    """Of Phi-3 and later: factors for each frequency, for short contexts and for those beyond the original ones.
 
     Raises:
         ConfigError: scores are stretched by another factor than the one that follows from the lengths of contexts.
     """
-    original, length = file.of_model("rope.scaling.original_context_length"), file.of_model("context_length")
+    length = file.of_model("context_length")
+    original = file.of_model("rope.scaling.original_context_length") or length
     config.original_max_position_embeddings = original
     config.rope_parameters |= {
         "rope_type": "longrope",
