@@ -41,7 +41,9 @@ class Mailbox:
 
 
 class AsyncStream:
-    """A running request. Iterate over its deltas with ``async for``, or await its ``result``."""
+    """A running request. Iterate over its deltas with ``async for``, or await its ``result``. A loop that is left or
+    cancelled ends nothing: call ``abort`` in a ``finally`` if nobody needs the rest.
+    """
 
     def __init__(self, request_id: str, session: Session, mailbox: Mailbox) -> None:
         self.request_id = request_id

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..protocol.errors import InvalidRequest, PipelineClosed, RequestTimeout, TriptychError
 from ..protocol.messages import Accepted, Failed, Finished
 from .embedding import read_embedding
+from .origin import Origin
 from .prompt_logprobs import PromptLogprob, read_prompt_ids, read_prompt_logprobs
 
 logger = logging.getLogger(__name__)
@@ -209,9 +210,12 @@ def shown(
 
 
 class Stream:
-    """A running request: iterate over its deltas, or wait for its ``result``. Thread-safe."""
+    """A running request: iterate over its deltas, or wait for its ``result``. Thread-safe. A loop that is left early
+    ends nothing: call ``abort`` if nobody needs the rest.
+    """
 
     def __init__(self, request_id: str, session: Leave) -> None:
+        self._origin = Origin("stream")  # first, so that pickling a stream gives its message
         self.request_id = request_id
         self._session = session
         self._changed = threading.Condition()
@@ -232,8 +236,10 @@ class Stream:
 
         Raises:
             RequestError: the request failed; the deltas before the failure were yielded.
+            PipelineClosed: this is a forked child; what the parent has not received yet, arrives there.
         """
         while True:
+            self._check_origin()
             with self._changed:
                 self._changed.wait_for(lambda: self._deltas or self._completion)
                 if not self._deltas:
@@ -250,6 +256,7 @@ class Stream:
             RequestError: it was refused.
             RequestTimeout: no reply within ``timeout`` seconds.
         """
+        self._check_origin()
         with self._changed:
             self._wait(lambda: self._accepted or self._completion, timeout)
             if self._accepted is None and self._error is not None:
@@ -276,6 +283,7 @@ class Stream:
         Raises:
             RequestTimeout: ``timeout`` seconds have passed; the request goes on.
         """
+        self._check_origin()
         with self._changed:
             self._wait(lambda: self._completion, timeout)
 
@@ -334,6 +342,11 @@ class Stream:
                 call()
             except Exception:  # must not affect other callbacks, or the request that this is a choice of
                 logger.exception("an on_done callback of request %s raised", self.request_id)
+
+    def _check_origin(self) -> None:
+        """Before the lock, which another thread may have held at the time of a fork. An ended request is all here."""
+        if self._completion is None:
+            self._origin.check()
 
     def _wait(self, condition: Callable[[], object], timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -73,9 +73,14 @@ def test_life_cycle_of_one_driver() -> None:
     assert {signal.getsignal(n) for n in handlers if signal.getsignal(n) != handlers[n]} == set()
     assert answers(driver)
     client = driver.client
+    ended, running = driver.submit([5], max_tokens=1), driver.submit([5], max_tokens=2000)
+    ended.wait()
     assert in_a_forked_child(lambda: refuses_to_be_used(driver, client)) == 0
+    assert in_a_forked_child(lambda: does_not_wait_for(running)) == 0
+    assert in_a_forked_child(lambda: ended.result().finish_reason == "length") == 0, "what is here can be read"
+    running.abort()
     assert in_a_forked_child(lambda: answers(Client(driver.run_dir))) == 0
-    for mine in (driver, client):
+    for mine in (driver, client, running):
         with pytest.raises(TypeError, match="cannot be sent to another process: connect a Client to the"):
             ForkingPickler.dumps(mine)
     assert answers(driver), "a forked child that stops its parent's driver stops nothing"
@@ -97,6 +102,14 @@ def refuses_to_be_used(driver: Driver, client: Client) -> bool:
     uses = (driver.start, driver.health, lambda: driver.pids, lambda: client.generate([5]), client.info)
     for use in uses:
         with pytest.raises(PipelineClosed, match="was created in process"):
+            use()
+    return True
+
+
+def does_not_wait_for(stream: Stream) -> bool:
+    """Its deltas arrive in the parent."""
+    for use in (stream.result, lambda: list(stream)):
+        with pytest.raises(PipelineClosed, match="this stream was created in process"):
             use()
     return True
 
