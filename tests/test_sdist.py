@@ -1,0 +1,49 @@
+"""The source distribution, from which others build the wheel: whole, with documentation, and without half a suite."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BUILD = "import sys; from setuptools.build_meta import build_sdist; print(build_sdist(sys.argv[1]))"
+IGNORED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "benchmarks")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Of the files in the archive, without its own folder."""
+    folder = tmp_path_factory.mktemp("sdist")
+    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=IGNORED)
+    command = [sys.executable, "-c", BUILD, str(folder)]
+    done = subprocess.run(command, cwd=folder / "source", capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(folder / done.stdout.splitlines()[-1]) as archive:
+        return {str(PurePosixPath(*PurePosixPath(member.name).parts[1:])) for member in archive if member.isfile()}
+
+
+def test_every_source_is_in_it(names: set[str]) -> None:
+    folders = ("protocol", "driver", "workers", "launch")
+    sources = [path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert {f"triptych/{path}" for path in sources} - names == set()
+
+
+def test_what_the_wheel_needs_beside_sources_is_in_it(names: set[str]) -> None:
+    files = ["launch/demo_model/checkpoint/model.safetensors", "launch/gateway/page/index.html", "py.typed"]
+    files += [f"workers/execute/kernels/src/{path.name}" for path in ROOT.glob("workers/execute/kernels/src/*")]
+    assert {f"triptych/{file}" for file in files} - names == set()
+
+
+def test_documentation_and_licence_are_in_it(names: set[str]) -> None:
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*") if path.is_file()}
+    files = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "NOTICE", "constraints.txt"}
+    assert (pages | files) - names == set()
+
+
+def test_no_part_of_the_suite_is_in_it(names: set[str]) -> None:
+    assert not [name for name in names if name.startswith("tests/")]
