@@ -36,7 +36,9 @@ class Generation:
         self._choices = choices
         self._keep = keep
         self._spent_s = spent_s
+        self._began = time.monotonic() - spent_s
         self._ends: dict[int, Completion] = {}
+        self._error: TriptychError | None = None
 
     @classmethod
     async def begin(
@@ -93,6 +95,9 @@ class Generation:
             )
             self._ends = dict(enumerate(completions))
             return completions
+        except TriptychError as error:
+            self._error = error
+            raise
         finally:
             self._close()
 
@@ -107,10 +112,14 @@ class Generation:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """See ``Choices.pieces``."""
-        async for piece in self._choices.pieces(interval=self._gateway.config.stream_interval):
-            if piece.end is not None:
-                self._ends[piece.index] = piece.end
-            yield piece
+        try:
+            async for piece in self._choices.pieces(interval=self._gateway.config.stream_interval):
+                if piece.end is not None:
+                    self._ends[piece.index] = piece.end
+                yield piece
+        except TriptychError as error:
+            self._error = error
+            raise
 
     def stream(
         self, events: AsyncIterator[bytes], *, failure_events: Callable[[TriptychError], bytes] = failure_events
@@ -128,3 +137,5 @@ class Generation:
         else:
             self._choices.abort()
         self._gateway.tracer(self._request, self.ends)
+        if self._error is not None or not (self._ends or self._keep):
+            self._gateway.tracer.failed(self._request, self._error, time.monotonic() - self._began)

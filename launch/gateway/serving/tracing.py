@@ -1,16 +1,16 @@
-"""OpenTelemetry spans from the ledger: one for the request, with one child for each stage that took time."""
+"""OpenTelemetry spans: one per request, however it ends, with a child for each stage of its ledger that took time."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
 from ....driver.stream import Completion
-from ....protocol.errors import ConfigError
+from ....protocol.errors import ConfigError, TriptychError
 from ....protocol.messages import LEDGER_STAGES
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ class Tracer:
     """The default, which traces nothing."""
 
     def __call__(self, request: Request, completions: Sequence[Completion]) -> None:
-        """Record the end of a request."""
+        """Record the answers to a request."""
+
+    def failed(self, request: Request, error: TriptychError | None, wall_s: float) -> None:
+        """Record a request that has no answer after ``wall_s``: because of an error, or since its client has left."""
 
     def close(self) -> None:
         """Send the remaining spans."""
@@ -51,31 +54,51 @@ class SpanTracer(Tracer):
     """A tracer that passes its spans to ``processor``."""
 
     def __init__(self, processor: SpanProcessor) -> None:
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        resource = Resource.create({"service.name": "triptych"})
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        resource = Resource({"service.name": "triptych"}).merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=Resource.create().merge(resource), shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._source, self._propagator = self._provider.get_tracer("triptych"), TraceContextTextMapPropagator()
 
     def __call__(self, request: Request, completions: Sequence[Completion]) -> None:
-        from opentelemetry import trace
+        for completion in completions:
+            self._record(request, completion.ledger["wall_ms"], completion.ledger["stages_ms"], _attributes(completion))
+
+    def failed(self, request: Request, error: TriptychError | None, wall_s: float) -> None:
+        reason = "abort" if error is None else "error"
+        attributes: dict[str, Any] = {"gen_ai.response.finish_reasons": [reason]}
+        if hasattr(request.state, "request_id"):
+            attributes["gen_ai.response.id"] = request.state.request_id
+        wall_ms, stages_ms, partial = wall_s * 1e3, {}, error.partial if error is not None else None
+        if partial is not None and partial.summary:
+            wall_ms, stages_ms = partial.ledger["wall_ms"], partial.ledger["stages_ms"]
+            attributes |= _attributes(partial)
+        if error is not None:
+            attributes["error.type"] = error.code
+        self._record(request, wall_ms, stages_ms, attributes)
+
+    def _record(
+        self, request: Request, wall_ms: float, stages_ms: Mapping[str, float], attributes: Mapping[str, Any]
+    ) -> None:
+        """The request has ended just now, and its stages followed one another."""
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
         source, parent = self._source, self._propagator.extract(dict(request.headers))
-        for completion in completions:
-            # The ledger contains durations: the request ended just now, and its stages follow one another.
-            end_ns = time.time_ns()
-            now_ns = end_ns - int(completion.ledger["wall_ms"] * 1e6)
-            span = source.start_span("llm_request", parent, start_time=now_ns, attributes=_attributes(completion))
-            below = trace.set_span_in_context(span)
-            for stage in LEDGER_STAGES:
-                duration_ns = int(completion.ledger["stages_ms"].get(stage, 0.0) * 1e6)
-                if duration_ns:
-                    source.start_span(stage, below, start_time=now_ns).end(now_ns + duration_ns)
-                    now_ns += duration_ns
-            span.end(end_ns)
+        end_ns = time.time_ns()
+        now_ns = end_ns - int(wall_ms * 1e6)
+        span = source.start_span("llm_request", parent, SpanKind.SERVER, attributes, start_time=now_ns)
+        below = set_span_in_context(span)
+        for stage in LEDGER_STAGES:
+            duration_ns = int(stages_ms.get(stage, 0.0) * 1e6)
+            if duration_ns:
+                source.start_span(stage, below, start_time=now_ns).end(now_ns + duration_ns)
+                now_ns += duration_ns
+        if "error.type" in attributes:
+            span.set_status(StatusCode.ERROR)
+        span.end(end_ns)
 
     def close(self) -> None:
         # In a thread that is not waited for any longer: OpenTelemetry's own timeouts are at least half a minute.

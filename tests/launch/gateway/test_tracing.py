@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import httpx2
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from starlette.requests import Request
 
 from tests.launch.gateway.conftest import Site, site
 from tests.waiting import eventually
@@ -20,6 +24,7 @@ from triptych.launch.gateway.serving.tracing import FLUSH_S, SpanTracer, Tracer,
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+LONG = {"prompt": "hi", "max_tokens": 4000, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -34,18 +39,65 @@ def test_request_is_a_span_of_the_caller_s_trace(spans: tuple[Site, InMemorySpan
     api, exporter = spans
     body = {"prompt": "hi", "max_tokens": 20}
     api.http.post("/v1/completions", json=body, headers={"traceparent": TRACEPARENT})
-    eventually(lambda: any(span.name == "llm_request" for span in exporter.get_finished_spans()))
-    found = exporter.get_finished_spans()
-    [whole] = [span for span in found if span.name == "llm_request"]
+    whole, found = the_request(exporter), exporter.get_finished_spans()
     assert whole.context is not None
     assert whole.parent is not None
     assert f"{whole.context.trace_id:032x}" == TRACE
     assert whole.attributes is not None
     assert whole.attributes["gen_ai.usage.output_tokens"] == 20
+    assert whole.kind is SpanKind.SERVER, "what draws a map of services looks for"
     stages = [span for span in found if span.name != "llm_request"]
     assert {"prefill", "decode", "tokenize"} <= {span.name for span in stages}
     assert all(span.parent is not None and span.parent.span_id == whole.context.span_id for span in stages)
     assert sum(map(duration, stages)) == pytest.approx(duration(whole), rel=0.02)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_failed_request_is_a_span_with_its_error(spans: tuple[Site, InMemorySpanExporter], stream: bool) -> None:
+    api, exporter = spans
+    api.http.post("/v1/completions", json={**LONG, "deadline_ms": 300, "stream": stream})
+    whole = the_request(exporter)
+    assert whole.attributes is not None
+    assert whole.attributes["error.type"] == "deadline_exceeded"
+    assert whole.attributes["gen_ai.response.finish_reasons"] == ("error",)
+    assert whole.status.status_code is StatusCode.ERROR
+    assert {"tokenize", "decode"} <= {span.name for span in exporter.get_finished_spans()}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_request_whose_client_leaves_is_a_span(spans: tuple[Site, InMemorySpanExporter], stream: bool) -> None:
+    api, exporter = spans
+    body = {**LONG, "stream": stream}
+    with contextlib.suppress(httpx2.ReadTimeout), api.http.stream("POST", "/v1/completions", json=body, timeout=0.3):
+        """Its headers come at once if it is streamed, otherwise only with the answer."""
+    whole = the_request(exporter)
+    assert whole.attributes is not None
+    assert whole.attributes["gen_ai.response.finish_reasons"] == ("abort",)
+    assert whole.status.status_code is StatusCode.UNSET
+    assert duration(whole) > 0
+
+
+def test_name_of_the_service_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert service_name() == "triptych"
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "llm-eu")
+    assert service_name() == "llm-eu"
+    monkeypatch.delenv("OTEL_SERVICE_NAME")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=llm-us,deployment.environment=test")
+    assert service_name() == "llm-us"
+
+
+def service_name() -> object:
+    exporter = InMemorySpanExporter()
+    tracer = SpanTracer(SimpleSpanProcessor(exporter))
+    tracer.failed(Request({"type": "http", "headers": []}), None, 0.1)
+    [span] = exporter.get_finished_spans()
+    return span.resource.attributes["service.name"]
+
+
+def the_request(exporter: InMemorySpanExporter) -> ReadableSpan:
+    eventually(lambda: any(span.name == "llm_request" for span in exporter.get_finished_spans()))
+    [whole] = [span for span in exporter.get_finished_spans() if span.name == "llm_request"]
+    return whole
 
 
 def duration(span: ReadableSpan) -> int:
