@@ -17,7 +17,7 @@ from .async_stream import AsyncGroupStream, AsyncStream, Mailbox
 from .choices import num_choices
 from .embedding import Embedding
 from .questions import Question
-from .requests import MAX_IN_FLIGHT, OVERLOADED_S, Messages, Prompt, arguments_of, request_map
+from .requests import MAX_IN_FLIGHT, OVERLOADED_S, Messages, Prompt, arguments_of, request_map, several
 from .session import Session
 from .standing import RequestList, RequestStatus, list_of, status_of
 from .stream import Completion
@@ -92,7 +92,7 @@ class AsyncRequests(ABC):
         progress: Callable[[Completion], None] | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """Return the answers to many prompts; see ``Client.generate_all``. Cancelling aborts the requests."""
+        """Return the answers to many prompts; see ``Client.generate_all``. Cancelling aborts the requests without ``keep``."""
         waiting: deque[tuple[dict[str, Any], AsyncStream]] = deque()
         results: list[Completion] = []
 
@@ -102,7 +102,7 @@ class AsyncRequests(ABC):
                 progress(results[-1])
 
         try:
-            for prompt in prompts:
+            for prompt in several(prompts):
                 arguments = arguments_of(prompt, options)
                 waiting.append((arguments, self.submit(**arguments)))
                 if len(waiting) >= MAX_IN_FLIGHT:
@@ -110,8 +110,9 @@ class AsyncRequests(ABC):
             while waiting:
                 await take_first()
         finally:
-            for _, stream in waiting:
-                stream.abort()
+            for arguments, stream in waiting:
+                if not arguments.get("keep"):
+                    stream.abort()
         return results
 
     async def embed(self, prompt: Prompt, *, timeout: float | None = None, **options: Any) -> Embedding:

@@ -142,10 +142,21 @@ def checked_size(message: Any) -> int:
     """
     try:
         frame = encode(message, seq=2**64 - 1)
-    except UnicodeEncodeError as error:
-        text = f"the request cannot be encoded: {error.object[error.start]!r} is a lone surrogate, not a character"
-        raise InvalidRequest(text) from error
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"the request cannot be encoded: {error}") from error
+        name = _unencodable(message)
+        reason: object = error
+        if isinstance(error, UnicodeEncodeError):
+            reason = f"{error.object[error.start]!r} is a lone surrogate, not a character"
+        raise InvalidRequest(f"{name or 'the request'} cannot be encoded: {reason}", param=name) from error
     decode_public(frame, max_bytes=len(frame))
     return len(frame)
+
+
+def _unencodable(message: Any) -> str | None:
+    """The field of a request that cannot be encoded."""
+    for name, value in message.request.items() if isinstance(message, m.Submit) else ():
+        try:
+            encode(m.Submit("", {name: value}), seq=0)
+        except (TypeError, ValueError, OverflowError):
+            return str(name)
+    return None

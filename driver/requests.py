@@ -12,7 +12,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.errors import Overloaded, RequestTimeout, TriptychError
+from ..protocol.errors import InvalidRequest, Overloaded, RequestTimeout, TriptychError
 from ..protocol.sampling import SamplingParams
 from .choices import GroupStream, num_choices
 from .embedding import Embedding
@@ -109,12 +109,12 @@ class Requests(ABC):
         A prompt may be a mapping with its own arguments for ``submit``. ``progress`` is called with each completion.
 
         Raises:
-            RequestError: a request failed; the others are aborted.
+            RequestError: a request failed; the others are aborted, except those with ``keep``.
         """
         waiting: deque[tuple[dict[str, Any], Stream]] = deque()
         results: list[Completion] = []
         try:
-            for prompt in prompts:
+            for prompt in several(prompts):
                 arguments = arguments_of(prompt, options)
                 waiting.append((arguments, self.submit(**arguments)))
                 if len(waiting) >= MAX_IN_FLIGHT:
@@ -122,8 +122,9 @@ class Requests(ABC):
             while waiting:
                 results.append(self._first(waiting, progress))
         finally:
-            for _, stream in waiting:
-                stream.abort()
+            for arguments, stream in waiting:
+                if not arguments.get("keep"):
+                    stream.abort()
         return results
 
     def embed(self, prompt: Prompt, *, timeout: float | None = None, **options: Any) -> Embedding:
@@ -199,6 +200,16 @@ class Requests(ABC):
             raise RequestTimeout(f"{type(question).__name__}: no answer within {timeout} s") from error
 
 
+def several(prompts: Iterable[Prompt | Mapping[str, Any]]) -> Iterable[Prompt | Mapping[str, Any]]:
+    """
+    Raises:
+        InvalidRequest: they are one prompt, whose characters or keys would be taken for prompts.
+    """
+    if isinstance(prompts, (str, bytes, bytearray, Mapping)):
+        raise InvalidRequest(f"prompts must be several, got one: {prompts!r:.100}", param="prompts")
+    return prompts
+
+
 def arguments_of(prompt: Prompt | Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Arguments of ``submit`` for one of the prompts of ``generate_all``."""
     return {**options, **(prompt if isinstance(prompt, Mapping) else {"prompt": prompt})}
@@ -207,18 +218,29 @@ def arguments_of(prompt: Prompt | Mapping[str, Any], options: dict[str, Any]) ->
 def request_map(
     prompt: Prompt | None, messages: Messages | None, params: SamplingParams | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The request in its wire form. Nothing is validated here: prepare does that once, for every kind of client."""
+    """The request in its wire form. Nothing else is validated here: prepare does that once, for every kind of client.
+
+    Raises:
+        InvalidRequest: ``params`` is something else.
+    """
+    if not isinstance(params, (SamplingParams, type(None))):
+        raise InvalidRequest(f"params must be SamplingParams, got {params!r:.100}", param="params")
     request: dict[str, Any] = {} if params is None else params.to_wire()
     request.update(options)
     if prompt is not None:
         # Bytes are no ids, although they are a sequence of ints: most likely a text that was not decoded.
-        is_text = isinstance(prompt, (str, bytes, bytearray))
+        is_text = isinstance(prompt, (str, bytes, bytearray)) or _is_texts(prompt)
         is_ids = (isinstance(prompt, Sequence) and not is_text) or hasattr(prompt, "tolist")
         request["prompt_token_ids" if is_ids else "prompt"] = _packed_ids(prompt) if is_ids else prompt
     if messages is not None:
         is_list = isinstance(messages, (list, tuple))
         request["messages"] = [_plain(message) for message in messages] if is_list else messages
     return request
+
+
+def _is_texts(prompt: Any) -> bool:
+    """Several prompts where one belongs: refused as what they are, not as ids."""
+    return isinstance(prompt, (list, tuple)) and bool(prompt) and all(isinstance(each, str) for each in prompt)
 
 
 def _plain(message: Any) -> Any:

@@ -97,6 +97,21 @@ def test_refused_or_cancelled_generate_all_aborts_all_its_requests(ends: str, dr
     with_client(driver, body)
 
 
+@pytest.mark.parametrize("many", [False, True], ids=["one", "a list"])
+def test_cancelled_wait_for_a_kept_request_lets_it_go_on(many: bool, driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        options: dict[str, Any] = {"max_tokens": 400, "keep": True, "request_id": f"kept-{many}"}
+        call = asyncio.create_task(client.generate_all([[5]], **options) if many else client.generate([5], **options))
+        while (await client.status(f"kept-{many}")).state == "unknown":
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    with_client(driver, body)
+    assert driver.client.resume(f"kept-{many}").result(20).token_ids == tokens_after([5], 400)
+
+
 def test_closing_a_stream_refused_for_its_id_does_not_end_the_live_request(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         first = client.submit([5], max_tokens=200, request_id="taken")

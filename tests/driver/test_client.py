@@ -46,9 +46,9 @@ def tokens_after(prompt: list[int], num_tokens: int) -> list[int]:
 # -- encoding of requests
 
 
-@pytest.mark.parametrize("prompt", ["hello", b"hello"], ids=repr)
+@pytest.mark.parametrize("prompt", ["hello", b"hello", ["hello", "you"]], ids=repr)
 def test_text_is_sent_unchanged(prompt: Any) -> None:
-    """Bytes too, which are refused: they were taken for the ids of other tokens."""
+    """Bytes too, which are refused: they were taken for the ids of other tokens. So are several texts."""
     assert request_map(prompt, None, None, {}) == {"prompt": prompt}
 
 
@@ -66,6 +66,20 @@ def test_invalid_token_ids_are_sent_unchanged(wrong: Any) -> None:
 def test_chat_is_sent_as_plain_maps() -> None:
     message = {"role": "user", "content": "hi"}
     assert request_map(None, [message], None, {}) == {"messages": [message]}
+
+
+def test_params_of_another_type_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"params must be SamplingParams, got \{'top_k': 5\}"):
+        request_map("hello", None, {"top_k": 5}, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompts", ["hello", b"hello", {"prompt": "hello"}], ids=repr)
+def test_one_prompt_is_not_taken_for_several(prompts: Any, driver: Driver) -> None:
+    """Each character, or each key, was a prompt."""
+    with pytest.raises(InvalidRequest, match="prompts must be several, got one"):
+        driver.generate_all(prompts)
+    with pytest.raises(InvalidRequest, match="prompts must be several, got one"):
+        driver.embed_all(prompts)
 
 
 def test_options_override_params() -> None:
@@ -247,6 +261,15 @@ def test_kept_request_of_a_wait_that_timed_out_goes_on(driver: Driver) -> None:
         driver.generate([5], max_tokens=400, timeout=0.01, keep=True, request_id="goes-on")
     with Client(driver.run_dir) as client:
         assert client.resume("goes-on").result(20).token_ids == tokens_after([5], 400)
+
+
+def test_kept_requests_go_on_though_another_of_the_list_is_refused(driver: Driver) -> None:
+    kept = {"prompt": [5], "max_tokens": 400, "keep": True, "request_id": "kept-of-a-list"}
+    with pytest.raises(InvalidRequest):
+        driver.generate_all([{"prompt": [5], "top_p": 2.0}, kept])
+    eventually(lambda: driver.client.status("kept-of-a-list").state != "unknown")
+    with Client(driver.run_dir) as client:
+        assert client.resume("kept-of-a-list").result(20).token_ids == tokens_after([5], 400)
 
 
 def test_unanswered_question_times_out() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from tests.driver.fake_service import FakeService, finished, has_entry, submit
@@ -133,6 +134,17 @@ def nested(depth: int) -> Any:
     for _ in range(depth):
         value = [value]
     return value
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(np.float32(0.5), "can not serialize 'numpy.float32' object"), (2**64, "Integer value out of range")],
+    ids=["number of numpy", "huge integer"],
+)
+def test_field_that_cannot_be_encoded_is_named(session: Session, value: Any, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"temperature cannot be encoded: {reason}") as caught:
+        submit(session, "a", max_tokens=5, temperature=value).result(10)
+    assert caught.value.param == "temperature"
 
 
 @pytest.mark.parametrize(
