@@ -92,7 +92,7 @@ class AsyncRequests(ABC):
         progress: Callable[[Completion], None] | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """Return the answers to many prompts; see ``Client.generate_all``. Cancelling aborts the requests without ``keep``."""
+        """Return the answers to many prompts; see ``Client.generate_all``. Cancelling aborts those without ``keep``."""
         waiting: deque[tuple[dict[str, Any], AsyncStream]] = deque()
         results: list[Completion] = []
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from ..protocol.config import ServiceConfig
 from ..protocol.connection import Address, Connection
 from ..protocol.errors import ConfigError, TriptychError
-from ..protocol.keys import ClientKeys, own_keys
-from ..protocol.run_dir import CONFIG_FILE, follow_endpoint, submit_endpoint
+from ..protocol.keys import ClientKeys
 from .requests import Requests
 from .session import Session
+from .whereabouts import Whereabouts, checked
 
 
 class Client(Requests):
@@ -37,7 +34,8 @@ class Client(Requests):
         """Connect to the pipeline in ``run_dir``, or to its two endpoints.
 
         ``keys``: this client's keys or their file, required for ``tcp://``; a run directory contains its own.
-            The client may be there before the driver: it finds out where and with which keys to connect.
+            The client may be there before the driver: it finds out where and with which keys to connect. If requests
+            wait and no driver has ever been there, a warning is logged after a few seconds.
 
         Raises:
             ConfigError: an endpoint is missing or malformed, or the keys are missing or accessible to others.
@@ -47,12 +45,12 @@ class Client(Requests):
         look_up: Callable[[], Address] | None = None
         self._where = f"{submit}, {follow}" if run_dir is None else str(run_dir)
         if run_dir is not None:
-            look_up = partial(_address_in, Path(run_dir).expanduser().absolute(), submit, follow, keys)
+            look_up = Whereabouts(Path(run_dir).expanduser().absolute(), submit, follow, keys)
             address = look_up()
         elif submit is None or follow is None:
             raise ConfigError("a client needs a run directory, or a submit and a follow endpoint")
         else:
-            address = _checked(Address(submit, follow, keys))
+            address = checked(Address(submit, follow, keys))
         self.session = Session(Connection(address, look_up=look_up)).start()
 
     def __repr__(self) -> str:
@@ -75,41 +73,3 @@ class Client(Requests):
     @property
     def _session(self) -> Session:
         return self.session
-
-
-def _address_in(run_dir: Path, submit: str | None, follow: str | None, keys: ClientKeys | None) -> Address:
-    """The address of the pipeline in ``run_dir``, except for what is given.
-
-    Raises:
-        ConfigError: its keys cannot be read, or are missing.
-    """
-    service = _service_in(run_dir)
-    return _checked(
-        Address(
-            submit or submit_endpoint(run_dir, service),
-            follow or follow_endpoint(run_dir, service),
-            keys or own_keys(run_dir),
-        )
-    )
-
-
-def _checked(address: Address) -> Address:
-    """
-    Raises:
-        ConfigError: it is reached over the network, which requires keys.
-    """
-    if address.keys is None and any(where.startswith("tcp://") for where in (address.submit, address.follow)):
-        raise ConfigError("a client needs keys for a tcp:// endpoint", param="keys")
-    return address
-
-
-def _service_in(run_dir: Path) -> ServiceConfig:
-    """Where the pipeline in ``run_dir`` listens; the defaults if there was none yet.
-
-    Nothing else is read: a pipeline of another version may have other settings, but speaks the same protocol.
-    """
-    try:
-        found = json.loads((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))["service"]
-        return ServiceConfig(**{name: found.get(name) for name in ("submit", "follow", "curve_keys")})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
-        return ServiceConfig()

@@ -18,6 +18,7 @@ import pytest
 from tests.driver.fake_service import FakeService, packed
 from tests.waiting import eventually
 from triptych import Client, Driver, PipelineConfig
+from triptych.driver import whereabouts
 from triptych.driver.requests import request_map
 from triptych.driver.stream import Completion
 from triptych.protocol import connection
@@ -276,6 +277,21 @@ def test_unanswered_question_times_out() -> None:
     with tempfile.TemporaryDirectory() as folder, Client(folder) as client, pytest.raises(RequestTimeout) as caught:
         client.info(timeout=0.05)
     assert caught.value.message == "GetInfo: no answer within 0.05 s"
+
+
+def test_wait_for_a_pipeline_that_never_was_there_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """As with a wrong path: the request waits until there is one."""
+    monkeypatch.setattr(connection, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(whereabouts, "WARN_S", 0.05)
+    with Client(tmp_path) as client:
+        assert not caplog.records
+        client.submit("hello")
+        eventually(lambda: caplog.messages)
+        with pytest.raises(RequestTimeout):
+            client.generate("hello", timeout=0.3)
+    assert caplog.messages == [f"no pipeline has started in {tmp_path} so far: requests wait for one"]
 
 
 def test_abort_does_not_damage_the_next_request_in_the_record(driver: Driver) -> None:
