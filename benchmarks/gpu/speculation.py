@@ -105,7 +105,7 @@ def replay_equals_launches(setting: Setting, loaded: Loaded) -> bool | None:
         return None
     inputs = checks(setting, loaded, setting.size(16, 2))
     size = runner._router.size(inputs)
-    key, num_rows = GraphKey.of(size, SamplingKind.HOST, is_adapted=False), len(inputs.sampled)
+    key, num_rows = GraphKey(size, SamplingKind.HOST), len(inputs.sampled)
     runner._mixed_buffers.fill(inputs, size)
     found = []
     for compute in (lambda: runner._graphs.run(key), runner._graphs._make_run(key)):

@@ -22,27 +22,15 @@ _STEPS_BETWEEN_CAPTURES = 16  # at least, so that requests are not held up by ca
 
 
 class GraphKey(NamedTuple):
-    """A graph has a number of decodes, ends where the host must take over, and applies adapters or does not. It may
-    contain tokens of prompts, or sequences with proposals.
-    """
+    """A graph has the size of its steps, ends where the host must take over, and applies adapters or does not."""
 
-    num_rows: int
+    size: StepSize
     kind: SamplingKind
     is_adapted: bool = False
-    num_chunk_tokens: int = 0
-    num_checked: int = 0
-
-    @classmethod
-    def of(cls, size: StepSize, kind: SamplingKind, *, is_adapted: bool) -> GraphKey:
-        return cls(size.num_rows, kind, is_adapted, size.num_chunk_tokens, size.num_checked)
-
-    @property
-    def size(self) -> StepSize:
-        return StepSize(self.num_rows, self.num_chunk_tokens, self.num_checked)
 
 
 def _by_memory(key: GraphKey) -> tuple[int, GraphKey]:
-    return key.num_chunk_tokens, key
+    return key.size.num_chunk_tokens, key
 
 
 class CaptureFailed(Exception):

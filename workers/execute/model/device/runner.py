@@ -196,7 +196,7 @@ class DeviceRunner(StepRunner):
     def _first_keys(self) -> list[GraphKey]:
         greedy = self._keys(self._router.buckets[:-1], [SamplingKind.GREEDY])
         few = self._router.mixed_rows[:_NUM_FIRST]
-        return [*self._largest_keys(), *greedy, *(key for key in self._mixed_keys() if key.num_rows in few)]
+        return [*self._largest_keys(), *greedy, *(key for key in self._mixed_keys() if key.size.num_rows in few)]
 
     def _largest_keys(self) -> list[GraphKey]:
         mixed, buckets = self._mixed_keys()[-len(self._adapted) :], self._router.buckets
@@ -204,17 +204,18 @@ class DeviceRunner(StepRunner):
         return [*mixed, *self._check_keys(), *self._keys(buckets[-1:], _KINDS), *compared]
 
     def _keys(self, buckets: Iterable[int], kinds: Iterable[SamplingKind]) -> list[GraphKey]:
-        return [GraphKey(*key) for key in product(buckets, kinds, self._adapted)]
+        each = product(buckets, kinds, self._adapted)
+        return [GraphKey(StepSize(rows), kind, is_adapted) for rows, kind, is_adapted in each]
 
     def _mixed_keys(self) -> list[GraphKey]:
         """All keys with tokens of prompts, the largest last. The few launches of the sampling follow their graphs."""
         sizes = product(self._router.chunk_tokens, self._router.mixed_rows, self._adapted)
-        return [GraphKey(rows, SamplingKind.HOST, is_adapted, tokens) for tokens, rows, is_adapted in sizes]
+        return [GraphKey(StepSize(rows, tokens), SamplingKind.HOST, adapted) for tokens, rows, adapted in sizes]
 
     def _check_keys(self) -> list[GraphKey]:
         """All keys of steps with proposals. Their graphs end with the logits, too."""
         sizes = product(self._router.checks, self._adapted)
-        return [GraphKey.of(size, SamplingKind.HOST, is_adapted=is_adapted) for size, is_adapted in sizes]
+        return [GraphKey(size, SamplingKind.HOST, is_adapted) for size, is_adapted in sizes]
 
     def _measure_checks(self) -> None:
         if self._max_proposals and self._device.type == "cuda":
@@ -277,14 +278,14 @@ class DeviceRunner(StepRunner):
         is_adapted, num_sampled = inputs.adapters is not None, len(inputs.sampled)
         if size.num_chunk_tokens:
             self._mixed_buffers.fill(inputs, size)
-            self._graphs.run(GraphKey.of(size, SamplingKind.HOST, is_adapted=is_adapted))
+            self._graphs.run(GraphKey(size, SamplingKind.HOST, is_adapted))
             return self._sample(self._logits[:num_sampled], inputs, kind, masks)
         self._buffers.fill(inputs, size.num_rows)
         if kind in (SamplingKind.DRAWN, SamplingKind.CUT):
             table = columns(inputs.sampled, inputs.sampled_lengths, vocab_size=self._forward.vocab_size)
             self._buffers.fill_sampling(table, size.num_rows)
         # If the sampling cannot be part of a graph, the graph ends with the logits.
-        self._graphs.run(GraphKey(size.num_rows, min(kind, SamplingKind.EDITED), is_adapted))
+        self._graphs.run(GraphKey(size, min(kind, SamplingKind.EDITED), is_adapted))
         if kind < SamplingKind.EDITED:
             return self._fetch(num_sampled)
         return self._sample(self._logits[:num_sampled], inputs, kind, masks)
@@ -292,7 +293,7 @@ class DeviceRunner(StepRunner):
     def _graph_run(self, key: GraphKey) -> Replay:
         """Return the function that a graph of this key records; it works on static buffers only."""
         step = self._static_step(key)
-        table = self._buffers.sampling_table(key.num_rows)
+        table = self._buffers.sampling_table(key.size.num_rows)
 
         def run() -> None:
             logits = self._forward(step, self._resolved(step))
@@ -300,18 +301,18 @@ class DeviceRunner(StepRunner):
                 self._logits[: key.size.num_sampled].copy_(logits)
                 return
             sampled = sample(logits, table, key.kind)
-            self._tokens[: key.num_rows].copy_(sampled.token_ids)
-            self._greatest[: key.num_rows].copy_(sampled.greatest)
+            self._tokens[: key.size.num_rows].copy_(sampled.token_ids)
+            self._greatest[: key.size.num_rows].copy_(sampled.greatest)
 
         return run
 
     def _static_step(self, key: GraphKey) -> DeviceStep:
-        if key.num_chunk_tokens:
+        if key.size.num_chunk_tokens:
             return self._mixed_buffers.step(key.size, is_adapted=key.is_adapted)
-        return self._buffers.step(key.num_rows, is_adapted=key.is_adapted)
+        return self._buffers.step(key.size.num_rows, is_adapted=key.is_adapted)
 
     def _clear(self, key: GraphKey) -> None:
-        if key.num_chunk_tokens:
+        if key.size.num_chunk_tokens:
             self._mixed_buffers.clear(key.size)
         else:
             self._buffers.clear()

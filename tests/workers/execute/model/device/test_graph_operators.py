@@ -19,6 +19,7 @@ from tests.workers.execute.model.native.decoders import make_checkpoint
 from triptych.protocol.lora import LoraModule
 from triptych.workers.execute.attention.interface import LayerCache
 from triptych.workers.execute.model.checkpoint.mapped import Checkpoint
+from triptych.workers.execute.model.device.buckets import StepSize
 from triptych.workers.execute.model.device.graphs import GraphKey
 from triptych.workers.execute.model.lora import load_adapters
 from triptych.workers.execute.model.spec.describe import describe_decoder
@@ -97,7 +98,7 @@ def test_no_operator_of_a_graph_waits_for_the_host(
 ) -> None:  # fmt: skip
     monkeypatch.setattr("triptych.workers.execute.sampling.device.has_compiled_kernels", lambda _device: True)
     with torch.inference_mode():
-        make_runner(False)._graph_run(GraphKey(4, kind, is_adapted))()
+        make_runner(False)._graph_run(GraphKey(StepSize(4), kind, is_adapted))()
     assert launched == {**KERNELS, **sampling, "_decode": 1, "_combine": 1}
 
 
@@ -106,7 +107,7 @@ def test_no_operator_of_a_graph_of_one_token_waits_for_the_host(
     is_adapted: bool, launched: Counter[str], make_runner: Callable[..., DeviceRunner]
 ) -> None:
     with torch.inference_mode():
-        make_runner(False)._graph_run(GraphKey(1, SamplingKind.GREEDY, is_adapted))()
+        make_runner(False)._graph_run(GraphKey(StepSize(1), SamplingKind.GREEDY, is_adapted))()
     assert launched == {**(KERNELS if is_adapted else OF_ONE_ROW), "_decode": 1, "_combine": 1}
 
 
@@ -115,7 +116,7 @@ def test_no_operator_of_a_graph_with_prompts_waits_for_the_host(
     is_adapted: bool, launched: Counter[str], make_runner: Callable[..., DeviceRunner]
 ) -> None:
     with torch.inference_mode():
-        make_runner(False)._graph_run(GraphKey(4, SamplingKind.HOST, is_adapted, 64))()
+        make_runner(False)._graph_run(GraphKey(StepSize(4, 64), SamplingKind.HOST, is_adapted))()
     assert launched == {**KERNELS, "_decode": 1, "_combine": 1, "_chunk": 1, "_sum_splits": 1}
 
 
@@ -125,7 +126,7 @@ def test_no_operator_of_a_deterministic_graph_waits_for_the_host(
 ) -> None:
     """Matrices with the same input share their adapters' first product, and each has its own second one."""
     with torch.inference_mode():
-        make_runner(True)._graph_run(GraphKey(4, SamplingKind.GREEDY, is_adapted))()
+        make_runner(True)._graph_run(GraphKey(StepSize(4), SamplingKind.GREEDY, is_adapted))()
     assert launched == {**KERNELS, "_chunk": 1, "_matmul": num_products}
 
 
@@ -143,5 +144,7 @@ def test_no_operator_of_another_family_s_graph_waits_for_the_host(
     make_runner: Callable[..., DeviceRunner],
 ) -> None:  # fmt: skip
     with torch.inference_mode():
-        make_runner(False, family, sliding_window=512)._graph_run(GraphKey(4, SamplingKind.GREEDY, is_adapted))()
+        make_runner(False, family, sliding_window=512)._graph_run(
+            GraphKey(StepSize(4), SamplingKind.GREEDY, is_adapted)
+        )()
     assert launched == {**KERNELS, **more, "_decode": 1, "_combine": 1}

@@ -16,6 +16,7 @@ from tests.adapters import make_adapter
 from tests.conftest import HAS_GPU
 from tests.workers.execute.model.fused.short_self_test import shorten_self_test
 from tests.workers.execute.model.native.decoders import NativeEngine, make_checkpoint, make_request, some_of
+from triptych.workers.execute.model.device.buckets import StepSize
 from triptych.workers.execute.model.device.graphs import CaptureFailed, CudaGraphCapture, GraphKey, GraphShelf
 from triptych.workers.execute.model.step_runner import trash_decodes
 from triptych.workers.execute.sampling.kinds import SamplingKind
@@ -36,7 +37,7 @@ class Notes:
         self.log: list[tuple[str, int]] = []
 
     def make_run(self, key: GraphKey) -> Callable[[], None]:
-        return lambda: self.log.append(("run", key.num_rows))
+        return lambda: self.log.append(("run", key.size.num_rows))
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         self.log.append(("capture", 0))
@@ -49,7 +50,9 @@ def ignore(_key: GraphKey) -> None: ...
 def test_graphs_are_captured_largest_first_after_one_plain_run_each() -> None:
     notes, progress = Notes(), []
     shelf = GraphShelf(notes.capture, notes.make_run, ignore)
-    shelf.capture_all([GraphKey(n, GREEDY) for n in (1, 4, 2)], lambda done, total: progress.append((done, total)))
+    shelf.capture_all(
+        [GraphKey(StepSize(n), GREEDY) for n in (1, 4, 2)], lambda done, total: progress.append((done, total))
+    )
     assert [number for what, number in notes.log if what == "run"] == [4, 2, 1]
     assert [what for what, _ in notes.log] == ["run", "capture"] * 3
     assert progress == [(1, 3), (2, 3), (3, 3)]
@@ -60,10 +63,10 @@ def test_after_a_restart_graphs_are_captured_one_at_a_time_most_used_first() -> 
     shelf = GraphShelf(notes.capture, notes.make_run, ignore)
     rows = [8, 4, 8] * 8
     for num_rows in rows:
-        shelf.run(GraphKey(num_rows, GREEDY))
+        shelf.run(GraphKey(StepSize(num_rows), GREEDY))
     assert shelf.num_graphs == 1
-    shelf.run(GraphKey(8, GREEDY))
-    shelf.run(GraphKey(4, GREEDY))
+    shelf.run(GraphKey(StepSize(8), GREEDY))
+    shelf.run(GraphKey(StepSize(4), GREEDY))
     assert notes.log[-2:] == [("replay", 0), ("run", 4)]
 
 
@@ -75,7 +78,7 @@ def test_capture_that_fails_while_serving_is_logged_once_and_not_retried(caplog:
     notes = Notes()
     shelf = GraphShelf(refuse, notes.make_run, ignore)
     for _ in range(100):
-        shelf.run(GraphKey(8, GREEDY))
+        shelf.run(GraphKey(StepSize(8), GREEDY))
     assert notes.log == [("run", 8)] * 100
     assert caplog.text.count("operation not permitted when stream is capturing") == 1
 
@@ -91,8 +94,8 @@ def test_lack_of_memory_while_idle_costs_no_process(caplog: pytest.LogCaptureFix
         return run
 
     shelf = GraphShelf(notes.capture, make_run, ignore)
-    assert not shelf.capture_next([GraphKey(4, GREEDY), GraphKey(8, GREEDY)])
-    assert not shelf.capture_next([GraphKey(4, GREEDY), GraphKey(8, GREEDY)])
+    assert not shelf.capture_next([GraphKey(StepSize(4), GREEDY), GraphKey(StepSize(8), GREEDY)])
+    assert not shelf.capture_next([GraphKey(StepSize(4), GREEDY), GraphKey(StepSize(8), GREEDY)])
     assert notes.log == []
     assert caplog.text.count("CUDA out of memory") == 1
 
@@ -304,7 +307,11 @@ def capture_some(runner: DeviceRunner) -> None:
     assert shelf is not None
     with torch.inference_mode():
         # The one that is left in the end is greedy.
-        keys = [GraphKey(1, GREEDY), *(GraphKey(4, kind) for kind in kinds), GraphKey(4, SamplingKind.CUT, True)]
+        keys = [
+            GraphKey(StepSize(1), GREEDY),
+            *(GraphKey(StepSize(4), kind) for kind in kinds),
+            GraphKey(StepSize(4), SamplingKind.CUT, True),
+        ]
         shelf.capture_all(keys, lambda done, total: None)
 
 
@@ -323,7 +330,9 @@ def test_steps_with_prompts_have_the_same_tokens_as_graphs(engine: NativeEngine)
     expected_tokens, expected_pages = run(engine, engine.runner, **sizes)
     assert runner._graphs is not None
     with torch.inference_mode():
-        keys = [GraphKey(rows, SamplingKind.HOST, is_adapted, 16) for rows, is_adapted in ((0, False), (8, True))]
+        keys = [
+            GraphKey(StepSize(rows, 16), SamplingKind.HOST, is_adapted) for rows, is_adapted in ((0, False), (8, True))
+        ]
         runner._graphs.capture_all(keys, lambda done, total: None)
     tokens, pages = run(engine, runner, **sizes)
     assert tokens == expected_tokens

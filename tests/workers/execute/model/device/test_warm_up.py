@@ -177,7 +177,7 @@ def test_largest_graph_of_each_kind_is_captured_before_all_others() -> None:
     runner._graphs._make_run = note
     runner.capture_graphs(lambda done, total: None)
     assert {key.kind for key in captured[2:6]} == set(SamplingKind) - {SamplingKind.HOST}
-    sizes = [(key.num_rows, key.num_chunk_tokens) for key in captured]
+    sizes = [(key.size.num_rows, key.size.num_chunk_tokens) for key in captured]
     assert sizes == [(4, 8), (0, 8), *[(4, 0)] * 4, (2, 0), (1, 0)]
 
 
@@ -195,7 +195,7 @@ def test_idle_runner_records_the_graphs_that_a_restart_left_out() -> None:
             assert not step.slot_mapping.any()
             run()
 
-        found.append((key.num_rows, key.num_chunk_tokens))
+        found.append((key.size.num_rows, key.size.num_chunk_tokens))
         return run_on_the_trash_page
 
     runner._graphs._make_run = note
