@@ -47,15 +47,12 @@ def build_runner(
         ConfigError: the model cannot be found, read or trusted, or does not fit in memory.
     """
     start = time.monotonic()
-    device = take_device(model_config.device)
-    if draft_folder:
-        check_device_of_draft(model_config, device)
-    folder = find_checkpoint(model_dir)
-    adapters = load_adapters(model_config.adapters, family_of(folder))
-    cache, scheduler = cache_config.for_device(device.type), scheduler_config.for_device(device.type)
-    backends = Backends(
-        model_config, cache, scheduler, device, folder, progress, adapters=adapters, spare_cache=spare_cache(run_dir)
+    device = _take_device(model_config, draft_folder)
+    configs = model_config, cache_config, scheduler_config
+    backends = _make_backends(
+        configs, device, find_checkpoint(model_dir), progress=progress, spare_cache=spare_cache(run_dir)
     )
+    cache = backends.cache
     proofs = backends.proofs
     loaded = backends.load_proven(proofs, run_dir)
     if loaded is None:
@@ -76,6 +73,36 @@ def build_runner(
         draft_model.measure(runner)
         runner.proposer = draft_model
     return runner, _model_card(backends, loaded, size, device=device, load_s=time.monotonic() - start)
+
+
+def _take_device(config: ModelConfig, draft_folder: Path | None) -> torch.device:
+    """
+    Raises:
+        ConfigError: this machine has no such device, or a draft model is wanted that cannot run on it.
+    """
+    device = take_device(config.device)
+    if draft_folder:
+        check_device_of_draft(config, device)
+    return device
+
+
+def _make_backends(
+    configs: tuple[ModelConfig, CacheConfig, SchedulerConfig],
+    device: torch.device,
+    folder: Path,
+    *,
+    progress: Progress,
+    spare_cache: Path | None,
+) -> Backends:
+    """
+    Raises:
+        ConfigError: an adapter cannot be read.
+    """
+    model, cache, scheduler = configs
+    return Backends(
+        model, cache.for_device(device.type), scheduler.for_device(device.type), device, folder, progress,
+        adapters=load_adapters(model.adapters, family_of(folder)), spare_cache=spare_cache,
+    )  # fmt: skip
 
 
 def _model_card(
@@ -124,13 +151,9 @@ def rehearse(
     Raises:
         ConfigError: a start with this config would fail.
     """
-    adapters, device = load_adapters(config.model.adapters, family_of(folder)), take_device(config.model.device)
-    if draft_folder:
-        check_device_of_draft(config.model, device)
-    cache, scheduler = config.cache.for_device(device.type), config.scheduler.for_device(device.type)
-    backends = Backends(
-        config.model, cache, scheduler, device, folder, _no_progress, adapters=adapters, spare_cache=spare
-    )
+    device = _take_device(config.model, draft_folder)
+    configs = config.model, config.cache, config.scheduler
+    backends = _make_backends(configs, device, folder, progress=_no_progress, spare_cache=spare)
     backends.prove(backends.proofs, run_dir)
     if draft_folder:
         prove_draft(backends, draft_folder, run_dir)

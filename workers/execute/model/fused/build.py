@@ -17,6 +17,7 @@ from ..checkpoint.dense import choose_dtype, open_checkpoint, read_facts
 from ..facts import ModelFacts, Progress
 from ..guard.oracle import DecoderOutputs, Oracle, refusing
 from ..guard.probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, decoded_again, paged_rows, random_sequences
+from ..guard.tolerances import ROUNDED, TOLERANCES
 from ..lora import Adapter
 from ..pool import EIGHT_BIT_PAGES, LayerShape, allocate_pool
 from ..spec.decoder import DecoderSpec, Unsupported
@@ -25,9 +26,6 @@ from .fp8 import MULTIPLE
 from .lora import FusedAdapters
 from .weights import Format, FusedLoader, FusedWeights
 
-# Greatest difference allowed, relative to the greatest logit.
-_TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
-_EIGHT_BIT_TOLERANCE = 0.5  # of weights in fp8, or keys and values in int8
 _FP8_CAPABILITY = (9, 0)  # CUDA compute capability from which fp8 products take a scale per row
 
 
@@ -97,7 +95,7 @@ def load_fused(
 
 
 def _format(config: PretrainedConfig, dtype: str, quantization: str, is_invariant: bool) -> Format:
-    found = choose_dtype(config, dtype, _TOLERANCES)
+    found = choose_dtype(config, dtype, TOLERANCES)
     if quantization not in ("none", "fp8"):
         raise Unsupported(f"quantization is {quantization}, which the fused decoder does not support")
     if quantization == "fp8" and is_invariant:
@@ -157,7 +155,7 @@ def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, ada
             sequences,
             adapters,
             dtype=format_.dtype,
-            limit=_EIGHT_BIT_TOLERANCE if is_rounded else _TOLERANCES[format_.dtype],
+            limit=ROUNDED if is_rounded else TOLERANCES[format_.dtype],
             may_round=format_.dtype.itemsize == 2 and not is_rounded,
         )
 

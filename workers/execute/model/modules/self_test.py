@@ -25,6 +25,7 @@ from ...attention.interface import AttentionForm, PagedAttention
 from ...step import Int32, StepInputs
 from ..checkpoint.find import NO_MIXING
 from ..guard.probe import NUM_PAGES, NUM_STATE_ROWS, Chunks, paged_rows, random_sequences
+from ..guard.tolerances import ROUNDED, TOLERANCES
 from ..lora import Adapter
 from ..memory import available_bytes
 from ..pool import LayerShape, allocate_pool
@@ -35,9 +36,6 @@ from .recurrent import StateProbe, cut_batches, going_on, remembering
 
 _PAGE_SIZE = 4  # small, so that short sequences have several pages
 _CHUNKS: Chunks = ((6, 1), (3, 8), (9, 2))
-# Greatest difference allowed, relative to the greatest logit. Families that work stay below half of it.
-_TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
-_EIGHT_BIT_TOLERANCE = 0.5  # of keys and values in int8
 # Tokens that may differ by more in half precision, where rounding alone can route a token to another expert.
 _OUTLIERS = 3
 
@@ -105,7 +103,7 @@ def _try(
         states = SequenceStates(state_probe.layout, NUM_STATE_ROWS, forward.device) if recurrent else None
         paged = _Paged(forward, PagedLayers(kernel, caches), states, adapters)
         found = [paged.logits(sequences, number) for number in range(len(cases))]
-    limit = _EIGHT_BIT_TOLERANCE if has_eight_bit_pages else _TOLERANCES[model.dtype]
+    limit = ROUNDED if has_eight_bit_pages else TOLERANCES[model.dtype]
     reasons = [
         _why_different(model, expected, said, "" if case is None else f" with the adapter {case.name!r}", limit)
         for case, expected, said in zip(cases, plain, found, strict=True)

@@ -15,6 +15,7 @@ from ...step import Int32, StepInputs
 from ..checkpoint.mapped import Checkpoint
 from ..guard.oracle import DecoderOutputs, Oracle
 from ..guard.probe import NUM_PAGES, NUM_POSITIONS, NUM_STATE_ROWS, PAGE_SIZE, paged_rows, random_sequences, whole_rows
+from ..guard.tolerances import ROUNDED, TOLERANCES
 from ..lora import Adapter
 from ..spec.decoder import DecoderSpec, Unsupported
 from ..spec.ropes import Rope
@@ -30,8 +31,11 @@ _DELTA_RULE_OUTLIERS = 0.25
 # times as large as all others (Sun et al. 2024, "Massive Activations in Large Language Models"). In int4 the other
 # channels of its group keep nothing of theirs, which changes what this token says, and hardly the others.
 _ROUNDING_OUTLIERS = 0.02
-# Greatest difference allowed, relative to the greatest logit.
-_TOLERANCES = {Format.FLOAT32: 1e-4, Format.BFLOAT16: 1e-1, Format.INT8: 0.5, Format.INT4: 0.5, Format.MXFP4: 0.5}
+_TOLERANCES = {
+    Format.FLOAT32: TOLERANCES[torch.float32],
+    Format.BFLOAT16: TOLERANCES[torch.bfloat16],
+    **dict.fromkeys((Format.INT8, Format.INT4, Format.MXFP4), ROUNDED),
+}
 
 
 def check_native(
