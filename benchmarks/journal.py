@@ -72,9 +72,10 @@ def measure(journal: Journal) -> dict[str, dict[str, float]]:
         slots = journal.slots_in_use()
         slots[(journal.states(slots) == DISPATCHED) & (journal.release_states(slots) == 0)]
 
+    num_published = (WARM_UP + REPEATS) * PUBLISH_CALLS
     return {
         f"publish of {ROWS} rows": median(publish, calls=PUBLISH_CALLS),
-        f"read_tokens of {(WARM_UP + REPEATS) * PUBLISH_CALLS}": median(lambda: read_tokens(journal, views[0]), calls=50),
+        f"read_tokens of {num_published}": median(lambda: read_tokens(journal, views[0]), calls=50),
         "accept, forget and recycle": median(accept_and_forget, calls=50),
         "read_request": median(lambda: read_request(journal, 0), calls=50),
         f"scan of {RECORDS} records": median(scan, calls=50),
