@@ -38,8 +38,8 @@ class Reports:
         self._due = 0.0  # end of the interval since the last message
 
     def may_wait(self, next_in_s: float) -> bool:
-        """Whether the rows there are now can be sent in ``next_in_s``, along with more: that is before the interval is
-        over, so that no token is reported later than one interval after it was known.
+        """Whether the present rows can wait ``next_in_s`` seconds and be sent along with the next ones: the interval is
+        not over by then, so no token is reported later than one interval after it was known.
         """
         return time.monotonic() + next_in_s < self._due
 

@@ -50,7 +50,7 @@ class StepIntent:
         self._intent.begin(num_ahead=num_ahead)
 
     def end(self) -> None:
-        """The oldest step in flight completed without harm. Its rows stay listed until the next step or last end."""
+        """The oldest step in flight completed without harm. Its rows stay listed as long as a step is in flight."""
         self._in_flight.popleft()
         if not self._in_flight:
             self._intent.end()

@@ -69,7 +69,7 @@ class PrefixIndex:
     _by_page: dict[int, PageNode] = field(default_factory=dict)
 
     def match(self, tokens: Int32, salt: str) -> Match:
-        """The longest prefix of ``tokens``. Its tail is only included if it saves half a page or ends the match."""
+        """The longest prefix of ``tokens``. The last node may match in part: half a page, or all that is left."""
         parent = self._roots.get(salt)
         if parent is None:
             return NO_MATCH

@@ -166,7 +166,7 @@ class Proposals:
         return 0 if chance < least else min(int(math.log(least) / math.log(chance)), self._max_tokens)
 
     def _room(self, sequence: Sequence) -> int:
-        """How many tokens may follow the last one if one more is to follow them."""
+        """How many proposals have room after the last token, together with the token that is sampled after them."""
         return min(len(sequence.tokens), self._max_model_len) - 1 - sequence.num_tokens
 
     def _extend(self, sequence: Sequence, num_proposed: int) -> int:

@@ -38,7 +38,7 @@ class Rows:
         return list(self._seated.values())
 
     def take_turns(self, max_rows: int, *, max_reads: float = math.inf, at_least_one: bool = True) -> list[Sequence]:
-        """Up to ``max_rows`` of the seated sequences that read up to ``max_reads`` tokens, in row order.
+        """Up to ``max_rows`` of the seated sequences, which together read up to ``max_reads`` tokens, in row order.
 
         If not all can go they take turns: the first one left out comes first the next time. With ``at_least_one`` that
         one goes however much it reads, so that every sequence progresses.
