@@ -7,6 +7,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from tests.workers.execute.grammar.form import fitting_ids
 from tests.workers.execute.recurrent_hash import RecurrentHashRunner
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
@@ -87,10 +88,19 @@ def expected_hypotheses(beam: Sequence, vocab_size: int = VOCAB_SIZE) -> list[Hy
 
 
 def expected_output(sequence: Sequence) -> list[int]:
-    """The hash model's tokens after the prompt of ``sequence``, up to its stop token or max_tokens."""
+    """The hash model's tokens after the prompt of ``sequence``, up to its stop token or max_tokens. A sequence with a
+    grammar has that of ``make_form``.
+    """
     prompt = sequence.tokens[: sequence.num_prompt_tokens].tolist()
-    temperature = sequence.params.temperature
-    tokens = expected_tokens(prompt, sequence.max_tokens, VOCAB_SIZE, temperature=temperature, seed=sequence.seed)
+    options: dict[str, Any] = {"temperature": sequence.params.temperature, "seed": sequence.seed}
+    options["adapter"] = sequence.adapter
+    tokens: list[int] = []
+    if sequence.grammar is None:
+        tokens = expected_tokens(prompt, sequence.max_tokens, VOCAB_SIZE, **options)
+    while len(tokens) < sequence.max_tokens:
+        [likeliest] = expected_tokens([*prompt, *tokens], 1, VOCAB_SIZE, **options)
+        fitting = fitting_ids(tokens, VOCAB_SIZE)
+        tokens.append(int(fitting[np.searchsorted(fitting, likeliest) % len(fitting)]))
     for count in range(max(1, sequence.params.min_tokens), len(tokens)):
         if tokens[count - 1] in sequence.stop_ids:
             return tokens[:count]
@@ -101,6 +111,7 @@ def recover(sequence: Sequence, num_output_tokens: int) -> Sequence:
     """``sequence`` as recovered after a crash before which that many of its tokens had been emitted."""
     for token_id in expected_output(sequence)[:num_output_tokens]:
         sequence.append(token_id)
+        sequence.num_scored_tokens = sequence.num_prompt_tokens  # these logprobs are written before the first token
     return sequence
 
 

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.workers.execute.clients import Clients
-from tests.workers.execute.factories import make_beams, make_group, make_sequence, recover
+from tests.workers.execute.clients import Clients, Flaky
+from tests.workers.execute.factories import VOCAB_SIZE, make_beams, make_group, make_sequence, recover
+from tests.workers.execute.grammar.form import make_form
 from triptych.protocol.config import POLICIES, PREEMPTIONS
 from triptych.workers.execute.scheduling.proposals import CheckCosts
 
@@ -38,9 +39,15 @@ SETTINGS = st.fixed_dictionaries(
         "num_speculative_tokens": st.sampled_from([0, 0, 2, 15]),
         "check_costs": st.sampled_from([None, None, GPU_COSTS]),
         "num_snapshots": st.sampled_from([None, None, None, None, 0, 1, 3]),
+        "runner": st.sampled_from([None, None, Flaky]),
     }
 )
-OF_PAGES_ALONE = {"host_pages": 0, "depth": 0, "num_speculative_tokens": 0}  # what a recurrent model does not support
+OF_PAGES_ALONE = {
+    "host_pages": 0,
+    "depth": 0,
+    "num_speculative_tokens": 0,
+    "runner": None,
+}  # what a recurrent model does not support
 STOP_IDS = st.frozensets(st.integers(0, 96), max_size=4)
 
 
@@ -65,14 +72,28 @@ class Machine(RuleBasedStateMachine):
         other_end=st.integers(0, 3),
         priority=st.integers(-2, 2),
         patience=st.sampled_from([(0, 0), (0, 0), (0, 5), (20, 0), (20, 5)]),
+        min_tokens=st.sampled_from([0, 0, 1, 9]),
+        logprobs=st.sampled_from([None, None, 0, 2]),
+        prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
+        has_form=st.sampled_from([False, False, True]),
     )
     def add(
-        self, num_emitted: int, priority: int, salt: str, other_end: int, patience: tuple[int, int], **options: Any
+        self,
+        num_emitted: int,
+        priority: int,
+        salt: str,
+        other_end: int,
+        patience: tuple[int, int],
+        min_tokens: int,
+        has_form: bool,
+        **options: Any,
     ) -> None:
         """Few speakers, so that prompts share prefixes; the last few tokens may differ."""
         clients = self.clients
+        options["min_tokens"] = min(min_tokens, options["max_tokens"])
         sequence = make_sequence(len(clients.expected), **options)
         sequence.tokens[: sequence.num_prompt_tokens][-other_end or sequence.num_tokens :] += other_end
+        sequence.grammar = make_form(VOCAB_SIZE) if has_form else None
         recover(sequence, num_emitted)
         sequence.priority, sequence.cache_salt = priority, salt
         deadlines = [clients.now_ns + steps if steps else 0 for steps in patience]
