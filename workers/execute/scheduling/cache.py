@@ -59,7 +59,7 @@ class PageCache:
         """Pages available at once: free ones, idle ones, and those in limbo that no step touches."""
         return self.pool.num_available + self.limbo.num_reclaimable
 
-    def has(self, num_pages: int) -> bool:
+    def has(self, num_pages: float) -> bool:
         """Whether this many pages are available at once. Limbo is searched only if the others do not suffice."""
         return num_pages <= self.pool.num_available or num_pages <= self.num_available
 

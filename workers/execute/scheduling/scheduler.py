@@ -340,15 +340,15 @@ class Scheduler:
                 if s.num_tokens - s.num_computed_tokens > 1 or s.state is SequenceState.PREFILLING
             ]
             num_promised = sum(map(self.cache.num_missing, growing))
-            num_left = self.cache.num_available - num_promised - max(1, self.policy.margin * self.cache.num_pages)
-            if num_left < 1:
+            num_kept = num_promised + max(1, self.policy.margin * self.cache.num_pages)
+            if not self.cache.has(num_kept + 1):
                 return None  # whatever is cached, one page is needed
             match = self.roster.groups.find(sequence) if found is None else found
-            if self.cache.num_wanted(family, match) > num_left:
+            if not self.cache.has(num_kept + self.cache.num_wanted(family, match)):
                 return None
         else:
             match = self.roster.groups.find(sequence)
-        return match if self.cache.num_available > 0 and self.cache.may_enter(family, match) else None
+        return match if self.cache.has(1) and self.cache.may_enter(family, match) else None
 
     def _make_room(self, sequence: Sequence, draft: Draft) -> bool:
         """A place for the next token, taken from others if needed; False if ``sequence`` is preempted or ends.
