@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _RECURRENT = (c_float, *[c_void_p] * 2, *[c_int32] * 3, *[c_void_p] * 3)  # eps, inputs, and how they are cut
 _FUNCTIONS = {
     "triptych_sizes": (None, [POINTER(c_int64)]),
-    "triptych_pack": (None, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32]),
+    "triptych_pack": (None, [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_pack_int4": (None, [POINTER(Matrix), c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_pack_mxfp4": (None, [POINTER(Matrix), c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_unpack": (None, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32]),

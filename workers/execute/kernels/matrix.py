@@ -84,11 +84,18 @@ class Packer:
         self._library = library
         self._num_threads = num_threads
 
-    def pack(self, source: int, place: Placement, *, is_bf16: bool) -> None:
-        """Packs the weights at address ``source``, [num_outputs, num_inputs] in bfloat16 or float32."""
+    def pack(
+        self, source: int, place: Placement, *, is_bf16: bool, importance: npt.NDArray[np.float32] | None = None
+    ) -> None:
+        """Packs the weights at address ``source``, [num_outputs, num_inputs] in bfloat16 or float32.
+
+        In four bits, the square of the error of each input's weights counts as many times as its ``importance`` says,
+        [num_inputs]; None: all count alike.
+        """
+        address = None if importance is None else importance.ctypes.data
 
         def pack_piece(begin: int, end: int) -> None:
-            self._library.triptych_pack(place.matrix, source, is_bf16, place.first, place.run, begin, end)
+            self._library.triptych_pack(place.matrix, source, is_bf16, address, place.first, place.run, begin, end)
 
         self._in_pieces(place, pack_piece)
 

@@ -69,6 +69,7 @@ class Matrix(ctypes.Structure):
         ("bias", c_void_p),
         ("scales", c_void_p),
         ("offsets", c_void_p),
+        ("squares", c_void_p),
         ("num_inputs", c_int32),
         ("num_blocks", c_int32),
         ("format", c_int32),

@@ -99,7 +99,7 @@ struct Packed {
       pack_stored(matrix, MxWeights{numbers.data(), exponents.data()}, {0, 64}, 0, num_outputs);
     } else {
       for (float& weight : weights) weight = float(random() % 2001) / 1000 - 1;
-      pack(matrix, weights.data(), {0, 64}, 0, num_outputs);
+      pack(matrix, weights.data(), nullptr, {0, 64}, 0, num_outputs);
     }
     if (format >= kInt4) unpack(matrix, {0, 64}, 0, num_outputs, weights.data());
   }

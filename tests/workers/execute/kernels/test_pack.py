@@ -167,7 +167,8 @@ def test_incomplete_group_is_as_exact_as_a_complete_one(level: str, num_inputs: 
     weights = torch.rand(20, num_inputs, generator=torch.Generator().manual_seed(0)) / 8 + 1
     found = Place(Format.INT4, num_inputs, 20, 0, 64)
     error = found.pack(level, weights).unpack(found.place) - weights.numpy()
-    assert np.abs(error).max() < 1 / 8 / 15 / 2 + 1 / 256  # half a step, and both numbers of a group in bfloat16
+    # Little more than half a step, as the least squares leave some at the ends out, and both numbers in bfloat16.
+    assert np.abs(error).max() < 0.6 * 1 / 8 / 15 + 1 / 256
 
 
 @pytest.mark.parametrize("level", WHOLE_LEVELS)

@@ -19,6 +19,7 @@ struct Matrix {
   float* bias;          // [64 * num_blocks], or null
   float* scales;        // int8 only: [64 * num_blocks], the scale of each column's weights
   int32_t* offsets;     // int8 only: [64 * num_blocks], 128 times the sum of a column's weights
+  float* squares;       // four bits only: [num_inputs], to which those of its inputs are added in steps; or null
   int32_t num_inputs;   // K
   int32_t num_blocks;
   int32_t format;       // FormatCode; the format of activations is in Model

@@ -33,7 +33,9 @@ class ExpertLayers : protected Products<Format> {
       rows.count = run.count();
       rows.places = routing_.rows_of(run);
       Written* to = buffers_.expert_gated.get() + run.slots.begin * expert_width();
-      multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, gate(layer, to, expert_width()));
+      const Matrix& matrix = layer.experts[run.expert].gate_up;
+      if (halves.begin == 0) add_squares(matrix, rows);
+      multiply<Format>(matrix, rows, halves, gate(layer, to, expert_width()));
     });
     if (has_shared(layer)) {  // only now, as its inputs may overwrite the normed rows
       const Add add{residual(0), hidden_width(), model_.gated_multiplier, buffers_.shared_weights.get()};
@@ -45,7 +47,9 @@ class ExpertLayers : protected Products<Format> {
       const int first = run.slots.begin;
       const Rows rows{gated.row(first), gated.stride, gated.scale(first), gated.scale_stride, run.count()};
       float* to = buffers_.expert_outputs.get() + first * hidden_width();
-      multiply<Format>(layer.experts[run.expert].down, rows, halves, Store{to, hidden_width()});
+      const Matrix& matrix = layer.experts[run.expert].down;
+      if (halves.begin == 0) add_squares(matrix, rows);
+      multiply<Format>(matrix, rows, halves, Store{to, hidden_width()});
     });
     stages_.run(me, [&] {
       for (int row : part(num_rows, me))

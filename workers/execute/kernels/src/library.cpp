@@ -22,13 +22,14 @@ void triptych_sizes(int64_t* sizes) {
 }
 
 // Packs outputs begin..end of a checkpoint's matrix into the columns given by `first` and `run` (see Placement).
-void triptych_pack(Matrix* matrix, const void* source, int32_t source_is_bf16, int32_t first,
+// `importance` is that of the errors of each input's weights in four bits, or null.
+void triptych_pack(Matrix* matrix, const void* source, int32_t source_is_bf16, const float* importance, int32_t first,
                    int32_t run, int32_t begin, int32_t end) {
   const Placement placement{first, run};
   if (source_is_bf16) {
-    pack(*matrix, static_cast<const uint16_t*>(source), placement, begin, end);
+    pack(*matrix, static_cast<const uint16_t*>(source), importance, placement, begin, end);
   } else {
-    pack(*matrix, static_cast<const float*>(source), placement, begin, end);
+    pack(*matrix, static_cast<const float*>(source), importance, placement, begin, end);
   }
 }
 

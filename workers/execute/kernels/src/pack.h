@@ -139,19 +139,18 @@ std::vector<float> transformed(const Source* rows, const Matrix& matrix, int cou
   return result;
 }
 
+// `importance` of each input matters in four bits only, see WeighedRows.
 template <class Format, class Source>
-void pack(const Matrix& matrix, const Source* source, Placement placement, int begin, int end) {
+void pack(const Matrix& matrix, const Source* source, const float* importance, Placement placement, int begin, int end) {
   for (int n = begin, count; n < end; n += count) {
     count = placement.strip(n, end);
     const Source* rows = source + size_t(n) * matrix.num_inputs;
+    const WeighedRows<Source> weighed{rows, importance, matrix.num_inputs};
     if constexpr (std::is_same<Format, Int4>::value) {
-      pack_groups(matrix, placement.column(n), count, [&](int r, int group) {
-        return quantise<kGroupInputs>(rows + size_t(r) * matrix.num_inputs, matrix.num_inputs, group);
-      });
+      pack_groups(matrix, placement.column(n), count,
+                  [&](int r, int group) { return weighed.template quantise<kGroupInputs>(r, group); });
     } else if constexpr (std::is_same<Format, FineInt4>::value) {
-      pack_groups(matrix, placement.column(n), count, [&](int r, int group) {
-        return Halves::of(rows + size_t(r) * matrix.num_inputs, matrix.num_inputs, group);
-      });
+      pack_groups(matrix, placement.column(n), count, [&](int r, int group) { return Halves::of(weighed, r, group); });
     } else if constexpr (std::is_same<Format, Int8>::value) {
       pack_strip<Format>(matrix, transformed(rows, matrix, count).data(), placement.column(n), count);
     } else {
@@ -161,13 +160,13 @@ void pack(const Matrix& matrix, const Source* source, Placement placement, int b
 }
 
 template <class Source>
-void pack(const Matrix& matrix, const Source* source, Placement placement, int begin, int end) {
+void pack(const Matrix& matrix, const Source* source, const float* importance, Placement placement, int begin, int end) {
   switch (matrix.format) {
-    case kInt4: return pack<Int4>(matrix, source, placement, begin, end);
-    case kFineInt4: return pack<FineInt4>(matrix, source, placement, begin, end);
-    case kFloat32: return pack<Float32>(matrix, source, placement, begin, end);
-    case kBFloat16: return pack<BFloat16>(matrix, source, placement, begin, end);
-    default: return pack<Int8>(matrix, source, placement, begin, end);
+    case kInt4: return pack<Int4>(matrix, source, importance, placement, begin, end);
+    case kFineInt4: return pack<FineInt4>(matrix, source, importance, placement, begin, end);
+    case kFloat32: return pack<Float32>(matrix, source, importance, placement, begin, end);
+    case kBFloat16: return pack<BFloat16>(matrix, source, importance, placement, begin, end);
+    default: return pack<Int8>(matrix, source, importance, placement, begin, end);
   }
 }
 

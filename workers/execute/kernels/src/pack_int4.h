@@ -8,43 +8,71 @@
 
 namespace triptych {
 
-// A quantised group of 64 or 32: its numbers, with scale and least value rounded to bfloat16.
+// The weights of a group of 64 or 32, and how much the error of each matters.
+template <int kInputs>
+struct Group {
+  static constexpr int kVectors = kInputs / kLanes;
+  Floats weights[kVectors] = {};
+  Floats importance[kVectors] = {};
+};
+
+// Of a group: the sum of the importance of all weights, and that of the weights, each times its importance.
+struct Totals {
+  float count, values;
+  template <int kInputs>
+  explicit Totals(const Group<kInputs>& group) {
+    Floats sums[2] = {};
+    for (int v = 0; v < group.kVectors; ++v) {
+      sums[0] = sums[0] + group.importance[v];
+      sums[1] = fma(group.importance[v], group.weights[v], sums[1]);
+    }
+    count = sum(sums[0]), values = sum(sums[1]);
+  }
+};
+
+// A quantised group: its numbers, with scale and least value rounded to bfloat16.
 template <int kInputs>
 struct Quantised {
   static constexpr int kVectors = kInputs / kLanes;
   Floats numbers[kVectors];
-  float scale, least, error;  // error: sum of squares
+  float scale, least;
 
   // Rounds every weight to the nearest of the 16 values.
-  void assign(const Floats* weights, float new_scale, float new_least) {
+  void assign(const Group<kInputs>& group, float new_scale, float new_least) {
     constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     scale = from_bf16(to_bf16(new_scale));
     least = from_bf16(to_bf16(new_least));
-    const Floats unit = broadcast(scale), start = broadcast(least), factor = broadcast(scale > 0 ? 1 / scale : 0);
+    const Floats start = broadcast(least), factor = broadcast(scale > 0 ? 1 / scale : 0);
     const Floats magic = broadcast(kMagic), none = broadcast(0.0f), most = broadcast(15.0f);
-    Floats squares = none;
+    for (int v = 0; v < kVectors; ++v)
+      numbers[v] = min(max((group.weights[v] - start) * factor, none), most) + magic - magic;
+  }
+
+  // The sum of the squares of all errors, each times its importance.
+  float error(const Group<kInputs>& group) const {
+    const Floats unit = broadcast(scale), start = broadcast(least);
+    Floats squares = broadcast(0.0f);
     for (int v = 0; v < kVectors; ++v) {
-      numbers[v] = min(max((weights[v] - start) * factor, none), most) + magic - magic;
-      const Floats difference = weights[v] - fma(numbers[v], unit, start);
-      squares = fma(difference, difference, squares);
+      const Floats difference = group.weights[v] - fma(numbers[v], unit, start);
+      squares = fma(difference * group.importance[v], difference, squares);
     }
-    error = sum(squares);
+    return sum(squares);
   }
 
   // Reassigns with the scale and least value that fit the current numbers best, by least squares.
-  void refine(const Floats* weights) {
-    Floats totals[4] = {};
+  void refine(const Group<kInputs>& group, const Totals& totals) {
+    Floats sums[3] = {};
     for (int v = 0; v < kVectors; ++v) {
-      totals[0] = totals[0] + numbers[v];
-      totals[1] = fma(numbers[v], numbers[v], totals[1]);
-      totals[2] = totals[2] + weights[v];
-      totals[3] = fma(numbers[v], weights[v], totals[3]);
+      const Floats counted = group.importance[v] * numbers[v];
+      sums[0] = sums[0] + counted;
+      sums[1] = fma(counted, numbers[v], sums[1]);
+      sums[2] = fma(counted, group.weights[v], sums[2]);
     }
-    const float ones = sum(totals[0]), squares = sum(totals[1]), values = sum(totals[2]), products = sum(totals[3]);
-    const float spread = kInputs * squares - ones * ones;
+    const float ones = sum(sums[0]), squares = sum(sums[1]), products = sum(sums[2]);
+    const float spread = totals.count * squares - ones * ones;
     if (!(spread > 0)) return;
-    const float slope = (kInputs * products - ones * values) / spread;
-    assign(weights, slope, (values - slope * ones) / kInputs);
+    const float slope = (totals.count * products - ones * totals.values) / spread;
+    assign(group, slope, (totals.values - slope * ones) / totals.count);
   }
 
   uint8_t number(int i) const { return uint8_t(reinterpret_cast<const float*>(numbers)[i]); }
@@ -52,29 +80,39 @@ struct Quantised {
 };
 
 // Spreading sixteen values from the smallest to the largest weight wastes some on the few weights at both ends. So
-// several narrower ranges are tried, each refined by least squares, and the best one is used. The weights may also be
+// narrower ranges are tried too, refined by least squares a few times, and the best one is used. The weights may also be
 // multiples of one number already, of which they need not use all sixteen. If a weight is infinite or NaN, the scale is
 // NaN.
 template <int kInputs>
-inline Quantised<kInputs> quantise(const Floats* weights) {
-  using Group = Quantised<kInputs>;
+inline Quantised<kInputs> quantise(const Group<kInputs>& group) {
+  const Floats* const weights = group.weights;
   Floats low = weights[0], high = weights[0], zeros = broadcast(0.0f);
-  for (int v = 0; v < Group::kVectors; ++v) {
+  for (int v = 0; v < group.kVectors; ++v) {
     low = min(low, weights[v]);
     high = max(high, weights[v]);
     zeros = zeros + (weights[v] - weights[v]);
   }
   const float least = -greatest(broadcast(0.0f) - low), range = greatest(high) - least + sum(zeros);
-  Group best, group;
-  best.assign(weights, range / 15, least);
-  const auto attempt = [&](float scale, float start) {
-    group.assign(weights, scale, start);
-    group.refine(weights);
-    if (group.error < best.error) best = group;
+  constexpr float kParts[] = {0.95f, 0.8f};
+  constexpr int kRefinements = 4;  // more gain little
+  const Totals totals(group);
+  Quantised<kInputs> best, others[2];
+  best.assign(group, range / 15, least);
+  float least_error = best.error(group);
+  const auto compare = [&](const Quantised<kInputs>& other) {
+    const float error = other.error(group);
+    if (error < least_error) best = other, least_error = error;
   };
-  for (float part : {1.0f, 0.9f, 0.8f, 0.7f}) attempt(part * range / 15, least + (1 - part) / 2 * range);
+  for (int k = 0; k < 2; ++k) others[k].assign(group, kParts[k] * range / 15, least + (1 - kParts[k]) / 2 * range);
+  for (int i = 0; i < kRefinements; ++i)  // alternately, as each waits for its own sums
+    for (Quantised<kInputs>& other : others) other.refine(group, totals);
+  for (const Quantised<kInputs>& other : others) compare(other);
   if (kInputs < kGroupInputs)
-    for (int steps = 14; steps >= 8; --steps) attempt(range / float(steps), least);
+    for (int steps = 14; steps >= 8; --steps) {
+      others[0].assign(group, range / float(steps), least);
+      others[0].refine(group, totals);
+      compare(others[0]);
+    }
   return best;
 }
 
@@ -99,25 +137,34 @@ void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& gro
     }
 }
 
-// Quantises one group of a checkpoint's weights. Missing inputs repeat existing ones, so that they take up none of the
-// 16 values.
-template <int kInputs, class Source>
-Quantised<kInputs> quantise(const Source* row, int num_inputs, int group) {
-  Floats weights[Quantised<kInputs>::kVectors] = {};
-  float* const values = reinterpret_cast<float*>(weights);
-  const int first = group * kInputs, count = std::min(kInputs, num_inputs - first);
-  if (count <= 0) return quantise<kInputs>(weights);
-  convert(row + first, count, values);
-  for (int i = count; i < kInputs; ++i) values[i] = values[i - count];
-  return quantise<kInputs>(weights);
-}
+// Rows of a checkpoint's weights, and how much each input matters: [num_inputs], or null if all matter alike.
+template <class Source>
+struct WeighedRows {
+  const Source* rows;
+  const float* importance;
+  int num_inputs;
+
+  // Quantises one group of a row. Missing inputs repeat existing ones, so that they take up none of the 16 values.
+  template <int kInputs>
+  Quantised<kInputs> quantise(int row, int index) const {
+    Group<kInputs> group;
+    const int first = index * kInputs, count = std::min(kInputs, num_inputs - first);
+    if (count <= 0) return triptych::quantise(group);
+    auto *weights = reinterpret_cast<float*>(group.weights), *own = reinterpret_cast<float*>(group.importance);
+    convert(rows + size_t(row) * num_inputs + first, count, weights);
+    std::fill_n(own, count, 1.0f);
+    if (importance) std::copy_n(importance + first, count, own);
+    for (int i = count; i < kInputs; ++i) weights[i] = weights[i - count], own[i] = own[i - count];
+    return triptych::quantise(group);
+  }
+};
 
 // 64 inputs in groups of 32.
 struct Halves {
   Quantised<32> half[2];
   template <class Source>
-  static Halves of(const Source* row, int num_inputs, int group) {
-    return {{quantise<32>(row, num_inputs, 2 * group), quantise<32>(row, num_inputs, 2 * group + 1)}};
+  static Halves of(const WeighedRows<Source>& rows, int row, int index) {
+    return {{rows.template quantise<32>(row, 2 * index), rows.template quantise<32>(row, 2 * index + 1)}};
   }
   uint8_t number(int i) const { return half[i / 32].number(i % 32); }
   uint32_t worth(int step) const { return half[step].worth(0); }

@@ -50,6 +50,7 @@ class Products {
   template <class Arithmetic, class Write>
   void multiply_all(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
     stages_.run(me, [&] {
+      if (me.rank == 0) add_squares(matrix, rows);
       const int num_blocks = matrix.num_blocks, num_halves = 2 * num_blocks, num_members = stages_.num_members();
       if (rows.count <= kFewRows)  // limited by memory bandwidth, which is best with one contiguous run for each thread
         return multiply<Arithmetic>(matrix, rows, share(num_halves, me.rank, num_members), write);

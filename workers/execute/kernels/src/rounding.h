@@ -81,6 +81,19 @@ inline void write_groups(const float* from, int count, uint8_t* to, GroupWorth* 
   }
 }
 
+// Adds the squares of the rows that a product reads to those of its matrix, if it has any. At most one thread at a time.
+inline void add_squares(const Matrix& matrix, const Rows& rows) {
+  if (!matrix.squares) return;
+  for (int r = 0; r < rows.count; ++r) {
+    const auto* bytes = reinterpret_cast<const int8_t*>(rows.row(r));
+    const GroupWorth* worths = rows.worths(r);
+    for (int i = 0; i < matrix.num_inputs; ++i) {
+      const float x = worths[i / kGroupInputs].unit * float(bytes[i]);
+      matrix.squares[i] += x * x;
+    }
+  }
+}
+
 // Dynamic quantisation: one unit for the transformed row, in which all values are shifted by Int8::kExcess.
 inline void write_row(const float* from, int count, Int8::Element* to, float* scale, const Rounding& rounding) {
   auto* const bytes = reinterpret_cast<uint8_t*>(to);
