@@ -129,14 +129,19 @@ def outcome_key(checkpoint: Path, config: ModelConfig, form: str) -> str:
     digest.update(" ".join(version(library) for library in _LIBRARIES).encode())
     for file in sorted(file for folder in _OWN_FOLDERS for file in folder.rglob("*.py")):
         digest.update(file.read_bytes())
+    add_files(digest, checkpoint, *(file for module in modules for file in module.files))
+    return digest.hexdigest()[:_KEY_SIZE]
+
+
+def add_files(digest: hashlib._Hash, checkpoint: Path, *others: Path) -> None:
+    """Add the files of a checkpoint, and others, to a hash; see ``outcome_key`` about large files."""
     files = sorted(file for file in checkpoint.iterdir() if file.is_file())
-    for file in (*files, *(file for module in modules for file in module.files)):
+    for file in (*files, *others):
         stat = file.stat()
         is_large = file.suffix == _WEIGHTS or stat.st_size > _MOST_BYTES
         digest.update(f"\n{file.name} {stat.st_size} {stat.st_mtime_ns if is_large else ''}\n".encode())
         if not is_large:
             digest.update(file.read_bytes())
-    return digest.hexdigest()[:_KEY_SIZE]
 
 
 def _library(kernels: str) -> str:

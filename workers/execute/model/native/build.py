@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -21,13 +24,18 @@ from ..lora import Adapter
 from ..pool import LayerShape
 from ..spec.decoder import DecoderSpec, Unsupported
 from ..spec.delta import DeltaSpec
+from ..spec.ropes import Rope
 from ..spec.state_space import StateSpaceSpec
 from ..threads import num_threads
+from .calibration import NUM_STEPS, calibrate
+from .calibration_store import CalibrationStore
 from .decoder import NativeDecoder
 from .latent import check_latents
 from .lora import PackedAdapters
 from .states import state_bytes
 from .weights import PackedWeights
+
+logger = logging.getLogger(__name__)
 
 _TILE_TOKENS = 16  # tokens in a tile of a page, see kernels/src/pages.h
 _MOST_TAPS = 8  # per convolution, see kernels/src/causal_convolution.h
@@ -71,12 +79,37 @@ class NativeSetting:
     def num_threads(self, spec: DecoderSpec) -> int:
         return num_threads(self.threads, sum(map(prod, spec.tensors().values())))
 
-    def pack(self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype) -> tuple[Kernels, PackedWeights]:
-        """Load the kernels, and pack the weights in their layout.
+    def pack(
+        self, folder: Path, checkpoint: Checkpoint, spec: DecoderSpec, ropes: Sequence[Rope], dtype: torch.dtype
+    ) -> tuple[Kernels, PackedWeights]:
+        """Load the kernels, and pack the weights in their layout. ``checkpoint`` is that in ``folder``.
 
         Raises:
             Unsupported: the kernels do not support this model, or cannot be built here; the message says why.
             ConfigError: this machine cannot run the kernels that are wanted.
+        """
+        self._check(spec)
+        try:
+            library = load_library(self.kernels, spare_cache=self.spare_cache)
+        except NoCompiler as error:
+            raise Unsupported(str(error)) from error
+        packed = partial(
+            PackedWeights,
+            spec,
+            checkpoint,
+            library=library,
+            format_=self._format(checkpoint, spec, dtype),
+            num_threads=self.num_threads(spec),
+        )
+        if self.quantization != "int4" or checkpoint.quantised_format is not None:
+            return library, packed(progress=self.progress)
+        store = CalibrationStore(folder, library.level, self.spare_cache)
+        return library, self._pack_by_importance(library, packed, store, ropes)
+
+    def _check(self, spec: DecoderSpec) -> None:
+        """
+        Raises:
+            Unsupported: the kernels do not support this model.
         """
         if self.page_size % _TILE_TOKENS:
             raise Unsupported(f"a page has {self.page_size} tokens, which is not a multiple of {_TILE_TOKENS}")
@@ -90,15 +123,29 @@ class NativeSetting:
             check_latents(spec.latent, rotary_dim=spec.rotary_dim)
             if self.adapters:
                 raise Unsupported("its heads share latents, for which the kernels have no adapters")
-        try:
-            library = load_library(self.kernels, spare_cache=self.spare_cache)
-        except NoCompiler as error:
-            raise Unsupported(str(error)) from error
-        format_ = self._format(checkpoint, spec, dtype)
-        threads = self.num_threads(spec)
-        return library, PackedWeights(
-            spec, checkpoint, library=library, format_=format_, num_threads=threads, progress=self.progress
-        )
+
+    def _pack_by_importance(
+        self, library: Kernels, packed: Callable[..., PackedWeights], store: CalibrationStore, ropes: Sequence[Rope]
+    ) -> PackedWeights:
+        """Pack weights that are rounded to four bits here, by the importance of their inputs. The first start finds it
+        out, with weights that are rounded without it.
+        """
+        if (found := store.find()) is not None:
+            return packed(progress=self.progress, importance=found)
+        start = time.monotonic()
+        weights = packed(progress=self.progress, calibration_steps=NUM_STEPS)
+        if not weights.squares:  # they were in four bits before
+            return weights
+        num_tensors, threads = len(weights.spec.tensors()), self.num_threads(weights.spec)
+
+        def after(num_before: int) -> Progress:
+            return lambda done, _: self.progress(num_before + done, 2 * num_tensors + NUM_STEPS)
+
+        found = calibrate(library, weights, ropes, num_threads=threads, progress=after(num_tensors))
+        del weights  # before there are others: both may not fit
+        store.keep(found)
+        logger.info("found out which weights matter most in four bits, once, in %.1f s", time.monotonic() - start)
+        return packed(progress=after(num_tensors + NUM_STEPS), importance=found)
 
     def _format(self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype) -> Format:
         if (stored := checkpoint.quantised_format) is None:
@@ -184,6 +231,6 @@ def load_proven(folder: Path, proof: Proof, setting: NativeSetting) -> NativeMod
     """
     check_weights(folder)
     checkpoint = open_tensors(folder)
-    library, weights = setting.pack(checkpoint, proof.spec, getattr(torch, proof.dtype))
+    library, weights = setting.pack(folder, checkpoint, proof.spec, proof.ropes, getattr(torch, proof.dtype))
     checkpoint.forget()
     return setting.model(library, weights, setting.pack_adapters(weights), proof)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, repeat
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from ...kernels.matrix import COLUMNS, FourBits, Mxfp4, Packer, Placement, new_matrix
 from ...kernels.memory import Arena, padded
 from ...kernels.structures import Format, Matrix
+from ...step import Float32
 from ..checkpoint.mapped import Checkpoint
 from ..facts import Progress
 from ..spec.decoder import DecoderSpec
@@ -32,7 +33,12 @@ class Packing:
         format_: Format,
         num_threads: int,
         progress: Progress,
+        importance: Mapping[str, Float32] | None,
+        calibration_steps: int,
     ) -> None:
+        """``importance`` is that of the inputs of matrices in four bits, by the name of their first weight, see
+        ``Packer.pack``. Before the weights are packed again, ``calibration_steps`` will follow, which observe inputs.
+        """
         self.spec = spec
         self.format = format_
         self._checkpoint = checkpoint
@@ -44,11 +50,21 @@ class Packing:
         self._arena = Arena(packed_bytes(spec, self._format_of))
         self._packer = Packer(library, num_threads)
         self._quantised: dict[str, list[Placement]] = {}
+        self._importance = importance or {}
+        # Sums of the squares of inputs, by the same names, if they are observed and weights were rounded to four bits.
+        self.squares: dict[str, Float32] = {}
+        self._observes = calibration_steps > 0 and self._weight_format is Format.INT4
         self._done, self._total, self._progress = 0, len(spec.tensors()), progress
+        if self._observes:
+            self._total += calibration_steps + self._total
 
     def _matrix(self, names: Sequence[str], num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
         """Allocate the matrix for the weights of these names."""
-        return new_matrix(self._arena, self._format_of(*names), num_inputs, num_outputs, has_bias=has_bias)
+        matrix = new_matrix(self._arena, self._format_of(*names), num_inputs, num_outputs, has_bias=has_bias)
+        if self._observes and matrix.format == Format.INT4:
+            self.squares[names[0]] = np.zeros(num_inputs, np.float32)
+            matrix.squares = self.squares[names[0]].ctypes.data
+        return matrix
 
     def _format_of(self, *names: str) -> Format:
         """The format of a matrix with the weights of these names."""
@@ -123,7 +139,8 @@ class Packing:
                 self._packer.pack_mxfp4(source, place)
             else:
                 usable = readable(source)
-                self._packer.pack(usable.data_ptr(), place, is_bf16=usable.dtype == torch.bfloat16)
+                is_bf16, importance = usable.dtype == torch.bfloat16, self._importance.get(names[0])
+                self._packer.pack(usable.data_ptr(), place, is_bf16=is_bf16, importance=importance)
         if Format(places[0].matrix.format).arithmetic is Format.INT8:
             of_each = [list(places)] if len(names) == 1 else [[place] for place in places]
             self._quantised |= dict(zip(names, of_each, strict=True))

@@ -32,7 +32,7 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
             advice = "choose dtype float32 to have all of their digits, in twice the memory"
             logger.warning("bfloat16 for %s: its weights are stored in float16, %s", folder, advice)
     compute_dtype = choose_dtype(config, dtype, FORMATS)
-    library, weights = setting.pack(checkpoint, spec, compute_dtype)
+    library, weights = setting.pack(folder, checkpoint, spec, opened.ropes, compute_dtype)
     adapters = setting.pack_adapters(weights)
     difference = check_native(
         library, weights, config, checkpoint, ropes=opened.ropes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -24,6 +24,7 @@ from ...kernels.structures import (
     StateSpaceShape,
     Xielu,
 )
+from ...step import Float32
 from ..checkpoint.mapped import Checkpoint
 from ..facts import Progress
 from ..spec.decoder import DecoderSpec
@@ -56,8 +57,10 @@ class PackedWeights(Packing):
         format_: Format,
         num_threads: int,
         progress: Progress,
+        importance: Mapping[str, Float32] | None = None,
+        calibration_steps: int = 0,
     ) -> None:
-        super().__init__(spec, checkpoint, library, format_, num_threads, progress)
+        super().__init__(spec, checkpoint, library, format_, num_threads, progress, importance, calibration_steps)
         self._heads: dict[str, HeadMatrices] = {}
         self._embedding = self._read_embedding()
         self.layers = (Layer * spec.num_layers)()

@@ -185,7 +185,10 @@ def run_chunks(decoder: NativeDecoder, token_ids: Int32, sizes: Iterable[int]) -
     return np.concatenate(pieces)
 
 
-def pack(checkpoint: Path, level: str, format_: Format, config: PretrainedConfig | None = None) -> PackedWeights:
+def pack(
+    checkpoint: Path, level: str, format_: Format, config: PretrainedConfig | None = None, **options: Any
+) -> PackedWeights:
+    """Options are those of ``PackedWeights``."""
     tensors = open_tensors(checkpoint)
     return PackedWeights(
         describe_decoder(config or AutoConfig.from_pretrained(checkpoint), tensors.shapes()),
@@ -194,6 +197,7 @@ def pack(checkpoint: Path, level: str, format_: Format, config: PretrainedConfig
         format_=format_,
         num_threads=2,
         progress=lambda done, total: None,
+        **options,
     )
 
 
