@@ -8,6 +8,8 @@ only, so that no token is scored without any. Each format is compared with trans
 * ``mean_difference``: of the logprob of a token, without its sign,
 * ``same_choice``: the share of places where the likeliest token is the same.
 
+With ``--shuffle``, the model is one like Llama, and its channels are put into another order first, see ``shuffled.py``.
+
 Prints one JSON line; a table goes to standard error.
 """
 
@@ -18,6 +20,7 @@ import json
 import sys
 from pathlib import Path
 from pydoc_data.topics import topics
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +28,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.report import environment
+from benchmarks.shuffled import shuffled
 from triptych import Driver
 from triptych.driver.stream import Completion
+from triptych.workers.execute.model.checkpoint.find import find_checkpoint
 
 REFERENCE = "float32, transformers"
 FORMATS: dict[str, dict[str, Any]] = {
@@ -49,20 +54,29 @@ class Scores(NamedTuple):
 
 def main() -> None:
     arguments = parse()
+    with TemporaryDirectory() as scratch:
+        name = Path(arguments.model).name
+        if arguments.shuffle:
+            arguments.model = str(shuffled(find_checkpoint(arguments.model), Path(scratch) / "shuffled"))
+        report(arguments, name)
+
+
+def report(arguments: argparse.Namespace, model: str) -> None:
     results = {}
     exact = score(arguments, FORMATS[REFERENCE])
     for name in arguments.formats:
         scores = exact if name == REFERENCE else score(arguments, FORMATS[name])
         results[name] = compare(scores, exact)
         print(f"{name:24}", *(f"{key} {value:<10}" for key, value in results[name].items()), file=sys.stderr)
-    config = {"model": Path(arguments.model).name, "stretches": arguments.stretches, "characters": arguments.characters}
-    report = {"what": "perplexity", **environment("torch", "transformers"), "config": config}
-    print(json.dumps({**report, "tokens": len(exact.logprobs), "formats": results}))
+    config = {name: getattr(arguments, name) for name in ("stretches", "characters", "shuffle")}
+    found = {"what": "perplexity", **environment("torch", "transformers"), "config": {"model": model, **config}}
+    print(json.dumps({**found, "tokens": len(exact.logprobs), "formats": results}))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo", help="as of triptych serve")
+    parser.add_argument("--shuffle", action="store_true", help="the channels of the model first")
     parser.add_argument("--stretches", type=int, default=24, help="of text, spread over all of it")
     parser.add_argument("--characters", type=int, default=2000, help="of a stretch")
     parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS))
