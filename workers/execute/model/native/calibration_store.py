@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _VERSION = 1  # of what a calibration finds; increase it when that changes
 _DIGEST_SIZE = 32  # bytes
 _KEY_SIZE = 32
-_NUM_KEPT = 64
+_NUM_KEPT = 16  # files, of some 70 MB for a model with thousands of experts
 
 
 @dataclass(frozen=True)
