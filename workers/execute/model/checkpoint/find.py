@@ -23,6 +23,9 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
 
+_NUM_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # settings, of which a family has one
+_MOST_LAYERS = 10_000
+
 # Layers that remember the past in pages of keys and values, in a per-sequence state, in both, or not at all. Any other
 # type applies a mask of its own that a paged kernel never sees, so its results would be silently wrong.
 _PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -72,11 +75,29 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise ConfigError(f"{folder} has no config.json", param="model")
     from transformers import AutoConfig
 
+    _check_num_layers(folder / "config.json")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # every config class validates in its own way
         raise ConfigError(f"cannot use {folder / 'config.json'}: {first_line(error)}", param="model") from error
     return config
+
+
+def _check_num_layers(file: Path) -> None:
+    """Config classes make lists with an item for each layer, and transformers a module, however many there are.
+
+    Raises:
+        ConfigError: there are more than any model has.
+    """
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # transformers says so
+        return
+    for part in (config, config.get("text_config") if isinstance(config, dict) else None):
+        for name in _NUM_LAYERS:
+            count = part.get(name) if isinstance(part, dict) else None
+            if isinstance(count, (int, float)) and count > _MOST_LAYERS:
+                raise ConfigError(f"{name} in {file} is {count}, the limit is {_MOST_LAYERS}", param="model")
 
 
 def check_weights(folder: Path) -> None:

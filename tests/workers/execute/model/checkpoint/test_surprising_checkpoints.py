@@ -118,6 +118,18 @@ def test_wrong_value_in_a_config_is_left_to_other_backends(family: str, change: 
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("family", "name"), [("llama", "num_hidden_layers"), ("qwen3", "num_hidden_layers"), ("gpt2", "n_layer")]
+)
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_more_layers_than_any_model_has_are_refused(family: str, name: str, is_inside: bool, tmp_path: Path) -> None:
+    """Before there is a list with an item for each of them."""
+    config = {"model_type": family, name: 1 << 40}
+    write(tmp_path, {}, **({"model_type": "llava", "text_config": config} if is_inside else config))
+    with pytest.raises(ConfigError, match=f"{name} in .* is 1099511627776, the limit is 10000"):
+        read_config(tmp_path)
+
+
 @pytest.mark.parametrize("stated", [{"max_position_embeddings": -1}, {"rope_parameters": NOTHING_AT_FIRST}], ids=str)
 def test_limit_that_leaves_no_token_is_refused(stated: dict[str, Any], tmp_path: Path) -> None:
     change_config(make_checkpoint("minicpm3", tmp_path), **stated)
