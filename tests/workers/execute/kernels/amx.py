@@ -24,7 +24,7 @@ def load_emulated() -> Kernels:
     """From now on, this process executes the instructions."""
     if not compiling._knows(compiling._compiler(), *compiling._options([*LEVELS[LEVEL]])):
         pytest.skip("the compiler does not know AMX")
-    kernels = load_partial(LEVEL, PRODUCTS_OF_BYTES, Path(__file__).with_name("amx_emulator.cpp"))
+    kernels = load_partial(LEVEL, PRODUCTS_OF_BYTES, beside=[Path(__file__).with_name("amx_emulator.cpp")])
     kernels.amx_count_products.restype = kernels.amx_count_in_use.restype = ctypes.c_int64
     assert kernels.amx_install() == 0
     return kernels

@@ -1,9 +1,13 @@
-"""A part of the kernels, as all of them would take half a minute to compile: what computes in bfloat16."""
+"""The kernels of other levels than the fastest, compiled quickly, or only what computes in bfloat16 of them.
+
+The code is right and slow, and takes a third of the processor time to compile.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,19 +26,28 @@ _SLOW_PASSES = (
     "tree-pta", "tree-dominator-opts", "tree-dse", "tree-sink", "tree-loop-optimize", "if-conversion", "if-conversion2",
     "move-loop-invariants", "ipa-profile", "ipa-modref",
 )  # fmt: skip
-_QUICKLY = ["-O1", *(f"-fno-{name}" for name in _SLOW_PASSES)]
+QUICKLY = ["-O1", *(f"-fno-{name}" for name in _SLOW_PASSES)]
 
 
-def load_partial(level: str, *more: Path) -> Kernels:
-    """Whatever this processor can run. ``more`` are further sources."""
+def load_whole(level: str) -> Kernels:
+    return _load(level, sorted(SOURCES.glob("*.cpp")))
+
+
+def load_partial(level: str, *more: Path, beside: Iterable[Path] = ()) -> Kernels:
+    """Whatever this processor can run. ``more`` are further sources, as are those of ``beside``, which are not compiled
+    together with the others.
+    """
+    return _load(level, [*_PARTS, *more], beside=[_PLACEHOLDERS, *beside])
+
+
+def _load(level: str, sources: Iterable[Path], *, beside: Iterable[Path] = ()) -> Kernels:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for source in (*SOURCES.glob("*.h"), *_PARTS, _PLACEHOLDERS, *more):
+        for source in (*SOURCES.glob("*.h"), *beside):
             shutil.copy(source, folder)
+        for source in sources:
+            shutil.copy(source, Path(folder, f"{source.stem}.inc"))
+        # As one unit: what all of them include is read once, and what they use of it compiled once.
+        Path(folder, "together.cpp").write_text("".join(f'#include "{source.stem}.inc"\n' for source in sources))
         patch.setattr(compiling, "SOURCES", Path(folder))
-        compile_quickly(patch)
+        patch.setattr(compiling, "_FLAGS", [*(flag for flag in compiling._FLAGS if flag != "-O3"), *QUICKLY])
         return libraries._prepared(libraries._open(level), level)
-
-
-def compile_quickly(patch: pytest.MonkeyPatch) -> None:
-    """The code is right and slow, and takes half the time to compile."""
-    patch.setattr(compiling, "_FLAGS", [*(flag for flag in compiling._FLAGS if flag != "-O3"), *_QUICKLY])

@@ -19,7 +19,7 @@ template <>
 Decoder* Entries<Int8>::new_decoder(const Model&, const Sharing&) { std::abort(); }
 template <>
 Decoder* Entries<Float32>::new_decoder(const Model&, const Sharing&) { std::abort(); }
-#if !__has_include("partial_products.cpp")
+#if !__has_include("partial_products.inc")
 template <>
 void Entries<Int8>::multiply_floats(const Matrix&, const float*, int, float*) { std::abort(); }
 #endif
