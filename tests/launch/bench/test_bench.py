@@ -12,7 +12,7 @@ import pytest
 
 from tests.launch.bench.fake_openai import FakeOpenAI, serving
 from tests.launch.conftest import Outcome, Triptych
-from tests.launch.terminal import terminal
+from tests.launch.own_terminal import terminal
 from tests.waiting import eventually
 
 SMALL = ("--num-prompts", "6", "--num-warmups", "1", "--input-len", "8..20", "--output-len", "5")

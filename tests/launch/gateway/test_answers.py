@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.launch.gateway.anthropic.test_messages import built, without_ids
 from tests.launch.gateway.sse import Event
-from tests.launch.gateway.test_messages import built, without_ids
 from triptych.launch.gateway.answer import AnswerReader, Parts
 from triptych.launch.gateway.anthropic.blocks import BlockWriter, blocks_of
 from triptych.launch.gateway.forms.calls import ToolUse

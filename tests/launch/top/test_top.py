@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.conftest import Triptych
-from tests.launch.terminal import terminal
+from tests.launch.own_terminal import terminal
 from triptych import Client, Driver
 from triptych.launch.find import running_pipelines, the_running_pipeline
 from triptych.protocol.errors import ConfigError

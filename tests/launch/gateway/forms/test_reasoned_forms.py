@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.forms.test_structured import CHAT, SCHEMA, TOOLS
 from tests.launch.gateway.sse import stream
-from tests.launch.gateway.test_structured import CHAT, SCHEMA, TOOLS
 from tests.tiny import build_tiny_model, make_tiny_tokenizer, prove
 from triptych import Driver
 from triptych.protocol.reasoning import END, START

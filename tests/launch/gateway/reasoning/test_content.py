@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.launch.gateway.test_harmony import CALL, FINAL, THOUGHT
+from tests.launch.gateway.reasoning.test_harmony import CALL, FINAL, THOUGHT
 from triptych.launch.gateway.reasoning.content import ContentTokens, Reader
 from triptych.launch.gateway.reasoning.harmony import HarmonyReader
 from triptych.launch.gateway.reasoning.thoughts import ThoughtReader

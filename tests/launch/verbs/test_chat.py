@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.launch.conftest import Outcome, Triptych
-from tests.launch.terminal import terminal
+from tests.launch.own_terminal import terminal
 from tests.waiting import eventually
 from triptych import Client
 from triptych.launch.terminal.report import printable, say

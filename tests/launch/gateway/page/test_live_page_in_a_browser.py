@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.gateway.chromium import Browser, chromium, find_chromium
 from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.page.chromium import Browser, chromium, find_chromium
 from tests.waiting import eventually
 from triptych import Driver
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.reasoning.test_reasoning import CHAT, MESSAGES, TOOLS, reasoning_of
 from tests.launch.gateway.scripted import Dictation, ScriptedClient
 from tests.launch.gateway.sse import stream, text_of
-from tests.launch.gateway.test_reasoning import CHAT, MESSAGES, TOOLS, reasoning_of
 from triptych.driver import driver as drivers
 from triptych.launch.gateway.reasoning.handling import Reasoning
 from triptych.launch.gateway.reasoning.harmony import HarmonyReader, end_of_thoughts
