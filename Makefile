@@ -25,12 +25,12 @@ test: export TOKENIZERS_PARALLELISM = false
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --reruns 2 $(ARGS)
 
-# Twice by mypy: what the oldest Python lacks is found too (much of a newer numpy is Any there).
+# Twice by mypy, at the same time: what the oldest Python lacks is found too (much of a newer numpy is Any there).
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.10 --disable-error-code no-any-return
+	$(BIN)/mypy & this=$$!; $(BIN)/mypy --python-version 3.10 --disable-error-code no-any-return; oldest=$$?; \
+	  wait $$this && exit $$oldest
 
 # One JSON line each; a script that fails does not keep the others from running, but the exit code tells.
 # TRIPTYCH_PEERS=DIR: other engines to compare with, see benchmarks/peers/README.md

@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from tests.fake_cuda import FakeCuda, fake_cuda
+from tests.fake_cuda import fake_cuda
+from tests.fake_cuda.device import FakeCuda
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="there is a real device")
 

@@ -34,7 +34,8 @@ from triptych.workers.execute.scheduling.sequence import Sequence
 
 pytest.importorskip("triton")
 
-from tests.fake_cuda import FakeCuda, fake_cuda
+from tests.fake_cuda import fake_cuda
+from tests.fake_cuda.device import FakeCuda
 
 pytestmark = [
     pytest.mark.skipif(HAS_GPU, reason="there is a real device"),
