@@ -20,6 +20,7 @@ from .service_config import MAX_LEASE_S as MAX_LEASE_S
 from .service_config import MIN_LEASE_S as MIN_LEASE_S
 from .service_config import ServiceConfig as ServiceConfig
 from .settings import between, one_of, option, require
+from .spelling import did_you_mean
 
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
 PREEMPTIONS = ("auto", "recompute", "swap")
@@ -361,4 +362,5 @@ def _owner(option: str) -> str:
         if option in hint.__dataclass_fields__:
             return part
     known = sorted(f for hint in type_hints(PipelineConfig).values() for f in hint.__dataclass_fields__)
-    raise ConfigError(f"unknown option {option!r}, known are: {', '.join(known)}", param=option)
+    hint = did_you_mean(option, known) or f", known are: {', '.join(known)}"
+    raise ConfigError(f"unknown option {option!r}{hint}", param=option)

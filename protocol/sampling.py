@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import InvalidRequest
+from .spelling import did_you_mean
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -105,15 +106,16 @@ class SamplingParams:
         return wire
 
     @classmethod
-    def from_wire(cls, wire: Mapping[str, Any]) -> SamplingParams:
-        """Parameters out of a decoded map.
+    def from_wire(cls, wire: Mapping[str, Any], *, others: Iterable[str] = ()) -> SamplingParams:
+        """Parameters out of a decoded map. ``others`` are names that may have been meant by an unknown field.
 
         Raises:
             InvalidRequest: a field is unknown, of the wrong type or outside its limits.
         """
         for name in wire:
             if name not in FIELD_NAMES:
-                raise InvalidRequest(f"unknown field {name!r}", param=str(name))
+                hint = did_you_mean(name, [*FIELD_NAMES, *others])
+                raise InvalidRequest(f"unknown field {name!r}{hint}", param=str(name))
         return cls(**wire)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ...protocol.errors import ConfigError
+from ...protocol.spelling import did_you_mean
 from ..terminal.not_utf8 import why_file_not_utf8
 from .aliases import ALIASES
 
@@ -95,9 +95,7 @@ def _defaults(
 def _check_keys(keys: Any, known: Any, path: Path, *, where: str = "") -> None:
     for key in keys:
         if _name(key) not in known:
-            close = difflib.get_close_matches(_name(key), known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{path}: {key!r}{where} is not a flag{hint}", param=key)
+            raise ConfigError(f"{path}: {key!r}{where} is not a flag{did_you_mean(_name(key), known)}", param=key)
 
 
 def _translate(table: Mapping[str, Any], flags: Mapping[str, Parameter], path: Path) -> dict[str, Any]:

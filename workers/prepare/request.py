@@ -125,7 +125,9 @@ class GenerationRequest:
             dimensions=_checked_count("dimensions", wire.get("dimensions"), low=1),
             structured=checked_structured(wire.get("structured")),
             thinking_token_budget=_checked_count("thinking_token_budget", wire.get("thinking_token_budget"), low=0),
-            sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
+            sampling=SamplingParams.from_wire(
+                {k: v for k, v in wire.items() if k not in _OWN_FIELDS}, others=_OWN_FIELDS
+            ),
         )
 
 

@@ -40,7 +40,7 @@ def test_pages_hold_one_latent_for_all_heads(has_eight_bits: bool, num_bytes: tu
         ({"q_lora_rank": 48}, False, "its latents of queries have 48 channels"),
         ({"v_head_dim": 32}, False, "its values have 32 channels"),
         ({"qk_nope_head_dim": 24}, False, "its plain keys have 24 channels"),
-        ({"qk_rope_head_dim": 8}, False, "its heads have 72 channels"),
+        ({"qk_rope_head_dim": 8, "head_dim": 8}, False, "its heads have 72 channels"),
         ({}, True, "the kernels have no adapters"),
     ],
     ids=["latents", "latents of queries", "values", "plain keys", "turned keys", "adapters"],
