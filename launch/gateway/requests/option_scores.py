@@ -17,6 +17,7 @@ from starlette.requests import Request
 from ....driver.stream import Completion
 from ....protocol.sampling import MAX_LOGPROBS
 from ..errors import ApiError, aborted, unsupported
+from ..schemas.sampling import ServiceFields
 from ..state import Gateway
 from .ids import new_id
 from .submission import MAX_IN_FLIGHT
@@ -25,7 +26,6 @@ from .token_ids import prompt_ids
 CONCURRENT = 32  # prompts in flight at once
 FORCE = 100.0
 MAX_OPTION_TOKENS = 64
-SERVICE_OPTIONS = ("cache_salt", "priority", "deadline_ms")
 Path = tuple[int, ...]  # the first tokens of an option
 Prompt = Callable[[], Mapping[str, Any]]  # the fields of a text or a chat
 T = TypeVar("T")
@@ -46,10 +46,11 @@ class OptionScorer:
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     @classmethod
-    def of(cls, gateway: Gateway, request: Request, kind: str, model: str, body: Any, *, param: str) -> OptionScorer:
-        """For a ``request`` whose ``body`` has the options of the pipeline's requests."""
-        options = {name: value for name in SERVICE_OPTIONS if (value := getattr(body, name)) is not None}
-        scorer = cls(gateway, new_id(kind), {**options, **gateway.adapter_option(model)}, param=param)
+    def of(
+        cls, gateway: Gateway, request: Request, kind: str, model: str, body: ServiceFields, *, param: str
+    ) -> OptionScorer:
+        """For a ``request`` with this ``body``."""
+        scorer = cls(gateway, new_id(kind), {**body.service_options(), **gateway.adapter_option(model)}, param=param)
         request.state.request_id = scorer.request_id
         return scorer
 

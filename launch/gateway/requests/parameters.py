@@ -18,7 +18,6 @@ _SAME_NAME = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
     "stop", "stop_token_ids", "skip_special_tokens", "ignore_eos", "min_tokens", "n",
 )  # fmt: skip
-_SERVICE = ("priority", "deadline_ms", "max_queue_ms", "cache_salt")
 
 
 def pipeline_options(
@@ -59,7 +58,7 @@ def pipeline_options(
 
 def prompt_options(body: PromptFields) -> dict[str, Any]:
     """Those of them that do not depend on what is done with the prompt."""
-    options: dict[str, Any] = {name: value for name in _SERVICE if (value := getattr(body, name)) is not None}
+    options = body.service_options()
     if body.truncate_prompt_tokens == 0:
         raise ApiError("truncate_prompt_tokens is 0, it must be -1 or at least 1", param="truncate_prompt_tokens")
     if body.truncate_prompt_tokens is not None:

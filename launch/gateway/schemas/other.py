@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from .base import ANYTHING, MAX_MESSAGES, MAX_TOOLS, ApiModel, List, Neutral, few, few_parts
 from .chat import ChatMessage, TemplateFields, Tool
+from .sampling import ServiceFields
 
 Messages = Annotated[List[ChatMessage], Field(max_length=MAX_MESSAGES)]
 
@@ -65,7 +66,7 @@ class Question(ApiModel):
     levels: List[Level] | None = Field(None, min_length=2, max_length=255)
 
 
-class DecisionRequest(ApiModel):
+class DecisionRequest(ServiceFields):
     """Questions about one shared state."""
 
     NEUTRAL: ClassVar[Neutral] = {
@@ -74,13 +75,9 @@ class DecisionRequest(ApiModel):
         "safety_identifier": ANYTHING,
         "user": ANYTHING,
     }
-    model: str | None = None
     state: str | None = Field(None, description="what the questions are about; input is an alias of it")
     input: str | Messages | None = None
     questions: List[Question] = Field(min_length=1, max_length=400)
-    cache_salt: str | None = Field(None, max_length=256)
-    priority: int | None = Field(None, ge=-1000, le=1000)
-    deadline_ms: float | None = Field(None, gt=0, le=1e9)
 
     _few_parts = field_validator("input", mode="before")(few_parts)
     _few_choices = field_validator("questions", mode="before")(few("questions and choices"))

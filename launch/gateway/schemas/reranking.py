@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, field_validator
 
 from .base import ANYTHING, ApiModel, List, Neutral, few_prompts
+from .sampling import ServiceFields
 
 MAX_DOCUMENTS = 2048
 
@@ -18,15 +19,11 @@ class Document(ApiModel):
 Documents = Annotated[List[str | Document], Field(min_length=1, max_length=MAX_DOCUMENTS)]
 
 
-class _Relevance(ApiModel):
+class _Relevance(ServiceFields):
     """What both have in common."""
 
     NEUTRAL: ClassVar[Neutral] = {"user": ANYTHING, "use_activation": (True,), "activation": (True,)}
-    model: str | None = None
     instruction: str | None = Field(None, description="what makes a text relevant; by default, answering a search")
-    cache_salt: str | None = Field(None, max_length=256)
-    priority: int | None = Field(None, ge=-1000, le=1000)
-    deadline_ms: float | None = Field(None, gt=0, le=1e9)
 
 
 class RerankRequest(_Relevance):

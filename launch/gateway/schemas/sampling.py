@@ -66,14 +66,25 @@ def says_usage(options: StreamOptions | None) -> bool:
     return options is not None and bool(options.continuous_usage_stats)
 
 
-class PromptFields(ApiModel):
-    """Who computes a prompt, when, and how much of it."""
+class ServiceFields(ApiModel):
+    """Who computes a request, and when."""
 
+    SERVICE: ClassVar[tuple[str, ...]] = ("priority", "deadline_ms", "cache_salt")  # the pipeline's requests have them
     model: str | None = Field(None, description="as listed by /v1/models; by default the served model")
     priority: int | None = Field(None, ge=-1000, le=1000, description="lowest first (--policy priority)")
     deadline_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the end, else 504")
-    max_queue_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the first step, else 504")
     cache_salt: str | None = Field(None, max_length=256, description="prefixes are shared only with the same salt")
+
+    def service_options(self) -> dict[str, Any]:
+        """Those given, as the pipeline's requests have them."""
+        return {name: value for name in self.SERVICE if (value := getattr(self, name)) is not None}
+
+
+class PromptFields(ServiceFields):
+    """Also how long a prompt may wait, and how much of it is computed."""
+
+    SERVICE = (*ServiceFields.SERVICE, "max_queue_ms")
+    max_queue_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the first step, else 504")
     truncate_prompt_tokens: int | None = Field(
         None,
         ge=-1,
