@@ -1,7 +1,10 @@
-"""What /proc says about processes."""
+"""What /proc says about processes, and how much memory this one may take."""
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -16,3 +19,15 @@ def is_alive(pid: int | None) -> bool:
 def children_of(pid: int) -> list[int]:
     """Processes that any thread of ``pid`` started and that it has not waited for."""
     return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+@contextmanager
+def address_space(num_bytes: int) -> Iterator[None]:
+    """Limit the address space to this much more than now; the system may promise more memory than it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 _RECURRENT = (c_float, *[c_void_p] * 2, *[c_int32] * 3, *[c_void_p] * 3)  # eps, inputs, and how they are cut
 _FUNCTIONS = {
     "triptych_sizes": (None, [POINTER(c_int64)]),
-    "triptych_pack": (None, [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32, c_int32]),
+    "triptych_pack": (c_int32, [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_pack_int4": (None, [POINTER(Matrix), c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_pack_mxfp4": (None, [POINTER(Matrix), c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_unpack": (None, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32]),
-    "triptych_multiply": (None, [POINTER(Matrix), c_void_p, c_int32, c_void_p]),
-    "triptych_delta_rule": (None, [POINTER(DeltaShape), POINTER(DeltaLayer), *_RECURRENT]),
-    "triptych_state_space": (None, [POINTER(StateSpaceShape), POINTER(StateSpaceLayer), *_RECURRENT]),
+    "triptych_multiply": (c_int32, [POINTER(Matrix), c_void_p, c_int32, c_void_p]),
+    "triptych_delta_rule": (c_int32, [POINTER(DeltaShape), POINTER(DeltaLayer), *_RECURRENT]),
+    "triptych_state_space": (c_int32, [POINTER(StateSpaceShape), POINTER(StateSpaceLayer), *_RECURRENT]),
     "triptych_decoder_new": (c_void_p, [POINTER(Model), POINTER(Sharing)]),
     "triptych_decoder_delete": (None, [c_void_p]),
     "triptych_decoder_reserve": (c_int32, [c_void_p, c_int32]),

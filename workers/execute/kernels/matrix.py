@@ -17,6 +17,7 @@ from .structures import Format, Matrix
 
 COLUMNS = 64  # in a block
 _PIECES_PER_THREAD = 4  # so that all threads finish at about the same time
+_STRIP = 16  # rows packed at once, see src/pack.h
 _FEW_WEIGHTS = 1 << 18  # packed by one thread before another has started
 
 
@@ -91,11 +92,17 @@ class Packer:
 
         In four bits, the square of the error of each input's weights counts as many times as its ``importance`` says,
         [num_inputs]; None: all count alike.
+
+        Raises:
+            MemoryError: there is not enough memory to transform rows for eight bits.
         """
         address = None if importance is None else importance.ctypes.data
+        num_inputs = place.matrix.num_inputs
 
         def pack_piece(begin: int, end: int) -> None:
-            self._library.triptych_pack(place.matrix, source, is_bf16, address, place.first, place.run, begin, end)
+            piece = place.first, place.run, begin, end
+            if self._library.triptych_pack(place.matrix, source, is_bf16, address, *piece):
+                raise MemoryError(f"no memory for {_STRIP} rows of {num_inputs} weights in float32 while packing them")
 
         self._in_pieces(place, pack_piece)
 

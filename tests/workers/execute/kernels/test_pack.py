@@ -11,13 +11,14 @@ import pytest
 import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from tests.workers.execute.kernels.levels import WHOLE_LEVELS, load_cached
+from tests.proc import address_space
+from tests.workers.execute.kernels.levels import FASTEST, WHOLE_LEVELS, load_cached
 from tests.workers.execute.model.native.decoders import in_sixteenths
 from triptych.workers.execute.kernels import matrix
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.matrix import Mxfp4, Packer, Placement, matrix_bytes, new_matrix
 from triptych.workers.execute.kernels.memory import Arena, padded
-from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.kernels.structures import Format, Matrix
 from triptych.workers.execute.model.native.lora import transformed
 
 ELEMENTS = {Format.FLOAT32: np.float32, Format.BFLOAT16: np.uint16, Format.INT8: np.int8}
@@ -199,3 +200,10 @@ def test_nan_scale_makes_its_output_nan(level: str) -> None:
     room = Place(Format.MXFP4, 96, 20, 0, 64)
     Packer(load_cached(level), num_threads=1).pack_mxfp4(Mxfp4(numbers, scales), room.place)
     assert np.flatnonzero(np.isnan(room.products(level))).tolist() == [3, 7]
+
+
+def test_missing_memory_is_an_error_and_does_not_end_the_process() -> None:
+    """No exception of C++ may reach Python's interpreter."""
+    rows = Matrix(num_inputs=1 << 30, num_blocks=1, format=Format.INT8)  # 64 GiB as floats, which none are read of
+    with address_space(1 << 30), pytest.raises(MemoryError, match="16 rows of 1073741824 weights in float32"):
+        Packer(load_cached(FASTEST), num_threads=1).pack(0, Placement(rows, 16), is_bf16=False)

@@ -7,6 +7,21 @@ using namespace triptych;
 
 template struct triptych::TileSums<Float32>;
 
+namespace {
+
+// 0, or 1 if the system has no memory for what `run` allocates.
+template <class Run>
+int32_t status_of(const Run& run) {
+  try {
+    run();
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
+}  // namespace
+
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -22,15 +37,15 @@ void triptych_sizes(int64_t* sizes) {
 }
 
 // Packs outputs begin..end of a checkpoint's matrix into the columns given by `first` and `run` (see Placement).
-// `importance` is that of the errors of each input's weights in four bits, or null.
-void triptych_pack(Matrix* matrix, const void* source, int32_t source_is_bf16, const float* importance, int32_t first,
-                   int32_t run, int32_t begin, int32_t end) {
-  const Placement placement{first, run};
-  if (source_is_bf16) {
-    pack(*matrix, static_cast<const uint16_t*>(source), importance, placement, begin, end);
-  } else {
-    pack(*matrix, static_cast<const float*>(source), importance, placement, begin, end);
-  }
+// `importance` is that of the errors of each input's weights in four bits, or null. 0, or 1 if out of memory.
+int32_t triptych_pack(Matrix* matrix, const void* source, int32_t source_is_bf16, const float* importance,
+                      int32_t first, int32_t run, int32_t begin, int32_t end) {
+  return status_of([&] {
+    if (source_is_bf16)
+      pack(*matrix, static_cast<const uint16_t*>(source), importance, {first, run}, begin, end);
+    else
+      pack(*matrix, static_cast<const float*>(source), importance, {first, run}, begin, end);
+  });
 }
 
 // The same for a matrix that is already in four bits, see FourBits.
@@ -53,45 +68,52 @@ void triptych_unpack(const Matrix* matrix, float* to, int32_t first, int32_t run
   unpack(*matrix, {first, run}, begin, end, to);
 }
 
-// Floats y [num_rows][64 * num_blocks] = x [num_rows][num_inputs] times the matrix. For tests.
-void triptych_multiply(const Matrix* matrix, const float* x, int32_t num_rows, float* y) {
-  switch (matrix->format) {
-    case kFloat32: return Entries<Float32>::multiply_floats(*matrix, x, num_rows, y);
-    case kBFloat16: return Entries<BFloat16>::multiply_floats(*matrix, x, num_rows, y);
-    default: return Entries<Int8>::multiply_floats(*matrix, x, num_rows, y);
-  }
+// Floats y [num_rows][64 * num_blocks] = x [num_rows][num_inputs] times the matrix; 0, or 1 if out of memory. For tests,
+// like the two after it.
+int32_t triptych_multiply(const Matrix* matrix, const float* x, int32_t num_rows, float* y) {
+  return status_of([&] {
+    switch (matrix->format) {
+      case kFloat32: return Entries<Float32>::multiply_floats(*matrix, x, num_rows, y);
+      case kBFloat16: return Entries<BFloat16>::multiply_floats(*matrix, x, num_rows, y);
+      default: return Entries<Int8>::multiply_floats(*matrix, x, num_rows, y);
+    }
+  });
 }
 
-// Runs a sequence's next `count` tokens, in segments, through one delta rule; rows have no padding. For tests.
-void triptych_delta_rule(const DeltaShape* shape, const DeltaLayer* layer, float eps, const float* projected,
-                         const float* gates, int32_t count, int32_t read, int32_t num_segments, const int32_t* ends,
-                         const int32_t* writes, float* outputs) {
-  const size_t num_outputs = size_t(shape->num_value_heads) * shape->value_dim;
-  Buffer<float> mixed;
-  mixed.reserve(size_t(count) * DeltaRule::width(*shape));
-  const RecurrentChunk chunk{projected, DeltaRule::num_channels(*shape) + num_outputs,
-                         gates, size_t(2) * padded(shape->num_value_heads, kLanes),
-                         mixed.get(), count, read, num_segments, ends, writes};
-  const DeltaRule rule(*shape, *layer, eps);
-  for (int t = 0; t < count; ++t)
-    for (int head = 0; head < shape->num_key_heads; ++head) rule.mix(chunk, t, head);
-  for (int head = 0; head < shape->num_value_heads; ++head) rule.run(chunk, head, outputs, num_outputs);
+// Runs a sequence's next `count` tokens, in segments, through one delta rule; rows have no padding.
+int32_t triptych_delta_rule(const DeltaShape* shape, const DeltaLayer* layer, float eps, const float* projected,
+                            const float* gates, int32_t count, int32_t read, int32_t num_segments, const int32_t* ends,
+                            const int32_t* writes, float* outputs) {
+  return status_of([&] {
+    const size_t num_outputs = size_t(shape->num_value_heads) * shape->value_dim;
+    Buffer<float> mixed;
+    mixed.reserve(size_t(count) * DeltaRule::width(*shape));
+    const RecurrentChunk chunk{projected, DeltaRule::num_channels(*shape) + num_outputs,
+                           gates, size_t(2) * padded(shape->num_value_heads, kLanes),
+                           mixed.get(), count, read, num_segments, ends, writes};
+    const DeltaRule rule(*shape, *layer, eps);
+    for (int t = 0; t < count; ++t)
+      for (int head = 0; head < shape->num_key_heads; ++head) rule.mix(chunk, t, head);
+    for (int head = 0; head < shape->num_value_heads; ++head) rule.run(chunk, head, outputs, num_outputs);
+  });
 }
 
 // The same for one state space.
-void triptych_state_space(const StateSpaceShape* shape, const StateSpaceLayer* layer, float eps, const float* projected,
-                          const float* dts, int32_t count, int32_t read, int32_t num_segments, const int32_t* ends,
-                          const int32_t* writes, float* outputs) {
-  const size_t num_outputs = StateSpace::num_outputs(*shape);
-  Buffer<float> mixed;
-  mixed.reserve(size_t(count) * StateSpace::width(*shape));
-  const RecurrentChunk chunk{projected, StateSpace::num_channels(*shape) + num_outputs, dts, size_t(shape->num_heads),
-                             mixed.get(), count, read, num_segments, ends, writes};
-  const StateSpace space(*shape, *layer, eps);
-  for (int t = 0; t < count; ++t)
-    for (int head = 0; head < shape->num_heads; ++head) space.mix(chunk, t, head);
-  for (int head = 0; head < shape->num_heads; ++head) space.run(chunk, head);
-  for (int t = 0; t < count; ++t) space.finish(chunk, t, outputs + t * num_outputs);
+int32_t triptych_state_space(const StateSpaceShape* shape, const StateSpaceLayer* layer, float eps, const float* projected,
+                             const float* dts, int32_t count, int32_t read, int32_t num_segments, const int32_t* ends,
+                             const int32_t* writes, float* outputs) {
+  return status_of([&] {
+    const size_t num_outputs = StateSpace::num_outputs(*shape);
+    Buffer<float> mixed;
+    mixed.reserve(size_t(count) * StateSpace::width(*shape));
+    const RecurrentChunk chunk{projected, StateSpace::num_channels(*shape) + num_outputs, dts, size_t(shape->num_heads),
+                               mixed.get(), count, read, num_segments, ends, writes};
+    const StateSpace space(*shape, *layer, eps);
+    for (int t = 0; t < count; ++t)
+      for (int head = 0; head < shape->num_heads; ++head) space.mix(chunk, t, head);
+    for (int head = 0; head < shape->num_heads; ++head) space.run(chunk, head);
+    for (int t = 0; t < count; ++t) space.finish(chunk, t, outputs + t * num_outputs);
+  });
 }
 
 // Returns a decoder of the model, whose arrays must outlive it; or null.

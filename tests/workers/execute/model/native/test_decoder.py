@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.proc import address_space
 from tests.workers.execute.kernels.levels import WHOLE_LEVELS
 from tests.workers.execute.model.native.decoders import (
     FEW_PAGES,
@@ -201,18 +199,6 @@ def test_nan_key_is_reported(level: str, format_: Format, tmp_path: Path) -> Non
         keys[place] = (0x7FC0 << 8 * ctypes.sizeof(element) - 16) + payload
         outputs = decoder.run(make_inputs([(token_ids, 8, 1)], num_pages=NUM_PAGES))
         assert np.isnan(outputs.greatest).all(), outputs.greatest
-
-
-@contextmanager
-def address_space(num_bytes: int) -> Iterator[None]:
-    """Limit the address space to this much more than now; the system may promise more memory than it has."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def test_step_without_enough_memory_is_reported(tmp_path: Path) -> None:
