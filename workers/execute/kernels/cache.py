@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import logging
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
+
+logger = logging.getLogger(__name__)
+
+_SCRATCH = "making-"
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}  # some network file systems
 
 
 def cache_folder() -> Path:
@@ -49,3 +60,49 @@ def keep_newest(folder: Path, pattern: str, count: int) -> None:
             shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def making(target: Path) -> Iterator[Path | None]:
+    """A new folder beside ``target``, in which it can be made before it is moved to its place; None if it exists.
+
+    Processes that need the same target at the same time wait, then find it made; others do not. What killed processes
+    left of any target is deleted.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for scratch in target.parent.glob(f"{_SCRATCH}*-*"):
+        name = scratch.name.removeprefix(_SCRATCH).rpartition("-")[0]
+        with _lock_of(target.with_name(name)).open("w") as lock, contextlib.suppress(OSError):  # of who makes it now
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(scratch, ignore_errors=True)
+    with _lock_of(target).open("w") as lock:
+        _take(lock, target)
+        if target.exists():
+            yield None
+            return
+        prefix = f"{_SCRATCH}{target.name}-"
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix, ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+        # Only once there is something to find: who waits for this file would not exclude who makes a new one.
+        if target.exists():
+            _lock_of(target).unlink(missing_ok=True)
+
+
+def _lock_of(target: Path) -> Path:
+    return target.with_name(f"{target.name}.lock")
+
+
+def _take(lock: TextIO, target: Path) -> None:
+    """Where files cannot be locked, several processes may make a target at the same time: the last one's stays."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("waiting for another process, which is making %s", target)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning("%s cannot be locked: processes that start at the same time may make it several times", target)

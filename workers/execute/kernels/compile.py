@@ -6,7 +6,6 @@ library in the cache, starting costs one hash of the sources.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -14,7 +13,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -22,7 +20,7 @@ from pathlib import Path
 
 from ....protocol.errors import ConfigError
 from ....protocol.lifeline import child_environment
-from .cache import keep_newest, note_use, places
+from .cache import keep_newest, making, note_use, places
 from .tile_registers import are_permitted
 
 logger = logging.getLogger(__name__)
@@ -61,7 +59,6 @@ _ARM_EXTENSIONS = {"asimd": "", "asimddp": "+dotprod", "bf16": "+bf16", "i8mm": 
 _ARM_FLAGS = ["-fno-schedule-insns"]
 
 _NUM_KEPT = 16  # libraries in the cache: of several versions and levels
-_SCRATCH = "building-"
 _LONGEST = "int8.cpp"  # to compile: two fifths of all
 
 
@@ -135,37 +132,31 @@ def build_library(level: str, *, spare_cache: Path | None = None) -> Path:
 
 
 def _build(level: str, library: Path) -> Path:
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with (library.parent / "lock").open("w") as lock:  # processes starting at the same time wait, then find it done
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
-            _compile([_compiler(), *compile_options(level)], library)
+    with making(library) as scratch:
+        if scratch is not None:
+            _compile([_compiler(), *compile_options(level)], library, scratch)
     return library
 
 
-def _compile(command: list[str], library: Path) -> None:
-    """Called with the lock held."""
-    for scratch in library.parent.glob(f"{_SCRATCH}*"):  # left by processes that were killed
-        shutil.rmtree(scratch, ignore_errors=True)
+def _compile(command: list[str], library: Path, scratch: Path) -> None:
     logger.info("compiling the kernels with %s, once: that takes about half a minute", command[0])
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=_SCRATCH) as folder:
-        output = Path(folder) / library.name
-        sources = {source: Path(folder) / f"{source.stem}.o" for source in SOURCES.glob("*.cpp")}
-        # In the order of the file system, it could be the last to begin, with nothing left for the other processors.
-        in_order = sorted(sources, key=lambda source: source.name != _LONGEST)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as beside:
-            list(beside.map(lambda file: _run([*command, "-c", file, "-o", sources[file]], scratch=folder), in_order))
-        _run([*command, "-shared", *sources.values(), "-o", output], scratch=folder)
-        os.replace(output, library)  # atomically
+    output = scratch / library.name
+    sources = {source: scratch / f"{source.stem}.o" for source in SOURCES.glob("*.cpp")}
+    # In the order of the file system, it could be the last to begin, with nothing left for the other processors.
+    in_order = sorted(sources, key=lambda source: source.name != _LONGEST)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as beside:
+        list(beside.map(lambda file: _run([*command, "-c", file, "-o", sources[file]], scratch=scratch), in_order))
+    _run([*command, "-shared", *sources.values(), "-o", output], scratch=scratch)
+    os.replace(output, library)  # atomically
     keep_newest(library.parent, "*.so", _NUM_KEPT)
     logger.info("compiled the %s in %.1f s", library.name, time.monotonic() - start)
 
 
-def _run(command: list[str | Path], *, scratch: str) -> None:
+def _run(command: list[str | Path], *, scratch: Path) -> None:
     """Compile something. The compiler keeps its temporary files in ``scratch``, as it may be killed."""
     apart = [sys.executable, "-m", f"{__package__}.compiler_process", str(os.getpid()), *command]
-    environment = {**child_environment(computes=True), "TMPDIR": scratch}
+    environment = {**child_environment(computes=True), "TMPDIR": str(scratch)}
     done = subprocess.run(
         apart, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import logging
 import os
 import pwd
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
 from triptych.protocol.config import ModelConfig
-from triptych.workers.execute.kernels.cache import cache_folder, keep_newest, note_use
+from triptych.workers.execute.kernels.cache import cache_folder, keep_newest, making, note_use
 from triptych.workers.execute.model.guard import proof
 
 
@@ -50,3 +55,38 @@ def test_user_without_a_home_directory_has_no_cache(tmp_path: Path, monkeypatch:
         cache_folder()
     monkeypatch.setattr(proof, "outcome_key", lambda *_: "key")
     assert proof.ProofStore(tmp_path, ModelConfig()).find(tmp_path) is None
+
+
+def test_leftovers_of_killed_processes_are_deleted_and_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "making-dead.so-abcdefgh").mkdir()
+    with making(tmp_path / "other.so") as other, making(tmp_path / "new.so") as new:
+        assert other is not None and new is not None
+        assert sorted(path.name for path in tmp_path.glob("making-*")) == sorted((other.name, new.name))
+
+
+def test_waiting_process_finds_it_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with ThreadPoolExecutor(1) as beside, making(tmp_path / "x") as folder:
+        assert folder is not None
+        waiting = beside.submit(_is_made, tmp_path / "x")
+        eventually(lambda: "waiting for another process" in caplog.text)
+        (tmp_path / "x").touch()
+    assert waiting.result()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def _is_made(target: Path) -> bool:
+    with making(target) as folder:
+        return folder is None
+
+
+def test_folder_without_locks_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network file systems."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with making(tmp_path / "x") as first, making(tmp_path / "x") as second:
+        assert first is not None and second is not None
+        assert first.is_dir() and second.is_dir()

@@ -17,6 +17,7 @@ from tests.proc import is_alive
 from tests.waiting import eventually
 from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.kernels import library as libraries
+from triptych.workers.execute.kernels.cache import cache_folder, making
 from triptych.workers.execute.kernels.compile import (
     LEVELS,
     SOURCES,
@@ -68,11 +69,17 @@ def test_new_library_that_cannot_be_loaded_is_an_error(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("short_source")
-def test_leftovers_of_a_killed_build_are_removed(tmp_path: Path) -> None:
-    left = tmp_path / "triptych" / "kernels" / "building-by-nobody"
-    left.mkdir(parents=True)
-    build_library("portable")
-    assert [file.suffix for file in left.parent.iterdir() if file.name != "lock"] == [".so"]
+def test_library_is_all_that_is_left_of_a_build() -> None:
+    library = build_library("portable")
+    assert list(library.parent.iterdir()) == [library]
+
+
+@pytest.mark.usefixtures("short_source")
+def test_build_waits_for_no_build_of_another_library() -> None:
+    """Of another level, or of another version."""
+    folder = cache_folder() / "kernels"
+    with making(folder / "other.so"):
+        build_library("portable")
 
 
 def test_compiler_and_what_it_started_end_with_the_process_that_waits_for_it(tmp_path: Path) -> None:

@@ -5,14 +5,12 @@ Imports neither torch nor gguf: after the first start of a file, this is all tha
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ......protocol.errors import ConfigError
-from ....kernels.cache import cache_folder, keep_newest, note_use
+from ....kernels.cache import cache_folder, keep_newest, making, note_use
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +28,6 @@ SUFFIX = ".gguf"
 _VERSION = 2  # of what is made of a file; increase it when the result changes
 _NUM_KEPT = 8  # unpacked files in the cache
 _KEY_SIZE = 16
-_SCRATCH = "unpacking-"
 _SOURCE = "source.json"  # which file a directory was made of
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
@@ -55,11 +52,9 @@ def find_unpacked(file: Path, *, dtype: str, progress: Callable[[int, int], None
         if not target.is_dir():
             if find_spec("gguf") is None:
                 raise ConfigError(f"{file} needs the package gguf: pip install 'triptych[gguf]'", param="model")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with (target.parent / "lock").open("w") as lock:  # who starts at the same time waits, then finds it done
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not target.is_dir():
-                    _unpack(parts, source, target, dtype=stored_dtype, progress=progress)
+            with making(target) as scratch:
+                if scratch is not None:
+                    _unpack(parts, source, target, scratch, dtype=stored_dtype, progress=progress)
     except OSError as error:
         raise ConfigError(f"{file} cannot be unpacked: {error}", param="model") from error
     note_use(target)
@@ -101,28 +96,26 @@ def _unpack(
     parts: list[Path],
     source: list[dict[str, Any]],
     target: Path,
+    scratch: Path,
     *,
     dtype: str,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Make ``target``. The lock must be held: what other processes left unfinished is deleted."""
-    for left in target.parent.glob(f"{_SCRATCH}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Make ``target`` in the folder ``scratch``, which no other process uses."""
     _forget_earlier(source, target.parent)
     from .unpack import unpack
 
     logger.info("unpacking %s to %s, once", parts[0], target)
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=_SCRATCH, ignore_cleanup_errors=True) as scratch:
-        new = Path(scratch) / "new"
-        new.mkdir()
-        unpack(parts, new, dtype=dtype, progress=progress)
-        if [_identity(part) for part in parts] != source:
-            raise ConfigError(f"{parts[0]} was changed while it was unpacked", param="model")
-        (new / _SOURCE).write_text(json.dumps(source))
-        for made in new.iterdir():
-            _write_out(made)  # otherwise the name could outlive a power cut, and the content not
-        os.rename(new, target)  # atomic
+    new = scratch / "new"
+    new.mkdir()
+    unpack(parts, new, dtype=dtype, progress=progress)
+    if [_identity(part) for part in parts] != source:
+        raise ConfigError(f"{parts[0]} was changed while it was unpacked", param="model")
+    (new / _SOURCE).write_text(json.dumps(source))
+    for made in new.iterdir():
+        _write_out(made)  # otherwise the name could outlive a power cut, and the content not
+    os.rename(new, target)  # atomic
     keep_newest(target.parent, f"*-{'?' * _KEY_SIZE}", _NUM_KEPT)
     logger.info("unpacked %s in %.1f s", parts[0].name, time.monotonic() - start)
 
