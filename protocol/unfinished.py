@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import struct
+from collections import Counter
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -25,11 +26,16 @@ class _Connection(NamedTuple):
     file: int
     peer: tuple[str, int]
 
+    @property
+    def host(self) -> str:
+        return self.peer[0]
+
 
 class Unfinished:
     """Closes the connections that have sent most without ending a message, once all of them exceed the limit.
 
-    That loses nothing of honest clients: they connect again and repeat what was not answered.
+    It begins with those of the host that has sent most: otherwise one host with many connections, each of them small,
+    would be spared for another's single large message. That loses nothing of honest clients: they connect again and repeat what was not answered.
     """
 
     def __init__(self, port: int, *, max_bytes: int = MAX_UNFINISHED_BYTES, look_bytes: int = LOOK_BYTES) -> None:
@@ -53,13 +59,15 @@ class Unfinished:
         self._lowest = min(self._lowest, size)
         if size - self._lowest < self._look_bytes:
             return
-        connections = sorted(self._look(), reverse=True)
-        num_bytes = sum(connection.num_bytes for connection in connections)
+        connections = self._look()
+        of_hosts: Counter[str] = Counter()
         for connection in connections:
-            if num_bytes <= self._max_bytes:
-                break
-            _close(connection)
-            num_bytes -= connection.num_bytes
+            of_hosts[connection.host] += connection.num_bytes
+        while of_hosts.total() > self._max_bytes:
+            most = max(connections, key=lambda connection: (of_hosts[connection.host], connection.num_bytes))
+            _close(most)
+            connections.remove(most)
+            of_hosts[most.host] -= most.num_bytes
         self._lowest = size
 
     def _look(self) -> list[_Connection]:

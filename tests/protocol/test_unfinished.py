@@ -19,6 +19,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + byt
 READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
 CHUNK = 100_000
 Context = zmq.Context[zmq.Socket[bytes]]
+Connect = Callable[..., socket.socket]
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
@@ -50,11 +51,11 @@ def server(context: Context) -> Server:
 
 
 @pytest.fixture
-def connect(server: Server) -> Iterator[Callable[[], socket.socket]]:
+def connect(server: Server) -> Iterator[Connect]:
     connections = []
 
-    def connect() -> socket.socket:
-        connections.append(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+    def connect(host: str = "127.0.0.1") -> socket.socket:
+        connections.append(socket.create_connection(("127.0.0.1", server.port), timeout=20, source_address=(host, 0)))
         connections[-1].sendall(GREETING + frame(READY, COMMAND))
         reply = connections[-1].makefile("rb")
         _, num_bytes = reply.read(len(GREETING) + 2)[-2:]
@@ -79,7 +80,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_connection_without_the_end_of_a_message_is_closed(
-    server: Server, connect: Callable[[], socket.socket], caplog: pytest.LogCaptureFixture
+    server: Server, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = connect()
     connection.sendall(frame(bytes(CHUNK), MORE) * 11)
@@ -88,7 +89,7 @@ def test_connection_without_the_end_of_a_message_is_closed(
     assert "without the end of a message" in caplog.text
 
 
-def test_messages_that_are_ended_do_not_count(server: Server, connect: Callable[[], socket.socket]) -> None:
+def test_messages_that_are_ended_do_not_count(server: Server, connect: Connect) -> None:
     connection = connect()
     for _ in range(3):
         for _ in range(6):
@@ -98,7 +99,7 @@ def test_messages_that_are_ended_do_not_count(server: Server, connect: Callable[
     assert not is_closed(connection)
 
 
-def test_others_stay_connected_when_one_is_closed(server: Server, connect: Callable[[], socket.socket]) -> None:
+def test_others_stay_connected_when_one_is_closed(server: Server, connect: Connect) -> None:
     endless, slow = connect(), connect()
     slow.sendall(frame(bytes(CHUNK))[:-1])
     endless.sendall(frame(bytes(CHUNK), MORE) * 10)
@@ -108,8 +109,22 @@ def test_others_stay_connected_when_one_is_closed(server: Server, connect: Calla
     assert server.read()[-1:] == b"x"
 
 
+def test_host_with_many_connections_is_not_spared_for_one_with_a_large_message(
+    server: Server, connect: Connect
+) -> None:
+    large = connect("127.0.0.2")
+    large.sendall(frame(bytes(3 * CHUNK))[:-1])
+    many = [connect() for _ in range(5)]
+    for connection in many:
+        connection.sendall(frame(bytes(2 * CHUNK), MORE))
+    eventually(lambda: server.limit() and any(map(is_closed, many)))
+    large.setblocking(True)
+    large.sendall(b"x")
+    assert server.read()[-1:] == b"x"
+
+
 def test_no_connection_is_looked_at_until_the_process_has_grown(
-    server: Server, connect: Callable[[], socket.socket]
+    server: Server, connect: Connect
 ) -> None:
     server.unfinished = Unfinished(server.port, max_bytes=0, look_bytes=1 << 30)
     connection = connect()
@@ -118,7 +133,7 @@ def test_no_connection_is_looked_at_until_the_process_has_grown(
     assert not is_closed(connection)
 
 
-def test_look_leaves_no_descriptor_open(server: Server, connect: Callable[[], socket.socket]) -> None:
+def test_look_leaves_no_descriptor_open(server: Server, connect: Connect) -> None:
     connect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
