@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from ...protocol.codec import MAX_DEPTH
-from ...protocol.errors import TriptychError, encodable
+from ...protocol.errors import TriptychError
 
 T = TypeVar("T")
 RETRY_AFTER_S = 1
@@ -121,17 +121,17 @@ def unreadable_body(error: ValueError | RecursionError) -> ApiError:
 def validation_error(errors: list[Any]) -> ApiError:
     """The first problem of a body, with the name of its field."""
     # For a field with alternatives pydantic reports an error for each: the deepest is for the one that was meant.
-    first = min(errors, key=lambda error: (error["type"] != "extra_forbidden", -len(error["loc"])))
+    first = min(errors, key=lambda error: (error["type"] != "unknown", -len(error["loc"])))
     if first["loc"] == ("body",) and isinstance(first.get("input"), bytes):
         return ApiError("the body is not read as JSON: send it with the header content-type: application/json")
     path = list(first["loc"])
     if path[0] in ("body", "query", "path", "header"):
         del path[0]
     param = _dotted(path) or None
-    if first["type"] == "extra_forbidden":
-        name = str(path.pop())  # as sent by the client; the rest of the path is ours
-        param = ".".join(filter(None, (_dotted(path), name))) if encodable(name) == name else None
-        return ApiError(f"unknown field {name!r}", code="unknown_parameter", param=param)
+    if first["type"] == "unknown":
+        name = first["ctx"]["param"]  # empty: a reply cannot contain it
+        param = ".".join(filter(None, (_dotted(path), name))) if name else None
+        return ApiError(first["msg"], code="unknown_parameter", param=param)
     if first["type"] == "missing":
         return ApiError(f"{param or 'the body'} is required", code="missing_required_parameter", param=param)
     if first["type"] == "json_invalid":

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from ....protocol.errors import encodable
 from ....protocol.sampling import SamplingParams
+from ....protocol.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -68,7 +70,9 @@ class ApiModel(BaseModel):
         for name, item in value.items():
             if not (name in cls.model_fields or name in cls.NEUTRAL or _is_alias(cls, name)):
                 # Refused as unknown, regardless of the rest; but an object of another type has other fields.
-                return _if_of_other_type(cls, value) or {name: item}
+                if fields_of_other := _if_of_other_type(cls, value):
+                    return fields_of_other
+                raise _unknown(cls, name)
             if item is None:
                 continue
             item = _whole(item)
@@ -125,6 +129,12 @@ def _if_of_other_type(model: type[BaseModel], value: dict[str, Any]) -> dict[str
         return {}
     known = [name for part in (field.annotation, *get_args(field.annotation)) for name in get_args(part)]
     return {} if given in known else {name: item for name, item in value.items() if name in model.model_fields}
+
+
+def _unknown(model: type[BaseModel], name: str) -> PydanticCustomError:
+    known = [item.alias or field for field, item in model.model_fields.items()]
+    text = f"unknown field {name!r}{did_you_mean(name, known)}"
+    return PydanticCustomError("unknown", "{text}", {"param": name if encodable(name) == name else "", "text": text})
 
 
 def unsupported_value(param: str, value: Any) -> PydanticCustomError:

@@ -126,6 +126,22 @@ def test_wrong_field_is_named(api: Site, path: str, field: dict[str, Any], param
     assert set(error) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "told"),
+    [
+        (COMPLETIONS, {"max_toks": 1}, "unknown field 'max_toks'; did you mean max_tokens?"),
+        (CHAT, {"messages": [{**MESSAGES[0], "nme": "me"}]}, "unknown field 'nme'; did you mean name?"),
+        (CHAT, {"query": "hi"}, "unknown field 'query'"),
+    ],
+    ids=str,
+)
+def test_refusal_of_an_unknown_field_says_what_was_probably_meant(
+    api: Site, path: str, field: dict[str, Any], told: str
+) -> None:
+    _, error = api.refusal(path, **{**BASE[path], **field})
+    assert error["message"] == told
+
+
 def test_refusal_of_a_stored_item_says_what_to_do(api: Site) -> None:
     """Vercel's AI SDK refers to the items of earlier steps, unless it is told that they are not stored."""
     _, error = api.refusal(RESPONSES, input=[{"type": "item_reference", "id": "msg_1"}])
