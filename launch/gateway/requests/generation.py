@@ -58,7 +58,7 @@ class Generation:
             ClientGone: the client has disconnected.
         """
         now = time.monotonic()
-        request.state.request_id = request_id
+        request.state.request_id, request.state.model = request_id, model
         began = request.scope["state"].setdefault("began", now)  # set earlier if another question came first
         requests = [{**asked, **gateway.adapter_option(model)} for asked in requests]
         work = Choices.submit(gateway.client, request_id, requests, keep=keep)

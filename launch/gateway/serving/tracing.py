@@ -1,4 +1,7 @@
-"""OpenTelemetry spans: one per request, however it ends, with a child for each stage of its ledger that took time."""
+"""OpenTelemetry spans: one per request, however it ends, with a child for each stage of its ledger that took time.
+
+Source of the attributes: OpenTelemetry's semantic conventions for generative AI, and vLLM for the latencies, in seconds.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,11 @@ from ....protocol.messages import LEDGER_STAGES
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
+# By path; of another route, the operation is the path's last part.
+_OPERATIONS = {
+    "/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+}  # fmt: skip
 FLUSH_S = 1.0  # how long a stop waits for the collector
 
 
@@ -89,7 +97,8 @@ class SpanTracer(Tracer):
         source, parent = self._source, self._propagator.extract(dict(request.headers))
         end_ns = time.time_ns()
         now_ns = end_ns - int(wall_ms * 1e6)
-        span = source.start_span("llm_request", parent, SpanKind.SERVER, attributes, start_time=now_ns)
+        whole = {**_asked(request), **attributes}
+        span = source.start_span("llm_request", parent, SpanKind.SERVER, whole, start_time=now_ns)
         below = set_span_in_context(span)
         for stage in LEDGER_STAGES:
             duration_ns = int(stages_ms.get(stage, 0.0) * 1e6)
@@ -107,6 +116,17 @@ class SpanTracer(Tracer):
         sending.join(FLUSH_S)
 
 
+def _asked(request: Request) -> dict[str, Any]:
+    path = request.scope.get("path", "")
+    attributes = {
+        "gen_ai.operation.name": _OPERATIONS.get(path, path.rpartition("/")[2]),
+        "gen_ai.provider.name": "triptych",
+    }
+    if hasattr(request.state, "model"):  # not of an answer that is resumed
+        attributes["gen_ai.request.model"] = attributes["gen_ai.response.model"] = request.state.model
+    return attributes
+
+
 def _attributes(completion: Completion) -> dict[str, Any]:
     usage, ledger = completion.usage, completion.ledger
     return {
@@ -114,7 +134,7 @@ def _attributes(completion: Completion) -> dict[str, Any]:
         "gen_ai.response.finish_reasons": [completion.finish_reason],
         "gen_ai.usage.input_tokens": usage["prompt_tokens"],
         "gen_ai.usage.output_tokens": usage["completion_tokens"],
-        "gen_ai.usage.cached_tokens": usage["cached_tokens"],
+        "gen_ai.usage.cache_read.input_tokens": usage["cached_tokens"],
         "gen_ai.latency.time_in_queue": sum(ledger["stages_ms"][s] for s in ("queue", "credit", "schedule")) / 1e3,
         "gen_ai.latency.time_in_model_prefill": ledger["stages_ms"]["prefill"] / 1e3,
         "gen_ai.latency.time_in_model_decode": ledger["stages_ms"]["decode"] / 1e3,

@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import httpx2
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 from starlette.requests import Request
 
@@ -50,6 +52,36 @@ def test_request_is_a_span_of_the_caller_s_trace(spans: tuple[Site, InMemorySpan
     assert {"prefill", "decode", "tokenize"} <= {span.name for span in stages}
     assert all(span.parent is not None and span.parent.span_id == whole.context.span_id for span in stages)
     assert sum(map(duration, stages)) == pytest.approx(duration(whole), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "operation"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}, "chat"),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 1}, "text_completion"),
+        ("/v1/embeddings", {"input": "hi"}, "embeddings"),
+        ("/v1/completions", {**LONG, "deadline_ms": 1}, "text_completion"),
+    ],
+    ids=["chat", "completion", "embedding", "failure"],
+)
+def test_request_names_its_operation_and_its_model(
+    spans: tuple[Site, InMemorySpanExporter], path: str, body: dict[str, Any], operation: str
+) -> None:
+    api, exporter = spans
+    api.http.post(path, json=body)
+    attributes = the_request(exporter).attributes
+    assert attributes is not None
+    [model] = api.gateway.model_names
+    assert attributes["gen_ai.operation.name"] == operation
+    assert attributes["gen_ai.request.model"] == attributes["gen_ai.response.model"] == model
+
+
+def test_names_of_attributes_are_those_of_the_conventions(spans: tuple[Site, InMemorySpanExporter]) -> None:
+    api, exporter = spans
+    api.http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2})
+    names = the_request(exporter).attributes or {}
+    of_vllm = {name for name in names if name.startswith("gen_ai.latency.")}
+    assert set(names) - of_vllm <= {value for value in vars(gen_ai_attributes).values() if isinstance(value, str)}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
