@@ -27,7 +27,6 @@ from .preparing import writing
 from .replacing import Running, offer, offering, reload_model, replace_worker, wait_until_unused
 from .requests import Requests
 from .session import Session
-from .upgrade import check_not_upgraded
 
 logger = logging.getLogger(__name__)
 
@@ -371,7 +370,7 @@ class Driver(Requests):
             ConfigError: a new worker would be of another version.
         """
         parts = self._running()
-        check_not_upgraded()
+        parts.supervisor.installation.check()
         return Running(parts.supervisor, parts.board, parts.run_dir, parts.keeper)
 
 

@@ -25,7 +25,7 @@ from .deaths import OomWatch, exit_code, is_internal, ran_out_of_files
 from .flag import Flag
 from .processes import last_log_lines, open_cwd, start_process, why_not_started
 from .spares import Spares
-from .upgrade import upgraded_to
+from .upgrade import Installation
 from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class Supervisor:
         self._on_give_up, self._on_death, self._on_vacancy = on_give_up, on_death, on_vacancy
         self._oom = OomWatch()
         self._run_dir, self._board, self._config = run_dir, board, config
+        self.installation = Installation()
         self._workers = {role: Worker(role) for role in ROLES}
         self._selector = selectors.DefaultSelector()
         self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -243,7 +244,7 @@ class Supervisor:
         epoch = self._board.next_epoch(worker.role)
         worker.started_at = time.monotonic()
         spare = self._spares.take(worker.role, epoch)
-        worker.version = "" if spare else upgraded_to()
+        worker.version = "" if spare else self.installation.upgraded_to()
         worker.process = spare or self._start_process(worker.role, arguments=["--epoch", str(epoch)])
         worker.pidfd = os.pidfd_open(worker.process.pid)
         self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import triptych
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.driver import supervisor, upgrade
+from triptych.driver import upgrade
+from triptych.driver.upgrade import Installation
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.run_dir import CONFIG_FILE
 
@@ -19,8 +22,7 @@ from triptych.protocol.run_dir import CONFIG_FILE
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     with Driver("hash-lm") as driver:
-        for module in (supervisor, upgrade):
-            monkeypatch.setattr(module, "upgraded_to", lambda: "99.0")
+        monkeypatch.setattr(Installation, "upgraded_to", lambda self: "99.0")
         yield driver
 
 
@@ -54,19 +56,42 @@ def test_upgraded_worker_is_not_replaced_on_purpose(driver: Driver) -> None:
     assert driver.pids == before
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [('__version__ = "99.0"\n', "99.0"), ('"""x"""\n__version__ = "0.1.0"\n', ""), ("", ""), (None, "")],
-    ids=["another", "same", "empty", "missing"],
-)
-def test_version_on_the_disk_is_compared_with_the_one_in_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, found: str
-) -> None:
-    import triptych
-
-    file = tmp_path / "__init__.py"
-    if text is not None:
-        file.write_text(text)
-    monkeypatch.setattr(triptych, "__file__", str(file))
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A package on the disk, which is the one in memory."""
+    for name in ("protocol", "workers/execute"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.py").write_text("x = 1")
+    (tmp_path / "__init__.py").write_text('"""x"""\n__version__ = "0.1.0"\n')
+    monkeypatch.setattr(triptych, "__file__", str(tmp_path / "__init__.py"))
     monkeypatch.setattr(upgrade, "__version__", "0.1.0")
-    assert upgrade.upgraded_to() == found
+    return tmp_path
+
+
+@pytest.mark.parametrize(("text", "found"), [('__version__ = "99.0"\n', "99.0"), ("", "")], ids=["another", "empty"])
+def test_version_on_the_disk_is_compared_with_the_one_in_memory(folder: Path, text: str, found: str) -> None:
+    installation = Installation()
+    assert installation.upgraded_to() == ""
+    (folder / "__init__.py").write_text(text)
+    assert installation.upgraded_to() == found
+
+
+def test_package_that_is_gone_is_not_upgraded(folder: Path) -> None:
+    installation = Installation()
+    shutil.rmtree(folder)
+    assert installation.upgraded_to() == ""
+
+
+@pytest.mark.parametrize("change", ["edit", "add", "remove"])
+def test_changed_sources_of_the_same_version_are_another_installation(folder: Path, change: str) -> None:
+    """As after `git pull` in a checkout that is installed in place."""
+    installation, file = Installation(), folder / "workers" / "execute" / "a.py"
+    match change:
+        case "edit":
+            file.write_text("x = 22")
+        case "add":
+            file.with_name("b.py").touch()
+        case "remove":
+            file.unlink()
+    with pytest.raises(ConfigError, match=r"Triptych was changed on the disk while .* start it anew"):
+        installation.check()
