@@ -69,6 +69,8 @@ def switch_to_pages(
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{_family(model)} does not let its attention be replaced", param="model")
     recurrent = cut_batches(model)
+    if _has_unaligned_experts(model):
+        model.set_experts_implementation("eager")  # one after the other
     # Two, since either may be inaccurate: some versions of sdpa omit a soft cap, and eager rounds more in bfloat16.
     plain = (model.config._attn_implementation, "eager")
     attempt = partial(_try, model, kernel, recurrent, max_model_len, adapters, plain, has_eight_bit_pages)
@@ -79,6 +81,14 @@ def switch_to_pages(
     if why_not:
         raise ConfigError(why_not, param="model")
     return memory
+
+
+def _has_unaligned_experts(model: PreTrainedModel) -> bool:
+    """Whether rows of a layer's stacked experts are no multiples of 16 bytes, which torch's product of all experts at
+    once refuses.
+    """
+    stacks = (weight for name, weight in model.named_parameters() if ".experts." in name and weight.dim() == 3)
+    return any(size * stack.element_size() % 16 for stack in stacks for size in stack.shape[1:])
 
 
 def _try(

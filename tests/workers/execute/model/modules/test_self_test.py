@@ -33,6 +33,14 @@ def test_right_family_is_accepted(family: str, dtype: torch.dtype, kernel: type[
     assert not memory.states.shapes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_experts_of_any_size_are_accepted(dtype: torch.dtype) -> None:
+    """torch multiplies with all experts at once only if their rows are multiples of 16 bytes."""
+    sizes = {**LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 14}
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **sizes))  # type: ignore[no-untyped-call]
+    assert switch_to_pages(model.to(dtype).eval(), CpuAttention(), max_model_len=512).pages
+
+
 @needs_states
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", RECURRENT)
