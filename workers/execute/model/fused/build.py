@@ -156,7 +156,7 @@ def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, ada
             adapters,
             dtype=format_.dtype,
             limit=ROUNDED if is_rounded else TOLERANCES[format_.dtype],
-            may_round=format_.dtype.itemsize == 2 and not is_rounded,
+            may_round=not is_rounded,
         )
 
 

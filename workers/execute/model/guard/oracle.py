@@ -19,7 +19,22 @@ from ..modules.experts import FollowedChoices, attach_experts
 from ..modules.lora import merged
 from ..spec.decoder import DecoderSpec, Unsupported
 
-_MOST_ROUNDING = 0.5  # accepted relative difference of transformers in 16 bits from float32; wrong decoders exceed 1
+
+class _Rounding(NamedTuple):
+    """What is accepted where transformers itself is inexact."""
+
+    exact: torch.dtype  # what it is compared with
+    most: float  # relative difference of transformers from that; wrong decoders exceed it
+    factor: float  # by which a decoder may exceed transformers' difference
+
+
+# In 16 bits, decoders keep more in float32 than transformers does. In float32, both round as often, in another order.
+_ROUNDING_16 = _Rounding(torch.float32, 0.5, 1.0)
+_ROUNDING = {
+    torch.bfloat16: _ROUNDING_16,
+    torch.float16: _ROUNDING_16,
+    torch.float32: _Rounding(torch.float64, 1e-3, 4.0),
+}
 
 _NOT_COMPUTED = "transformers cannot compute it"
 
@@ -56,8 +71,8 @@ class Oracle(NamedTuple):
         transformers uses the experts that the decoder chose, since the choice between two nearly equal experts depends
         on rounding. That they are nearly equal is part of the check.
 
-        Where 16-bit rounding has a large effect, such as after sharp attention, transformers itself differs much from
-        its float32 result. Then a decoder that ``may_round`` passes if it is at least as close to the float32 result,
+        Where rounding has a large effect, such as after sharp attention, transformers itself differs much from its own
+        result in twice as many bits. Then a decoder that ``may_round`` passes if it is about as close to that one,
         provided that there is memory for such a copy.
 
         ``outliers`` is the share of tokens that may differ by more.
@@ -69,9 +84,11 @@ class Oracle(NamedTuple):
         for number, adapter in enumerate((None, *adapters)):
             found = outputs_of(number)
             plain, difference = modules.differ(found, sequences, adapter)
-            if difference > limit and may_round and self._has_room():
-                exact, from_exact = _Modules(self, torch.float32, outliers).differ(found, sequences, adapter)
-                if from_exact <= relative_difference(plain, exact, outliers) <= _MOST_ROUNDING:
+            rounding = _ROUNDING[dtype]
+            if difference > limit and may_round and self._has_room(rounding.exact):
+                exact, from_exact = _Modules(self, rounding.exact, outliers).differ(found, sequences, adapter)
+                own = relative_difference(plain, exact, outliers)
+                if from_exact <= rounding.factor * own and own <= rounding.most:
                     greatest = max(greatest, from_exact)
                     continue
             if not difference <= limit:  # NaN fails too
@@ -81,10 +98,10 @@ class Oracle(NamedTuple):
             greatest = max(greatest, difference)
         return greatest
 
-    def _has_room(self) -> bool:
-        """Whether twice the size of the weights in float32 is free: half of that is left to other processes."""
+    def _has_room(self, dtype: torch.dtype) -> bool:
+        """Whether twice the size of the weights in this type is free: half of that is left to other processes."""
         device = self.tensors[self.spec.embedding].device
-        return available_bytes(device) > 8 * sum(map(prod, self.spec.tensors().values()))
+        return available_bytes(device) > 2 * dtype.itemsize * sum(map(prod, self.spec.tensors().values()))
 
 
 class _Modules:
@@ -196,4 +213,5 @@ def _plain_logits(model: PreTrainedModel, sequences: list[Int32]) -> torch.Tenso
     """Logits [tokens, V], with each sequence computed separately."""
     batches = [torch.from_numpy(ids)[None].to(model.device, torch.int64) for ids in sequences]
     rows = [model(ids, use_cache=False).logits[0] for ids in batches]
-    return torch.cat(rows).float()
+    logits = torch.cat(rows)
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -61,6 +61,22 @@ def test_wrong_kernel_is_detected_there_too(sharp: Path) -> None:
         check(sharp, rms_norm_eps=0.5)
 
 
+@pytest.fixture
+def sharp_in_float32(tmp_path: Path) -> Path:
+    """A checkpoint with so large scores that transformers in float32 is off its own float64 by twice the limit."""
+    heads = {"num_attention_heads": 14, "hidden_size": 224, "attention_multiplier": 1.0}
+    return make_checkpoint("granite", tmp_path / "sharp", **heads, initializer_range=0.3)
+
+
+def test_model_sensitive_to_rounding_in_float32_is_compared_with_float64(sharp_in_float32: Path) -> None:
+    assert check(sharp_in_float32, Format.FLOAT32) < 1e-3
+
+
+def test_small_error_is_detected_there_too(sharp_in_float32: Path) -> None:
+    with pytest.raises(Unsupported, match=r"its logits differ from transformers' by .* the limit is 0\.0001"):
+        check(sharp_in_float32, Format.FLOAT32, residual_multiplier=0.3003)
+
+
 def test_one_token_may_be_rounded_to_nothing_in_four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One channel of it is so large that the others of its group are zeros: SmolLM2 and others have such a token."""
     folder = make_checkpoint("llama", tmp_path)
