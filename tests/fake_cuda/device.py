@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.fake_cuda.graph import GARBAGE, Graph, on_the_host
 from tests.fake_cuda.operators import EMULATED, Operator
-from tests.fake_cuda.tensors import DeviceTensor, has_mask, raw_of, tensors_in, without_device
+from tests.fake_cuda.tensors import DeviceTensor, changed, has_mask, leaves_of, raw_of, tensors_in, without_device
 
 _COPIES = ("aten::copy_", "aten::_to_copy", "aten::to.")
 _WAITING = {  # their results depend on data, so the host waits for the device
@@ -85,10 +84,11 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in ("aten::pin_memory", "aten::_pin_memory"):
             return self._pin(args[0].clone())
         is_pinned = bool(kwargs.pop("pin_memory", None))
-        place = next((x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.device)), None)
+        place = next((x for x in leaves_of((args, kwargs)) if isinstance(x, torch.device)), None)
         operands = tensors_in((args, kwargs))
         on_device = any(isinstance(x, DeviceTensor) for x in operands)
-        args, kwargs = without_device(args), without_device(kwargs)
+        if place is not None:
+            args, kwargs = without_device(args), without_device(kwargs)
         if name.startswith(_COPIES):
             return self._copy(func, args, kwargs, place)
         if on_device and any(not isinstance(x, DeviceTensor) and x.dim() > 0 for x in operands):
@@ -129,8 +129,14 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = operator(*raw_args, **raw_kwargs)
         else:
             result = graph.launch(operator, raw_args, raw_kwargs)
-        known = {id(x.raw): x for x in tree_leaves((args, kwargs)) if isinstance(x, DeviceTensor)}
-        return tree_map_only(torch.Tensor, lambda x: known[id(x)] if id(x) in known else DeviceTensor(x), result)
+        known = {id(x.raw): x for x in tensors_in((args, kwargs)) if isinstance(x, DeviceTensor)}
+
+        def on_device(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            return known[id(leaf)] if id(leaf) in known else DeviceTensor(leaf)
+
+        return changed(result, on_device)
 
     def _copy(self, func: Any, args: Any, kwargs: Any, place: torch.device | None) -> Any:
         """``copy_`` and the operators behind ``to``."""
