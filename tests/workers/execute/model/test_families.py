@@ -22,8 +22,8 @@ from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.scheduling.states import Segment, StateRows
 from triptych.workers.execute.step import StepCut, StepInputs
 
-PAGE_SIZE, NUM_PAGES, NUM_OUTPUT_TOKENS = 4, 60, 12
-PROMPTS = [np.random.default_rng(n).integers(3, 250, n).tolist() for n in (1, 5, 17, 40)]
+PAGE_SIZE, NUM_PAGES, NUM_OUTPUT_TOKENS = 4, 60, 8
+PROMPTS = [np.random.default_rng(n).integers(3, 250, n).tolist() for n in (1, 5, 17, 23)]
 
 EACH: list[Any] = [*FAMILIES]
 EACH += [
@@ -163,7 +163,7 @@ def test_preemption_changes_nothing(runners: Runners, family: str) -> None:
     """The scheduler runs more sequences than fit into the pool, so some are preempted and recomputed."""
     sequences = [make_sequence(index) for index in range(len(PROMPTS) * 2)]
     scheduler = make_scheduler(
-        *sequences, num_pages=20, page_size=PAGE_SIZE, max_model_len=64, prefill_chunk=16, max_num_seqs=6,
+        *sequences, num_pages=12, page_size=PAGE_SIZE, max_model_len=48, prefill_chunk=16, max_num_seqs=6,
         num_snapshots=2 if family in RECURRENT else None,
     )  # fmt: skip
     outputs = run(Engine(scheduler, runners(family)))

@@ -30,8 +30,8 @@ from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.native.runner import NativeRunner
 from triptych.workers.execute.scheduling.sequence import Sequence
 
-LENGTHS = (1, 7, 16, 45, 90)
-MAX_TOKENS = 24
+LENGTHS = (1, 8, 16, 50)
+MAX_TOKENS = 12
 
 
 class Engines(Protocol):
@@ -62,13 +62,8 @@ def test_greedy_tokens_equal_transformers(family: str, engines: Engines) -> None
     assert outputs == [greedy_choices(engine.model, *each) for each in zip(requests(), outputs, strict=True)]
     for chunk in (1, 7):
         assert engine.run(*requests(), prefill_chunk=chunk) == outputs, f"chunks of {chunk}"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_preemption_changes_no_token(family: str, engines: Engines) -> None:
-    engine = engines(family)
     sequences = requests()
-    assert engine.run(*sequences, num_pages=9, safety_margin=0.0) == engine.run(*requests())
+    assert engine.run(*sequences, num_pages=8, safety_margin=0.0) == outputs, "with preemption"
     assert sum(sequence.num_preemptions for sequence in sequences) > 0
 
 
