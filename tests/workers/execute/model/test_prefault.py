@@ -99,7 +99,8 @@ def test_an_idle_pipeline_has_its_pool_in_memory() -> None:
     pool_bytes = 64 << 20
     config = json.loads((DEMO_CHECKPOINT / "config.json").read_text())
     numbers_per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    with Driver("demo", dtype="float32", num_pages=pool_bytes // (4 * numbers_per_token * 16), page_size=16) as driver:
+    num_pages = pool_bytes // (2 * numbers_per_token * 16)
+    with Driver("demo", device="cpu", threads=1, num_pages=num_pages, page_size=16) as driver:
         eventually(lambda: most_resident(driver.pids["execute"]) >= pool_bytes)
 
 
