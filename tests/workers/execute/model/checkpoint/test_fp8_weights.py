@@ -81,7 +81,7 @@ def expected(plain: Path, tokens: list[list[int]]) -> list[list[int]]:
 
 
 def make_requests() -> list[Sequence]:
-    return [make_request(index, length, 12) for index, length in enumerate((1, 20, 45))]
+    return [make_request(index, length, 8) for index, length in enumerate((1, 20, 45))]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -92,8 +92,10 @@ def test_tokens_equal_transformers_with_dequantised_weights(form: str, tmp_path:
     assert tokens == greedy_tokens(stored, backend="transformers")[0] == expected(plain, tokens)
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("form", ["blocks", "tensors", "channels"])
+# Forms differ in their scales, and families in what is stored: the test above has all forms, and experts are stacked.
+@pytest.mark.parametrize(
+    ("family", "form"), [*((family, "blocks") for family in MODELS), ("qwen3_moe", "tensors"), ("mixtral", "channels")]
+)
 def test_kernels_and_modules_give_the_same_tokens(family: str, form: str, tmp_path: Path) -> None:
     stored, plain = make_fp8_pair(family, form, tmp_path, **MODELS[family])
     tokens, card = greedy_tokens(stored)

@@ -128,7 +128,7 @@ def greedy_tokens(folder: Path, requests: list[Sequence], **options: Any) -> tup
 
 
 def requests() -> list[Sequence]:
-    return [make_request(index, length, 16) for index, length in enumerate((1, 20, 45))]
+    return [make_request(index, length, 8) for index, length in enumerate((1, 20, 45))]
 
 
 def expected(model: Any, outputs: list[list[int]]) -> list[list[int]]:
