@@ -55,12 +55,14 @@ def expected_tokens(
     adapter: int = 0,
 ) -> list[int]:
     """The hash model's output tokens after ``prompt``, from the definition alone."""
-    tokens = [int(token) for token in prompt]
-    num_prompt_tokens = len(tokens)
-    for _ in range(num_tokens):
-        noise = _noise(seed, len(tokens)) if temperature > 0 else 0
-        tokens.append((state_of(tokens, adapter) + noise) % (vocab_size - 1) + 1)
-    return tokens[num_prompt_tokens:]
+    context = list(prompt)
+    state, output = state_of(context, adapter), []
+    for position in range(len(context), len(context) + num_tokens):
+        noise = _noise(seed, position) if temperature > 0 else 0
+        token = (state + noise) % (vocab_size - 1) + 1
+        output.append(token)
+        state += 1 + (position + 1) * (token + adapter)  # the state after ``token``, without another sum over all
+    return output
 
 
 class HashRunner:
