@@ -12,9 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.pipeline.checks import assert_quiet
 from tests.pipeline.killing import kill
+from tests.tiny import prove
 from tests.workers.execute.model.checkpoint.gguf_files import Type, make_gguf
 from triptych import Driver
 from triptych.workers.execute.kernels.cache import cache_folder
+from triptych.workers.execute.model.checkpoint.find import find_checkpoint
 
 PROMPTS = ["the hello", "é 123", "a"]
 
@@ -76,5 +78,6 @@ def test_a_killed_execute_finds_what_was_unpacked(driver: Driver, file: Path) ->
 
 def test_execute_is_replaced_by_one_with_another_file(driver: Driver, file: Path) -> None:
     make_gguf(file.with_name("y.gguf"), type_=Type.F16, initializer_range=0.3)
+    prove(find_checkpoint(str(file.with_name("y.gguf")), dtype="float32"), "float32")
     driver.replace("execute", model=str(file.with_name("y.gguf")))
     assert ask(driver, "the hello") == generate(file.with_name("y.gguf"), "the hello")

@@ -44,7 +44,7 @@ def test_killing_all_three_at_once_changes_no_text(slow: Driver) -> None:
     rng = random.Random(8)
     prompts = [random_prompt(rng) for _ in range(8)]
     streams = [slow.submit(prompt, max_tokens=400) for prompt in prompts]
-    for _ in range(5):
+    for _ in range(3):
         before = num_steps(slow)
         eventually(lambda before=before: has_stepped(slow, before))  # type: ignore[misc]
         for pid in slow.pids.values():

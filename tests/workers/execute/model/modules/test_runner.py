@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.tiny import build_tiny_model, make_tiny_model
+from tests.workers.execute.grammar.only import Only
 from tests.workers.execute.sampling.rows import make_row
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
@@ -112,6 +113,14 @@ def test_logprobs_equal_the_plain_forward_pass(tmp_path: Path) -> None:
     expected = model(torch.tensor([[5, 6, 7, 8, 9]])).logits[0, -1].log_softmax(-1).topk(3)
     assert result.logprobs[0].token_ids.tolist() == expected.indices.tolist()
     np.testing.assert_allclose(result.logprobs[0].logprobs, expected.values.numpy(), atol=1e-5)
+
+
+def test_grammar_allows_what_is_sampled(tmp_path: Path) -> None:
+    runner, card = make_runner(tmp_path)
+    row = make_row([5, 6])
+    for allowed in (7, 8):
+        row.grammar = Only(allowed, vocab_size=card.vocab_size)
+        assert prefill(runner, [5, 6], row).token_ids.tolist() == [allowed]
 
 
 def test_step_that_samples_nothing_still_writes(tmp_path: Path) -> None:
