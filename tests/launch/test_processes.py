@@ -59,19 +59,8 @@ def run_dir_of(worker: int) -> Path:
     return Path(arguments[arguments.index("--run-dir") + 1])
 
 
-def test_first_signal_lets_requests_finish(tmp_path: Path) -> None:
-    with serving(tmp_path) as (server, client):
-        stream = client.submit("hello", max_tokens=100)
-        next(iter(stream))
-        server.send_signal(signal.SIGTERM)
-        assert len(stream.result(20).token_ids) == 100
-        assert server.wait(20) == 0
-        assert server.stderr is not None
-        assert "draining for at most 20 s, requests left: 1" in server.stderr.read()
-
-
 def test_second_signal_stops_at_once(tmp_path: Path) -> None:
-    number = signal.SIGINT  # for SIGTERM twice, see the next test
+    number = signal.SIGINT  # for SIGTERM twice, see the next test; for the first, gateway/serving/test_processes.py
     with serving(tmp_path) as (server, client):
         stream = client.submit("hello", max_tokens=400)
         next(iter(stream))
@@ -109,28 +98,21 @@ def test_draining_ends_at_its_timeout(tmp_path: Path) -> None:
         assert server.wait(20) == 1
 
 
-def test_server_that_gave_up_reports_its_state_until_it_is_stopped(tmp_path: Path) -> None:
+def test_server_reports_its_work_and_that_it_gave_up_until_it_is_stopped(tmp_path: Path) -> None:
     with serving(tmp_path, "--max-restarts", "0") as (server, client):
         stream = client.submit("hello", max_tokens=3000)
-        next(iter(stream))
+        assert server.stderr is not None
+        line = next(line for line in server.stderr if "tok/s" in line)
+        assert re.search(r" \d+ tok/s · \d+ prompt tok/s · 1 live · 0 waiting · ", line)
         os.kill(worker(server.pid, "execute"), signal.SIGABRT)
         with pytest.raises(PipelineFailed):
             stream.result(20)
         with pytest.raises(PipelineFailed):
             client.submit("hello").result(20)
         assert client.stats()["summarize"]["phase"] == "ready"
-        assert server.stderr is not None
         next(line for line in server.stderr if "nothing is served any more" in line)
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 3
-
-
-def test_statistics_are_logged_while_there_is_work(tmp_path: Path) -> None:
-    with serving(tmp_path) as (server, client):
-        client.submit("hello", max_tokens=3000)
-        assert server.stderr is not None
-        line = next(line for line in server.stderr if "tok/s" in line)
-        assert re.search(r" \d+ tok/s · \d+ prompt tok/s · 1 live · 0 waiting · ", line)
 
 
 def test_missing_model_is_one_clear_line() -> None:
@@ -140,7 +122,8 @@ def test_missing_model_is_one_clear_line() -> None:
     assert "error: execute: model directory /no/such/model does not exist\n" in errors
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+# For SIGTERM, see test_run_batch.py.
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_signal_ends_generate_and_leaves_nothing(number: signal.Signals, code: int) -> None:
     with process("generate", "hi", *HASH, "--max-tokens", "3000", "--stream") as running:
         assert running.stdout is not None

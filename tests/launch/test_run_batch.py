@@ -211,10 +211,7 @@ def test_requests_are_not_overwritten_by_their_answers(run_batch: Callable[..., 
     assert (tmp_path / "in.jsonl").read_text() == text_of(request("a"))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_aborts_requests_in_progress_and_keeps_answers(
-    number: signal.Signals, code: int, tmp_path: Path
-) -> None:
+def test_signal_aborts_requests_in_progress_and_keeps_answers(tmp_path: Path) -> None:
     requests = [request("quick"), *(request(f"slow {index}", max_tokens=4000) for index in range(3))]
     source, output = tmp_path / "in", tmp_path / "out"
     source.write_text(text_of(*requests))
@@ -222,9 +219,9 @@ def test_signal_aborts_requests_in_progress_and_keeps_answers(
         arguments = ("run-batch", "--connect", str(driver.run_dir), "-i", str(source), "-o", str(output))
         with process(*arguments) as running:
             eventually(lambda: output.exists() and output.read_text().endswith("\n"))
-            running.send_signal(number)
+            running.send_signal(signal.SIGTERM)
             _, errors = running.communicate(timeout=20)
-        assert running.returncode == code
+        assert running.returncode == 143
         assert "Traceback" not in errors
         assert list(rows_in(output)) == ["quick"]
         eventually(lambda: driver.stats()["summarize"]["finished"]["abort"] == 3, timeout=5)

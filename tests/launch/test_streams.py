@@ -14,7 +14,7 @@ from tests.launch.test_processes import COMMAND, HASH
     ("closed", "arguments", "words"),
     [
         ("<&-", ["generate", *HASH], "nothing to answer"),
-        (">&-", ["generate", "hi", *HASH], "cannot write standard output"),
+        (">&-", ["generate", "hi", "--connect", "{run_dir}"], "cannot write standard output"),
         (">&-", ["generate", "hi", "--stream", "--connect", "{run_dir}"], "cannot write standard output"),
         (">&-", ["info", "--connect", "{run_dir}"], "cannot write the output"),
     ],
@@ -56,11 +56,16 @@ def run_with_full_output(*arguments: str, **environment: str) -> tuple[int, str]
 REPLAY = ["replay", "--requests", "3", "--step-ms", "8", "--json"]
 
 
-@pytest.mark.parametrize("is_unbuffered", ["", "1"])
 @pytest.mark.parametrize(
-    "arguments",
-    [["--version"], ["--help"], ["info", "--connect", "{run_dir}"], ["top", "--once", "{run_dir}"], REPLAY],
-    ids=lambda arguments: arguments[0],
+    ("arguments", "is_unbuffered"),
+    [
+        (["--version"], ""),
+        (["--help"], ""),
+        (["--help"], "1"),
+        (["info", "--connect", "{run_dir}"], ""),
+        (["top", "--once", "{run_dir}"], "1"),
+        (REPLAY, "1"),
+    ],
 )
 def test_full_output_is_an_error_in_one_line(arguments: list[str], is_unbuffered: str, run_dir: str) -> None:
     arguments = [argument.format(run_dir=run_dir) for argument in arguments]

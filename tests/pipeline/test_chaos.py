@@ -14,7 +14,7 @@ CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos"
 
 @pytest.mark.slow
 def test_a_few_seconds_of_chaos_lose_nothing() -> None:
-    command = [sys.executable, str(CHAOS), "--seconds", "6", "--gap", "0.4", "--streams", "64", "--poison", "0.002"]
+    command = [sys.executable, str(CHAOS), "--seconds", "4", "--gap", "0.3", "--streams", "64", "--poison", "0.002"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert result.stdout, result.stderr
     report = json.loads(result.stdout)
