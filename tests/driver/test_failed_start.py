@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import threading
 import time
 from contextlib import suppress
@@ -87,6 +88,23 @@ def test_full_disk_error_names_what_a_killed_driver_left(
     assert list(tmp_path.iterdir()) == [kept]
 
 
+@pytest.fixture(scope="module")
+def _kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory as a driver leaves it that was stopped and told to keep unanswered requests."""
+    folder = tmp_path_factory.mktemp("kept")
+    folder.chmod(0o700)
+    with Driver("hash-lm", run_dir=folder, hash_step_ms=50.0) as driver:
+        driver.submit([5, 6, 7], max_tokens=100, request_id="a").accepted(20)
+        driver.stop(mode="keep")
+    return folder
+
+
+@pytest.fixture
+def kept(_kept: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(_kept, tmp_path / "k")
+
+
 def our_threads() -> set[threading.Thread]:
     """Including those of pipelines shared with other tests."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("triptych-")}
@@ -155,36 +173,24 @@ def test_any_failed_start_leaves_nothing(
     assert driver.stop() == {}
 
 
-def test_failed_start_ends_no_request_of_the_previous_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_ends_no_request_of_the_previous_driver(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And another driver can use the folder at once."""
-    keep_a_request(tmp_path)
 
     def fail(*_: object) -> None:
         eventually(lambda: all(driver._started is not None and driver._started.board.ready(role) for role in ROLES))
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    driver = Driver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0)
+    driver = Driver("hash-lm", run_dir=kept, hash_step_ms=50.0)
     with monkeypatch.context() as patch:
         patch.setattr(driver_module, "ControlServer", fail)
         with pytest.raises(ConfigError):
             driver.start()
-    assert num_unanswered(Journal.open(tmp_path / "journal")) == 1
-    RunDir(tmp_path).unlock()
+    assert num_unanswered(Journal.open(kept / "journal")) == 1
+    RunDir(kept).unlock()
 
 
-def keep_a_request(folder: Path) -> None:
-    """Leave a run directory as a driver leaves it that was stopped and told to keep unanswered requests."""
-    folder.chmod(0o700)
-    with Driver("hash-lm", run_dir=folder, hash_step_ms=50.0) as driver:
-        driver.submit([5, 6, 7], max_tokens=100, request_id="a").accepted(20)
-        driver.stop(mode="keep")
-
-
-def test_interrupted_start_ends_no_request_of_the_previous_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_start_ends_no_request_of_the_previous_driver(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """summarize, which ends requests at a stop, is ready long before a model is loaded."""
-    keep_a_request(tmp_path)
     wait_ready = Supervisor.wait_ready
 
     def never_ready(self: Supervisor, deadline: float, *, patience_s: float) -> bool:
@@ -197,16 +203,15 @@ def test_interrupted_start_ends_no_request_of_the_previous_driver(
 
     monkeypatch.setattr(Supervisor, "wait_ready", never_ready)
     with pytest.raises(KeyboardInterrupt):
-        Driver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0).start(progress=interrupt)
-    assert num_unanswered(Journal.open(tmp_path / "journal")) == 1
+        Driver("hash-lm", run_dir=kept, hash_step_ms=50.0).start(progress=interrupt)
+    assert num_unanswered(Journal.open(kept / "journal")) == 1
 
 
 def test_worker_that_fails_to_start_ends_no_request_of_the_previous_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the other workers survive it: here until summarize would have ended the request."""
-    keep_a_request(tmp_path)
-    start_process, set_mode, journal = Supervisor._start_process, Board.set_mode, Journal.open(tmp_path / "journal")
+    start_process, set_mode, journal = Supervisor._start_process, Board.set_mode, Journal.open(kept / "journal")
 
     def start_wrongly(supervisor: Supervisor, role: str, *, arguments: list[str], **options: Any) -> Any:
         if role == "execute":
@@ -224,15 +229,14 @@ def test_worker_that_fails_to_start_ends_no_request_of_the_previous_driver(
     monkeypatch.setattr(Supervisor, "_start_process", start_wrongly)
     monkeypatch.setattr(Board, "set_mode", set_mode_and_wait)
     with pytest.raises(WorkerDied, match="--wrong"):
-        Driver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0, max_restarts=1000).start()
+        Driver("hash-lm", run_dir=kept, hash_step_ms=50.0, max_restarts=1000).start()
     assert num_unanswered(journal) == 1
 
 
-def test_cancelled_start_ends_no_request_of_the_previous_driver(tmp_path: Path) -> None:
-    keep_a_request(tmp_path)
+def test_cancelled_start_ends_no_request_of_the_previous_driver(kept: Path) -> None:
 
     async def body() -> None:
-        driver = AsyncDriver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0)
+        driver = AsyncDriver("hash-lm", run_dir=kept, hash_step_ms=50.0)
         start = driver.driver.start
 
         def start_and_wait(**_: object) -> None:
@@ -249,7 +253,7 @@ def test_cancelled_start_ends_no_request_of_the_previous_driver(tmp_path: Path) 
             await starting
 
     asyncio.run(body())
-    assert num_unanswered(Journal.open(tmp_path / "journal")) == 1
+    assert num_unanswered(Journal.open(kept / "journal")) == 1
 
 
 @pytest.mark.parametrize("length", [92, 100])

@@ -39,6 +39,7 @@ def test_streams_end_when_the_driver_gives_up() -> None:
 
 def test_drain_does_not_hide_that_the_driver_gave_up() -> None:
     with Driver(**SLOW) as driver, Client(driver.run_dir) as client:
+        run_dir = driver.run_dir
         streams = [client.submit([1, 2], max_tokens=2000) for _ in range(3)]
         next(iter(streams[0]))
         os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGABRT)
@@ -48,6 +49,7 @@ def test_drain_does_not_hide_that_the_driver_gave_up() -> None:
         for stream in streams:
             with pytest.raises(PipelineFailed):
                 stream.result(20)
+        refuses_a_late_client(run_dir)
 
 
 def test_drain_during_which_the_driver_gives_up_returns_false() -> None:
@@ -94,15 +96,6 @@ def test_large_request_fails_even_if_no_model_was_ever_loaded(tmp_path: Path) ->
         board.close()
 
 
-@pytest.mark.parametrize("role", ["execute", "summarize"])
-def test_requests_are_refused_whichever_worker_was_given_up(role: str) -> None:
-    with Driver(**SLOW) as driver:
-        run_dir = driver.run_dir
-        kill_and_give_up(driver, role)
-        with Client(run_dir) as late, pytest.raises(PipelineFailed, match="gave up"):
-            late.submit([1, 2], max_tokens=2).result(20)
-
-
 def test_followers_get_an_end_when_summarize_is_given_up() -> None:
     """Even a client in another process, which only the service can inform, of accepted requests and of their status."""
     with Driver(**SLOW) as driver, Client(driver.run_dir) as client:
@@ -123,6 +116,12 @@ def test_followers_get_an_end_when_summarize_is_given_up() -> None:
             assert late.requests().lines == []
             with pytest.raises(PipelineFailed, match="gave up"):
                 late.resume(streams[0].request_id).result(20)
+        refuses_a_late_client(run_dir)
+
+
+def refuses_a_late_client(run_dir: Path) -> None:
+    with Client(run_dir) as late, pytest.raises(PipelineFailed, match="gave up"):
+        late.submit([1, 2], max_tokens=2).result(20)
 
 
 def kill_and_give_up(driver: Driver, role: str) -> None:

@@ -13,9 +13,9 @@ import pytest
 from tests.driver.test_supervisor import is_replaced, pid_of, soon
 from tests.waiting import eventually
 from triptych import Driver
+from triptych.driver import worker
 from triptych.driver.blame import Blame
 from triptych.driver.supervisor import Supervisor
-from triptych.driver.worker import MAX_EXPLAINED
 from triptych.protocol.board import STOP
 from triptych.protocol.errors import ConfigError, WorkerDied
 from triptych.protocol.run_dir import CONFIG_FILE
@@ -95,10 +95,9 @@ def error_of(driver: Driver) -> WorkerDied | None:
 
 def test_kills_from_outside_and_too_many_clients_do_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
-        for _ in range(3):
-            old = pid_of(driver, "prepare")
-            os.kill(old, signal.SIGKILL)
-            soon(lambda old=old: is_replaced(driver, "prepare", old))  # type: ignore[misc]
+        old = pid_of(driver, "prepare")
+        os.kill(old, signal.SIGKILL)
+        soon(lambda: is_replaced(driver, "prepare", old))
         caplog.clear()
         for _ in range(2):
             old = pid_of(driver, "prepare")
@@ -127,9 +126,10 @@ def test_worker_that_every_request_crashes_is_given_up_in_the_end(
 ) -> None:
     """Each crash is blamed on a request, and yet continuing makes no sense."""
     monkeypatch.setattr(Blame, "note_death", lambda *_, internal: 2 if internal else 0)
+    monkeypatch.setattr(worker, "MAX_EXPLAINED", 3)
     with Driver("hash-lm", run_dir=tmp_path, max_restarts=1) as driver:
         break_settings(tmp_path)
         driver.restart("prepare")
         assert soon(lambda: error_of(driver)).role == "prepare"
         assert driver._started is not None
-        assert driver._started.supervisor.num_restarts["prepare"] == 1 + MAX_EXPLAINED + 1
+        assert driver._started.supervisor.num_restarts["prepare"] == 1 + 3 + 1

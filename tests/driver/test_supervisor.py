@@ -200,14 +200,6 @@ def test_worker_stopped_by_a_signal_while_it_starts_is_replaced_too(fast_repeats
     assert fast_repeats.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
 
 
-def test_failed_start_shows_the_traceback(tmp_path: Path) -> None:
-    run_before(tmp_path).write_text("{")
-    with pytest.raises(WorkerDied, match="Traceback") as caught:
-        Driver("hash-lm", run_dir=tmp_path).start()
-    assert (caught.value.role, caught.value.exit_code) == ("execute", 1)
-    assert "JSONDecodeError" in caught.value.stderr
-
-
 def test_missing_model_is_named() -> None:
     with pytest.raises(WorkerDied, match="/nonexistent") as caught:
         Driver("/nonexistent").start()
@@ -221,11 +213,16 @@ def test_start_timeout_names_the_late_worker(tmp_path: Path, monkeypatch: pytest
         Driver("hash-lm", run_dir=tmp_path, start_timeout_s=1.0).start()
 
 
-def test_stop_kills_no_worker_that_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_kills_no_worker_that_waits_for_a_processor_and_none_is_replaced_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     driver = Driver("hash-lm").start()
+    assert driver._started is not None
+    supervisor = driver._started.supervisor
     monkeypatch.setattr(driver_module, "CLEAN_STOP_S", 0.001)
     monkeypatch.setattr(starvation, "run_delays", lambda pid: {pid: time.monotonic_ns()})
     assert driver.stop(mode="abort") == {"prepare": 0, "execute": 0, "summarize": 0}
+    supervisor.restart("prepare")
 
 
 def test_stop_does_not_wait_for_a_worker_that_is_still_starting(
@@ -248,22 +245,17 @@ def test_waiting_start_ends_when_another_thread_stops_the_driver(tmp_path: Path)
         assert isinstance(start.exception(20), PipelineClosed)
 
 
-def test_failed_start_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_start_shows_the_traceback_and_leaves_nothing(tmp_path: Path) -> None:
     card = run_before(tmp_path)
     card.write_text("{")
     driver = Driver("hash-lm", run_dir=tmp_path)
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDied, match="Traceback") as caught:
         driver.start()
+    assert (caught.value.role, caught.value.exit_code) == ("execute", 1)
+    assert "JSONDecodeError" in caught.value.stderr
     card.unlink()
     with driver:
         assert driver.healthy
-
-
-def test_worker_of_a_stopped_driver_is_not_replaced() -> None:
-    with Driver("hash-lm") as driver:
-        assert driver._started is not None
-        supervisor = driver._started.supervisor
-    supervisor.restart("prepare")
 
 
 def test_worker_that_exits_before_the_supervisor_notices_the_stop_is_not_restarted(

@@ -157,15 +157,19 @@ def test_adapter_being_unloaded_is_refused_by_a_restarted_worker_too(driver: Dri
     assert list(driver.info()["model"]["adapters"]) == ["fixed"]
 
 
-def test_next_driver_on_the_journal_knows_the_loaded_adapters(folder: Path, tmp_path: Path) -> None:
+def test_next_driver_on_the_journal_knows_the_adapters_of_the_settings_and_the_loaded_ones(
+    folder: Path, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"journal": str(tmp_path / "journal"), "hash_step_ms": 2.0, "lease_s": 60.0}
-    first = hash_driver(**options).start()
+    first = hash_driver(lora_modules=[f"fixed={folder}"], **options).start()
     first.load_adapter("new", folder)
-    stream = first.submit(PROMPT, max_tokens=100, lora="new", request_id="kept")
-    next(iter(stream))
+    names = ("fixed", "new")
+    for stream in [first.submit(PROMPT, max_tokens=100, lora=name, request_id=name) for name in names]:
+        next(iter(stream))
     first.stop(mode="keep")
-    with hash_driver(**options) as second:
-        assert second.client.resume("kept").result(30).token_ids == expected(PROMPT, 100, adapter=1)
+    with hash_driver(lora_modules=[f"fixed={folder}"], **options) as second:
+        for number, name in enumerate(names, 1):
+            assert second.client.resume(name).result(30).token_ids == expected(PROMPT, 100, adapter=number)
         second.unload_adapter("new")
     assert [path.name for path in tmp_path.iterdir()] == ["journal"]
     with hash_driver(**options) as third:

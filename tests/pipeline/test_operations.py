@@ -71,8 +71,18 @@ def replace_too_late(running: replacing.Running, role: str, **_: float) -> None:
     raise ConfigError("it was too late")
 
 
+def test_replacement_that_is_too_late_is_not_used(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(replacing, "replace_worker", replace_too_late)
+        with pytest.raises(ConfigError, match="it was too late"):
+            driver.replace("execute", model="demo")
+    eventually(lambda: driver.healthy, timeout=60)
+    assert driver.config.model.model == driver.info()["model"]["model"] == "hash-lm"
+    assert driver.generate([1, 5], max_tokens=3).token_ids == expected([1, 5], 3)
+
+
 @pytest.mark.slow
-def test_weights_are_reloaded_without_a_client_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_reloaded_without_a_client_error(tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(DEMO_CHECKPOINT, other)
     weights = load_file(other / "model.safetensors")
@@ -92,10 +102,5 @@ def test_weights_are_reloaded_without_a_client_error(tmp_path: Path, monkeypatch
             driver.replace("execute", model=str(tmp_path / "nothing"))
         eventually(lambda: driver.healthy, timeout=60)
         assert driver.info()["model"]["model"] == str(other)
-        monkeypatch.setattr(replacing, "replace_worker", replace_too_late)
-        with pytest.raises(ConfigError, match="it was too late"):
-            driver.replace("execute", model="demo")
-        eventually(lambda: driver.healthy, timeout=60)
-        assert driver.info()["model"]["model"] == str(other), "the replacement that was too late is not used"
         assert driver.generate("x", max_tokens=3, ignore_eos=True).finish_reason == "length"
         assert_quiet(driver)
