@@ -127,12 +127,8 @@ def order_of_starts(folder: Path, priorities: list[int], *, kills: tuple[str, ..
     return [slot - len(running) for slot in slots if slot >= len(running)]
 
 
-def test_credits_are_given_by_priority_and_age(tmp_path: Path) -> None:
-    # One level is worth four later arrivals, so the first request is last, but would not be with one more level.
-    assert order_of_starts(tmp_path, [1, 0, 0, -1], policy="priority", priority_ageing=4) == [3, 1, 2, 0]
-
-
 def test_restarted_prepare_restores_the_order(tmp_path: Path) -> None:
+    # One level is worth four later arrivals, so the first request is last, but would not be with one more level.
     options: dict[str, Any] = {"policy": "priority", "priority_ageing": 4, "kills": ("prepare",)}
     assert order_of_starts(tmp_path, [1, 0, 0, -1], **options) == [3, 1, 2, 0]
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 def shell(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line in its own process, on the hash LM."""
-    command = [sys.executable, "-c", "from triptych.launch.cli import main; main()", *arguments, "--model", "hash-lm"]
+    """The command line in its own process."""
+    command = [sys.executable, "-c", "from triptych.launch.cli import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, encoding="utf-8")
 
 
@@ -166,21 +166,23 @@ def test_r_rl_12_long_prompt_may_be_truncated_on_the_left_and_an_empty_one_is_re
             driver.generate(empty)
 
 
-def test_r_rl_13_every_option_is_a_flag_of_the_command_line() -> None:
+def test_r_rl_13_every_option_is_a_flag_of_the_command_line(driver: Driver) -> None:
     """Prompts, lengths, sampling, device, dtype and stream; ``--stream`` prints the answer's text."""
-    flags = ["--device=cpu", "--dtype=auto", "--temperature=0", "--top-k=0", "--top-p=1", "--max-tokens=8", "--raw"]
-    done = shell("generate", *flags, "--ignore-eos", "--format", "jsonl", "hello", "you")
+    flags = ["--temperature=0", "--top-k=0", "--top-p=1", "--max-tokens=8", "--raw", "--ignore-eos"]
+    model = ["--model=hash-lm", "--device=cpu", "--dtype=auto"]
+    done = shell("generate", *model, *flags, "--format", "jsonl", "hello", "you")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     prompts = [[1 + byte for byte in text] for text in (b"hello", b"you")]
     assert [row["token_ids"] for row in rows] == [expected(prompt, 8) for prompt in prompts]
-    streamed = shell("generate", *flags, "--stream", "hello")
+    streamed = shell("generate", "--connect", str(driver.run_dir), *flags, "--stream", "hello")
     assert streamed.stdout.removesuffix("\n") == text_of(expected(prompts[0], 8))
 
 
-def test_r_rl_14_command_prints_an_answer_per_prompt_and_reports_failed_ones() -> None:
+def test_r_rl_14_command_prints_an_answer_per_prompt_and_reports_failed_ones(driver: Driver) -> None:
     """In order; a failed one does not stop the others, and shows in the exit code."""
-    done = shell("generate", "--raw", "--max-tokens", "4", "hello", "x" * 5000)
+    connect = ("--connect", str(driver.run_dir))
+    done = shell("generate", *connect, "--raw", "--max-tokens", "4", "hello", "x" * 5000)
     assert done.returncode == 1
     assert done.stdout.splitlines()[0] == text_of(expected([1 + byte for byte in b"hello"], 4))
     assert "prompt has 5000 tokens, the limit is 4095" in done.stderr

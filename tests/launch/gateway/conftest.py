@@ -74,6 +74,13 @@ def pipeline() -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="package")
+def slow() -> Iterator[Driver]:
+    """4 ms per token, so that readers can leave before the end, and something is left to resume."""
+    with Driver("hash-lm", hash_step_ms=4, lease_s=60, max_restarts=1000) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="package")
 def _shared_api(pipeline: Driver) -> Iterator[Site]:
     with site(pipeline.run_dir, tool_parser="hermes") as api:
         api.driver = pipeline

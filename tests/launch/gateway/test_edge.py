@@ -27,17 +27,11 @@ PATH = "/v1/completions"
 LONG = {"prompt": "hi", "max_tokens": 3000, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def _slow_pipeline() -> Iterator[Driver]:
-    with Driver("hash-lm", hash_step_ms=5, lease_s=60) as driver:
-        yield driver
-
-
-@pytest.fixture
-def slow(_slow_pipeline: Driver) -> Iterator[Driver]:
-    """A pipeline whose answers take long enough for their readers to leave."""
-    yield _slow_pipeline
-    eventually(lambda: _slow_pipeline.stats()["summarize"]["live"] == 0)
+@pytest.fixture(name="slow")
+def fixture_slow(slow: Driver) -> Iterator[Driver]:
+    """The pipeline with slow steps; after each test, all that its readers left has ended."""
+    yield slow
+    eventually(lambda: slow.stats()["summarize"]["live"] == 0)
 
 
 def num_aborted(driver: Driver) -> int:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cards import CARD
 from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.page.test_live_page import watching
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver.first_epochs import first_epochs, note_first_epochs
@@ -71,12 +72,14 @@ def test_stuck_stage_is_unhealthy(pipeline: Driver) -> None:
             eventually(lambda: api.http.get("/health").status_code == 200)
 
 
-def test_loading_model_is_a_503() -> None:
+def test_loading_model_is_a_503_and_can_be_watched() -> None:
     driver = Driver("demo", device="cpu", threads=1)
     driver.start(wait=False)
     try:
-        with site(driver.run_dir) as api:
+        with site(driver.run_dir) as api, watching(api) as frames:
             assert [api.http.get(path).status_code for path in ("/health", "/ready")] == [503, 503]
+            loading = next(frames)
+            assert (loading["status"] != "ok", loading["model"]["model"]) == (True, None)
             reply = api.post("/v1/completions", prompt="hi")
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "loading")
             assert reply.headers["retry-after"]
@@ -84,6 +87,7 @@ def test_loading_model_is_a_503() -> None:
             assert api.http.get("/metrics").status_code == 200
             eventually(lambda: api.http.get("/ready").status_code == 200, timeout=300)  # kernels may be compiled
             api.ask("/v1/completions", prompt="hi", max_tokens=1)
+            assert next(frame for frame in frames if frame["status"] == "ok")["model"]["model"]
     finally:
         driver.stop(mode="abort")
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,13 +25,6 @@ from triptych.protocol.errors import DeadlineExceeded
 
 PATH = "/v1/completions"
 WANTED = {"prompt": "tell me", "max_tokens": 150, "temperature": 0, "resumable": True}
-
-
-@pytest.fixture(scope="module")
-def slow() -> Iterator[Driver]:
-    """4 ms per token, so that something is left to resume."""
-    with Driver("hash-lm", hash_step_ms=4, max_restarts=1000) as driver:
-        yield driver
 
 
 def begin(api: Site, request_id: str, *, num_events: int) -> tuple[str, list[Event]]:

@@ -85,12 +85,6 @@ def test_continuous_usage_counts_each_prompt_once(api: Site) -> None:
     assert found[-2].data["usage"]["completion_tokens"] == 80
 
 
-@pytest.fixture(scope="module")
-def slow() -> Any:
-    with Driver("hash-lm", hash_step_ms=4, max_restarts=1000) as driver:
-        yield driver
-
-
 LONG = {"max_tokens": 120, "n": 3, "resumable": True, "stream": True}
 
 

@@ -123,13 +123,4 @@ def test_viewer_does_not_prevent_a_gateway_from_stopping(pipeline: Driver) -> No
             pass
 
 
-def test_loading_model_can_be_watched() -> None:
-    driver = Driver("demo", device="cpu", threads=1)
-    driver.start(wait=False)
-    try:
-        with site(driver.run_dir) as api, watching(api) as frames:
-            loading = next(frames)
-            assert (loading["status"] != "ok", loading["model"]["model"]) == (True, None)
-            assert next(frame for frame in frames if frame["status"] == "ok")["model"]["model"]
-    finally:
-        driver.stop(mode="abort")
+# A model that is being loaded is watched in test_health.py.

@@ -145,8 +145,8 @@ def test_gateway_without_processor_time_is_waited_for(monkeypatch: pytest.Monkey
     os.close(childs_end)
 
 
-def test_stream_is_resumed_after_its_gateway_was_killed() -> None:
-    with Driver("hash-lm", hash_step_ms=5, lease_s=60) as slow, served(slow) as http:
+def test_stream_is_resumed_after_its_gateway_was_killed(slow: Driver) -> None:
+    with served(slow) as http:
         body = {"prompt": "hi", "max_tokens": 200, "temperature": 0, "stream": True, "resumable": True}
         with http.stream("POST", PATH, json=body) as reply:
             reading = events(reply)
