@@ -10,9 +10,7 @@ import pytest
 
 MODULES = [
     "triptych",
-    "triptych.driver.driver",
-    "triptych.driver.async_driver",
-    "triptych.driver.client",
+    "triptych.driver.async_driver",  # and with it the driver and both clients
     "triptych.workers.prepare.process",
     "triptych.workers.summarize.process",
 ]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.pipeline.checks import expected
 from tests.pipeline.conftest import hash_driver
 from triptych import Client
-from triptych.protocol.errors import ConfigError
 
 
 def test_new_driver_with_other_settings_reports_its_own(tmp_path: Path) -> None:
@@ -19,15 +16,6 @@ def test_new_driver_with_other_settings_reports_its_own(tmp_path: Path) -> None:
         card = driver.info()["model"]
         assert (card["max_model_len"], card["max_num_seqs"]) == (400, 7)
         assert driver.generate([1, 2], max_tokens=4).token_ids == expected([1, 2], 4)
-
-
-def test_second_driver_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    with (
-        hash_driver(run_dir=tmp_path / "run"),
-        pytest.raises(ConfigError, match="another driver runs in"),
-        hash_driver(run_dir=tmp_path / "run"),
-    ):
-        pass
 
 
 def test_unread_answer_survives_a_restart_of_the_whole_pipeline(tmp_path: Path) -> None:

@@ -307,16 +307,12 @@ def log_of(path: Path) -> Path:
     return path.with_suffix(".log")
 
 
-def test_gateway_is_also_a_command(pipeline: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateway_is_also_a_command_and_each_counts_its_own_requests(
+    pipeline: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRIPTYCH_LOG_LEVL", "debug")
     monkeypatch.setenv("TRIPTYCH_PAGE_SIZE", "32")  # of serve
-    with standing_alone(pipeline, tmp_path / "socket", signal.SIGTERM) as http:
-        assert http.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
-    log = log_of(tmp_path / "socket").read_text()
-    assert log.count("not a flag") == log.count("did you mean TRIPTYCH_LOG_LEVEL?") == 1
 
-
-def test_each_gateway_counts_its_own_requests(pipeline: Driver, tmp_path: Path) -> None:
     def counts() -> list[float]:
         """Requests for the version that each gateway has counted."""
         rows = re.findall(r'triptych_http_requests_total\{.*route="/version".*\} (\S+)', http.get("/metrics").text)
@@ -329,4 +325,7 @@ def test_each_gateway_counts_its_own_requests(pipeline: Driver, tmp_path: Path) 
                 for _ in range(times):
                     assert client.get("/version").status_code == 200
             eventually(lambda: counts() == [1, 2, 3])
+            assert two.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
         assert counts() == [1]
+    log = log_of(tmp_path / "b").read_text()
+    assert log.count("not a flag") == log.count("did you mean TRIPTYCH_LOG_LEVEL?") == 1
