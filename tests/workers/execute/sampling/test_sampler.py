@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from tests.workers.execute.sampling.rows import make_row
+from triptych.workers.execute.sampling import draw, sampler
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepResult
@@ -257,3 +258,20 @@ def test_logit_of_minus_infinity_is_valid_and_never_sampled() -> None:
 
 def test_no_rows_give_an_empty_result() -> None:
     assert sample(torch.empty(0, V)).token_ids.shape == (0,)
+
+
+def test_sampling_waits_for_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_threads = []
+
+    def count(*given: Any) -> torch.Tensor:
+        num_threads.append(torch.get_num_threads())
+        return draw.draw(*given)
+
+    monkeypatch.setattr(sampler, "draw", count)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        sample(make_logits(), make_row(PROMPT, OUTPUT, temperature=1.0))
+        assert (num_threads, torch.get_num_threads()) == ([1], 3)
+    finally:
+        torch.set_num_threads(before)
