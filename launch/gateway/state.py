@@ -105,6 +105,12 @@ class Gateway:
         """The format of this model's reasoning; "none" if it has none."""
         return find_reasoning_parser(self.config.reasoning_parser, self.facts.chat_template or "")
 
+    def get_ready(self) -> None:
+        """Open what requests need. The connections of a first burst may take all files that this process may open."""
+        _ = self.client
+        if self.is_loaded:
+            _ = self.tool_parser, self.reasoning_parser
+
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names of the model itself."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import uvicorn
 
 from ....protocol.board import KEEP, STOP
-from ....protocol.errors import ConfigError
+from ....protocol.errors import ConfigError, TriptychError
 from ....protocol.lifeline import die_with, raise_file_limit, show_stacks_at_the_end
 from ...terminal.logs import flush_log, set_up_stream_logging
 from ..app import create_app
@@ -131,4 +131,6 @@ class _Server(uvicorn.Server):
                 with contextlib.suppress(OSError):  # the supervisor is gone, or the pipe is full
                     os.write(self._heartbeat_fd, b".")
             self._gateway.counters.publish()
+            with contextlib.suppress(OSError, TriptychError):  # all files are taken, or one is damaged
+                self._gateway.get_ready()
             await asyncio.sleep(HEARTBEAT_S)

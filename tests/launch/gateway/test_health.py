@@ -166,3 +166,8 @@ def test_model_can_have_other_names(pipeline: Driver) -> None:
         assert api.http.get("/v1/models/also/mine").json()["id"] == "also/mine"
         assert api.ask("/v1/completions", prompt="hi", max_tokens=1)["model"] == "mine"
         assert api.refusal("/v1/completions", prompt="hi", model="hash-lm")[0] == 404
+
+
+def test_what_requests_need_is_opened_before_they_take_all_files(pipeline: Driver) -> None:
+    with site(pipeline.run_dir) as idle:
+        eventually(lambda: {"client", "facts"} <= vars(idle.gateway).keys())
