@@ -11,6 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from .errors import ConfigError
 
 T = TypeVar("T")
+_UNIONS = (Union, types.UnionType)
 
 _evaluated = functools.cache(get_type_hints)
 
@@ -60,7 +61,7 @@ def checked(value: Any, hint: Any, what: str) -> Any:
         ConfigError: it is of another type.
     """
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
+    if origin in _UNIONS:
         kinds = [argument for argument in arguments if _fits(value, argument)]
         return checked(value, kinds[0], what) if kinds else _refuse(value, hint, what)
     if not _fits(value, hint):
@@ -79,5 +80,6 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _refuse(value: Any, hint: Any, what: str) -> Any:
-    name = getattr(hint, "__name__", str(hint))
+    # From Python 3.14 on, all unions have the same name.
+    name = str(hint) if get_origin(hint) in _UNIONS else getattr(hint, "__name__", str(hint))
     raise ConfigError(f"{what} must be {name}, got {value!r:.80}", param=what)
