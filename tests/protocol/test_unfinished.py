@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from tests.waiting import eventually
 from triptych.protocol.unfinished import Unfinished
@@ -33,6 +34,12 @@ class Server:
         self.socket = context.socket(zmq.ROUTER)
         self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
         self.unfinished = Unfinished(self.port, max_bytes=10 * CHUNK, look_bytes=-1)
+        self._handshakes = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+    def await_handshake(self) -> None:
+        """libzmq disconnects who sends more once it has written its own part, but not noticed that it was the last."""
+        assert self._handshakes.poll(20_000), "no handshake"
+        recv_monitor_message(self._handshakes)
 
     def read(self) -> bytes:
         assert self.socket.poll(20_000), "nothing arrives"
@@ -57,9 +64,7 @@ def connect(server: Server) -> Iterator[Connect]:
     def connect(host: str = "127.0.0.1") -> socket.socket:
         connections.append(socket.create_connection(("127.0.0.1", server.port), timeout=20, source_address=(host, 0)))
         connections[-1].sendall(GREETING + frame(READY, COMMAND))
-        reply = connections[-1].makefile("rb")
-        _, num_bytes = reply.read(len(GREETING) + 2)[-2:]
-        reply.read(num_bytes)  # the server's READY: before it, ZeroMQ takes a message for a bad handshake
+        server.await_handshake()
         return connections[-1]
 
     yield connect
