@@ -69,6 +69,8 @@ class JournalKeeper:
                 self.path,
                 moved_ns / 1e9,
             )
+        if count := num_unanswered(journal):
+            logger.info("%s: unanswered requests of an earlier driver: %d", self.path, count)
         journal.write_again()
         journal.close()
         return Journal.open(self.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 from pathlib import Path
@@ -71,6 +72,16 @@ def test_ends_are_unread_until_the_client_acknowledges_them_or_does_not_come(tmp
         forget(*key)
     assert [*seen, keeper.has_unread_ends] == [False, True, True, True] * 2 + [False]
     keeper.close()
+
+
+def test_log_says_how_many_requests_are_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "triptych.driver"):
+        keeper = keep(tmp_path)
+        assert caplog.messages == []
+        RequestWriter(keeper.journal).accept(make_record(), TIMES)
+        keeper.close()
+        keep(tmp_path).close()
+    assert caplog.messages == [f"{tmp_path / 'journal'}: unanswered requests of an earlier driver: 1"]
 
 
 def test_flushing_thread_ends_at_the_first_error(
