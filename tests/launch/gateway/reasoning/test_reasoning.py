@@ -7,10 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response
 
 from tests.launch.gateway.conftest import Site
+from tests.launch.gateway.openai_types import check
 from tests.launch.gateway.scripted import Dictation
 from tests.launch.gateway.sse import Event, stream, text_of
 from triptych.launch.gateway.config import GatewayConfig
@@ -127,7 +126,7 @@ def test_reasoning_has_its_own_field(api: Site, monkeypatch: pytest.MonkeyPatch,
     assert message["reasoning"] == message["reasoning_content"]
     details = reply["usage"]["completion_tokens_details"]
     assert details["reasoning_tokens"] == text.index("</think>") + len("</think>")  # a token is a byte
-    ChatCompletion.model_validate_json(json.dumps(reply), strict=True)
+    check("chat.ChatCompletion", reply)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -138,7 +137,7 @@ def test_reasoning_is_streamed(api: Site, monkeypatch: pytest.MonkeyPatch, n: in
         assert (reasoning_of(found, index), text_of(found, index)) == ("Let me see.", "It is <b>.")
     assert found[-2].data["usage"]["completion_tokens_details"]["reasoning_tokens"] == 29 * n
     for event in found[:-1]:
-        ChatCompletionChunk.model_validate_json(json.dumps(event.data), strict=True)
+        check("chat.ChatCompletionChunk", event.data)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,7 @@ def test_request_id_records_where_reasoning_appears(reasoning: Reasoning) -> Non
 def test_reasoning_is_an_item_of_a_response(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Dictation(api, monkeypatch, TEXT)
     reply = api.ask(RESPONSES, input="hi", top_logprobs=0)
-    Response.model_validate_json(json.dumps(reply), strict=True)
+    check("responses.Response", reply)
     thought, message = reply["output"]
     assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "Let me see.")
     logprobs = message["content"][0]["logprobs"]

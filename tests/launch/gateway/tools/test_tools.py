@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response
 
 from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.openai_types import check
 from tests.launch.gateway.scripted import script
 from tests.launch.gateway.sse import stream, text_of
 from triptych import Driver
@@ -30,7 +29,7 @@ def test_calls_are_in_the_message(scripted: Site) -> None:
     assert functions == [{"name": "weather", "arguments": '{"city": "Rom"}'}, {"name": "time", "arguments": "{}"}]
     assert json.loads(client.asked[0]["tools"]) == TOOLS
     assert client.asked[0]["skip_special_tokens"] is False
-    ChatCompletion.model_validate_json(json.dumps(reply), strict=True)
+    check("chat.ChatCompletion", reply)
 
 
 def test_each_call_is_streamed_as_a_whole(scripted: Site) -> None:
@@ -43,7 +42,7 @@ def test_each_call_is_streamed_as_a_whole(scripted: Site) -> None:
     assert len({call["id"] for call in calls}) == 2
     assert found[-2].data["choices"][0]["finish_reason"] == "tool_calls"
     for event in found[:-1]:
-        ChatCompletionChunk.model_validate_json(json.dumps(event.data), strict=True)
+        check("chat.ChatCompletionChunk", event.data)
 
 
 CALL = '<tool_call>{"name": "time"}</tool_call>'
@@ -104,7 +103,7 @@ def test_calls_are_items_of_a_response(scripted: Site) -> None:
     script(scripted, *PIECES)
     reply = scripted.ask("/v1/responses", **wanted)
     assert [item["type"] for item in reply["output"]] == ["message", "function_call", "function_call"]
-    Response.model_validate_json(json.dumps(reply), strict=True)
+    check("responses.Response", reply)
     found = stream(scripted.http, "/v1/responses", **wanted)
     assert [event.data["sequence_number"] for event in found] == list(range(len(found)))
     assert [item["type"] for item in found[-1].data["response"]["output"]] == [item["type"] for item in reply["output"]]
