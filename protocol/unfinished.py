@@ -35,7 +35,8 @@ class Unfinished:
     """Closes the connections that have sent most without ending a message, once all of them exceed the limit.
 
     It begins with those of the host that has sent most: otherwise one host with many connections, each of them small,
-    would be spared for another's single large message. That loses nothing of honest clients: they connect again and repeat what was not answered.
+    would be spared for another's single large message. That loses nothing of honest clients: they connect again and
+    repeat what was not answered.
     """
 
     def __init__(self, port: int, *, max_bytes: int = MAX_UNFINISHED_BYTES, look_bytes: int = LOOK_BYTES) -> None:

@@ -128,9 +128,7 @@ def test_host_with_many_connections_is_not_spared_for_one_with_a_large_message(
     assert server.read()[-1:] == b"x"
 
 
-def test_no_connection_is_looked_at_until_the_process_has_grown(
-    server: Server, connect: Connect
-) -> None:
+def test_no_connection_is_looked_at_until_the_process_has_grown(server: Server, connect: Connect) -> None:
     server.unfinished = Unfinished(server.port, max_bytes=0, look_bytes=1 << 30)
     connection = connect()
     connection.sendall(frame(bytes(CHUNK), MORE))

@@ -1,6 +1,6 @@
 """OpenTelemetry spans: one per request, however it ends, with a child for each stage of its ledger that took time.
 
-Source of the attributes: OpenTelemetry's semantic conventions for generative AI, and vLLM for the latencies, in seconds.
+Source of the attributes: OpenTelemetry's semantic conventions for generative AI; of the latencies, in seconds: vLLM.
 """
 
 from __future__ import annotations

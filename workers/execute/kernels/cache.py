@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -60,6 +60,17 @@ def keep_newest(folder: Path, pattern: str, count: int) -> None:
             shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
+
+
+def keep_in_one(entries: Iterable[Path], write: Callable[[Path], None], what: str) -> None:
+    """Write the first of the entries that can be written. Without any, only the next start takes longer."""
+    for entry in entries:
+        try:
+            write(entry)
+        except OSError as error:
+            logger.info("cannot keep %s in the cache: %s", what, error)
+        else:
+            return
 
 
 @contextlib.contextmanager

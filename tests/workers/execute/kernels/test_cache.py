@@ -60,7 +60,8 @@ def test_user_without_a_home_directory_has_no_cache(tmp_path: Path, monkeypatch:
 def test_leftovers_of_killed_processes_are_deleted_and_others_are_not(tmp_path: Path) -> None:
     (tmp_path / "making-dead.so-abcdefgh").mkdir()
     with making(tmp_path / "other.so") as other, making(tmp_path / "new.so") as new:
-        assert other is not None and new is not None
+        assert other is not None
+        assert new is not None
         assert sorted(path.name for path in tmp_path.glob("making-*")) == sorted((other.name, new.name))
 
 
@@ -88,5 +89,7 @@ def test_folder_without_locks_is_used(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with making(tmp_path / "x") as first, making(tmp_path / "x") as second:
-        assert first is not None and second is not None
-        assert first.is_dir() and second.is_dir()
+        assert first is not None
+        assert second is not None
+        assert first.is_dir()
+        assert second.is_dir()

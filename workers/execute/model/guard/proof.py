@@ -27,7 +27,7 @@ from .....protocol.errors import ConfigError
 from .....protocol.lora import parse_modules
 from .....protocol.plain import load_map, make
 from .....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
-from ...kernels.cache import keep_newest, note_use, places
+from ...kernels.cache import keep_in_one, keep_newest, note_use, places
 from ...kernels.compile import NoCompiler, levels_to_try, library_name
 from ..facts import ModelFacts
 from ..spec.decoder import DecoderSpec
@@ -82,13 +82,7 @@ class ProofStore:
 
     def keep(self, proof: Proof, run_dir: Path) -> None:
         """Store the proof with the tokenizer from ``run_dir``. If that fails, the next start is just slower."""
-        for folder in self.folders:
-            try:
-                _write(proof, folder, run_dir)
-            except OSError as error:
-                logger.info("cannot store the results of the self-test in the cache: %s", error)
-            else:
-                return
+        keep_in_one(self.folders, lambda folder: _write(proof, folder, run_dir), "the results of the self-test")
 
 
 def _read(folder: Path, run_dir: Path) -> Proof | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors.numpy import load, save
 
-from ...kernels.cache import keep_newest, note_use, places
+from ...kernels.cache import keep_in_one, keep_newest, note_use, places
 from ...kernels.compile import library_name
 from ..guard.proof import add_files
 from .calibration import Importance
@@ -66,14 +66,8 @@ class CalibrationStore:
 
     def keep(self, found: Importance) -> None:
         """Write the file. If that fails, the next start has to calibrate again."""
-        content = save(dict(found))
-        for file in self._files:
-            try:
-                _write(file, self._sealed(content))
-            except OSError as error:
-                logger.info("cannot keep what was found out about the inputs of weights: %s", error)
-            else:
-                return
+        content = self._sealed(save(dict(found)))
+        keep_in_one(self._files, lambda file: _write(file, content), "what was found out about the inputs of weights")
 
     def _sealed(self, content: bytes) -> bytes:
         return hashlib.sha256(self._key.encode() + content).digest() + content
