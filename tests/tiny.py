@@ -109,7 +109,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-_NUM_KEPT = 24
+_NUM_KEPT = 100  # of under a megabyte each
 _CHECKPOINTS: dict[str, tuple[dict[str, bytes], torch.Tensor]] = {}  # the files of each, and torch's random state after
 
 

@@ -16,10 +16,12 @@ def forget_mapped(paths: Iterable[Path]) -> None:
 
     Writes to private mappings are lost.
     """
-    libc, files = _libc(), {str(path.resolve()) for path in paths}
+    libc, files = _libc(), tuple(str(path.resolve()) for path in paths)
     if libc is None or not _MAPS.exists():
         return
     for line in _MAPS.read_text().splitlines():
+        if not line.endswith(files):  # as most of thousands
+            continue
         span, *_, path = line.split(maxsplit=5)
         if path in files:
             start, end = (int(address, 16) for address in span.split("-"))
