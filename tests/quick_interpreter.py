@@ -35,8 +35,8 @@ def _patch_language_once(patch: pytest.MonkeyPatch) -> None:
     builtins: dict[Any, dict[str, Any]] = {}  # of a namespace, as they are when interpreted
 
     class Lasting:
-        def set_attr(self, *change: Any) -> None:
-            patch.setattr(*change, raising=False)
+        def set_attr(self, target: object, name: str, value: object) -> None:
+            patch.setattr(target, name, value, raising=False)
 
         def restore(self) -> None:
             """``patch`` does it."""
@@ -125,7 +125,7 @@ def _check_each_pair_of_types_once(patch: pytest.MonkeyPatch) -> None:
     check, cast, types = _SEMANTIC.binary_op_type_checking_impl, _SEMANTIC.cast, dict[Any, Any]()
     unchanged, unknown = object(), object()
 
-    def check_once(lhs: Any, rhs: Any, *options: bool) -> tuple[Any, Any]:
+    def check_once(lhs: Any, rhs: Any, *options: bool) -> Any:
         key = (kind_of(lhs), kind_of(rhs), options)
         if (both := types.get(key)) is None:
             checked = check(lhs, rhs, *options)
