@@ -79,9 +79,13 @@ def test_each_type_of_weights_has_its_own(file: Path, folder: Path) -> None:
 
 
 def test_a_kill_in_the_middle_leaves_nothing_that_is_found(file: Path, folder: Path) -> None:
+    def kill_at_five(done: int, total: int) -> None:
+        if done == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     if (child := os.fork()) == 0:
         try:
-            find_checkpoint(file, progress=lambda done, total: done == 5 and os.kill(os.getpid(), signal.SIGKILL))
+            find_checkpoint(file, progress=kill_at_five)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
