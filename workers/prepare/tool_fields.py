@@ -99,7 +99,7 @@ def _with_arguments(name: str, message: Message, texts: _JsonTexts) -> Message:
                 arguments = texts.read(arguments or "{}")
             except json.JSONDecodeError:
                 pass
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise _bad(f"{name}.tool_calls[{index}].function.arguments is not JSON: {error}") from error
         if not isinstance(arguments, dict):
             # A model wrote them, and max_tokens may have cut them off. Clients tell it so, with its turn before that;
@@ -125,7 +125,7 @@ class _Arguments(dict[str, Any]):
 def _read_tools(text: str, texts: _JsonTexts) -> list[Any]:
     try:
         tools = texts.read(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidRequest(f"tools is not JSON: {error}", param="tools") from error
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise _bad_tools(text)
@@ -143,8 +143,7 @@ class _JsonTexts:
     def read(self, text: str) -> Any:
         """
         Raises:
-            ValueError: it is not JSON, or has too many values.
-            RecursionError: it is nested too deeply.
+            ValueError: it is not JSON, is nested too deeply, or has too many values.
         """
         num_values = _count(text)
         if num_values > self._left:  # commas inside strings do not count: an argument may hold a whole file
@@ -152,7 +151,10 @@ class _JsonTexts:
         self._left -= num_values
         if self._left < 0:
             raise ValueError(f"the arrays, maps and entries of all texts are more than {MAX_VALUES}")
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except RecursionError as error:  # which from Python 3.14 on talks of the stack
+            raise ValueError("it is nested too deeply") from error
 
 
 def _count(text: str) -> int:

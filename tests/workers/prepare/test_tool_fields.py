@@ -64,7 +64,7 @@ def test_template_gets_tools_and_variables() -> None:
         ({"messages": [{"role": "a", "content": "", "tool_calls": [{}]}]}, "messages", "a function that has a name"),
         ({"messages": [{"role": "a", "content": "", "name": 5}]}, "messages", "name must be a string"),
         ({"messages": [{"role": "a", "content": "", "reasoning_content": 5}]}, "messages", "reasoning_content must be"),
-        ({"messages": [{"role": "a", "content": "", "tool_calls": [DEEP]}]}, "messages", "not JSON: maximum recursion"),
+        ({"messages": [{"role": "a", "content": "", "tool_calls": [DEEP]}]}, "messages", "it is nested too deeply"),
     ],
 )
 def test_invalid_field_is_named(wire: dict[str, Any], param: str, reason: str) -> None:
