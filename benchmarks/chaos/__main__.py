@@ -50,8 +50,8 @@ def main() -> int:
                 Path(arguments.keep_log).write_bytes((Path(folder) / "serve.log").read_bytes())
     failures = {name: figures[name] for name in MUST_BE_ZERO if figures[name]}
     names = (
-        "model", "dtype", "backend", "streams", "seconds", "seed", "spares", "num_speculative_tokens", "draft_model",
-        "adapters",
+        "model", "dtype", "kv_dtype", "quantization", "backend", "streams", "seconds", "seed", "spares",
+        "num_speculative_tokens", "draft_model", "adapters",
     )  # fmt: skip
     config = {name: getattr(arguments, name) for name in names}
     report = {"what": "chaos", **environment("pyzmq", "torch"), "config": config, **figures, "failures": failures}
@@ -66,6 +66,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--model", default="hash-lm")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--quantization", default="none")
     parser.add_argument("--backend", default="transformers")
     parser.add_argument("--gap", type=float, default=1.0, help="seconds between two faults, on average")
     parser.add_argument("--poison", type=float, default=0.005, help="share of the requests")
@@ -90,7 +92,8 @@ def model_flags(arguments: argparse.Namespace) -> list[str]:
         # A pool for a quarter of the wanted tokens, so there are always preemptions.
         return ["--model", "hash-lm", "--hash-step-ms", "2", "--num-pages", "400"]
     model = ["--model", arguments.model, "--dtype", arguments.dtype, "--backend", arguments.backend, "--threads", "1"]
-    return [*model, "--recovery", "exact", "--num-pages", "2000"]
+    bits = ["--kv-dtype", arguments.kv_dtype, "--quantization", arguments.quantization]
+    return [*model, *bits, "--recovery", "exact", "--num-pages", "2000"]
 
 
 def wreak(arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
