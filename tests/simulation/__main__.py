@@ -7,11 +7,12 @@ import gc
 import json
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from benchmarks.report import environment
 from tests.simulation.checks import Violation
-from tests.simulation.world import World
+from tests.simulation.world import KINDS, World
 
 
 def main() -> None:
@@ -19,35 +20,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, help="this one only, with its log")
-    parser.add_argument(
-        "--overlaps", action=argparse.BooleanOptionalAction, help="whether steps do; by default each seed says it"
-    )
-    parser.add_argument(
-        "--groups", action=argparse.BooleanOptionalAction, help="whether some requests have several sequences; likewise"
-    )
-    parser.add_argument(
-        "--proposals", action=argparse.BooleanOptionalAction, help="whether tokens are guessed; likewise"
-    )
-    parser.add_argument(
-        "--adapters", action=argparse.BooleanOptionalAction, help="whether some requests ask for one; likewise"
-    )
-    parser.add_argument("--owners", action=argparse.BooleanOptionalAction, help="whether clients have keys; likewise")
-    parser.add_argument(
-        "--loading", action=argparse.BooleanOptionalAction, help="whether adapters come and go; likewise"
-    )
-    parser.add_argument(
-        "--states", action=argparse.BooleanOptionalAction, help="whether the model has recurrent layers; likewise"
-    )
-    parser.add_argument(
-        "--scores", action=argparse.BooleanOptionalAction, help="whether requests ask for logprobs; likewise"
-    )
-    parser.add_argument(
-        "--embeddings", action=argparse.BooleanOptionalAction, help="whether some requests ask for one; likewise"
-    )
+    for name, kind in KINDS.items():
+        text = f"{kind.what}; by default each seed says it"
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
     parser.add_argument("--output", type=Path, help="a file for the figures, as one JSON line")
     arguments = parser.parse_args()
-    names = ("overlaps", "groups", "proposals", "adapters", "owners", "loading", "states", "scores", "embeddings")
-    kinds = {name: getattr(arguments, name) for name in names}
+    kinds = {name: getattr(arguments, name) for name in KINDS}
     if arguments.seed is not None:
         show(arguments.seed, kinds)
     else:
@@ -68,8 +46,8 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
     """The exit code: 1 if a seed violated an invariant."""
     gc.freeze()  # exclude existing objects from later garbage collections
     started, failed, num_deaths, num_ends = time.perf_counter(), [], 0, 0
-    num_overlapped = num_grouped = num_guessed = num_drafted = num_adapted = num_owned = num_loading = num_recurrent = 0
-    num_scored = num_embedding = 0
+    num_drafted = 0
+    num_runs: Counter[str] = Counter()  # by kind
     for seed in seeds:
         world = World(seed, **kinds)
         try:
@@ -79,29 +57,13 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
             print(violation, file=sys.stderr)
         num_deaths += world.num_deaths
         num_ends += world.checks.num_ends
-        num_overlapped += world.plan.overlaps
-        num_grouped += world.has_groups
-        num_guessed += world.has_proposals
         num_drafted += world.plan.has_draft_model
-        num_adapted += world.has_adapters
-        num_owned += world.has_owners
-        num_loading += world.is_loading
-        num_recurrent += world.has_states
-        num_scored += world.has_scores
-        num_embedding += world.has_embeddings
+        num_runs.update(name for name, is_on in world.kinds.items() if is_on)
     figures = {
         "what": "deterministic simulation",
         "seeds": [seeds.start, seeds.stop],
-        "with_overlap": num_overlapped,
-        "with_groups": num_grouped,
-        "with_proposals": num_guessed,
+        **{f"with_{name}": num_runs[name] for name in KINDS},
         "with_draft_model": num_drafted,
-        "with_adapters": num_adapted,
-        "with_owners": num_owned,
-        "with_loading": num_loading,
-        "with_states": num_recurrent,
-        "with_logprobs": num_scored,
-        "with_embeddings": num_embedding,
         "deaths": num_deaths,
         "answered_requests": num_ends,
         "violations": failed,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from collections.abc import Sequence as Rows
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tests.simulation.checks import Violation
+from tests.simulation.forms import Masks
+from tests.simulation.mishaps import Mishaps, spoiled_tokens
 from tests.simulation.plan import PlannedDeath
 from tests.simulation.proposals import Drafts, Guesses
 from tests.simulation.requests import EXECUTE_KILLER, POISON, num_tokens_before_death
+from tests.simulation.rules import penalized
 from tests.simulation.states import States
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.hash_model import VOCAB_SIZE
@@ -35,7 +37,7 @@ class _Step(NamedTuple):
 
 
 class Device(HashRunner):
-    """Steps take time, during which other processes run. A step that computes ``POISON`` raises.
+    """Steps take time, during which other processes run. A step that computes ``POISON`` raises, and leaves garbage.
 
     Some rows fail at random: the same request might succeed after a restart.
 
@@ -51,9 +53,11 @@ class Device(HashRunner):
         world = worker.world
         self.proposer = Drafts(card, world.require) if world.plan.has_draft_model else Guesses()
         self._worker = worker
+        self._masks: Any = Masks()
         self._states = None if card.num_snapshots is None else States(card.max_live, card.num_snapshots)
         self.is_batch_invariant = worker.world.plan.is_batch_invariant
         self.overlaps = worker.world.plan.overlaps
+        self._mishaps = Mishaps(world.plan.mishap_chance, world.mishaps, failing=world.checks.failing)
         self._orders: deque[Moves | _Step] = deque()  # not computed yet
         self._outcomes: deque[StepResult | Exception] = deque()  # not collected yet
         self._has_failed = False  # the last computed step
@@ -94,7 +98,9 @@ class Device(HashRunner):
 
     def _outcome(self, step: _Step) -> StepResult | Exception:
         if ((step.inputs.token_ids == POISON) & (step.inputs.positions == 0)).any():
-            return RuntimeError("poison")
+            return self._spoiled(step.inputs, "poison")
+        if self._mishaps.strike(step.inputs):
+            return self._spoiled(step.inputs, "bad luck")
         if step.killer is not None:
             self._worker.die_of(step.killer)
         inputs = self._with_adapters(step.inputs)
@@ -105,7 +111,18 @@ class Device(HashRunner):
             return error  # after a failed step, whose tokens cannot be carried over
         if self._states is not None:
             self._check_states(inputs, self._states.compute(inputs))
-        return self._with_failures(super().collect(), step.inputs.sampled)
+        return self._with_failures(super().collect(), inputs)
+
+    def _choose(self, sequence: Sequence, state: int) -> int:
+        return penalized(sequence, super()._choose(sequence, state))
+
+    def _spoiled(self, inputs: StepInputs, why: str) -> Exception:
+        if (masks := self._masks.begin(inputs.sampled)) is not None:
+            masks.wait()  # they are computed beside the step
+        self._mishaps.spoil(inputs, self._cells, None if self._states is None else self._states.rows)
+        if not self._mishaps.keeps_tokens():
+            self._last_tokens = spoiled_tokens(inputs)
+        return RuntimeError(why)
 
     def _check_states(self, inputs: StepInputs, states: list[int]) -> None:
         tables, lengths = inputs.block_tables, inputs.context_lens.tolist()
@@ -117,14 +134,15 @@ class Device(HashRunner):
             return inputs
         return replace(inputs, adapters=np.array([0, *self.what_adapters_add], np.int32)[inputs.adapters])
 
-    def _with_failures(self, result: StepResult, sampled: Rows[Sequence]) -> StepResult:
+    def _with_failures(self, result: StepResult, inputs: StepInputs) -> StepResult:
         """Some rows without a token. Crashes are more likely then, before another process learns of the failure."""
         world, worker = self._worker.world, self._worker
         failed: dict[int, str] = {}
-        for row, sequence in enumerate(sampled):
+        for row, sequence in enumerate(inputs.sampled):
             if world.plan.failure_chance and world.failures.random() < world.plan.failure_chance:
                 world.checks.failing(sequence.key)
                 failed[row] = "by chance"
+                self._mishaps.spoil_row(inputs, row, self._cells)
         if failed and worker.planned_death is None and world.failures.random() < 0.5:
             worker.planned_death = PlannedDeath("act", world.failures.randrange(12))
         return replace(result, failed=failed) if failed else result

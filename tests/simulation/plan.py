@@ -47,6 +47,7 @@ class Plan:
     is_batch_invariant: bool = True  # as the runner reports
     clock_shift_ns: int = 0  # the journal's clock is ahead by this
     failure_chance: float = 0.0  # probability that a token cannot be sampled
+    mishap_chance: float = 0.0  # probability that a step raises
     has_draft_model: bool = False  # whether tokens are proposed by one
     keys: dict[str, str] = field(default_factory=dict)  # of clients, by their names; by default the name
 
@@ -263,15 +264,16 @@ def _stalling(who: int, duration_ns: int) -> Action:
             world.note(client, f"stalls for {duration_ns // MS} ms")
             client.frozen_until_ns = max(world.clock.now_ns + duration_ns, world.paused_until_ns)
             if duration_ns > world.config.service.lease_s * 1e9 / 3:
-                _leave_alone(client)
+                for reader in client.readers:
+                    leave_alone(reader)
 
     return action
 
 
-def _leave_alone(client: Client) -> None:
-    for reader in client.readers:
-        for each in reader.request.kin:
-            each.may_abort = each.may_be_unknown = True
+def leave_alone(reader: Reader) -> None:
+    """No one follows it for as long as its lease."""
+    for each in reader.request.kin:
+        each.may_abort = each.may_be_unknown = True
 
 
 def _vanishing(who: int, *, returns: str) -> Action:
@@ -279,17 +281,18 @@ def _vanishing(who: int, *, returns: str) -> Action:
         client = _client(world, who)
         if client is None:
             return
-        _leave_alone(client)
+        for reader in client.readers:
+            leave_alone(reader)
         world.kill(client)
         if returns != "not":
             again = world.new_client(f"client-{who}")
             for reader in client.readers:
                 if not reader.num_ends:
-                    _take_up(again, reader, by_submitting=returns == "submits" or not reader.is_accepted)
+                    take_up(again, reader, by_submitting=returns == "submits" or not reader.is_accepted)
 
     return action
 
 
-def _take_up(client: Client, reader: Reader, *, by_submitting: bool) -> None:
+def take_up(client: Client, reader: Reader, *, by_submitting: bool) -> None:
     at_ns = client.world.clock.now_ns + client.rng.randrange(300 * MS)
     client.at(at_ns, (lambda: client.submit(reader.request)) if by_submitting else (lambda: client.resume(reader)))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tests.simulation.device import Device
+from tests.simulation.forms import compile_forms
 from tests.simulation.journal import ProcessIntent, ProcessJournal
 from tests.simulation.network import FakeSocket, FakeTransport, Network
 from tests.simulation.plan import PlannedDeath
@@ -120,7 +121,7 @@ class Worker(Process):
         if self.body is not None:
             self.body.turn()
         elif (body := self._build()) is not None:
-            self.body = body
+            self.body = compile_forms(self, body)
         else:
             return
         self.next_ns = self.world.clock.now_ns
@@ -138,7 +139,11 @@ class Worker(Process):
             ProcessJournal(world.journal, self),
             FakeTransport(self),
         )
-        return BUILDERS[self.role](context, world.card) if drivers is None else drivers.build(self, context)
+        if drivers is not None:
+            return drivers.build(self, context)
+        body = BUILDERS[self.role](context, world.card)
+        context.page.set_phase(self.epoch, "ready")
+        return body
 
     def stall(self) -> None:
         if self.world.drivers is not None:

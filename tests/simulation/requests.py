@@ -161,9 +161,16 @@ def make_request(request_id: str, wire: dict[str, Any], output: list[int]) -> Re
     prompt = wire["prompt_token_ids"]
     if prompt[0] == POISON and output:
         return Request(request_id, wire, prompt, [], [], "", "error")
-    ends = [output.index(token_id) + 1 for token_id in params.stop_token_ids if token_id in output]
+    least, has_form = max(1, params.min_tokens), "structured" in wire
+    ends = [end for end, token in enumerate(output, 1) if end >= least and token in params.stop_token_ids]
     output = output[: min(ends, default=None)]
-    stream = OutputStream(vocabulary(), params, stop_token_ids=frozenset({0, *params.stop_token_ids}))
+    stream = OutputStream(
+        vocabulary(),
+        params,
+        stop_token_ids=frozenset({0, *params.stop_token_ids}),
+        final_ids=frozenset({0} if has_form else ()),
+        context=vocabulary().amid_text if has_form else (),
+    )
     stream.push(output)
     stream.finish("length")
     return Request(request_id, wire, prompt, output, stream.token_ids, stream.text, stream.finish_reason or "")

@@ -22,7 +22,7 @@ class States:
     """A state is the hash of all tokens it has seen, as ``hash_lm`` computes it from the pages."""
 
     def __init__(self, max_live: int, num_snapshots: int) -> None:
-        self._rows: Int64 = np.full(num_state_rows(max_live, num_snapshots) + 1, -1, np.int64)
+        self.rows: Int64 = np.full(num_state_rows(max_live, num_snapshots) + 1, -1, np.int64)
 
     def compute(self, inputs: StepInputs) -> list[int]:
         """The state of each sequence after this step."""
@@ -32,7 +32,7 @@ class States:
         ends = np.cumsum(cut.lengths)
         sums = np.add.reduceat((inputs.positions + 1) * tokens, ends - cut.lengths)
         for read, write, start, total in zip(cut.reads, cut.writes, cut.starts, sums, strict=True):
-            self._rows[write] = total + (self._rows[read] if start else 0)
+            self.rows[write] = total + (self.rows[read] if start else 0)
         last = np.searchsorted(ends, inputs.query_starts[1:])  # each sequence's last segment
-        states: list[int] = self._rows[cut.writes[last]].tolist()
+        states: list[int] = self.rows[cut.writes[last]].tolist()
         return states

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.embeddings import check_embedding
+from tests.simulation.ledgers import check_ledger
 from tests.simulation.network import FakeTransport
 from tests.simulation.processes import RUN_DIR, Process
 from tests.simulation.requests import Request
@@ -78,6 +79,7 @@ class Reader:
         if error is None:
             check_logprobs(self, completion)
             check_embedding(self, completion)
+            check_ledger(self, completion)
         if (then := request.then) is not None and then.request_id not in world.requests:
             self.client.submit(then)
 
@@ -109,6 +111,7 @@ class Client(Process):
     def submit(self, request: Request) -> None:
         self.world.note(self, f"submits {request.request_id}: {request.wire}")
         self.world.requests |= {each.request_id: each for each in (request, *request.sequences)}
+        self.world.submitted_ns.setdefault(request.request_id, self.world.clock.now_ns)
         reader = Reader(self, request, [], "")
         self.readers.append(reader)
         self.session.submit(request.request_id, request.wire, reader, reader.choices)

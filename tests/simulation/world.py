@@ -11,7 +11,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,13 +21,16 @@ from tests.simulation.clock import Clock, installed
 from tests.simulation.drivers import Drivers
 from tests.simulation.embeddings import ask_for_embeddings
 from tests.simulation.folder import offering
+from tests.simulation.handovers import hand_over
 from tests.simulation.journal import make_board, make_journal
+from tests.simulation.mishaps import allow_mishaps
 from tests.simulation.network import Network
 from tests.simulation.owners import give_keys, install_keys
 from tests.simulation.plan import FAULTS_END_NS, Plan, make_plan, pausing
 from tests.simulation.processes import RUN_DIR, Died, Process, Worker
 from tests.simulation.proposals import allow_proposals
 from tests.simulation.requests import Request
+from tests.simulation.rules import set_rules
 from tests.simulation.scores import ask_for_logprobs
 from tests.simulation.states import keep_states
 from tests.simulation.users import Client, Reader
@@ -41,16 +44,39 @@ LOOK_NS = 250_000_000  # interval of the checks whether everything is at rest
 REST_NS = 600_000_000  # how long it must stay at rest
 LIMIT_NS = 40_000_000_000  # of simulated time: a wait longer than that counts as endless
 MAX_DEPTH = 2  # maximum depth of nested turns
-GROUPS_CHANCE = 0.3  # probability of requests with several sequences
-ADAPTERS_CHANCE = 0.3  # of requests with adapters
-LOADING_CHANCE = 0.25  # in a run with adapters, of an operator who loads and unloads them
-OWNERS_CHANCE = 0.3  # of clients with keys
-PROPOSALS_CHANCE = 0.2  # of proposed tokens
 PAUSE_CHANCE = 0.1  # of a time in which everything stands still
-SCORES_CHANCE = 0.3  # of requests with logprobs
-EMBEDDINGS_CHANCE = 0.1  # of requests for embeddings
-STATES_CHANCE = 0.3  # in a run without overlap or proposals, of a model with recurrent layers
 WORKER_ERRORS = logging.getLogger("triptych")
+CHANGES: dict[str, Callable[[Plan, random.Random], None]] = {  # of a plan that is otherwise complete, in this order
+    "rules": set_rules,
+    "scores": ask_for_logprobs,
+    "embeddings": ask_for_embeddings,
+    "owners": give_keys,
+    "handovers": hand_over,
+    "mishaps": allow_mishaps,
+}
+
+
+class Kind(NamedTuple):
+    """Of runs: each seed has some of them."""
+
+    chance: float
+    what: str
+
+
+KINDS = {
+    "overlaps": Kind(0.5, "whether steps do"),
+    "groups": Kind(0.3, "whether some requests have several sequences"),
+    "proposals": Kind(0.2, "whether tokens are guessed"),
+    "adapters": Kind(0.3, "whether some requests ask for one"),
+    "owners": Kind(0.3, "whether clients have keys"),
+    "loading": Kind(0.25, "whether adapters come and go, in a run with adapters"),
+    "states": Kind(0.3, "whether the model has recurrent layers, in a run without overlaps and proposals"),
+    "scores": Kind(0.3, "whether requests ask for logprobs"),
+    "embeddings": Kind(0.1, "whether some requests ask for one"),
+    "mishaps": Kind(0.2, "whether steps raise by chance"),
+    "rules": Kind(0.2, "whether requests restrict their tokens"),
+    "handovers": Kind(0.2, "whether requests change hands"),
+}
 
 
 class Secrets:
@@ -64,67 +90,26 @@ class Secrets:
 
 
 class World:
-    def __init__(
-        self,
-        seed: int,
-        *,
-        overlaps: bool | None = None,
-        groups: bool | None = None,
-        proposals: bool | None = None,
-        adapters: bool | None = None,
-        owners: bool | None = None,
-        loading: bool | None = None,
-        states: bool | None = None,
-        scores: bool | None = None,
-        embeddings: bool | None = None,
-    ) -> None:
-        """``overlaps``: whether steps of execute overlap; ``groups``: whether some requests have several sequences;
-        ``proposals``: whether tokens are proposed; ``adapters``: whether some requests select one; ``owners``: whether
-        clients have keys; ``loading``: whether adapters are loaded and unloaded; ``states``: whether the model has
-        recurrent layers, which support neither overlap nor proposals; ``scores``: whether requests ask for logprobs;
-        ``embeddings``: whether some requests ask for one.
-
-        By default the seed decides.
-        """
+    def __init__(self, seed: int, **kinds: bool | None) -> None:
+        """``kinds``: which of ``KINDS`` this run has; by default the seed decides."""
+        assert kinds.keys() <= KINDS.keys(), f"kinds are {list(KINDS)}, not {list(kinds)}"
         self.seed = seed
         self.rng = random.Random(seed)
         self.clock = Clock()
         self.log: list[str] = []
-        if overlaps is None:
-            overlaps = random.Random(f"overlaps {seed}").random() < 0.5  # independent of the plan
-        # The same for the others: a seed without any groups is the run that it would be.
-        dice, self.has_groups = _drawn("groups", seed, GROUPS_CHANCE, groups)
-        self.plan: Plan = make_plan(self.rng, overlaps=overlaps, groups=dice if self.has_groups else None)
-        dice, self.has_proposals = _drawn("proposals", seed, PROPOSALS_CHANCE, proposals)
-        if self.has_proposals:
-            allow_proposals(self.plan, dice)
-        dice = random.Random(f"states {seed}")
-        may_have_states = not (overlaps or self.has_proposals)
-        self.has_states = may_have_states and (dice.random() < STATES_CHANCE if states is None else states)
-        if self.has_states:
-            keep_states(self.plan, dice)
-        dice, self.has_adapters = _drawn("adapters", seed, ADAPTERS_CHANCE, adapters)
-        is_loading = self.has_adapters and random.Random(f"loading {seed}").random() < LOADING_CHANCE
-        self.is_loading = is_loading if loading is None else loading
-        if self.is_loading:
-            let_adapters_change(self.plan, dice)
-        elif self.has_adapters:
-            give_adapters(self.plan, dice)
-        dice, self.has_scores = _drawn("scores", seed, SCORES_CHANCE, scores)
-        if self.has_scores:
-            ask_for_logprobs(self.plan, dice)
-        dice, self.has_embeddings = _drawn("embeddings", seed, EMBEDDINGS_CHANCE, embeddings)
-        if self.has_embeddings:
-            ask_for_embeddings(self.plan, dice)
-        dice, self.has_owners = _drawn("owners", seed, OWNERS_CHANCE, owners)
-        if self.has_owners:
-            give_keys(self.plan, dice)
-        self.failures = random.Random(f"failures {seed}")  # independent too: without any a seed is the same run
+        # The random numbers of each kind are independent of all others: a run without it is the run that it would be.
+        dice = {name: random.Random(f"{name} {seed}") for name in KINDS}
+        self.kinds = {name: _drawn(dice[name], KINDS[name].chance, kinds.get(name)) for name in KINDS}
+        self.kinds["loading"] &= self.kinds["adapters"] or bool(kinds.get("loading"))
+        self.kinds["states"] &= not (self.kinds["overlaps"] or self.kinds["proposals"])  # which it does not support
+        self.mishaps, self.rules = dice["mishaps"], dice["rules"]
+        self.plan: Plan = self._make_plan(dice)
+        self.failures = random.Random(f"failures {seed}")  # independent too
         if self.failures.random() < 0.15:
             self.plan.failure_chance = 0.08
-        dice = random.Random(f"pause {seed}")
-        if dice.random() < PAUSE_CHANCE:
-            self.plan.actions.append((dice.randrange(FAULTS_END_NS), pausing(dice.randrange(5 * 10**8, 4 * 10**9))))
+        pause = random.Random(f"pause {seed}")
+        if pause.random() < PAUSE_CHANCE:
+            self.plan.actions.append((pause.randrange(FAULTS_END_NS), pausing(pause.randrange(5 * 10**8, 4 * 10**9))))
         self.config, self.card = self.plan.config, self.plan.card
         self.network = Network(self.rng, lambda: self.clock.now_ns)
         service = self.config.service
@@ -137,6 +122,7 @@ class World:
         self.workers: dict[str, Worker] = {}
         self.clients: list[Client] = []
         self.requests: dict[str, Request] = {}  # by id
+        self.submitted_ns: dict[str, int] = {}  # when each was submitted first
         self.checks = Checks(self)
         self._heap: list[tuple[int, int, Process | None, Callable[[], None] | None]] = []
         self._order = itertools.count()
@@ -148,7 +134,23 @@ class World:
         self.paused_until_ns = 0
         self.num_give_ups = 0
         self.folder: Any = offering(RUN_DIR, self.card)  # where no driver has one
-        self.drivers = Drivers(self, random.Random(f"drivers {seed}")) if self.is_loading else None
+        self.drivers = Drivers(self, random.Random(f"drivers {seed}")) if self.kinds["loading"] else None
+
+    def _make_plan(self, dice: dict[str, random.Random]) -> Plan:
+        has = self.kinds
+        plan = make_plan(self.rng, overlaps=has["overlaps"], groups=dice["groups"] if has["groups"] else None)
+        if has["proposals"]:
+            allow_proposals(plan, dice["proposals"])
+        if has["states"]:
+            keep_states(plan, dice["states"])
+        if has["loading"]:
+            let_adapters_change(plan, dice["adapters"])
+        elif has["adapters"]:
+            give_adapters(plan, dice["adapters"])
+        for name, change in CHANGES.items():
+            if has[name]:
+                change(plan, dice[name])
+        return plan
 
     # -- used by all processes
 
@@ -218,10 +220,7 @@ class World:
             WORKER_ERRORS.removeHandler(handler)
 
     def _report(self, text: str) -> str:
-        names = ("groups", "proposals", "adapters", "owners", "states", "scores", "embeddings")
-        flags = {"overlaps": self.plan.overlaps, "loading": self.is_loading}
-        flags |= {name: getattr(self, f"has_{name}") for name in names}
-        options = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
+        options = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in self.kinds.items())
         replay = f"python -m tests.simulation --seed {self.seed} {options}"
         return "\n".join([f"seed {self.seed}: {text}", f"(again with: {replay})", *self.log])
 
@@ -373,11 +372,9 @@ class World:
             self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda role=role: self._start_worker(role))  # type: ignore[misc]
 
 
-def _drawn(name: str, seed: int, chance: float, wanted: bool | None) -> tuple[random.Random, bool]:
-    """Random numbers for one kind of runs, independent of all others, and whether this is such a run."""
-    dice = random.Random(f"{name} {seed}")
+def _drawn(dice: random.Random, chance: float, wanted: bool | None) -> bool:
     is_drawn = dice.random() < chance
-    return dice, is_drawn if wanted is None else wanted
+    return is_drawn if wanted is None else wanted
 
 
 class _Alarm(logging.Handler):

@@ -27,6 +27,7 @@ from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
 from .scheduling.beam_search import Candidates, num_candidates
 from .scheduling.moves import Moves
 from .scheduling.proposals import CheckCosts, Proposer
+from .scheduling.sequence import Sequence
 from .step import (
     Float32,
     Int32,
@@ -143,7 +144,7 @@ class HashRunner:
         for row, (owner, num_tokens, sequence) in enumerate(zip(owners, lengths, inputs.sampled, strict=True)):
             state = self._read(inputs.block_tables[owner], num_tokens) + num_tokens
             noise = 0 if sequence.params.is_greedy else _noise(sequence.seed, num_tokens)
-            token_ids[row] = (state + noise) % (self._vocab_size - 1) + 1
+            token_ids[row] = self._choose(sequence, state + noise)
             if row in allowed:
                 token_ids[row] = first_allowed(allowed[row], int(token_ids[row]))
             if sequence.params.logprobs is not None:
@@ -153,6 +154,10 @@ class HashRunner:
                 likeliest = self._logprobs(state, int(token_ids[row]), min(count, self._vocab_size - 1))
                 candidates[row] = Candidates(likeliest.token_ids, likeliest.logprobs)
         return StepResult(token_ids, logprobs, failed, candidates)
+
+    def _choose(self, sequence: Sequence, state: int) -> int:
+        """The next token, unless a grammar forbids it."""
+        return state % (self._vocab_size - 1) + 1
 
     def _score(self, inputs: StepInputs) -> list[PromptScores]:
         firsts = np.cumsum([0, *(span.num_rows for span in inputs.scored)])[:-1]
