@@ -24,6 +24,7 @@ from ..protocol.starvation import OwnTime
 from .deaths import OomWatch, exit_code, is_internal, ran_out_of_files
 from .flag import Flag
 from .processes import last_log_lines, open_cwd, start_process, why_not_started
+from .socket_files import SocketFiles
 from .spares import Spares
 from .upgrade import Installation
 from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
@@ -73,6 +74,7 @@ class Supervisor:
         self._orders: deque[Callable[[], None]] = deque()
         self._spares = Spares(run_dir, self._start_process)
         self._fill_spares_at = 0.0
+        self._socket_files = SocketFiles(run_dir, board)
         self._vacant: set[str] = set()  # roles already reported by ``on_vacancy``
         self._stopping = False
         self._exit_codes: dict[str, int | None] = {}
@@ -213,9 +215,8 @@ class Supervisor:
         self._report_vacancies()
 
     def _is_wanted(self, worker: Worker) -> bool:
-        """Whether the worker should run: not during a stop, and not once it was given up.
-
-        The board is checked because workers may see a stop there, and exit, before this thread learns of it.
+        """Whether the worker should run: not once it was given up, and not during a stop, which workers may see on the
+        board, and exit, before this thread learns of it.
         """
         return not (worker.abandoned or self._board.mode in (STOP, KEEP))
 
@@ -325,6 +326,7 @@ class Supervisor:
             if worker.is_hung(now, silent_s, patience_s):
                 logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent_s)
                 worker.kill_hung()
+            self._socket_files.look(worker)
 
     def _silence(self, worker: Worker) -> tuple[float, float]:
         """Seconds since the worker's last sign of progress, and how many it is allowed."""

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from tests.pipeline.checks import expected
 from tests.pipeline.conftest import hash_driver
-from triptych import Client
+from tests.waiting import eventually
+from triptych import Client, Driver
+from triptych.protocol.board import ROLES
 
 
 def test_new_driver_with_other_settings_reports_its_own(tmp_path: Path) -> None:
@@ -25,3 +27,16 @@ def test_unread_answer_survives_a_restart_of_the_whole_pipeline(tmp_path: Path) 
     with hash_driver(run_dir=tmp_path / "run", lease_s=60.0) as driver:
         completion = driver.client.resume("kept").result(20)
         assert completion.token_ids == expected([7, 7], 5)
+
+
+def test_sockets_that_were_deleted_are_bound_again(driver: Driver) -> None:
+    """Without them no new client, and no restarted worker, could connect, and requests would wait for ever."""
+    files = [driver.run_dir / name for name in ("submit", "follow", "execute.inbox")]
+    assert driver._started is not None
+    known = driver._started.supervisor._socket_files._bound
+    eventually(lambda: len(known) == len(ROLES))  # it has seen them
+    for file in files:
+        file.unlink()
+    eventually(lambda: all(file.exists() for file in files))
+    with Client(driver.run_dir) as client:
+        assert client.generate([3, 4], max_tokens=4).token_ids == expected([3, 4], 4)
