@@ -76,9 +76,8 @@ class Supervisor:
         self._fill_spares_at = 0.0
         self._socket_files = SocketFiles(run_dir, board)
         self._vacant: set[str] = set()  # roles already reported by ``on_vacancy``
-        self._stopping = False
+        self._stopping = self._ended = self._was_ready = False
         self._exit_codes: dict[str, int | None] = {}
-        self._ended = self._was_ready = False
         self._has_left = False  # the thread will touch nothing any more
         self._looked_at = time.monotonic()
         self.error: TriptychError | None = None  # why the supervisor gave up
