@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from ..process import WorkerContext
 from .hash_model import build_hash_runner
 from .scheduling.scheduler import Scheduler
 from .step import Runner
+
+logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_MS = 1.0
 CPU_REPORT_INTERVAL_MS = 10.0  # where reporting a step takes processor time from the next one
@@ -43,7 +46,7 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         runner, card, step_s = _build_torch_runner(config, context, is_first=known is None)
     card = replace(card, adapters={module.name: module.digest() for module in config.model.adapters})
     check_speculation(settle_scheduling(config, card), runner, card)
-    if known is None or (card.model, card.adapters) != (known.model, known.adapters):
+    if known is None or _weights_of(card) != _weights_of(known):
         _check_successor(card, known)
         card.publish(context.run_dir)
     return runner, card, step_s
@@ -56,6 +59,10 @@ def _as_before(config: PipelineConfig, known: ModelCard) -> PipelineConfig:
     device = known.device if config.model.device == "auto" else config.model.device
     cache = replace(config.cache, num_pages=known.num_pages, page_size=known.page_size)
     return replace(config, model=replace(config.model, device=device), cache=cache)
+
+
+def _weights_of(card: ModelCard) -> tuple[str, str, dict[str, str]]:
+    return card.model, card.checkpoint, card.adapters
 
 
 def settle_scheduling(config: PipelineConfig, card: ModelCard) -> SchedulerConfig:
@@ -138,6 +145,11 @@ def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
     for name, digest in known.adapters.items():
         if card.adapters.get(name, digest) != digest:
             raise ConfigError(f"the adapter {name!r} has changed since it was loaded", param="lora_modules")
+    if card.model == known.model and card.checkpoint != known.checkpoint and known.checkpoint:
+        logger.warning(
+            "the files of %s have changed since they were loaded: answers that have begun go on with the new weights",
+            card.model,
+        )
 
 
 def find_folders(

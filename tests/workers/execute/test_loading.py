@@ -168,6 +168,23 @@ def test_restart_stays_on_the_device_and_keeps_the_pages(
     assert found == [(used, 77, 32)]
 
 
+@pytest.mark.parametrize(
+    ("before", "warns"), [("earlier", True), ("this one", False), ("", False)], ids=["changed", "same", "unknown"]
+)
+def test_changed_files_of_a_checkpoint_are_noticed_at_a_restart(
+    before: str, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Answers go on with other weights: nothing else would tell."""
+    replace(CARD, checkpoint=before).publish(tmp_path)
+    built = SimpleNamespace(warm_up=lambda: 0.5, capture_largest=lambda: 0), replace(CARD, checkpoint="this one")
+    monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", lambda *_, **__: built)
+    loading.load_runner(make_context(tmp_path))
+    assert (f"the files of {CARD.model} have changed" in caplog.text) is warns
+    known = ModelCard.read(tmp_path)
+    assert known is not None
+    assert known.checkpoint == "this one"
+
+
 def make_context(folder: Path, **model: Any) -> Any:
     return SimpleNamespace(
         config=PipelineConfig(model=ModelConfig(**model)), board=SimpleNamespace(is_degraded=False), run_dir=folder,

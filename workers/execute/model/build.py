@@ -15,6 +15,7 @@ from .checkpoint.stored_weights import family_of
 from .draft.build import check_device_of_draft, load_draft, prove_draft
 from .facts import Progress, take_device
 from .give_back import trim_heap
+from .guard.proof import digest_of
 from .lora import load_adapters
 from .parallel.group import Group
 from .pooling import why_no_embeddings
@@ -133,6 +134,7 @@ def _model_card(
         why_no_embeddings=why_not,
         can_generate=facts.has_head,
         why_slow="; ".join(backends.obstacles),
+        checkpoint=digest_of(backends.folder),
     )
 
 

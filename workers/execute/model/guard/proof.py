@@ -138,6 +138,12 @@ def add_files(digest: hashlib._Hash, checkpoint: Path, *others: Path) -> None:
             digest.update(file.read_bytes())
 
 
+def digest_of(checkpoint: Path) -> str:
+    digest = hashlib.sha256()
+    add_files(digest, checkpoint)
+    return digest.hexdigest()[:_KEY_SIZE]
+
+
 def _library(kernels: str) -> str:
     """The library's name, which depends on its sources and compiler: other kernels are proven again."""
     try:
