@@ -1,8 +1,9 @@
-"""Keys and values in eight bits, by definition: numbers -127..127 and their scales, the same as on a CPU.
+"""Keys and values in eight bits, by definition: numbers -127..127 and their scales.
 
-Every 32 channels of a key share a scale, and a value has one scale, in bfloat16 (``kernels/src/eight_bits.h`` says
-why). What is stored for a token depends only on its own channels. A token with a channel that is NaN or infinite gets
-scales that are NaN.
+Every 32 channels of a key share a scale, and a value has one scale, in bfloat16: keys of some models have a few
+channels much larger than all others, which would leave these no precision. (The kernels of a CPU mix channels first,
+see ``kernels/src/eight_bits.h``.) What is stored for a token depends only on its own channels. A token with a channel
+that is NaN or infinite gets scales that are NaN.
 
 Axes: those of ``interface``, and S = ceil(D / 32) + 1 scales of a token and head: those of its key, then that of its
 value. The scales of a page are stored scale by scale, so that a tile of keys loads its own side by side.

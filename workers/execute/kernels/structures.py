@@ -8,7 +8,7 @@ from enum import IntEnum
 
 LANES = 16  # numbers in a vector, kLanes in src/simd.h
 GROUP_INPUTS = 64  # that share a scale and a least value in int4, or two scales in mxfp4
-SCALE_CHANNELS = 32  # of an eight-bit key that share a scale, a bfloat16; a value has one scale
+MOST_SCALE_CHANNELS = 128  # of an eight-bit key that share a scale, a bfloat16; a value has one scale
 _WEIGHT_STEPS = GROUP_INPUTS // 8  # of a group, before its parameters
 
 
@@ -58,7 +58,8 @@ class Format(IntEnum):
     def cache_bytes(self, key_dim: int, value_dim: int, *, has_eight_bits: bool) -> tuple[int, int]:
         """Bytes of a cached key and value of one head; for the scales in eight bits, see ``src/eight_bits.h``."""
         if has_eight_bits:
-            return key_dim + -(-key_dim // SCALE_CHANNELS) * 2, value_dim + 2
+            scale_channels = min(key_dim & -key_dim, MOST_SCALE_CHANNELS)
+            return key_dim + key_dim // scale_channels * 2, value_dim + 2
         size = 4 if self is Format.FLOAT32 else 2
         return key_dim * size, value_dim * size
 

@@ -1,7 +1,8 @@
-"""Keys and values in eight bits: the stored bits are right, and attention reads the values they stand for."""
+"""Keys and values in eight bits: the stored bits are right, and attention computes with the values they stand for."""
 
 from __future__ import annotations
 
+import platform
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,27 +26,25 @@ from tests.workers.execute.model.native.decoders import (
 )
 from triptych.protocol.config import CacheConfig
 from triptych.protocol.errors import ConfigError
-from triptych.workers.execute.kernels.compile import available_levels, compile_options
+from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.native.decoder import NativeDecoder
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-NUM_PAGES, NUM_TOKENS, CHANNELS = FEW_PAGES, 150, 32
+NUM_PAGES, NUM_TOKENS, MOST_MIXED = FEW_PAGES, 150, 128
 SHAPES: dict[str, dict[str, Any]] = {
     "heads of 16": {},
     "heads of 80": {"head_dim": 80, "hidden_size": 70, "num_attention_heads": 3, "num_key_value_heads": 1},
     "heads of 128, window": {"head_dim": 128, "sliding_window": 70},
+    "heads of 256": {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1},
     "heads of 32, five share a key": {
         "head_dim": 32, "hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1,
     },
 }  # fmt: skip
 LATENTS = "latents"
-ODD, IN_REGISTERS = "heads of 80", "heads of 128, window"  # the latter is the layout for decodes of few rows
-# Between layers, a value rounded to the other side changes by 0.4 % in bfloat16, in eight bits by 0.8 % of the
-# greatest beside it.
-ROUNDING = {Format.FLOAT32: 1e-5, Format.BFLOAT16: 3e-3, Format.INT8: 2e-2, Format.INT4: 2e-2}
+ODD, WIDE = "heads of 80", "heads of 128, window"
 TOKENS = np.random.default_rng(0).integers(0, 77, NUM_TOKENS, dtype=np.int32)
 
 
@@ -62,59 +61,46 @@ def run(decoder: NativeDecoder, *sizes: int, token_ids: npt.NDArray[np.int32] = 
 
 
 class Layout:
-    """The position of a page's numbers, [heads, tokens, channels]; pages have the height of one tile of 16 tokens."""
+    """The positions of a page's numbers and scales; pages have the height of one tile of 16 tokens."""
 
-    def __init__(self, format_: Format, head_dim: int, level: str) -> None:
-        self.group = 1 if format_ is Format.FLOAT32 else 2
-        self.element = np.dtype("<f4" if format_ is Format.FLOAT32 else "<u2")
+    def __init__(self, head_dim: int) -> None:
         self.head_dim = head_dim
-        # Lookup tables make bfloat16 from sign and magnitude, so the halves of each 16 bytes are 32 numbers apart.
-        self.has_tables = self.group == 2 and "-mavx512vbmi" in compile_options(level)
+        self.block = min(head_dim & -head_dim, MOST_MIXED)  # channels of a key that are mixed, and share a scale
 
-    def num_scales(self, *, is_key: bool) -> int:
-        return -(-self.head_dim // CHANNELS) if is_key else 1
+    def mixed(self, keys: Floats) -> Floats:
+        """Keys [..., channels] after the Walsh-Hadamard transform of each block, added up in the kernels' order."""
+        for distance in (1 << bit for bit in range(self.block.bit_length() - 1)):
+            pairs = keys.reshape(*keys.shape[:-1], -1, 2, distance)
+            first, second = pairs[..., 0, :], pairs[..., 1, :]
+            keys = np.stack([first + second, first - second], axis=-2).reshape(keys.shape)
+        return keys
 
-    def ordered(self, numbers: npt.NDArray[Any], *, is_key: bool) -> npt.NDArray[Any]:
-        """[pages, heads, 16 * channels] as [pages, heads, 16, channels]."""
-        shape = (
-            (self.head_dim // self.group, 16, self.group) if is_key else (16 // self.group, self.head_dim, self.group)
-        )
-        tiles = numbers.reshape(*numbers.shape[:2], *shape)
-        axes = (0, 1, 3, 2, 4) if is_key else (0, 1, 2, 4, 3)
-        return tiles.transpose(axes).reshape(*numbers.shape[:2], 16, self.head_dim)
+    def split(self, pool: Bytes, *, is_key: bool) -> tuple[npt.NDArray[np.int32], Floats]:
+        """Numbers and their scales [pages, heads, 16, channels] of a pool in eight bits."""
+        count, num_scales = 16 * self.head_dim, self.head_dim // self.block if is_key else 1
+        tiles = pool.reshape(len(pool), -1, count + 32 * num_scales)
+        shape, axes = ((-1, 16, 4), (0, 1, 3, 2, 4)) if is_key else ((4, -1, 4), (0, 1, 2, 4, 3))
+        numbers = tiles[..., :count].reshape(*tiles.shape[:2], *shape).transpose(axes)
+        numbers = numbers.reshape(*tiles.shape[:2], 16, self.head_dim)
+        bits = np.ascontiguousarray(tiles[..., count:]).view("<u2").astype(np.uint32) << 16
+        scales = bits.view(np.float32).reshape(*tiles.shape[:2], num_scales, 16).swapaxes(2, 3)
+        has_excess = is_key and platform.machine() == "x86_64"
+        signed = numbers.astype(np.int32) - 128 if has_excess else numbers.view(np.int8).astype(np.int32)
+        return signed, np.repeat(scales, self.head_dim // num_scales, axis=3)
 
-    def tiles(self, pool: Bytes, *, is_key: bool) -> tuple[Bytes, Bytes]:
-        """Bytes of the numbers [pages, heads, 16 * channels] and of the scales of a pool in eight bits, as views."""
-        count = 16 * self.head_dim
-        tiles = pool.reshape(len(pool), -1, count + 32 * self.num_scales(is_key=is_key))
-        return tiles[..., :count], tiles[..., count:]
-
-    def split(self, pool: Bytes, *, is_key: bool) -> tuple[npt.NDArray[np.int8], Floats]:
-        """Numbers [pages, heads, 16 * channels] and scales [pages, heads, groups, 16] of a pool in eight bits."""
-        stored, stored_scales = self.tiles(pool, is_key=is_key)
-        scales = np.ascontiguousarray(stored_scales).view("<u2").astype(np.uint32) << 16
-        numbers = stored.view(np.int8)
-        if self.has_tables:
-            magnitudes = (stored & 0x7F).astype(np.int8)
-            numbers = np.where(stored & 0x80, -magnitudes, magnitudes)
-            numbers = numbers.reshape(*stored.shape[:2], -1, 4, 2, 8).swapaxes(3, 4).reshape(stored.shape)
-        return numbers, scales.view(np.float32).reshape(*stored.shape[:2], -1, 16)
-
-    def spread(self, scales: Floats, *, is_key: bool) -> Floats:
-        """The scale of each number, at the number's position."""
-        places = np.broadcast_to(np.arange(16 * self.head_dim), (1, 1, 16 * self.head_dim))
-        tokens, channels = np.divmod(np.arange(16 * self.head_dim), self.head_dim)
-        order = self.ordered(places, is_key=is_key).ravel()
-        spread = np.empty((*scales.shape[:2], 16 * self.head_dim), np.float32)
-        spread[..., order] = scales[..., channels // CHANNELS if is_key else 0, tokens]
-        return spread
-
-    def elements(self, pool: Bytes, *, is_key: bool) -> Bytes:
-        """A pool in eight bits, converted to full elements."""
+    def values(self, pool: Bytes, *, is_key: bool) -> Floats:
+        """What a pool in eight bits stands for [pages, heads, 16, channels]."""
         numbers, scales = self.split(pool, is_key=is_key)
-        values = numbers.astype(np.float32) * self.spread(scales, is_key=is_key)
-        stored = values if self.element == np.float32 else bfloat16(values)
-        return np.ascontiguousarray(stored.astype(self.element, copy=False)).view(np.uint8).reshape(len(pool), -1)
+        found = numbers.astype(np.float32) * scales
+        return self.mixed(found) / np.float32(self.block) if is_key else found
+
+
+def in_order(pool: Bytes, head_dim: int, *, is_key: bool) -> Floats:
+    """A pool of floats as a view [pages, heads, 16, channels]."""
+    floats = pool.view(np.float32)
+    if is_key:
+        return floats.reshape(len(pool), -1, head_dim, 16).swapaxes(2, 3)
+    return floats.reshape(len(pool), -1, 16, head_dim)
 
 
 def bfloat16(values: Floats) -> npt.NDArray[np.uint16]:
@@ -129,53 +115,45 @@ def test_stored_values_are_the_computed_ones_rounded_to_a_scale(level: str, shap
     plain, eight = decoders(checkpoint, level, Format.FLOAT32)
     for decoder in (plain, eight):
         run(decoder, 100, 1, 40, 9)
-    layout = Layout(Format.FLOAT32, plain._weights.spec.head_dim, level)
+    layout = Layout(plain._weights.spec.head_dim)
     for index, is_key in ((0, True), (1, False)):  # of the first layer, whose inputs are the same in both
-        exact = plain.pools[index].view(np.float32).reshape(NUM_PAGES + 1, -1, 16 * layout.head_dim)
-        exact = layout.ordered(exact, is_key=is_key)
+        exact = in_order(plain.pools[index], layout.head_dim, is_key=is_key)
+        exact = layout.mixed(np.ascontiguousarray(exact)) if is_key else exact
         numbers, scales = layout.split(eight.pools[index], is_key=is_key)
-        stored = layout.ordered(numbers, is_key=is_key)
-        for group in range(layout.num_scales(is_key=is_key)):
-            channels = slice(group * CHANNELS, (group + 1) * CHANNELS if is_key else None)
-            greatest = np.abs(exact[..., channels]).max(axis=3) / np.float32(127)
-            scale = (bfloat16(greatest).astype(np.uint32) << 16).view(np.float32)
-            assert np.array_equal(scales[:, :, group], scale)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                inverse = np.where(scale > 0, np.float32(1) / scale, 0).astype(np.float32)
-            assert np.array_equal(
-                stored[..., channels], np.rint(exact[..., channels] * inverse[..., None]).clip(-127, 127)
-            )
+        is_written = scales[..., :1] > 0
+        groups = exact.reshape(*exact.shape[:3], -1, layout.block if is_key else layout.head_dim)
+        greatest = np.maximum(np.abs(groups).max(axis=4, keepdims=True), np.float32(1e-30)) / np.float32(127)
+        scale = (bfloat16(np.broadcast_to(greatest, groups.shape)).astype(np.uint32) << 16).view(np.float32)
+        assert np.array_equal(scales[is_written[..., 0]], scale.reshape(scales.shape)[is_written[..., 0]])
+        inverse = np.divide(np.float32(1), scales, where=is_written, out=np.zeros_like(scales))
+        once, twice = exact.astype(np.float64) * inverse, exact * inverse  # without an fma, a product is rounded first
+        assert (((numbers == np.rint(once)) | (numbers == np.rint(twice))) | ~is_written).all()
+        assert is_written.any(axis=(1, 3)).sum() >= NUM_TOKENS
 
 
 @pytest.mark.parametrize(("level", "shape"), [*product(WHOLE_LEVELS, [ODD]), *product([FASTEST], SHAPES)])
-@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-def test_attention_reads_the_values_that_the_bytes_stand_for(
-    format_: Format, level: str, shape: str, tmp_path: Path
-) -> None:
-    """A pool with exactly these elements gives the same bits if the order of additions is the same: with one scale per
-    key, and powers of two as scales. The step writes its own keys to the trash page.
+def test_attention_computes_with_the_values_that_the_bytes_stand_for(level: str, shape: str, tmp_path: Path) -> None:
+    """Beside a pool of exactly these values, only queries and weights are rounded: these logits change by 2 to 4 %, by
+    rounded keys and values they change by 3 to 6 %.
     """
     checkpoint = make_checkpoint("mistral", tmp_path, **{"sliding_window": None, **SHAPES[shape]})
-    plain, eight = decoders(checkpoint, level, format_)
+    plain, eight = decoders(checkpoint, level, Format.FLOAT32)
     for decoder in (plain, eight):
         run(decoder, NUM_TOKENS)
-    layout = Layout(format_, plain._weights.spec.head_dim, level)
+    layout = Layout(plain._weights.spec.head_dim)
     for index, (to, pool) in enumerate(zip(plain.pools, eight.pools, strict=True)):
-        scales = layout.tiles(pool, is_key=index % 2 == 0)[1]
-        scales[..., 0::2] &= 0x80  # bfloat16 without a mantissa
-        scales[..., 1::2] &= 0x7F
-        to[:] = layout.elements(pool, is_key=index % 2 == 0)
-    tolerance = 0.0 if layout.num_scales(is_key=True) == 1 else ROUNDING[format_]
+        is_key = index % 2 == 0
+        in_order(to, layout.head_dim, is_key=is_key)[:] = layout.values(pool, is_key=is_key)
     for start in (NUM_TOKENS - 1, NUM_TOKENS - 30):  # a decode, and a chunk
         inputs = make_inputs([(TOKENS, start, NUM_TOKENS - start)], num_pages=NUM_PAGES)
-        inputs.slot_mapping[:] = 0
+        inputs.slot_mapping[:] = 0  # the step writes its own keys to the trash page
         expected = plain.run(inputs).logits.copy()
-        difference = np.abs(eight.run(inputs).logits - expected).max()
-        assert difference <= tolerance * np.abs(expected).max(), start
+        difference = eight.run(inputs).logits - expected
+        assert 0 < np.square(difference).mean() <= 0.05**2 * np.square(expected).mean(), start
 
 
 @pytest.mark.parametrize(
-    ("family", "shape"), [("mistral", ODD), ("mistral", IN_REGISTERS), ("gemma2", IN_REGISTERS), ("youtu", LATENTS)]
+    ("family", "shape"), [("mistral", ODD), ("mistral", WIDE), ("gemma2", WIDE), ("youtu", LATENTS)]
 )
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 def test_logits_have_the_same_bits_in_any_chunks_and_batches(
@@ -216,7 +194,7 @@ def test_nan_stays_nan(level: str, value: float, name: str, tmp_path: Path) -> N
 def test_page_takes_about_half_the_memory_of_bfloat16(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path, head_dim=128)
     plain, eight = decoders(checkpoint, FASTEST, Format.BFLOAT16)
-    assert [e.nbytes / p.nbytes for e, p in zip(eight.pools[:2], plain.pools, strict=False)] == [136 / 256, 130 / 256]
+    assert [e.nbytes / p.nbytes for e, p in zip(eight.pools[:2], plain.pools, strict=False)] == [130 / 256, 130 / 256]
     engine = NativeEngine(checkpoint, tmp_path, kv_dtype="int8", dtype="bfloat16")
     assert engine.card.backend == f"native bfloat16, int8 keys and values on {FASTEST}"
 

@@ -2,13 +2,13 @@
 // share those of a format of keys and values, which are compiled once.
 #pragma once
 
-#include "number_tiles.h"
 #include "tile.h"
 
 namespace triptych {
 
 constexpr int kKeyBlock = 64;  // keys in a block
 constexpr int kKeyTiles = kKeyBlock / kLanes;
+constexpr int32_t kLaneNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // Addresses of the tiles of a block of keys and of its values.
 struct KeyTiles {
@@ -26,55 +26,46 @@ struct Ahead {
   size_t at = 0;
 
   bool is_over() const { return tile == kAll; }
+  // Some lines beyond the end of a tile may be prefetched too: those of the next head.
+  template <int kLines>
   void ask() {
     if (is_over()) return;
     const bool is_key = tile < kKeyTiles;
     const uint32_t* start = is_key ? tiles->keys[tile] : tiles->values[tile - kKeyTiles];
-    __builtin_prefetch(reinterpret_cast<const char*>(start) + at, 0, 2);
-    at += 64;
+    const char* const next = reinterpret_cast<const char*>(start) + at;
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(next + 64 * line, 0, 2);
+    at += 64 * kLines;
     if (at >= bytes[!is_key]) at = 0, ++tile;
   }
 };
+// A step computes four of the lines that a block of keys and its values have.
 struct AskAhead {
   Ahead& ahead;
   void begin_segment(int) {}
-  void step() { ahead.ask(), ahead.ask(); }
+  void step() { ahead.ask<5>(); }
 };
 
 // Of up to kTileRows rows. With few rows a block is computed as fast as memory delivers it, and pages are scattered in
-// memory, so the next block is prefetched at the same pace: `next` if it is not null, or what is ahead in eight bits.
+// memory, so the next block, `next` if it is not null, is prefetched at the same pace.
 template <class Cache>
 struct AttentionTiles {
   using Rows = const uint32_t* const*;
   // scores [rows][kKeyTiles] = rows * keys, of kTileVectors tiles.
   static void score(int count, Floats* scores, Rows rows, int steps, const Separate& keys, const Separate* next);
-  // scores += (rows * keys) * scales.
-  static void add_scores(int count, Floats* scores, Rows rows, int steps, const Separate& keys, Ahead& ahead,
-                         const TimesScales& scales);
   // outputs [rows][width] += rows * values, of kTileVectors vectors or of one.
   static void add_values(int count, Floats* outputs, int width, Rows rows, int steps, const Adjacent<>& values,
-                         const Adjacent<>* next, Ahead& ahead);
+                         const Adjacent<>* next);
   static void add_vector(int count, Floats* outputs, int width, Rows rows, int steps, const Adjacent<>& values,
-                         const Adjacent<>* next, Ahead& ahead);
-
-  // The same for numbers in eight bits that are converted in registers, half a block of keys or a group of channels.
-  using Numbers = NumberTiles<Cache>;
-  static constexpr int kHalf = kKeyTiles / 2;
-  static void add_number_scores(int count, Floats* scores, Rows rows, int steps, const uint8_t* const* keys,
-                                Ahead& ahead, const TimesScales& scales);
-  static void add_number_values(int count, Floats* outputs, int width, Rows rows, int steps,
-                                const uint8_t* const* values, int value_dim, Ahead& ahead);
+                         const Adjacent<>* next);
 
  private:
   template <int kVectors>
   static void add(int count, Floats* outputs, int width, Rows rows, int steps, const Adjacent<>& values,
-                  const Adjacent<>* next, Ahead& ahead) {
+                  const Adjacent<>* next) {
     if (next)
       add_rows<Cache, kVectors>(count, outputs, width, rows, values, steps, PrefetchTile<kVectors, Adjacent<>>{*next});
-    else if (ahead.is_over())
-      add_rows<Cache, kVectors>(count, outputs, width, rows, values, steps, PrefetchLines<0>{});
     else
-      add_rows<Cache, kVectors>(count, outputs, width, rows, values, steps, AskAhead{ahead});
+      add_rows<Cache, kVectors>(count, outputs, width, rows, values, steps, PrefetchLines<0>{});
   }
 };
 
@@ -89,44 +80,15 @@ void AttentionTiles<Cache>::score(int count, Floats* scores, Rows rows, int step
 }
 
 template <class Cache>
-void AttentionTiles<Cache>::add_scores(int count, Floats* scores, Rows rows, int steps, const Separate& keys,
-                                       Ahead& ahead, const TimesScales& scales) {
-  if (ahead.is_over())
-    add_rows<Cache, kTileVectors>(count, scores, kKeyTiles, rows, keys, steps, PrefetchLines<0>{}, scales);
-  else
-    add_rows<Cache, kTileVectors>(count, scores, kKeyTiles, rows, keys, steps, AskAhead{ahead}, scales);
-}
-
-template <class Cache>
 void AttentionTiles<Cache>::add_values(int count, Floats* outputs, int width, Rows rows, int steps,
-                                       const Adjacent<>& values, const Adjacent<>* next, Ahead& ahead) {
-  add<kTileVectors>(count, outputs, width, rows, steps, values, next, ahead);
+                                       const Adjacent<>& values, const Adjacent<>* next) {
+  add<kTileVectors>(count, outputs, width, rows, steps, values, next);
 }
 
 template <class Cache>
 void AttentionTiles<Cache>::add_vector(int count, Floats* outputs, int width, Rows rows, int steps,
-                                       const Adjacent<>& values, const Adjacent<>* next, Ahead& ahead) {
-  add<1>(count, outputs, width, rows, steps, values, next, ahead);
-}
-
-template <class Cache>
-void AttentionTiles<Cache>::add_number_scores(int count, Floats* scores, Rows rows, int steps,
-                                              const uint8_t* const* keys, Ahead& ahead, const TimesScales& scales) {
-  if constexpr (Numbers::kAreThere)
-    with_rows(count, [&](auto known) {
-      Numbers::template add_keys<decltype(known)::value, kHalf>(scores, kKeyTiles, rows, keys, steps, AskAhead{ahead},
-                                                                scales);
-    });
-}
-
-template <class Cache>
-void AttentionTiles<Cache>::add_number_values(int count, Floats* outputs, int width, Rows rows, int steps,
-                                              const uint8_t* const* values, int value_dim, Ahead& ahead) {
-  if constexpr (Numbers::kAreThere)
-    with_rows(count, [&](auto known) {
-      Numbers::template add_values<decltype(known)::value>(outputs, width, rows, values, value_dim, steps,
-                                                           AskAhead{ahead});
-    });
+                                       const Adjacent<>& values, const Adjacent<>* next) {
+  add<1>(count, outputs, width, rows, steps, values, next);
 }
 
 }  // namespace triptych

@@ -81,11 +81,15 @@ struct ThreadBuffers {
   Buffer<Element> weights;
   Buffer<Floats> sums;
   Buffer<float> maxima;
-  Buffer<Element> block;
+  Buffer<uint8_t> byte_queries;
+  Buffer<QueryWorth> worths;
+  Buffer<uint8_t> byte_weights;
+  Buffer<float> units;
   Buffer<Floats> scales;
 
   AttentionScratch<typename Format::Cache> attention() const {
-    return {outputs.get(), weights.get(), sums.get(), maxima.get(), block.get(), scales.get()};
+    return {outputs.get(), weights.get(), sums.get(), maxima.get(),
+            {byte_queries.get(), worths.get(), byte_weights.get(), units.get(), scales.get()}};
   }
 };
 
@@ -162,9 +166,12 @@ struct Buffers {
       own.sums.reserve(rows);
       own.maxima.reserve(rows);
       if (model.eight_bit_pages) {
-        own.block.reserve(size_t(2) * kKeyBlock * model.head_dim);
-        const int num_groups = EightBits<typename Format::Cache>(model.head_dim).num_groups();
-        own.scales.reserve(size_t(1 + num_groups) * kKeyBlock / kLanes);
+        const size_t num_blocks = EightBits(model.head_dim).num_blocks();
+        own.byte_queries.reserve(size_t(rows) * model.head_dim);
+        own.worths.reserve(rows * num_blocks);
+        own.byte_weights.reserve(size_t(rows) * kKeyBlock);
+        own.units.reserve(rows);
+        own.scales.reserve((2 + num_blocks) * kKeyTiles);
       }
     }
   }

@@ -1,85 +1,90 @@
 // Sixteen tokens of one kv head in 8 bits: half the size of bfloat16.
 //
-// A tile holds the numbers, -127..127, each at the place of its element in the layout of pages.h, followed by their
-// scales in bfloat16. In a key, every 32 channels share a scale, as in llama.cpp's Q8_0: [head_dim / 32][16 tokens].
-// Keys of some models have a few channels much larger than all others, and a single scale would leave the others no
-// precision. A value has one scale.
+// A tile holds numbers, -127..127, at the places of elements in the layout of pages.h with groups of four, followed by
+// their scales in bfloat16: [blocks][16 tokens] for keys, [16 tokens] for values, which have one scale.
 //
-// Attention reads the numbers as elements, which represent them exactly, and applies the scales elsewhere: a score is
-// the sum over groups of the key's scale times a dot product of numbers, and a weight is multiplied by the scale of its
-// value.
+// Keys are rounded after a Walsh-Hadamard transform of their channels, in blocks of a power of two, which spreads the few
+// large channels that keys of some models have over all of a block. Queries are transformed likewise, so their products
+// do not change, except for the factor `block()`.
 //
 // What is stored for a token depends only on its own channels.
 #pragma once
 
+#include <algorithm>
+
+#include "hadamard.h"
 #include "numbers.h"
 
 namespace triptych {
 
-template <class Cache>
 class EightBits {
  public:
-  using Element = typename Cache::Element;
-  static constexpr int kChannels = 32;  // in a group of a key
+  static constexpr int kGroup = Int8::kGroup;
+  static constexpr int kExcess = Int8::kExcess;  // of the stored numbers of keys, see KeyBytes
+  static constexpr int kMostMixed = 128;         // channels of a block
 
-  explicit EightBits(int head_dim) : head_dim_(head_dim) {}  // that of keys or values
+  // Channels of a key, or of a value: a multiple of 16.
+  explicit EightBits(int head_dim) : head_dim_(head_dim), block_(std::min(hadamard_block(head_dim), kMostMixed)) {}
 
   size_t num_numbers() const { return size_t(kLanes) * head_dim_; }
 
-  int num_groups() const { return (head_dim_ + kChannels - 1) / kChannels; }
-  int channels_of(int group) const { return std::min(kChannels, head_dim_ - group * kChannels); }
-  size_t key_bytes() const { return num_numbers() + num_groups() * kLanes * sizeof(uint16_t); }
+  int block() const { return block_; }
+  int num_blocks() const { return head_dim_ / block_; }
+  size_t key_bytes() const { return num_numbers() + num_blocks() * kLanes * sizeof(uint16_t); }
   size_t value_bytes() const { return num_numbers() + kLanes * sizeof(uint16_t); }
 
   void write_key(char* tile, int token, const float* key) const {
-    const auto place = [=](int d) { return (d / kGroup * kLanes + token) * kGroup + d % kGroup; };
-    for (int group = 0; group < num_groups(); ++group) {
-      const int begin = group * kChannels;
-      scales_of(tile)[group * kLanes + token] = write(tile, key, begin, begin + channels_of(group), place);
+    float mixed[kMostMixed];
+    uint8_t numbers[kMostMixed];
+    for (int block = 0; block < num_blocks(); ++block) {
+      transform(key + block * block_, mixed, block_, block_);
+      scales_of(tile)[block * kLanes + token] = round<kExcess>(mixed, block_, numbers);
+      char* to = tile + (block * block_ / kGroup * kLanes + token) * kGroup;
+      for (int d = 0; d < block_; d += kGroup, to += kLanes * kGroup) std::memcpy(to, numbers + d, kGroup);
     }
   }
   void write_value(char* tile, int token, const float* value) const {
-    const int start = token / kGroup * head_dim_ * kGroup + token % kGroup;
-    scales_of(tile)[token] = write(tile, value, 0, head_dim_, [=](int d) { return start + d * kGroup; });
+    uint8_t numbers[kMostMixed];
+    const Scale scale(value, head_dim_);
+    char* to = tile + token / kGroup * head_dim_ * kGroup + token % kGroup;
+    for (int begin = 0; begin < head_dim_; begin += kMostMixed) {
+      const int count = std::min(kMostMixed, head_dim_ - begin);
+      scale.round<0>(value + begin, count, numbers);
+      for (int d = 0; d < count; ++d, to += kGroup) *to = char(numbers[d]);
+    }
+    scales_of(tile)[token] = scale.stored;
   }
-  // Makes a token's value zero.
-  void clear_value(char* tile, int token) const { scales_of(tile)[token] = 0; }
 
-  void read_numbers(const char* tile, Element* to) const {
-    Numbers<Element>::read(reinterpret_cast<const uint8_t*>(tile), num_numbers(), to);
-  }
-  // The scales of 16 tokens; a value has one group.
-  Floats read_scales(const char* tile, int group = 0) const {
-    return widened(reinterpret_cast<const uint16_t*>(tile + num_numbers()) + group * kLanes);
+  // The scales of 16 tokens; a value has one block.
+  Floats read_scales(const char* tile, int block = 0) const {
+    return widened(reinterpret_cast<const uint16_t*>(tile + num_numbers()) + block * kLanes);
   }
 
  private:
-  static constexpr int kGroup = Cache::kGroup;
-  static constexpr float kGreatest = 127.0f;
+  // That of some channels. NaN if any of them is infinite or NaN, which must not be lost.
+  struct Scale {
+    uint16_t stored;
+    float inverse;
+
+    Scale(const float* from, int count) {
+      stored = to_bf16(Magnitude(from, count).unit());
+      inverse = 1.0f / from_bf16(stored);
+    }
+    template <int kShift>
+    void round(const float* from, int count, uint8_t* to) const {
+      for (int d = 0; d < count; d += kLanes) store_bytes<kShift>(to + d, load<Floats>(from + d), broadcast(inverse));
+    }
+  };
+  template <int kShift>
+  static uint16_t round(const float* from, int count, uint8_t* to) {
+    const Scale scale(from, count);
+    scale.template round<kShift>(from, count, to);
+    return scale.stored;
+  }
 
   uint16_t* scales_of(char* tile) const { return reinterpret_cast<uint16_t*>(tile + num_numbers()); }
 
-  // Quantises these channels and writes the numbers; returns the scale.
-  template <class Place>
-  static uint16_t write(char* tile, const float* from, int begin, int end, const Place& place) {
-    Floats magnitudes = broadcast(0.0f), nothing = broadcast(0.0f);
-    for (int d = begin; d < end; d += kLanes) {
-      const Floats channels = load<Floats>(from + d);
-      magnitudes = max(magnitudes, abs(channels));
-      nothing = nothing + channels * broadcast(0.0f);  // NaN if any channel is NaN or infinite, which must not be lost
-    }
-    const uint16_t stored = to_bf16(greatest(magnitudes) / kGreatest + sum(nothing));
-    const float scale = from_bf16(stored), inverse = 1.0f / scale;
-    for (int d = begin; d < end; d += kLanes) {
-      int32_t numbers[kLanes] = {};
-      if (scale > 0.0f) store(numbers, rounded(load<Floats>(from + d) * broadcast(inverse), kGreatest));
-      for (int i = 0; i < kLanes; ++i)
-        Numbers<Element>::write(reinterpret_cast<uint8_t*>(tile), place(d + i), numbers[i]);
-    }
-    return stored;
-  }
-
-  int head_dim_;
+  int head_dim_, block_;
 };
 
 }  // namespace triptych

@@ -73,7 +73,8 @@ struct BFloat16 : BFloat16Groups {
 };
 
 #if defined(__aarch64__)
-using Int8Groups = OfLanes<NeonInt8Groups>;
+template <bool>  // all are signed
+using Bytes = OfLanes<NeonInt8Groups>;
 #elif defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 INLINED NativeInts products_added(NativeInts sums, NativeInts unsigned_bytes, NativeInts signed_bytes) {
 #if defined(__AVX512VNNI__)
@@ -82,14 +83,19 @@ INLINED NativeInts products_added(NativeInts sums, NativeInts unsigned_bytes, Na
   return (NativeInts)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)unsigned_bytes, (__m256i)signed_bytes);
 #endif
 }
-struct Int8Groups : WholeGroups {
+template <bool kHasSignedRows>
+struct Bytes : WholeGroups {
   INLINED static Ints dot(Ints sums, NativeInts a, Columns columns) {
-    return each<Ints>([&](int i) { return products_added(sums.part[i], a, columns.part[i]); });
+    return each<Ints>([&](int i) {
+      return kHasSignedRows ? products_added(sums.part[i], columns.part[i], a)
+                            : products_added(sums.part[i], a, columns.part[i]);
+    });
   }
 };
 #elif defined(__AVX2__)
 // Even and odd bytes are widened to 16 bits, so that a sum of two products cannot saturate.
-struct Int8Groups {
+template <bool kHasSignedRows>
+struct Bytes {
   static constexpr int kPasses = 1;
   struct Widened {
     __m256i even, odd;
@@ -99,15 +105,11 @@ struct Int8Groups {
   };
   template <int>
   INLINED static Widened activation(uint32_t group) {
-    const __m256i bytes = (__m256i)held(broadcast_part(group));
-    return {_mm256_and_si256(bytes, _mm256_set1_epi32(0x00ff00ff)), _mm256_srli_epi16(bytes, 8)};
+    return extended<kHasSignedRows>((__m256i)held(broadcast_part(group)));
   }
   template <int>
   INLINED static Columns columns(Ints weights) {
-    return each<Columns>([&](int i) {
-      const __m256i bytes = (__m256i)weights.part[i];
-      return Widened{_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
-    });
+    return each<Columns>([&](int i) { return extended<!kHasSignedRows>((__m256i)weights.part[i]); });
   }
   INLINED static Ints dot(Ints sums, Widened a, Columns columns) {
     return each<Ints>([&](int i) {
@@ -116,27 +118,43 @@ struct Int8Groups {
       return sums.part[i] + (NativeInts)_mm256_add_epi32(even, odd);
     });
   }
+
+ private:
+  template <bool kIsSigned>
+  INLINED static Widened extended(__m256i bytes) {
+    if (kIsSigned) return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
+    return {_mm256_and_si256(bytes, _mm256_set1_epi32(0x00ff00ff)), _mm256_srli_epi16(bytes, 8)};
+  }
 };
 #else
 // Byte by byte.
-struct Int8Groups {
+template <bool kHasSignedRows>
+struct Bytes {
   static constexpr int kPasses = 4;
   using Columns = Ints;
   template <int kPass>
-  INLINED static NativeInts activation(uint32_t group) { return broadcast_part(group >> 8 * kPass & 0xff); }
+  INLINED static NativeInts activation(uint32_t group) {
+    return extended<kPass, kHasSignedRows>(broadcast_part(group));
+  }
   template <int kPass>
   INLINED static Columns columns(Ints weights) {
-    return each<Ints>([&](int i) { return weights.part[i] << (24 - 8 * kPass) >> 24; });
+    return each<Ints>([&](int i) { return extended<kPass, !kHasSignedRows>(weights.part[i]); });
   }
   INLINED static Ints dot(Ints sums, NativeInts a, Columns columns) {
     return each<Ints>([&](int i) { return sums.part[i] + columns.part[i] * a; });
+  }
+
+ private:
+  template <int kPass, bool kIsSigned>
+  INLINED static NativeInts extended(NativeInts bytes) {
+    return kIsSigned ? bytes << (24 - 8 * kPass) >> 24 : bytes >> 8 * kPass & 0xff;
   }
 };
 #endif
 
 // Where instructions multiply unsigned by signed bytes, activations are 128 more than the value they represent, and
 // Matrix.offsets corrects for that.
-struct Int8 : Int8Groups {
+struct Int8 : Bytes<false> {
 #if defined(__aarch64__)
   static constexpr int kExcess = 0;
 #else
@@ -145,6 +163,12 @@ struct Int8 : Int8Groups {
   using Element = std::conditional_t<kExcess == 0, int8_t, uint8_t>;
   using Accumulators = Ints;
   using Cache = BFloat16;
+  static constexpr int kGroup = 4;
+};
+
+// Rows of queries times keys, of which these have the excess: the correction is one for each row.
+struct KeyBytes : Bytes<true> {
+  using Accumulators = Ints;
   static constexpr int kGroup = 4;
 };
 

@@ -34,11 +34,11 @@ struct Int4Groups : WholeGroups {
   }
 };
 #elif defined(__aarch64__)
-struct Int4Groups : Int8Groups {
+struct Int4Groups : Bytes<false> {
   static constexpr int kMostRows = 4;  // with five, and masks or a table, sums are spilled
 };
 #else
-struct Int4Groups : Int8Groups {
+struct Int4Groups : Bytes<false> {
   static constexpr int kMostRows = kTileRows;
   template <int kPass>
   INLINED static NativeInts activation(uint32_t group) {

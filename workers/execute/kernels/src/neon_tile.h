@@ -13,9 +13,9 @@ namespace triptych {
 
 // See tile.h. Each pass takes four steps, or as many as are left, so that the order of the sums does not depend on how
 // many are left: products with zeros change nothing.
-template <class Format, int kRows, int kVectors, class Weights, class Asking, class Adding>
-__attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
-                                        const Weights& weights, int first, int steps, Asking asking, Adding adding) {
+template <class Format, int kRows, int kVectors, class Sum, class Weights, class Asking, class Adding>
+__attribute__((noinline)) void add_tile(Sum* sums, int width, const uint32_t* const* rows, const Weights& weights,
+                                        int first, int steps, Asking asking, Adding adding) {
   typename Format::Accumulators registers[kRows][kVectors];
   const uint32_t* a[kRows];
   unrolled<kRows>([&](auto r) ALWAYS {
@@ -59,7 +59,7 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
   unrolled<kRows>([&](auto r) ALWAYS {
     unrolled<kVectors>([&](auto v) ALWAYS {
       auto& sum = sums[r * width + first + v];
-      sum = adding.end(sum, registers[r][v], first + v);
+      sum = adding.end(sum, registers[r][v], r, first + v);
     });
   });
 }

@@ -20,9 +20,9 @@ struct Pages {
   int num_kv_heads, head_dim, value_dim, page_size;
   bool has_eight_bits;  // otherwise they are elements
 
-  size_t key_bytes() const { return has_eight_bits ? EightBits<Cache>(head_dim).key_bytes() : element_bytes(head_dim); }
+  size_t key_bytes() const { return has_eight_bits ? EightBits(head_dim).key_bytes() : element_bytes(head_dim); }
   size_t value_bytes() const {
-    return has_eight_bits ? EightBits<Cache>(value_dim).value_bytes() : element_bytes(value_dim);
+    return has_eight_bits ? EightBits(value_dim).value_bytes() : element_bytes(value_dim);
   }
   static size_t element_bytes(int dim) { return size_t(kLanes) * dim * sizeof(Element); }
   // Index of a tile, from the beginning of the pages.
@@ -36,10 +36,8 @@ struct Pages {
     const size_t number = tile(int(slot / page_size), kv_head, offset);
     char *key_tile = keys + number * key_bytes(), *value_tile = values + number * value_bytes();
     if (has_eight_bits) {
-      const EightBits<Cache> format(value_dim);
-      EightBits<Cache>(head_dim).write_key(key_tile, t, key);
-      format.write_value(value_tile, t, value);
-      for (int other = t + 1; is_last && other < group_end; ++other) format.clear_value(value_tile, other);
+      EightBits(head_dim).write_key(key_tile, t, key);
+      EightBits(value_dim).write_value(value_tile, t, value);
       return;
     }
     store_all(room, key, head_dim);

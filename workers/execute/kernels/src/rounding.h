@@ -5,6 +5,7 @@
 
 #include "hadamard.h"
 #include "matmul.h"
+#include "numbers.h"
 
 namespace triptych {
 
@@ -25,47 +26,6 @@ template <class Element>
 inline void write_row(const float* from, int count, Element* to, float*, const Rounding&) {
   for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
 }
-
-// Sixteen floats times the factor, rounded to the nearest integers and shifted by kExcess, as bytes.
-template <int kExcess>
-INLINED void store_bytes(uint8_t* to, Floats values, Floats factor) {
-  constexpr float kMagic = 12582912.0f + kExcess;  // rounds to an integer, held in the lowest bits
-  const Floats shifted = fma(values, factor, broadcast(kMagic));
-  const Ints bits = each<Ints>([&](int p) { return (NativeInts)shifted.part[p] & 0xff; });
-#if defined(__AVX512F__)
-  const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)bits.part[0]);
-  std::memcpy(to, &bytes, sizeof bytes);
-#elif defined(__aarch64__)
-  const uint16x8_t low = vuzp1q_u16((uint16x8_t)bits.part[0], (uint16x8_t)bits.part[1]);
-  const uint16x8_t high = vuzp1q_u16((uint16x8_t)bits.part[2], (uint16x8_t)bits.part[3]);
-  vst1q_u8(to, vuzp1q_u8((uint8x16_t)low, (uint8x16_t)high));
-#else
-  int32_t lanes[kLanes];
-  store(lanes, bits);
-  for (int lane = 0; lane < kLanes; ++lane) to[lane] = uint8_t(lanes[lane]);
-#endif
-}
-
-// The greatest magnitude of some floats, which becomes 127. If any of them is infinite or NaN, the unit is NaN, and so is
-// every product.
-class Magnitude {
- public:
-  INLINED Magnitude(const float* from, int count) {
-    Floats top = broadcast(1e-30f), zeros = broadcast(0.0f);
-    for (int i = 0; i < count; i += kLanes) {
-      const Floats x = load<Floats>(from + i);
-      top = max(top, abs(x));
-      zeros = zeros + (x - x);
-    }
-    limit_ = greatest(top);
-    unit_ = limit_ / 127.0f + sum(zeros);
-  }
-  float unit() const { return unit_; }
-  Floats factor() const { return broadcast(127.0f / limit_); }
-
- private:
-  float limit_, unit_;
-};
 
 // For weights in four bits: with a sign, and a unit for each group.
 inline void write_groups(const float* from, int count, uint8_t* to, GroupWorth* worth) {

@@ -92,34 +92,27 @@ struct PrefetchTile {
   }
 };
 
-// How a tile adds its products to the sums: one by one,
+// How a tile adds its products to the sums, which may be of another type: one by one,
 struct Plainly {
   template <class Accumulators>
   Accumulators begin(const Accumulators& sums) const { return sums; }
   template <class Accumulators>
-  Accumulators end(const Accumulators&, const Accumulators& found, int) const { return found; }
+  Accumulators end(const Accumulators&, const Accumulators& found, int, int) const { return found; }
 };
-// one by one, to zeros instead of the sums so far, which need not be initialised,
+// or to zeros instead of the sums so far, which need not be initialised.
 struct FromZero {
   template <class Accumulators>
   Accumulators begin(const Accumulators&) const { return Accumulators{}; }
   template <class Accumulators>
-  Accumulators end(const Accumulators&, const Accumulators& found, int) const { return found; }
-};
-// or all at the end, multiplied by a scale for each column.
-struct TimesScales {
-  const Floats* scales;
-  Floats begin(const Floats&) const { return broadcast(0.0f); }
-  Floats end(const Floats& sums, const Floats& found, int v) const { return fma(found, scales[v], sums); }
+  Accumulators end(const Accumulators&, const Accumulators& found, int, int) const { return found; }
 };
 
 #if !defined(__aarch64__)  // see neon_tile.h
 // sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups and kVectors vectors from `first` on; a
 // row of sums has `width` vectors.
-template <class Format, int kRows, int kVectors, class Weights, class Asking, class Adding>
-__attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width,
-                                        const uint32_t* const* rows, const Weights& weights, int first, int steps,
-                                        Asking asking, Adding adding) {
+template <class Format, int kRows, int kVectors, class Sum, class Weights, class Asking, class Adding>
+__attribute__((noinline)) void add_tile(Sum* sums, int width, const uint32_t* const* rows, const Weights& weights,
+                                        int first, int steps, Asking asking, Adding adding) {
   typename Format::Accumulators registers[kRows][kVectors];
   const uint32_t* a[kRows];
   unrolled<kRows>([&](auto r) {
@@ -153,7 +146,7 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
   unrolled<kRows>([&](auto r) {
     unrolled<kVectors>([&](auto v) {
       auto& sum = sums[r * width + first + v];
-      sum = adding.end(sum, registers[r][v], first + v);
+      sum = adding.end(sum, registers[r][v], r, first + v);
     });
   });
 }
@@ -176,9 +169,9 @@ inline void with_rows(int num_rows, const Function& function) {
   }
 }
 
-template <class Format, int kRows, int kVectors, class Weights, class Asking, class Adding>
-inline void add_known_rows(typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
-                           const Weights& weights, int steps, const Asking& asking, const Adding& adding) {
+template <class Format, int kRows, int kVectors, class Sum, class Weights, class Asking, class Adding>
+inline void add_known_rows(Sum* sums, int width, const uint32_t* const* rows, const Weights& weights, int steps,
+                           const Asking& asking, const Adding& adding) {
   constexpr int kAtATime = vectors_at_a_time(kRows, kVectors);
   add_tile<Format, kRows, kAtATime>(sums, width, rows, weights, 0, steps, asking, adding);
   if constexpr (kAtATime < kVectors)  // what was to be prefetched has been
@@ -186,9 +179,9 @@ inline void add_known_rows(typename Format::Accumulators* sums, int width, const
       add_tile<Format, kRows, kAtATime>(sums, width, rows, weights, first, steps, PrefetchLines<0>{}, adding);
 }
 
-template <class Format, int kVectors, class Weights, class Asking, class Adding = Plainly>
-inline void add_rows(int num_rows, typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
-                     const Weights& weights, int steps, const Asking& asking, const Adding& adding = {}) {
+template <class Format, int kVectors, class Sum, class Weights, class Asking, class Adding = Plainly>
+inline void add_rows(int num_rows, Sum* sums, int width, const uint32_t* const* rows, const Weights& weights, int steps,
+                     const Asking& asking, const Adding& adding = {}) {
   with_rows(num_rows, [&](auto count) {
     add_known_rows<Format, decltype(count)::value, kVectors>(sums, width, rows, weights, steps, asking, adding);
   });

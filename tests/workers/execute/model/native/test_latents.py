@@ -25,7 +25,7 @@ from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.build import rehearse
 
 
-@pytest.mark.parametrize(("has_eight_bits", "num_bytes"), [(False, (2 * 80, 2 * 64)), (True, (80 + 3 * 2, 64 + 2))])
+@pytest.mark.parametrize(("has_eight_bits", "num_bytes"), [(False, (2 * 80, 2 * 64)), (True, (80 + 5 * 2, 64 + 2))])
 def test_pages_hold_one_latent_for_all_heads(has_eight_bits: bool, num_bytes: tuple[int, int], tmp_path: Path) -> None:
     checkpoint = make_checkpoint("youtu", tmp_path)
     options: dict[str, Any] = {"num_pages": NUM_PAGES, "num_threads": 1, "eight_bit_pages": has_eight_bits}
