@@ -124,6 +124,7 @@ struct Buffers {
   Buffer<float> expert_outputs;                     // [choices][hidden]
   Buffer<int32_t> sequences;                        // [tokens], the sequence of each token
   Buffer<QueryBlock> query_blocks;                  // [tokens * kv heads] at most
+  Buffer<QueryBlock> last_blocks;                   // those of the last layer
   std::vector<ThreadBuffers<Format>> threads;
   bool has_groups = false;  // weights are in four bits
 
@@ -154,7 +155,9 @@ struct Buffers {
     if (model.latent.rank) reserve_latents(model, tokens);
     if (model.num_taps) convolved.reserve(size_t(tokens) * hidden);
     sequences.reserve(tokens);
-    query_blocks.reserve(size_t(tokens) * (model.latent.rank ? model.num_heads : model.num_kv_heads));
+    const size_t num_blocks = size_t(tokens) * (model.latent.rank ? model.num_heads : model.num_kv_heads);
+    query_blocks.reserve(num_blocks);
+    last_blocks.reserve(num_blocks);
     for (ThreadBuffers<Format>& own : threads) {
       own.operand.reserve(ThreadBuffers<Format>::kOwnRows, widest);
       if (has_groups) own.whole.reserve(ThreadBuffers<Format>::kOwnRows, widest);

@@ -76,6 +76,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     adapters_.begin(step);
     num_query_blocks_ =
         plan_queries(model_, step, max_members, buffers_.sequences.get(), buffers_.query_blocks.get());
+    num_last_blocks_ =
+        triptych::keep_sampled(step, buffers_.query_blocks.get(), num_query_blocks_, buffers_.last_blocks.get());
   }
 
   void compute(Member& me) override {
@@ -194,11 +196,11 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     return {&buffers_.attended, heads_width()};
   }
 
-  // The outputs of the layer's attention, for all tokens.
+  // The outputs of the layer's attention, for all tokens; in the last layer, for those that are sampled.
   void attend(const Layer& layer, int number, Member& me) {
     project(layer, number, me);
     stages_.run(me, [&] { turn(layer, me); });
-    stages_.run(me, [&] { attend(layer, me); });
+    stages_.run(me, [&] { attend_blocks(layer, number, me); });
   }
 
   // The same if all heads attend to latents.
@@ -225,7 +227,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
       }
     });
     head_product(layer.latent.key_ups, heads.plain_queries(num_rows), me, [&](int h) { return heads.query_of(h); });
-    stages_.run(me, [&] { attend(layer, me); });
+    stages_.run(me, [&] { attend_blocks(layer, number, me); });
     head_product(layer.latent.value_ups, heads.attended(num_rows), me,
                  [&](int h) { return heads.value_of(h, heads_width()); });
   }
@@ -266,12 +268,14 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     return 1.0f + model_.query_growth * std::log(1.0f + float(position / model_.query_growth_span));
   }
 
-  void attend(const Layer& layer, const Member& me) {
+  void attend_blocks(const Layer& layer, int number, const Member& me) {
+    const bool is_last = number + 1 == model_.num_layers;
+    const QueryBlock* const blocks = is_last ? buffers_.last_blocks.get() : buffers_.query_blocks.get();
     const int size = model_.head_dim, value_size = model_.value_dim;
     const AttentionScratch<Cache> scratch = buffers_.threads[me.place].attention();
     Attention<Cache> attention(pages_of(layer), scratch, layer.window, kLog2E * model_.score_cap);
-    stages_.for_items(num_query_blocks_, [&](int item) {
-      const QueryBlock& block = buffers_.query_blocks.get()[item];
+    stages_.for_items(is_last ? num_last_blocks_ : num_query_blocks_, [&](int item) {
+      const QueryBlock& block = blocks[item];
       const size_t first = size_t(block.first_token) * model_.num_heads + block.first_head;
       const Queries<typename Cache::Element> queries{buffers_.queries.get() + first * size,
                                                      size_t(model_.num_heads) * size, block.count, block.group_size,
@@ -338,7 +342,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
 
   const Sharing sharing_;
   int64_t num_weights_ = 0, num_expert_weights_ = 0;  // the latter of one expert in each layer
-  int num_query_blocks_ = 0, num_attending_ = 0, num_recurrent_ = 0;  // the last two count layers
+  int num_query_blocks_ = 0, num_last_blocks_ = 0, num_attending_ = 0, num_recurrent_ = 0;  // the last two count layers
   Team team_;  // last, because its threads use the other members
 };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,18 @@ def test_logits_have_the_same_bits_in_any_chunks_and_batches(
     family: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
     assert_same_bits_in_every_step(make_checkpoint(family, tmp_path, sliding_window=70), level, format_)
+
+
+@pytest.mark.parametrize("family", ["llama", "youtu"])
+def test_sampled_tokens_have_the_bits_that_they_have_if_all_are_sampled(family: str, tmp_path: Path) -> None:
+    """In the last layer, the others do not attend."""
+    decoder = make_small_decoder(make_checkpoint(family, tmp_path), available_levels()[0], Format.BFLOAT16)
+    ids = random_tokens()
+    inputs = make_inputs([(ids, 0, 40), (ids[50:], 0, 1), (ids[60:], 0, 30)], num_pages=FEW_PAGES)
+    all_logits = decoder.run(inputs).logits.copy()
+    for rows in ([3, 4, 20, 39, 40, 70], [40], [0], [70], []):
+        chosen = replace(inputs, sample_rows=np.array(rows, np.int32))
+        assert np.array_equal(decoder.run(chosen).logits, all_logits[rows]), rows
 
 
 @pytest.mark.parametrize("family", ["llama", "youtu"])
