@@ -40,9 +40,14 @@ def take_health(supervisor: Supervisor, board: Board, keeper: JournalKeeper) -> 
         status, reason = "failed", "the pipeline is stopped"
     elif not_ok:
         status = "starting"
-        reason = ", ".join(f"{r} is {workers[r].phase}, {workers[r].since_progress_s:.1f} s" for r in not_ok)
+        reason = ", ".join(_explain(role, workers[role]) for role in not_ok)
     elif board.is_degraded:
         status, reason = "degraded", "execute crashed often and runs one sequence at a time"
     elif keeper.has_failed:
         status, reason = "degraded", f"{keeper.path} could not be written: a power loss would lose its requests"
     return Health(status, reason, workers)
+
+
+def _explain(role: str, worker: WorkerHealth) -> str:
+    text = f"{role} is {worker.phase}, {worker.since_progress_s:.1f} s"
+    return f"{text}; it died before ({worker.last_death})" if worker.last_death else text

@@ -129,15 +129,8 @@ class Supervisor:
         worker, page, epoch = self._workers[role], self._board.worker(role), self._board.epoch(role)
         phase = "failed" if worker.abandoned else page.phase(epoch)
         silent_s, patience_s = self._silence(worker)
-        return WorkerHealth(
-            phase=phase,
-            ok=phase == "ready" and worker.alive and not (worker.killed or self._orders) and silent_s <= patience_s,
-            since_progress_s=silent_s,
-            pid=worker.pid,
-            epoch=epoch,
-            restarts=worker.num_restarts,
-            recent_deaths=len(worker.deaths),
-        )
+        is_ok = phase == "ready" and worker.alive and not (worker.killed or self._orders) and silent_s <= patience_s
+        return worker.health(phase=phase, ok=is_ok, since_progress_s=silent_s, epoch=epoch)
 
     def wait_back(self, role: str, timeout_s: float) -> None:
         """Wait until a worker that was ready before is so again, is given up, or ``timeout_s`` has passed."""
@@ -302,7 +295,7 @@ class Supervisor:
         now, delay_s = time.monotonic(), 0.0
         worker.num_restarts += 1
         if internal:
-            worker.note_death(now, num_explained=num_explained)
+            worker.note_death(now, error, num_explained=num_explained)
             worker.forget_deaths(before=time.monotonic() - self._config.restart_window_s)
             if worker.is_hopeless(error, was_ready=self._was_ready, max_deaths=self._config.max_restarts):
                 self._give_up(worker, error)

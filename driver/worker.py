@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 CROWDED_S = 1.0  # until a worker with too many clients is started again: they would end it at once
 MAX_EXPLAINED = 8  # times max_restarts: limit for all deaths, including those explained by an identified request
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
+_MAX_SUMMARY = 300  # characters
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class Worker:
     deaths: deque[float] = field(default_factory=deque)  # internal, unexplained, within the restart window
     all_deaths: deque[float] = field(default_factory=deque)  # internal, explained or not, within the restart window
     num_restarts: int = 0
+    last_death: str = ""  # see ``WorkerHealth``
     version: str = ""  # of this process, if the package was upgraded before it was started
     hung: bool = False  # this process was killed because it made no progress
     killed: bool = False  # by the supervisor, for this or another reason
@@ -111,8 +113,9 @@ class Worker:
         """How much of its silence it waited for a processor: killing it would cost a start, and blame its requests."""
         return 0.0 if (pid := self.pid) is None else self.starvation.of(pid, silent_s, patience_s)
 
-    def note_death(self, now: float, *, num_explained: int) -> None:
-        """One more internal death; it explains ``num_explained`` deaths, itself included."""
+    def note_death(self, now: float, error: TriptychError, *, num_explained: int) -> None:
+        """One more internal death, of ``error``; it explains ``num_explained`` deaths, itself included."""
+        self.last_death = _summary(error)
         self.all_deaths.append(now)
         self.deaths.append(now)
         for _ in range(min(num_explained, len(self.deaths))):
@@ -141,6 +144,10 @@ class Worker:
         num_doublings = min(len(self.deaths) - 1, 64)  # 2.0**1024 would overflow
         return min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0**num_doublings)
 
+    def health(self, *, phase: str, ok: bool, since_progress_s: float, epoch: int) -> WorkerHealth:
+        counts = {"restarts": self.num_restarts, "recent_deaths": len(self.deaths)}
+        return WorkerHealth(phase, ok, since_progress_s, self.pid, epoch, **counts, last_death=self.last_death)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerHealth:
@@ -153,3 +160,11 @@ class WorkerHealth:
     epoch: int  # counts the starts of this role, from 1
     restarts: int
     recent_deaths: int  # internal and unexplained, within the restart window
+    last_death: str = ""  # the exit code of the latest internal one, and the last line of its log
+
+
+def _summary(error: TriptychError) -> str:
+    """In one line."""
+    if not isinstance(error, WorkerDied):
+        return error.message
+    return ": ".join([f"exit code {error.exit_code}", *error.stderr.splitlines()[-1:]])[:_MAX_SUMMARY]

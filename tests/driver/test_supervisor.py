@@ -280,7 +280,8 @@ def test_process_that_cannot_be_started_now_is_started_later(tmp_path: Path, mon
     monkeypatch.setattr(Supervisor, "_start_process", start_or_fail)
     with Driver("hash-lm", run_dir=tmp_path) as driver:
         assert not errors
-        assert driver.health().workers["prepare"].recent_deaths == 3
+        health = driver.health().workers["prepare"]
+        assert (health.recent_deaths, "no process left" in health.last_death) == (3, True)
         assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
 
 

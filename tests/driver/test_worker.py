@@ -8,13 +8,14 @@ import pytest
 
 from triptych.driver.worker import MAX_BACK_OFF_S, Worker
 from triptych.protocol import starvation
+from triptych.protocol.errors import WorkerDied
 
 
 def make_worker(*explained: int) -> Worker:
     """A worker that died that often, a second apart, with that many deaths explained each time."""
     worker = Worker("prepare")
     for second, count in enumerate(explained):
-        worker.note_death(float(second), num_explained=count)
+        worker.note_death(float(second), WorkerDied("prepare", 1, "a line\nKeyError: 5"), num_explained=count)
     return worker
 
 
@@ -49,6 +50,11 @@ class Ending(Worker):
 
     @process.setter
     def process(self, _: subprocess.Popen[bytes] | None) -> None: ...
+
+
+def test_health_names_the_last_death_in_one_line() -> None:
+    health = make_worker(0).health(phase="loading", ok=False, since_progress_s=0.5, epoch=2)
+    assert health.last_death == "exit code 1: KeyError: 5"
 
 
 def test_old_deaths_are_forgotten() -> None:
