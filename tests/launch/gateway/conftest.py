@@ -56,10 +56,12 @@ def site(run_dir: Path, **options: Any) -> Iterator[Site]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            eventually(lambda: server.started)
+            eventually(lambda: server.started and "client" in vars(gateway))  # it is opened last
+            opened = gateway.client
             # Without certificates, which plain HTTP does not use: reading them takes longer than to make a gateway.
             with httpx2.Client(base_url=url, timeout=30, trust_env=False, verify=False) as http:
                 yield Site(url, gateway, http)
+            gateway.__dict__["client"] = opened  # a test may have put its own in place of it
         finally:
             server.should_exit = True
             thread.join(20)
