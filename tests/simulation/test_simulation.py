@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 
 import pytest
 
@@ -96,10 +97,22 @@ SCORE_REGRESSIONS = {
 }
 
 # Left out unless a test is of them.
-RARE = dict.fromkeys(
-    ("adapters", "owners", "loading", "states", "scores", "embeddings", "mishaps", "rules", "handovers"), False
-)
 LATER = dict.fromkeys(("mishaps", "rules", "handovers"), False)
+RARE = dict.fromkeys(("adapters", "owners", "loading", "states", "scores", "embeddings"), False) | LATER
+# With the kinds of runs in which they must be found.
+MUTATIONS_OF: list[tuple[dict[str, Callable[[pytest.MonkeyPatch], None]], dict[str, bool]]] = [
+    (MUTATIONS | LEDGER_MUTATIONS, {"groups": True}),
+    (OVERLAP_MUTATIONS, {"overlaps": True}),
+    (PROPOSAL_MUTATIONS, {"proposals": True}),
+    (STATE_MUTATIONS, {"overlaps": False, "proposals": False, "states": True}),
+    (ADAPTER_MUTATIONS, {"adapters": True}),
+    (LOADING_MUTATIONS, {"adapters": True, "loading": True}),
+    (OWNER_MUTATIONS, {"owners": True}),
+    (EMBEDDING_MUTATIONS, {"embeddings": True}),
+    (MISHAP_MUTATIONS, {"mishaps": True}),
+    (RULE_MUTATIONS, {"rules": True, "mishaps": True}),
+    (HANDOVER_MUTATIONS, {"handovers": True}),
+]
 NOTHING = RARE | {"groups": False, "proposals": False}
 
 
@@ -125,74 +138,20 @@ def test_failures_of_the_past_do_not_return(overlaps: bool) -> None:
         World(seed, overlaps=overlaps, adapters=True, loading=True, embeddings=False, **LATER).run()
 
 
-@pytest.mark.parametrize("name", MUTATIONS | LEDGER_MUTATIONS)
-def test_mutation_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (MUTATIONS | LEDGER_MUTATIONS)[name](monkeypatch)
-    assert any(violates(seed, groups=True) for seed in seeds_to_find(name))
-
-
-@pytest.mark.parametrize("name", OVERLAP_MUTATIONS)
-def test_mutation_with_a_step_in_flight_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    OVERLAP_MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, overlaps=True) for seed in seeds_to_find(name))
-
-
-def seeds_to_find(name: str) -> list[int]:
-    return sorted(range(SEEDS_TO_FIND_A_MUTATION), key=lambda seed: seed != FOUND_BY.get(name))
-
-
-@pytest.mark.parametrize("name", PROPOSAL_MUTATIONS)
-def test_mutation_with_proposals_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    PROPOSAL_MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, proposals=True) for seed in range(SEEDS_TO_FIND_A_MUTATION))
-
-
-@pytest.mark.parametrize("name", STATE_MUTATIONS)
-def test_mutation_with_recurrent_layers_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    STATE_MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, overlaps=False, proposals=False, states=True) for seed in seeds_to_find(name))
-
-
-@pytest.mark.parametrize("name", ADAPTER_MUTATIONS)
-def test_mutation_with_adapters_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ADAPTER_MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, adapters=True) for seed in seeds_to_find(name))
-
-
-@pytest.mark.parametrize("name", LOADING_MUTATIONS)
-def test_mutation_with_changing_adapters_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    LOADING_MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, adapters=True, loading=True) for seed in seeds_to_find(name))
-
-
-@pytest.mark.parametrize("name", OWNER_MUTATIONS)
-def test_mutation_with_keys_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    OWNER_MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, owners=True) for seed in seeds_to_find(name))
-
-
-@pytest.mark.parametrize("name", EMBEDDING_MUTATIONS)
-def test_mutation_with_embeddings_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    EMBEDDING_MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, embeddings=True) for seed in seeds_to_find(name))
-
-
-@pytest.mark.parametrize("name", MISHAP_MUTATIONS)
-def test_mutation_with_failing_steps_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    MISHAP_MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, mishaps=True) for seed in seeds_to_find(name))
-
-
-@pytest.mark.parametrize("name", RULE_MUTATIONS)
-def test_mutation_with_restricted_tokens_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    RULE_MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, rules=True, mishaps=True) for seed in seeds_to_find(name))
-
-
-@pytest.mark.parametrize("name", HANDOVER_MUTATIONS)
-def test_mutation_with_requests_that_change_hands_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    HANDOVER_MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, handovers=True) for seed in seeds_to_find(name))
+@pytest.mark.parametrize(
+    ("name", "mutate", "kinds"),
+    [(name, mutate, kinds) for mutations, kinds in MUTATIONS_OF for name, mutate in mutations.items()],
+    ids=[name for mutations, _ in MUTATIONS_OF for name in mutations],
+)
+def test_mutation_is_found(
+    name: str,
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    kinds: dict[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mutate(monkeypatch)
+    seeds = sorted(range(SEEDS_TO_FIND_A_MUTATION), key=lambda seed: seed != FOUND_BY.get(name))
+    assert any(violates(seed, **kinds) for seed in seeds)
 
 
 def violates(seed: int, **kinds: bool) -> bool:
