@@ -6,15 +6,13 @@ import logging
 from pathlib import Path
 
 from ..protocol.board import Board
+from ..protocol.channels import inbox_name
+from ..protocol.run_dir import FOLLOW_SOCKET, SUBMIT_SOCKET
 from .worker import Worker
 
 logger = logging.getLogger(__name__)
 
-NAMES = {
-    "prepare": ("submit", "prepare.inbox"),
-    "execute": ("execute.inbox",),
-    "summarize": ("follow", "summarize.inbox"),
-}
+_FOR_CLIENTS = {"prepare": (SUBMIT_SOCKET,), "execute": (), "summarize": (FOLLOW_SOCKET,)}
 
 
 class SocketFiles:
@@ -30,7 +28,8 @@ class SocketFiles:
             return
         epoch = self._board.epoch(role)
         if self._bound.get(role, (0, []))[0] != epoch:
-            self._bound[role] = epoch, [name for name in NAMES[role] if self._exists(name)]
+            names = (*_FOR_CLIENTS[role], inbox_name(role))
+            self._bound[role] = epoch, [name for name in names if self._exists(name)]
         lost = next((name for name in self._bound[role][1] if not self._exists(name)), None)
         if lost is not None and self._run_dir.exists():  # otherwise the next worker would find nothing
             logger.warning("%s was deleted: restarting %s, which no one can connect to", self._run_dir / lost, role)

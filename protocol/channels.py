@@ -47,8 +47,13 @@ def ipc_endpoint(path: Path) -> str:
     return f"ipc://{path}"
 
 
+def inbox_name(role: str) -> str:
+    """Of a worker's socket for the other workers, in the run directory."""
+    return f"{role}.inbox"
+
+
 def inbox_endpoint(run_dir: Path, role: str) -> str:
-    return ipc_endpoint(run_dir / f"{role}.inbox")
+    return ipc_endpoint(run_dir / inbox_name(role))
 
 
 def _bind(socket: Socket, endpoint: str) -> None:

@@ -25,6 +25,7 @@ CONFIG_FILE = "config.json"
 LOCK_FILE = "lock"
 JOURNAL_FILE = "journal"
 TEMPORARY_FILE = "temporary"  # marks a folder that a driver created for itself
+SUBMIT_SOCKET, FOLLOW_SOCKET = "submit", "follow"  # for clients, unless the settings name other ones
 PREFIX = "triptych-"  # of such folders' names
 MODE = 0o700
 
@@ -128,11 +129,11 @@ class RunDir:
 
 def submit_endpoint(run_dir: Path, service: ServiceConfig) -> str:
     """Where clients on this machine connect; a tcp:// endpoint is additional and does not replace it."""
-    return service.submit if _is_ipc(service.submit) else ipc_endpoint(run_dir / "submit")
+    return service.submit if _is_ipc(service.submit) else ipc_endpoint(run_dir / SUBMIT_SOCKET)
 
 
 def follow_endpoint(run_dir: Path, service: ServiceConfig) -> str:
-    return service.follow if _is_ipc(service.follow) else ipc_endpoint(run_dir / "follow")
+    return service.follow if _is_ipc(service.follow) else ipc_endpoint(run_dir / FOLLOW_SOCKET)
 
 
 def _is_ipc(endpoint: str | None) -> TypeGuard[str]:
