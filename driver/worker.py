@@ -145,8 +145,16 @@ class Worker:
         return min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0**num_doublings)
 
     def health(self, *, phase: str, ok: bool, since_progress_s: float, epoch: int) -> WorkerHealth:
-        counts = {"restarts": self.num_restarts, "recent_deaths": len(self.deaths)}
-        return WorkerHealth(phase, ok, since_progress_s, self.pid, epoch, **counts, last_death=self.last_death)
+        return WorkerHealth(
+            phase=phase,
+            ok=ok,
+            since_progress_s=since_progress_s,
+            pid=self.pid,
+            epoch=epoch,
+            restarts=self.num_restarts,
+            recent_deaths=len(self.deaths),
+            last_death=self.last_death,
+        )
 
 
 @dataclass(frozen=True, slots=True)
