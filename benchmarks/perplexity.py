@@ -39,9 +39,10 @@ FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, pages int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
-    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8", "kv_dtype": "model"},
     "int8, pages int8": {"dtype": "bfloat16", "quantization": "int8", "kv_dtype": "int8"},
-    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4", "kv_dtype": "model"},
+    "int4, pages int8": {"dtype": "bfloat16", "quantization": "int4", "kv_dtype": "int8"},
 }
 
 

@@ -27,7 +27,7 @@ PREEMPTIONS = ("auto", "recompute", "swap")
 RECOVERIES = ("auto", "exact", "fast")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 BACKENDS = ("auto", "fused", "native", "transformers")
-KV_DTYPES = ("auto", "int8")
+KV_DTYPES = ("auto", "model", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 CPU_NUM_SEQS, GPU_NUM_SEQS = 32, 256
@@ -123,7 +123,11 @@ class CacheConfig:
         None, f"tokens per KV page, a power of two; by default {CPU_PAGE_SIZE} on a CPU, {GPU_PAGE_SIZE} on a GPU"
     )
     num_pages: int | None = option(None, "KV pages; by default as many as the memory allows")
-    kv_dtype: str = option("auto", "dtype of keys and values: auto is the model's own, int8 halves the memory")
+    kv_dtype: str = option(
+        "auto",
+        "dtype of keys and values: model is the model's own, int8 takes half the memory; auto is int8 on a CPU with "
+        "weights quantised to int8 or int4, otherwise model",
+    )
     kv_memory_fraction: float | None = option(
         None,
         "share of the memory left after loading the weights that KV pages may use; by default "
@@ -150,12 +154,15 @@ class CacheConfig:
         between("state_snapshots", self.state_snapshots, 0, 2**20)
         between("max_kv_bytes", self.max_kv_bytes, 1 << 20)
 
-    def for_device(self, device: str) -> CacheConfig:
-        """The same, with the defaults of a device of this type for what was not set."""
+    def for_device(self, device: str, *, quantization: str = "none") -> CacheConfig:
+        """The same, with the defaults of a device of this type, and of such weights, for what was not set."""
+        is_rounded = device == "cpu" and quantization in ("int8", "int4")
+        kv_dtype = ("int8" if is_rounded else "model") if self.kv_dtype == "auto" else self.kv_dtype
         if device == "cpu":
-            return self
+            return replace(self, kv_dtype=kv_dtype)
         return replace(
             self,
+            kv_dtype=kv_dtype,
             page_size=GPU_PAGE_SIZE if self.page_size is None else self.page_size,
             kv_memory_fraction=self.kv_memory_fraction or GPU_KV_FRACTION,
         )

@@ -105,7 +105,8 @@ def _vllm(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator[Met
     histograms = summarize["histograms"]
     for metric, (key, text) in _HISTOGRAMS.items():
         yield _histogram(f"vllm:{metric}", text, histograms[key], name)
-    cache = gateway.pipeline.cache
+    settings = gateway.pipeline
+    cache = settings.cache.for_device(gateway.card.device, quantization=settings.model.quantization)
     info = GaugeMetricFamily(
         "vllm:cache_config_info", "configuration of the KV cache",
         labels=["model_name", "block_size", "cache_dtype", "num_gpu_blocks", "enable_prefix_caching"],

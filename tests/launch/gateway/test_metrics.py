@@ -43,7 +43,9 @@ def names(api: Site) -> set[str]:
 def test_vllm_metric_names_exist(api: Site) -> None:
     api.ask("/v1/completions", prompt="hi", max_tokens=5)
     assert {f"vllm:{name}" for name in VLLM} <= names(api)
-    assert 'model_name="hash-lm"' in api.http.get("/metrics").text
+    text = api.http.get("/metrics").text
+    assert 'model_name="hash-lm"' in text
+    assert 'cache_dtype="model"' in text  # not "auto": what is in use
 
 
 def test_each_request_counts_once_whichever_gateway_is_asked() -> None:

@@ -103,7 +103,7 @@ class Backends:
             return self
         from .parallel.ranks import Ranks
 
-        kv_dtypes = ("auto",) if self.device.type == "cpu" else KV_DTYPES
+        kv_dtypes = ("model",) if self.device.type == "cpu" else KV_DTYPES
         for name, value, common in (
             ("backend", config.backend, ("auto", "transformers")),
             ("quantization", config.quantization, ("none",)),
@@ -271,12 +271,12 @@ class Backends:
 
             native = load_native(self.folder, self._tokenizer, dtype=config.dtype, setting=self._native_setting)
         except Unsupported as error:
-            if self.has_eight_bit_pages and self.device.type == "cpu":
-                reason = f"kv_dtype is {self.cache.kv_dtype!r}, which only the native kernels have on a CPU: {error}"
-                raise ConfigError(reason, param="kv_dtype") from error
             if config.backend == "native" or config.quantization != "none" or config.deterministic:
                 reason = f"{config.model} cannot run on the native kernels: {error}"
                 raise ConfigError(reason, param="backend") from error
+            if self.has_eight_bit_pages and self.device.type == "cpu":
+                reason = f"kv_dtype is {self.cache.kv_dtype!r}, which only the native kernels have on a CPU: {error}"
+                raise ConfigError(reason, param="kv_dtype") from error
             if config.backend == "auto" and self.device.type == "cpu":
                 slower = "transformers' modules run the model, which takes 3 to 10 times as long as"
                 self._refuse("the compiled kernels", error, slower)

@@ -101,7 +101,8 @@ def _make_backends(
     """
     model, cache, scheduler = configs
     return Backends(
-        model, cache.for_device(device.type), scheduler.for_device(device.type), device, folder, progress,
+        model, cache.for_device(device.type, quantization=model.quantization), scheduler.for_device(device.type),
+        device, folder, progress,
         adapters=load_adapters(model.adapters, family_of(folder)), spare_cache=spare_cache,
     )  # fmt: skip
 

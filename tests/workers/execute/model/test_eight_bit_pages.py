@@ -235,5 +235,28 @@ def test_eight_bits_without_the_compiled_kernels_are_refused(options: dict[str, 
 
 
 def test_unknown_kv_dtype_is_refused() -> None:
-    with pytest.raises(ConfigError, match="kv_dtype is 'fp8', known are: auto, int8"):
+    with pytest.raises(ConfigError, match="kv_dtype is 'fp8', known are: auto, model, int8"):
         CacheConfig(kv_dtype="fp8")
+
+
+@pytest.mark.parametrize(
+    ("device", "quantization", "kv_dtype", "expected"),
+    [
+        ("cpu", "none", "auto", "model"),
+        ("cpu", "int8", "auto", "int8"),
+        ("cpu", "int4", "auto", "int8"),
+        ("cpu", "int8", "model", "model"),
+        ("cpu", "none", "int8", "int8"),
+        ("cuda", "fp8", "auto", "model"),
+    ],
+)
+def test_pages_have_eight_bits_if_weights_are_rounded(
+    device: str, quantization: str, kv_dtype: str, expected: str
+) -> None:
+    assert CacheConfig(kv_dtype=kv_dtype).for_device(device, quantization=quantization).kv_dtype == expected
+
+
+@pytest.mark.parametrize(("kv_dtype", "pages"), [("auto", ", int8 keys and values"), ("model", "")])
+def test_backend_of_a_model_with_rounded_weights_names_its_pages(kv_dtype: str, pages: str, tmp_path: Path) -> None:
+    engine = NativeEngine(make_checkpoint("llama", tmp_path), tmp_path, quantization="int8", kv_dtype=kv_dtype)
+    assert engine.card.backend == f"native int8{pages} on {available_levels()[0]}"
