@@ -2,8 +2,9 @@
 
 ``python benchmarks/peers --peers DIR`` (or ``TRIPTYCH_PEERS=DIR``); README.md describes DIR. Memory and clock rates of
 a machine drift, so only runs in turns are compared: every engine has the model loaded, and each workload runs on all of
-them before the next one; the round is repeated, starting with another engine. A run during which other processes used
-more than 10 % of the machine is repeated. Tables go to standard error, one JSON line to standard output.
+them before the next one; the round is repeated, starting with another engine. In each turn, short runs are repeated, as
+are those during which other processes used more than 10 % of the machine. Tables go to standard error, one JSON line to
+standard output.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ FORMS = ("bf16", "int8", "int4", "transformers")
 MODELS = ("smollm2-135m", "qwen3-0.6b")
 LOAD = 0.6  # of W4: arrival rate, relative to the best bf16 rate of the other engines in W1 of the same run
 REQUESTS_PER_S = {"smollm2-135m": 3.5, "qwen3-0.6b": 1.0}  # if W1 or the other engines are left out
-MOST_FOREIGN, MOST_TRIES = 0.1, 2
+MOST_FOREIGN, MOST_RUNS = 0.1, 4
+LEAST_S = 2.0  # per turn: a run of half a second is not twice as good or bad as another because of one hiccup
 
 
 def main() -> None:
@@ -125,18 +127,23 @@ def arrival_rate(results: Results) -> float | None:
 
 
 def measure(running: Running, workload: str, run: int, results: Results) -> None:
-    """One undisturbed run, or the last of several attempts, with the share that other processes used."""
-    name = running.contestant.name
-    for attempt in range(MOST_TRIES):
+    """Undisturbed runs of ``LEAST_S`` in all, or the last of several attempts; each with the share of the others."""
+    name, spent_s = running.contestant.name, 0.0
+    for attempt in range(MOST_RUNS):
         with Meter() as meter:
             answer = running.run(workload, 1000 * attempt + run, results.requests_per_s)
-        if meter.foreign <= MOST_FOREIGN or "error" in answer:
-            break
-    results.add(name, workload, {**answer, "foreign": round(meter.foreign, 3)})
+        is_last = "error" in answer or (attempt == MOST_RUNS - 1 and not spent_s)
+        if meter.foreign <= MOST_FOREIGN or is_last:
+            spent_s += answer.get("seconds", 0.0)
+            results.add(name, workload, {**answer, "foreign": round(meter.foreign, 3)})
+            show(workload, name, answer, meter.foreign)
+        if is_last or spent_s >= LEAST_S:
+            return
+
+
+def show(workload: str, name: str, answer: dict[str, Any], foreign: float) -> None:
     shown = {key: round(value, 1) for key, value in answer.items() if isinstance(value, float) and key != "seconds"}
-    print_line(
-        f"{time.strftime('%H:%M:%S')} {workload} {name}: {answer.get('error') or shown}, others {meter.foreign:.0%}"
-    )
+    print_line(f"{time.strftime('%H:%M:%S')} {workload} {name}: {answer.get('error') or shown}, others {foreign:.0%}")
 
 
 def print_line(line: str) -> None:
