@@ -15,6 +15,8 @@ from .stream import Assembly, Listener
 
 logger = logging.getLogger(__name__)
 
+MAX_LAST_IDS = 1 << 12
+
 
 @dataclass(slots=True)
 class OpenRequest:
@@ -86,10 +88,9 @@ class OpenRequest:
 
 
 class LastIds:
-    """The most recently added ids."""
+    """The ``MAX_LAST_IDS`` most recently added ids."""
 
-    def __init__(self, max_size: int = 1 << 12) -> None:
-        self._max_size = max_size
+    def __init__(self) -> None:
         self._ids: dict[str, None] = {}  # oldest first
 
     def __contains__(self, request_id: str) -> bool:
@@ -97,7 +98,7 @@ class LastIds:
 
     def add(self, request_id: str) -> None:
         self._ids[request_id] = None
-        if len(self._ids) > self._max_size:
+        if len(self._ids) > MAX_LAST_IDS:
             del self._ids[next(iter(self._ids))]
 
     def discard(self, request_id: str) -> None:

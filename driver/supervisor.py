@@ -296,7 +296,7 @@ class Supervisor:
         worker.num_restarts += 1
         if internal:
             worker.note_death(now, error, num_explained=num_explained)
-            worker.forget_deaths(before=time.monotonic() - self._config.restart_window_s)
+            worker.forget_deaths(before=now - self._config.restart_window_s)
             if worker.is_hopeless(error, was_ready=self._was_ready, max_deaths=self._config.max_restarts):
                 self._give_up(worker, error)
                 return

@@ -34,6 +34,7 @@ QUESTIONS = {
     "Describe dict.get.": "dict.get",
     "zip?": "zip",
 }
+REST_S = 5.0  # within which all pages are at rest after the last answer
 KILL_TRIES = 3  # an answer may be complete before the signal arrives
 NEXT_STEPS = """\
 Continue with
@@ -145,8 +146,8 @@ class Demo:
         self._require(_num_at_rest(execute) == execute["pages"], "pages are missing")
         self._require(None not in pids.values(), "a process is missing")
 
-    def _poll(self, condition: Callable[[dict[str, Any]], bool], timeout: float = 5.0) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout
+    def _poll(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + REST_S
         while not condition(stats := self._driver.stats()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return stats

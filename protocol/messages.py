@@ -23,11 +23,10 @@ def finish_reason(index: int) -> str:
 # takes only the rest.
 DeltaRow = list[Any]
 
-# [request id, state, prompt tokens, output tokens so far, output tokens at most, prompt tokens found in the prefix
-# cache, preemptions, time of receipt, time of the first token or 0, tokens per second so far or None, slot in the
-# journal, ms spent in each of LEDGER_STAGES so far]
+# [request id, state ("waiting", "queued", "prefill", "decode" or "ended"), prompt tokens, output tokens so far, output
+# tokens at most, prompt tokens found in the prefix cache, preemptions, time of receipt, time of the first token or 0,
+# tokens per second so far or None, slot in the journal, ms spent in each of LEDGER_STAGES so far]
 RequestRow = list[Any]
-REQUEST_STATES = ("waiting", "queued", "prefill", "decode", "ended")
 MAX_REQUEST_ROWS = 256
 MAX_REFUSED_ID_CHARS = 1 << 10  # of an invalid id quoted in a refusal
 MAX_FOLLOW_ENTRIES = 1 << 10  # of one FOLLOW

@@ -33,9 +33,9 @@ class TokenRate:
 
 
 @contextmanager
-def count_bar(console: Console, name: str, total: int, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+def count_bar(console: Console, name: str, total: int) -> Iterator[Callable[[int], None]]:
     """A function to be called with the number done, of ``total``; shown on a terminal."""
-    if hidden or not console.is_terminal:
+    if not console.is_terminal:
         yield lambda done: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -63,7 +63,7 @@ def _row(journal: Journal, answer: Answer) -> m.RequestRow:
 
 
 def _state(journal: Journal, answer: Answer) -> str:
-    """One of ``REQUEST_STATES``."""
+    """The state of a ``RequestRow``."""
     if answer.stream.is_finished:
         return "ended"
     if answer.num_seen:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -51,15 +51,13 @@ class Ranks:
         folder: Path,
         run_dir: Path,
         device: torch.device,
-        on_death: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Start the ranks and wait until all have joined. A thread calls ``on_death`` with rank and exit code."""
+        """Start the ranks and wait until all have joined. If one exits before ``close``, this process ends too."""
         model, cache, scheduler = configs
         size = model.tensor_parallel_size
         for stale in run_dir.glob(f"{_RENDEZVOUS}*"):  # left by an earlier process that was killed
             stale.unlink(missing_ok=True)
         self._rendezvous = rendezvous = run_dir / f"{_RENDEZVOUS}{secrets.token_hex(8)}"
-        self._on_death = on_death or _end_with
         self._children = [_start(rank, rendezvous) for rank in range(1, size)]
         self._closing = False
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -100,7 +98,7 @@ class Ranks:
             child.stdin.flush()
 
     def _watch(self) -> None:
-        """Call ``on_death`` for a rank that exits before ``close``; returns when all have exited."""
+        """End this process with a rank that exits before ``close``; returns when all have exited."""
         with selectors.DefaultSelector() as selector:
             for rank, child in enumerate(self._children, start=1):
                 selector.register(os.pidfd_open(child.pid), selectors.EVENT_READ, (rank, child))
@@ -111,7 +109,7 @@ class Ranks:
                     rank, child = key.data
                     code = child.wait()
                     if not self._closing:
-                        self._on_death(rank, code)
+                        _end_with(rank, code)
 
 
 class LeadingRunner(TorchRunner):
