@@ -33,9 +33,9 @@ class Client(Requests):
     ) -> None:
         """Connect to the pipeline in ``run_dir``, or to its two endpoints.
 
-        ``keys``: this client's keys or their file, required for ``tcp://``; a run directory contains its own.
-            The client may be there before the driver: it finds out where and with which keys to connect. If requests
-            wait and no driver has ever been there, a warning is logged after a few seconds.
+        The client may be there before the driver: it finds out in ``run_dir`` where and with which keys to connect. If
+        requests wait and no driver has ever been there, a warning is logged after a few seconds. ``keys`` are this
+        client's keys or their file, required for ``tcp://``; a run directory contains its own.
 
         Raises:
             ConfigError: an endpoint is missing or malformed, or the keys are missing or accessible to others.
