@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.records import random_prompts
 from benchmarks.report import environment
 from triptych import Driver
-from triptych.driver.requests import request_map
 from triptych.driver.session import Session
 from triptych.driver.stream import Completion, Delta
+from triptych.driver.submitting import request_map
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.connection import Address, Connection
 from triptych.protocol.messages import Accepted

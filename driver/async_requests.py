@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -12,66 +11,26 @@ from typing import Any
 
 from ..protocol import messages as m
 from ..protocol.errors import Overloaded, RequestTimeout, TriptychError
-from ..protocol.sampling import SamplingParams
 from .async_stream import AsyncGroupStream, AsyncStream, Mailbox
-from .choices import num_choices
 from .embedding import Embedding
 from .questions import Question
-from .requests import MAX_IN_FLIGHT, OVERLOADED_S, Messages, Prompt, arguments_of, request_map, several
-from .session import Session
+from .requests import MAX_IN_FLIGHT, OVERLOADED_S, arguments_of, several
 from .standing import RequestList, RequestStatus, list_of, status_of
 from .stream import Completion
+from .submitting import Prompt, Submitting
 
 
-class AsyncRequests(ABC):
-    """Sends requests to a pipeline and asks about them, in an event loop."""
-
-    @property
-    @abstractmethod
-    def _session(self) -> Session: ...
+class AsyncRequests(Submitting[AsyncStream]):
+    """Sends requests to a pipeline and asks about them. ``submit`` and ``resume`` must be called in the event loop."""
 
     @abstractmethod
     def _mailbox(self) -> Mailbox: ...
 
-    def submit(
-        self,
-        /,  # as in ``Client.submit``
-        prompt: Prompt | None = None,
-        *,
-        messages: Messages | None = None,
-        request_id: str | None = None,
-        params: SamplingParams | None = None,
-        keep: bool = False,
-        **options: Any,
-    ) -> AsyncStream:
-        """Send a request and return at once; must be called in the event loop. Arguments as for ``Client.submit``.
+    def _stream(self, request_id: str) -> AsyncStream:
+        return AsyncStream(request_id, self._session, self._mailbox())
 
-        ``keep`` leaves the answer with the service until its lease ends, so that it can still be resumed afterwards.
-        """
-        request_id = request_id or uuid.uuid4().hex
-        request = request_map(prompt, messages, params, options)
-        if (count := num_choices(request)) > 1:
-            group = AsyncGroupStream(request_id, count, self._session, self._mailbox())
-            self._session.submit(request_id, request, group, group.choices, keep=keep)
-            return group
-        stream = AsyncStream(request_id, self._session, self._mailbox())
-        self._session.submit(request_id, request, stream, keep=keep)
-        return stream
-
-    def resume(
-        self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, n: int = 1, keep: bool = False
-    ) -> AsyncStream:
-        """Follow a request again after the tokens the caller already has; ``num_chars`` is None if unknown.
-
-        A request with ``n`` choices is followed from the beginning; see ``Client.resume``.
-        """
-        if n > 1:
-            group = AsyncGroupStream(request_id, n, self._session, self._mailbox())
-            self._session.resume_all(request_id, group, group.choices, keep=keep)
-            return group
-        stream = AsyncStream(request_id, self._session, self._mailbox())
-        self._session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars, keep=keep)
-        return stream
+    def _group(self, request_id: str, num_choices: int) -> AsyncStream:
+        return AsyncGroupStream(request_id, num_choices, self._session, self._mailbox())
 
     async def generate(
         self, prompt: Prompt | None = None, *, timeout: float | None = None, **options: Any
@@ -148,18 +107,6 @@ class AsyncRequests(ABC):
                 continue
             waiting.popleft()
             return completion
-
-    def abort(self, request_id: str) -> None:
-        """Request the end of a request of this client; its stream ends with the finish reason "abort"."""
-        self._session.abort(request_id)
-
-    def forget(self, request_id: str) -> None:
-        """Tell the service that the answer of an ended request is no longer needed."""
-        self._session.forget(request_id)
-
-    def detach(self, request_id: str, error: TriptychError) -> None:
-        """End the stream that follows this request here, with an error; the request itself goes on."""
-        self._session.detach(request_id, error)
 
     async def info(self, timeout: float = 10.0) -> dict[str, Any]:
         """Return the model, its limits, and the limits of the service."""

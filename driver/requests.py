@@ -2,87 +2,33 @@
 
 from __future__ import annotations
 
-import struct
 import time
-import uuid
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.errors import InvalidRequest, Overloaded, RequestTimeout, TriptychError
-from ..protocol.sampling import SamplingParams
-from .choices import GroupStream, num_choices
+from ..protocol.errors import InvalidRequest, Overloaded, RequestTimeout
+from .choices import GroupStream
 from .embedding import Embedding
 from .questions import Question
-from .session import Session
 from .standing import RequestList, RequestStatus, list_of, status_of
 from .stream import Completion, Stream
+from .submitting import Prompt, Submitting
 
-Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, Any]]
 OVERLOADED_S = 0.05
 MAX_IN_FLIGHT = 256  # for generate_all: enough to keep any batch full, and within every default queue limit
 
 
-class Requests(ABC):
+class Requests(Submitting[Stream]):
     """Sends requests to a pipeline and asks about them. From any thread."""
 
-    @property
-    @abstractmethod
-    def _session(self) -> Session: ...
+    def _stream(self, request_id: str) -> Stream:
+        return Stream(request_id, self._session)
 
-    def submit(
-        self,
-        /,  # options may have any name: the service refuses those that it does not know
-        prompt: Prompt | None = None,
-        *,
-        messages: Messages | None = None,
-        request_id: str | None = None,
-        params: SamplingParams | None = None,
-        keep: bool = False,
-        **options: Any,
-    ) -> Stream:
-        """Send a request and return at once.
-
-        ``prompt`` is text or token ids; ``messages`` is a chat, whose last message the model continues if
-        ``continue_final_message`` is true. Options are the fields of ``SamplingParams``, and ``truncation`` ("none",
-        "left", "right", "middle"), ``lease_s``, ``priority``, ``deadline_ms``, ``max_queue_ms``, ``cache_salt`` and
-        ``lora`` (see docs/protocol.md). Invalid options are reported by the stream, as is every other error of this
-        request. With ``n`` above 1 the stream yields the deltas of all choices and has one stream per choice in
-        ``choices``; its result is the first choice, with all of them in ``choices``.
-
-        ``keep`` leaves the answer with the service until its lease ends: sending the same request again with the same
-        ``request_id``, or resuming it, gives the same answer.
-        """
-        request_id = request_id or uuid.uuid4().hex
-        request = request_map(prompt, messages, params, options)
-        if (count := num_choices(request)) > 1:
-            group = GroupStream(request_id, count, self._session)
-            self._session.submit(request_id, request, group, group.choices, keep=keep)
-            return group
-        stream = Stream(request_id, self._session)
-        self._session.submit(request_id, request, stream, keep=keep)
-        return stream
-
-    def resume(
-        self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, n: int = 1, keep: bool = False
-    ) -> Stream:
-        """Follow a request again after its first ``num_tokens`` tokens, ``num_chars`` characters of text (None: not
-        known). ``keep`` as for ``submit``.
-
-        A request with ``n`` choices is followed from its beginning; single choices can be resumed by their ids in
-        ``choices``.
-        """
-        if n > 1:
-            group = GroupStream(request_id, n, self._session)
-            self._session.resume_all(request_id, group, group.choices, keep=keep)
-            return group
-        stream = Stream(request_id, self._session)
-        self._session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars, keep=keep)
-        return stream
+    def _group(self, request_id: str, num_choices: int) -> Stream:
+        return GroupStream(request_id, num_choices, self._session)
 
     def generate(self, prompt: Prompt | None = None, *, timeout: float | None = None, **options: Any) -> Completion:
         """Return one complete answer. Arguments as for ``submit``.
@@ -163,18 +109,6 @@ class Requests(ABC):
             progress(completion)
         return completion
 
-    def abort(self, request_id: str) -> None:
-        """Request the end of a request of this client; its stream ends with the finish reason "abort"."""
-        self._session.abort(request_id)
-
-    def forget(self, request_id: str) -> None:
-        """Tell the service that the answer of an ended request is no longer needed."""
-        self._session.forget(request_id)
-
-    def detach(self, request_id: str, error: TriptychError) -> None:
-        """End the stream that follows this request here, with an error; the request itself goes on."""
-        self._session.detach(request_id, error)
-
     def info(self, timeout: float = 10.0) -> dict[str, Any]:
         """Return the model, its limits, and the limits of the service."""
         return dict(self._answer(m.GetInfo(), timeout).info)
@@ -213,44 +147,3 @@ def several(prompts: Iterable[Prompt | Mapping[str, Any]]) -> Iterable[Prompt | 
 def arguments_of(prompt: Prompt | Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Arguments of ``submit`` for one of the prompts of ``generate_all``."""
     return {**options, **(prompt if isinstance(prompt, Mapping) else {"prompt": prompt})}
-
-
-def request_map(
-    prompt: Prompt | None, messages: Messages | None, params: SamplingParams | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The request in its wire form. Nothing else is validated here: prepare does that once, for every kind of client.
-
-    Raises:
-        InvalidRequest: ``params`` is something else.
-    """
-    if not isinstance(params, (SamplingParams, type(None))):
-        raise InvalidRequest(f"params must be SamplingParams, got {params!r:.100}", param="params")
-    request: dict[str, Any] = {} if params is None else params.to_wire()
-    request.update(options)
-    if prompt is not None:
-        # Bytes are no ids, although they are a sequence of ints: most likely a text that was not decoded.
-        is_text = isinstance(prompt, (str, bytes, bytearray)) or _is_texts(prompt)
-        is_ids = (isinstance(prompt, Sequence) and not is_text) or hasattr(prompt, "tolist")
-        request["prompt_token_ids" if is_ids else "prompt"] = _packed_ids(prompt) if is_ids else prompt
-    if messages is not None:
-        is_list = isinstance(messages, (list, tuple))
-        request["messages"] = [_plain(message) for message in messages] if is_list else messages
-    return request
-
-
-def _is_texts(prompt: Any) -> bool:
-    """Several prompts where one belongs: refused as what they are, not as ids."""
-    return isinstance(prompt, (list, tuple)) and bool(prompt) and all(isinstance(each, str) for each in prompt)
-
-
-def _plain(message: Any) -> Any:
-    return dict(message) if isinstance(message, Mapping) else message
-
-
-def _packed_ids(prompt: Any) -> Any:
-    """The ids of a sequence, an array or a tensor as int32 bytes."""
-    ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
-    # Values that are not int32 are sent as they are: prepare's refusal then names the wrong one.
-    if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= -(2**31) and max(ids) < 2**31)):
-        return struct.pack(f"<{len(ids)}i", *ids)
-    return ids

@@ -43,13 +43,20 @@ def _class(owner: Any) -> Iterator[str]:
     if hasattr(owner, "__dataclass_fields__"):
         for name, text in _FIELD.findall(inspect.getsource(owner)):
             yield f"* `{name}`" + (f": {text}" if text else "")
-    for name, member in vars(owner).items():
+    for name, member in _members(owner):
         if not name.startswith("_") and not hasattr(Listener, name) and callable(member):
             is_async = "await " if inspect.iscoroutinefunction(member) else ""
             yield _item(f"{is_async}{name}{_arguments(member)}", member)
         elif isinstance(member, property) and not name.startswith("_"):
             yield _item(name, member)
     yield ""
+
+
+def _members(owner: type) -> Iterator[tuple[str, Any]]:
+    """Its own, and those of a base that has no section."""
+    for each in (*(base for base in owner.__bases__ if base not in CLASSES), owner):
+        if each is not object:
+            yield from vars(each).items()
 
 
 def _item(shown: str, member: Any) -> str:

@@ -19,8 +19,8 @@ from tests.driver.fake_service import FakeService, packed
 from tests.waiting import eventually
 from triptych import Client, Driver, PipelineConfig
 from triptych.driver import whereabouts
-from triptych.driver.requests import request_map
 from triptych.driver.stream import Completion
+from triptych.driver.submitting import request_map
 from triptych.protocol import connection
 from triptych.protocol import messages as m
 from triptych.protocol.errors import (

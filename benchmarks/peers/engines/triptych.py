@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.peers.workloads import Request
 from triptych import Driver
-from triptych.driver.requests import request_map
 from triptych.driver.stream import Completion, Delta
+from triptych.driver.submitting import request_map
 from triptych.protocol.messages import Accepted
 
 
