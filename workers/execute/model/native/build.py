@@ -136,11 +136,12 @@ class NativeSetting:
         weights = packed(progress=self.progress, calibration_steps=NUM_STEPS)
         if not weights.squares:  # they were in four bits before
             return weights
-        num_tensors, threads = len(weights.spec.tensors()), self.num_threads(weights.spec)
+        num_tensors, num_parts = len(weights.spec.tensors()), weights.num_parts
 
         def after(num_before: int) -> Progress:
-            return lambda done, _: self.progress(num_before + done, 2 * num_tensors + NUM_STEPS)
+            return lambda done, _: self.progress(num_before + done, num_parts)
 
+        threads = self.num_threads(weights.spec)
         found = calibrate(library, weights, ropes, num_threads=threads, progress=after(num_tensors))
         del weights  # before there are others: both may not fit
         store.keep(found)

@@ -54,9 +54,10 @@ class Packing:
         # Sums of the squares of inputs, by the same names, if they are observed and weights were rounded to four bits.
         self.squares: dict[str, Float32] = {}
         self._observes = calibration_steps > 0 and self._weight_format is Format.INT4
-        self._done, self._total, self._progress = 0, len(spec.tensors()), progress
+        self._num_done, self._progress = 0, progress
+        self.num_parts = len(spec.tensors())  # of the progress: packed tensors, and what follows if inputs are observed
         if self._observes:
-            self._total += calibration_steps + self._total
+            self.num_parts += calibration_steps + self.num_parts
 
     def _matrix(self, names: Sequence[str], num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
         """Allocate the matrix for the weights of these names."""
@@ -210,8 +211,8 @@ class Packing:
         return vector.ctypes.data
 
     def _count(self) -> None:
-        self._done += 1
-        self._progress(self._done, self._total)
+        self._num_done += 1
+        self._progress(self._num_done, self.num_parts)
 
 
 def num_values(weights: torch.Tensor, size: int) -> npt.NDArray[np.int64]:
