@@ -135,7 +135,8 @@ class Requests(Submitting[Stream]):
 
 
 def several(prompts: Iterable[Prompt | Mapping[str, Any]]) -> Iterable[Prompt | Mapping[str, Any]]:
-    """
+    """The prompts, unless they are one.
+
     Raises:
         InvalidRequest: they are one prompt, whose characters or keys would be taken for prompts.
     """

@@ -50,7 +50,8 @@ class Whereabouts:
 
 
 def checked(address: Address) -> Address:
-    """
+    """The address, unless it cannot be used.
+
     Raises:
         ConfigError: it is reached over the network, which requires keys.
     """

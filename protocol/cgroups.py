@@ -10,6 +10,8 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 class Group(NamedTuple):
+    """A control group, as a folder of files."""
+
     folder: Path
     version: int  # 1 | 2: the file names differ
 

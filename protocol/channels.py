@@ -37,7 +37,8 @@ _READ, _EVENTS, _NO_WAIT, _SOURCE = int(zmq.POLLIN), int(zmq.EVENTS), int(zmq.NO
 
 
 def ipc_endpoint(path: Path) -> str:
-    """
+    """The endpoint of a socket at this path.
+
     Raises:
         ConfigError: the path is too long for a Unix socket.
     """

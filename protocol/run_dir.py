@@ -149,7 +149,8 @@ def board_path(run_dir: Path) -> Path:
 
 
 def control_path(run_dir: Path) -> Path:
-    """
+    """Where the control socket of a run directory is.
+
     Raises:
         ConfigError: the path is too long for a Unix socket.
     """

@@ -15,6 +15,8 @@ from .request import GenerationRequest, Int32, Truncation
 
 
 class Truncated(NamedTuple):
+    """What is left of a prompt."""
+
     token_ids: Int32
     num_truncated: int
 

@@ -15,7 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """
+    """The chat template, in a sandbox, with what templates of transformers may use.
+
     Raises:
         jinja2.TemplateSyntaxError: it is not a valid template.
     """

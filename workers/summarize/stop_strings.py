@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 
 class Scan(NamedTuple):
+    """What a ``StopMatcher`` lets out of a piece of text."""
+
     text: str  # may be shown: contains no part of a stop string (except a match that is to be included)
     stop: str | None  # the stop string that ended the text
 

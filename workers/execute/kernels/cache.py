@@ -20,7 +20,8 @@ _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}  # some network file 
 
 
 def cache_folder() -> Path:
-    """
+    """Where this user keeps what can be made again.
+
     Raises:
         OSError: there is no such folder, as this user's home directory is unknown.
     """

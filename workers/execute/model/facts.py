@@ -21,6 +21,8 @@ _UNKNOWN_CONTEXT = 1 << 20  # tokens; for a model that states no limit. The pool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
+    """What the rest of execute knows of a model, however it is computed."""
+
     model_type: str
     num_parameters: int
     vocab_size: int  # of the model: the width of its logits

@@ -43,6 +43,8 @@ class LayerShape(NamedTuple):
 
 
 class PoolSize(NamedTuple):
+    """The size of the KV pool, and the context that it allows."""
+
     num_pages: int  # without the trash page
     max_model_len: int  # tokens; as requested, or less if the pool is too small
 

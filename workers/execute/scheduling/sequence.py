@@ -22,6 +22,8 @@ Key = tuple[int, int]  # (slot, generation) in the journal
 
 
 class SequenceState(Enum):
+    """Where a sequence is between arrival and end; see ``Roster`` for how it moves on."""
+
     WAITING = "waiting"  # no pages, nothing computed (new, or preempted)
     SWAPPED = "swapped"  # waiting, with computed tokens on host pages
     PREFILLING = "prefilling"  # some chunks computed

@@ -28,6 +28,8 @@ _HEAD = "lm_head.weight"
 
 
 class DenseCheckpoint(NamedTuple):
+    """An open checkpoint, and the decoder that it describes."""
+
     config: PretrainedConfig
     tensors: Checkpoint
     spec: DecoderSpec

@@ -20,6 +20,8 @@ MULTIPLE = 16  # the hardware's product needs multiples of it as numbers of inpu
 
 
 class Scaled(NamedTuple):
+    """Rows in fp8: ``values * scales`` is what they stand for."""
+
     values: torch.Tensor  # fp8 [N, K] or [T, K]
     scales: torch.Tensor  # float32 [N, 1] or [T, 1]
 

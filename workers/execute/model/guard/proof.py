@@ -139,6 +139,7 @@ def add_files(digest: hashlib._Hash, checkpoint: Path, *others: Path) -> None:
 
 
 def digest_of(checkpoint: Path) -> str:
+    """A hash of the checkpoint alone, for ``ModelCard.checkpoint``."""
     digest = hashlib.sha256()
     add_files(digest, checkpoint)
     return digest.hexdigest()[:_KEY_SIZE]

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 class Packing:
+    """Memory for all weights of a decoder, and what fills it. Each tensor of the spec is counted once."""
+
     def __init__(
         self,
         spec: DecoderSpec,

@@ -74,6 +74,8 @@ def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
 
 
 class ExpertGroups(NamedTuple):
+    """Experts in groups, of which a token first chooses some, and then experts in these."""
+
     num_groups: int
     num_chosen: int  # per token
     num_tops: int  # scores of its experts that are added up to that of a group

@@ -63,6 +63,8 @@ class _Reader(GGUFReader):
 
 
 class Part(NamedTuple):
+    """One of the files of a model."""
+
     path: Path
     reader: GGUFReader
 
