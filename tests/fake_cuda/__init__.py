@@ -15,8 +15,8 @@ It counts how often the host waits for the device, and copies from memory that i
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -32,6 +32,7 @@ from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 from tests.fake_cuda.device import Event, FakeCuda
 from tests.fake_cuda.graph import Graph
 from tests.fake_cuda.operators import dot_of, float_of
+from triptych.workers.execute.kernels.cache import cache_folder, making
 
 _GUARD = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -99,10 +100,17 @@ class _FillingMode(TorchFunctionMode):
 
 @cache
 def _register_guard() -> ctypes.CDLL:
-    """Let torch switch to a CUDA device, which its Python bindings do around every operator."""
+    """Let torch switch to a CUDA device, which its Python bindings do around every operator.
+
+    The guard is compiled once for each torch, in the cache: it takes longer than most tests that use it.
+    """
     home = Path(torch.__file__).parent
     command = ["c++", "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{home}/include", f"-L{home}/lib", "-xc++", "-"]
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder, "guard.so")
-        subprocess.run([*command, "-lc10", "-o", library], input=_GUARD, text=True, check=True)
-        return ctypes.CDLL(str(library))
+    identity = hashlib.sha256("\0".join([*command, _GUARD, torch.__version__]).encode()).hexdigest()[:16]
+    library = cache_folder() / "fake_cuda" / f"guard-{identity}.so"
+    with making(library) as scratch:
+        if scratch is not None:
+            made = scratch / library.name
+            subprocess.run([*command, "-lc10", "-o", made], input=_GUARD, text=True, check=True)
+            made.replace(library)
+    return ctypes.CDLL(str(library))
