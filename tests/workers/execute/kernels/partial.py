@@ -17,7 +17,7 @@ from triptych.workers.execute.kernels import library as libraries
 from triptych.workers.execute.kernels.compile import SOURCES
 from triptych.workers.execute.kernels.library import Kernels
 
-_PARTS = [SOURCES / name for name in ("library.cpp", "bfloat16.cpp", "byte_attention.cpp")]
+_PARTS = [SOURCES / "library.cpp", SOURCES / "bfloat16.cpp", Path(__file__).with_name("partial_pages.cpp")]
 _PLACEHOLDERS = Path(__file__).with_name("partial_absent.cpp")
 PRODUCTS_OF_BYTES = Path(__file__).with_name("partial_products.cpp")  # to be added
 

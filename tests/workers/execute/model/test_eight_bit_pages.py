@@ -26,7 +26,6 @@ from tests.workers.execute.model.native.decoders import (
 )
 from triptych.protocol.config import CacheConfig
 from triptych.protocol.errors import ConfigError
-from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.native.decoder import NativeDecoder
 
@@ -179,7 +178,7 @@ def test_content_left_in_a_page_by_an_earlier_sequence_has_no_effect(tmp_path: P
     assert np.array_equal(run(decoder, 20, 1, 12), clean)
 
 
-@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("level", WHOLE_LEVELS)
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("name", ["k_proj", "v_proj"])
 def test_nan_stays_nan(level: str, value: float, name: str, tmp_path: Path) -> None:
