@@ -25,6 +25,7 @@ from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.checkpoint.find import find_checkpoint, read_config
 from triptych.workers.execute.model.checkpoint.gguf import unpack
 from triptych.workers.execute.model.checkpoint.gguf.splits import SPLITS
+from triptych.workers.execute.model.pooling import why_no_embeddings
 from triptych.workers.execute.model.tokenizer import load_tokenizer
 
 TEXT = "the  hello thex 123<|im_end|></s> é"
@@ -220,6 +221,15 @@ def test_a_text_begins_as_llama_cpp_begins_it(split: str, stated: bool | None, b
     make_gguf(tmp_path / "x.gguf", settings=settings)
     ids = load_tokenizer(find_checkpoint(tmp_path / "x.gguf")).encode("the")
     assert ids == ([1, 260] if begins else [260])
+
+
+def test_a_file_for_embeddings_of_the_last_token_makes_them(tmp_path: Path) -> None:
+    """Such as those of Qwen3-Embedding, whose texts end with a token of their own."""
+    settings = {"ARCH.pooling_type": 3, "tokenizer.ggml.add_eos_token": True}
+    make_gguf(tmp_path / "x.gguf", "qwen3", settings=settings)
+    folder = find_checkpoint(tmp_path / "x.gguf")
+    assert load_tokenizer(folder).encode("the")[-1] == 2
+    assert why_no_embeddings(folder) == ""
 
 
 @pytest.mark.parametrize(("split", "ids"), [("llama-bpe", [260]), ("gpt-2", [86, 259])])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderTensor
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, PoolingType, ReaderTensor
 from gguf.quants import dequantize
 
 from ......protocol.errors import ConfigError
@@ -24,6 +24,7 @@ ARCHITECTURES = sorted({*_KNOWN_TO_TRANSFORMERS, *BY_NAME})
 _MOST_ITEMS = 1 << 22  # in all lists of a file; each becomes an object, and large vocabularies have a quarter of that
 _BLOCK = 256  # numbers; that many are in a block of any type, or a multiple of a block
 _NO_MODELS = {"mmproj": "a projector for images or audio", "adapter": "an adapter", "imatrix": "statistics"}
+_POOLINGS = (None, PoolingType.NONE, PoolingType.LAST)  # the last token's state is what embeddings are made of
 # Parts of the names of architectures that write no text from left to right.
 _OTHER_PURPOSES = {
     "embeddings": ("bert", "embed", "encoder"),
@@ -140,8 +141,9 @@ def check_kind(file: GgufFile) -> None:
     for purpose, parts in _OTHER_PURPOSES.items():
         if any(part in str(architecture) for part in parts):
             raise ConfigError(f"{file.path} is a model ({architecture}) for {purpose}", param="model")
-    if file.of_model("attention.causal") is False or file.of_model("pooling_type"):
-        raise ConfigError(f"{file.path} is a model ({architecture}) for embeddings or ranking", param="model")
+    if file.of_model("attention.causal") is False or file.of_model("pooling_type") not in _POOLINGS:
+        what = "attention in both directions, or embeddings not of the last token, or for ranking"
+        raise ConfigError(f"{file.path} is a model ({architecture}) with {what}", param="model")
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ConfigError(f"{file.path} is of architecture {architecture!r}, known are: {known}", param="model")
