@@ -78,6 +78,7 @@ def check_native(
         dtype=torch.float32 if weights.format is Format.FLOAT32 else torch.bfloat16,
         limit=_TOLERANCES[Format.INT8 if eight_bit_pages else weights.format],
         may_round=is_exact,
+        is_finer=weights.format is Format.BFLOAT16 and not eight_bit_pages,  # it adds up in float32
         outliers=_DELTA_RULE_OUTLIERS if spec.delta is not None else 0.0 if is_exact else _ROUNDING_OUTLIERS,
     )
 

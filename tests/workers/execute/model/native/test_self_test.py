@@ -77,6 +77,27 @@ def test_small_error_is_detected_there_too(sharp_in_float32: Path) -> None:
         check(sharp_in_float32, Format.FLOAT32, residual_multiplier=0.3003)
 
 
+@pytest.mark.parametrize(
+    ("family", "wrong"),
+    [
+        ("granite", {"attention_multiplier": 0.55}),
+        ("granite", {"residual_multiplier": 0.315}),
+        ("granite", {"embedding_multiplier": 6.3}),
+        ("granite", {"logits_scaling": 7.35}),
+        ("gemma3_text", {"query_pre_attn_scalar": 231}),
+        ("cohere", {"logit_scale": 0.315}),
+    ],
+)
+def test_factor_that_is_wrong_by_a_few_percent_is_detected_in_bfloat16(
+    family: str, wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its logits differ by less than rounding makes those of other models differ, but all of them do."""
+    folder = make_checkpoint(family, tmp_path, dtype=torch.bfloat16)
+    assert check(folder) < 0.1
+    with pytest.raises(Unsupported, match="its logits"):
+        check(folder, **wrong)
+
+
 def test_one_token_may_be_rounded_to_nothing_in_four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One channel of it is so large that the others of its group are zeros: SmolLM2 and others have such a token."""
     folder = make_checkpoint("llama", tmp_path)
