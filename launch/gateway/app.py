@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,6 +29,8 @@ from .serving.edge import CLIENT_CLOSED, HEAD_ROUTES, Edge
 from .serving.uploads import BodyRefused
 from .state import Gateway
 
+logger = logging.getLogger(__name__)
+
 # For clients whose address lacks the /v1, or has it twice, and for those that look for another kind of server.
 _WHAT_THERE_IS = (
     ". This server generates text: POST /v1/chat/completions, /v1/completions, /v1/responses, or /v1/messages;"
@@ -47,6 +51,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(TriptychError, _failed)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(OSError, _out_of_files)
     app.add_exception_handler(ClientGone, _gone)
     app.add_exception_handler(Exception, _broken)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
@@ -110,6 +115,20 @@ def _methods(request: Request, of_route: str) -> list[str]:
     described = describe(request.app)["paths"].get(getattr(request.scope.get("route"), "path_format", ""))
     methods = of_route.split(", ") if described is None else [method.upper() for method in described]
     return [*methods, "HEAD"] if request.url.path in HEAD_ROUTES else methods
+
+
+async def _out_of_files(request: Request, error: Exception) -> Response:
+    """All descriptors are taken, by connections for the most part: for the moment.
+
+    Raises:
+        OSError: it is another one.
+    """
+    assert isinstance(error, OSError), "registered for it"
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        raise error
+    told = f"no file can be opened: {error.strerror}; try again when some connections are closed"
+    logger.warning("%s %s: no file can be opened: %s", request.method, request.url.path, error.strerror)
+    return error_response(ApiError(told, status=503, code="out_of_files"), path=request.url.path)
 
 
 async def _broken(request: Request, error: Exception) -> Response:

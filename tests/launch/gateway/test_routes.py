@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 
 from tests.launch.gateway.conftest import Site, site
@@ -41,3 +43,20 @@ def test_slash_at_the_end_makes_no_difference(pipeline: Driver) -> None:
         body, headers = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}, {"x-api-key": "k"}
         statuses = [api.http.post(f"{CHAT}/", json=body, headers=each).status_code for each in (headers, {})]
         assert (statuses, api.http.get("/health/").status_code) == ([200, 401], 200)
+
+
+def test_gateway_without_a_free_file_descriptor_asks_to_try_later(pipeline: Driver) -> None:
+    """Connections may take them all; that was an internal error, after which clients do not try again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with site(pipeline.run_dir) as api:  # new: it has not read the files that these routes need
+        api.http.get("/version")  # opens the connection
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            replies = [api.http.get(path) for path in ("/metrics", "/v1/models")]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for reply in replies:
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"], reply.headers["retry-after"]) == (503, "out_of_files", "1")
+            assert "no file can be opened: Too many open files" in error["message"]
+        assert api.http.get("/metrics").status_code == 200
