@@ -9,14 +9,14 @@ from typing import Any
 from ..protocol.board import DRAIN, ROLES, RUN, Board
 from .journal_keeper import JournalKeeper
 from .supervisor import Supervisor
-from .worker import WorkerHealth
+from .worker import CROWDED, WorkerHealth
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``status`` is "ok", "degraded" (one sequence at a time, after repeated crashes, or the journal could not be
-    written to disk), "starting" (also: a worker is being replaced or makes no progress), "draining", or "failed" (the
-    driver gave up).
+    """``status`` is "ok", "degraded" (one sequence at a time, after repeated crashes; the journal could not be written
+    to disk; or a worker ends again and again because it may open no file for another client), "starting" (also: a
+    worker is being replaced or makes no progress), "draining", or "failed" (the driver gave up).
     """
 
     status: str
@@ -45,6 +45,8 @@ def take_health(supervisor: Supervisor, board: Board, keeper: JournalKeeper) -> 
         status, reason = "degraded", "execute crashed often and runs one sequence at a time"
     elif keeper.has_failed:
         status, reason = "degraded", f"{keeper.path} could not be written: a power loss would lose its requests"
+    elif crowded := supervisor.crowded:
+        status, reason = "degraded", f"{' and '.join(crowded)} {CROWDED}: raise the limit (ulimit -Hn)"
     return Health(status, reason, workers)
 
 

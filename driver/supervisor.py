@@ -132,6 +132,12 @@ class Supervisor:
         is_ok = phase == "ready" and worker.alive and not (worker.killed or self._orders) and silent_s <= patience_s
         return worker.health(phase=phase, ok=is_ok, since_progress_s=silent_s, epoch=epoch)
 
+    @property
+    def crowded(self) -> list[str]:
+        """The roles whose processes end because they may open no file for another client."""
+        now = time.monotonic()
+        return [role for role, worker in self._workers.items() if worker.is_crowded(now)]
+
     def wait_back(self, role: str, timeout_s: float) -> None:
         """Wait until a worker that was ready before is so again, is given up, or ``timeout_s`` has passed."""
         deadline = time.monotonic() + timeout_s

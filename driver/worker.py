@@ -17,6 +17,8 @@ from .upgrade import explain
 logger = logging.getLogger(__name__)
 
 CROWDED_S = 1.0  # until a worker with too many clients is started again: they would end it at once
+CROWD_LASTS_S = 10.0  # since it last died of them; it is ready for moments in between
+CROWDED = "may open no file for another client"
 MAX_EXPLAINED = 8  # times max_restarts: limit for all deaths, including those explained by an identified request
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
 _MAX_SUMMARY = 300  # characters
@@ -96,12 +98,15 @@ class Worker:
         was well for ``window_s``.
         """
         self.is_news, self.crowded_at = now - self.crowded_at > window_s, now
-        self.start_at = now + CROWDED_S
+        self.start_at, self.last_death = now + CROWDED_S, CROWDED
         if self.is_news:
             logger.error(
-                "%s may open no file for another client: raise the limit (ulimit -Hn); it is started again every %g s",
-                self.role, CROWDED_S,
-            )  # fmt: skip
+                "%s %s: raise the limit (ulimit -Hn); it is started again every %g s", self.role, CROWDED, CROWDED_S
+            )
+
+    def is_crowded(self, now: float) -> bool:
+        """Whether it dies of too many clients, or did until a moment ago."""
+        return now - self.crowded_at < CROWD_LASTS_S
 
     def is_hung(self, now: float, silent_s: float, patience_s: float) -> bool:
         """Whether it has been silent for longer than its patience, through its own fault."""
@@ -168,7 +173,7 @@ class WorkerHealth:
     epoch: int  # counts the starts of this role, from 1
     restarts: int
     recent_deaths: int  # internal and unexplained, within the restart window
-    last_death: str = ""  # the exit code of the latest internal one, and the last line of its log
+    last_death: str = ""  # the exit code of the latest internal one, and the last line of its log; or why it was none
 
 
 def _summary(error: TriptychError) -> str:

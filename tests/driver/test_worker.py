@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from triptych.driver.worker import MAX_BACK_OFF_S, Worker
+from triptych.driver.worker import CROWD_LASTS_S, MAX_BACK_OFF_S, Worker
 from triptych.protocol import starvation
 from triptych.protocol.errors import WorkerDied
 
@@ -55,6 +55,16 @@ class Ending(Worker):
 def test_health_names_the_last_death_in_one_line() -> None:
     health = make_worker(0).health(phase="loading", ok=False, since_progress_s=0.5, epoch=2)
     assert health.last_death == "exit code 1: KeyError: 5"
+
+
+def test_worker_with_too_many_clients_is_crowded_until_it_has_been_well_for_a_while() -> None:
+    worker = Worker("prepare")
+    assert not worker.is_crowded(5.0)
+    worker.note_crowd(5.0, window_s=60.0)
+    assert worker.is_crowded(5.0 + CROWD_LASTS_S / 2)
+    assert not worker.is_crowded(5.0 + CROWD_LASTS_S)
+    health = worker.health(phase="ready", ok=True, since_progress_s=0.0, epoch=2)
+    assert (health.last_death, health.recent_deaths) == ("may open no file for another client", 0)
 
 
 def test_old_deaths_are_forgotten() -> None:

@@ -15,6 +15,7 @@ from tests.pipeline.raw import RawClient
 from tests.pipeline.serving import DriverProcess
 from tests.waiting import eventually
 from triptych import Client, Driver
+from triptych.driver.control import ask
 from triptych.protocol.errors import ConfigError, Overloaded, PipelineFailed, TriptychError, WorkerDied
 
 
@@ -103,6 +104,7 @@ def test_lack_of_file_descriptors_affects_only_new_connections(tmp_path: Path) -
         stream = client.submit([5, 6], max_tokens=400)
         next(iter(stream))
         crowd = [RawClient(run_dir) for _ in range(60)]
+        eventually(lambda: "may open no file for another client" in str(ask(run_dir, "health")["reason"]))
         assert stream.result(60).token_ids == expected([5, 6], 400)
         for one in crowd:
             one.__exit__()
