@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from itertools import product
 
 import pytest
 
@@ -17,6 +18,15 @@ from triptych.protocol.board import ROLES
 
 NUM_STREAMS = 32
 KILLS_A_ROLE = 20
+PAIRS = list(product(ROLES, repeat=2))  # the second is killed during the recovery from the first
+
+
+def draw_kills(rng: random.Random) -> list[tuple[str, ...]]:
+    """Each pair twice, and the rest of each role's kills alone, in any order."""
+    num_alone = KILLS_A_ROLE - 2 * 2 * len(ROLES)
+    kills: list[tuple[str, ...]] = [*2 * PAIRS, *num_alone * [(role,) for role in ROLES]]
+    rng.shuffle(kills)
+    return kills
 
 
 @pytest.mark.slow
@@ -26,12 +36,11 @@ def test_killing_each_worker_twenty_times_changes_no_text() -> None:
     with hash_driver(hash_step_ms=32.0, lease_s=30.0) as driver:
         num_tokens = 750
         streams = [driver.submit(prompt, max_tokens=num_tokens) for prompt in prompts]
-        for index in range(KILLS_A_ROLE * len(ROLES)):
+        for roles in draw_kills(rng):
             before = num_steps(driver)
-            kill(driver, ROLES[index % len(ROLES)])
-            # The next kill comes when steps run again; every third one comes at once, during the recovery itself.
-            if index % 3:
-                eventually(lambda before=before: has_stepped(driver, before) or all(s.done for s in streams))  # type: ignore[misc]
+            for role in roles:
+                kill(driver, role)
+            eventually(lambda before=before: has_stepped(driver, before) or all(s.done for s in streams))  # type: ignore[misc]
         for prompt, stream in zip(prompts, streams, strict=True):
             completion = stream.result(120)
             assert completion.token_ids == expected(prompt, num_tokens)
