@@ -109,9 +109,10 @@ class RunDir:
 
     def remove_sockets(self) -> None:
         """ZeroMQ leaves socket files behind. Nothing listens on them: the lock is ours and the workers have exited."""
-        for path in self.path.iterdir():
-            if path.is_socket():
-                path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # someone has deleted the folder
+            for path in self.path.iterdir():
+                if path.is_socket():
+                    path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Delete the folder and release the lock; if a signal interrupts this, the next driver removes the rest."""

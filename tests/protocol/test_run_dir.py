@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -263,3 +264,11 @@ def test_path_of_the_journal_holds_wherever_the_program_goes(tmp_path: Path, mon
     """Other files are made beside it later."""
     monkeypatch.chdir(tmp_path)
     assert journal_path(Path("/run/t"), ServiceConfig(journal="here")) == tmp_path / "here"
+
+
+def test_folder_that_was_deleted_is_left_and_unlocked(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    shutil.rmtree(run_dir.path)
+    run_dir.remove_sockets()
+    run_dir.unlock()
+    assert not run_dir.path.exists()
