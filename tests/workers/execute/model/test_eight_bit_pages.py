@@ -255,7 +255,6 @@ def test_pages_have_eight_bits_if_weights_are_rounded(
     assert CacheConfig(kv_dtype=kv_dtype).for_device(device, quantization=quantization).kv_dtype == expected
 
 
-@pytest.mark.parametrize(("kv_dtype", "pages"), [("auto", ", int8 keys and values"), ("model", "")])
-def test_backend_of_a_model_with_rounded_weights_names_its_pages(kv_dtype: str, pages: str, tmp_path: Path) -> None:
-    engine = NativeEngine(make_checkpoint("llama", tmp_path), tmp_path, quantization="int8", kv_dtype=kv_dtype)
-    assert engine.card.backend == f"native int8{pages} on {FASTEST}"
+def test_keys_and_values_of_rounded_weights_may_stay_in_the_type_of_the_model(tmp_path: Path) -> None:
+    engine = NativeEngine(make_checkpoint("llama", tmp_path), tmp_path, quantization="int8", kv_dtype="model")
+    assert engine.card.backend == f"native int8 on {FASTEST}"

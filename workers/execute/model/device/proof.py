@@ -31,7 +31,7 @@ class DeviceProof:
     checkpoint: Path
     config: ModelConfig
     device: torch.device
-    kv_dtype: str = "auto"
+    kv_dtype: str = "model"  # as resolved for the device
 
     @cached_property
     def _file(self) -> Path:

@@ -61,7 +61,7 @@ class ProofStore:
 
     checkpoint: Path
     config: ModelConfig
-    kv_dtype: str = "auto"
+    kv_dtype: str = "model"  # as resolved for the device
     spare_cache: Path | None = None  # for what the user's cache cannot take
 
     @cached_property

@@ -104,7 +104,7 @@ def test_time_of_full_steps_is_estimated_from_small_ones(tmp_path: Path, monkeyp
 
 def test_card_describes_what_runs(engines: Engines) -> None:
     assert engines("llama").card.backend == f"native float32 on {FASTEST}"
-    assert engines("qwen3", "bfloat16", "int8").card.backend == f"native int8 on {FASTEST}"
+    assert engines("qwen3", "bfloat16", "int8").card.backend == f"native int8, int8 keys and values on {FASTEST}"
 
 
 @pytest.mark.parametrize(
