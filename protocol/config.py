@@ -157,12 +157,13 @@ class CacheConfig:
     def for_device(self, device: str, *, quantization: str = "none") -> CacheConfig:
         """The same, with the defaults of a device of this type, and of such weights, for what was not set."""
         is_rounded = device == "cpu" and quantization in ("int8", "int4")
-        kv_dtype = ("int8" if is_rounded else "model") if self.kv_dtype == "auto" else self.kv_dtype
+        found = self
+        if self.kv_dtype == "auto":
+            found = replace(self, kv_dtype="int8" if is_rounded else "model")
         if device == "cpu":
-            return replace(self, kv_dtype=kv_dtype)
+            return found
         return replace(
-            self,
-            kv_dtype=kv_dtype,
+            found,
             page_size=GPU_PAGE_SIZE if self.page_size is None else self.page_size,
             kv_memory_fraction=self.kv_memory_fraction or GPU_KV_FRACTION,
         )
