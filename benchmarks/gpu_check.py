@@ -4,6 +4,7 @@
     python benchmarks/gpu_check.py --set large   # the same for the 8B shape
     python benchmarks/gpu_check.py --set adapters
     python benchmarks/gpu_check.py --set experts
+    python benchmarks/gpu_check.py --set pages
     python benchmarks/gpu_check.py --set speculation
     python benchmarks/gpu_check.py --dry-run     # any machine: the same code on tiny shapes and Triton's interpreter
 
@@ -73,6 +74,10 @@ SETS = {
         LIMITS,
         Part("experts", "experts", 330),
     ],
+    "pages": [
+        LIMITS,
+        Part("int8_pages", "models", 110),
+    ],
     "speculation": [
         LIMITS,
         Part("speculation", "speculation", 60),
@@ -81,7 +86,7 @@ SETS = {
 }
 PARTS = list({part.name: part for parts in SETS.values() for part in parts}.values())
 # With the results of ``limits`` in the same call.
-COMPARED = {"attention", "small", "large", "deterministic", "fp8", "adapters", "experts"}
+COMPARED = {"attention", "small", "large", "deterministic", "fp8", "int8_pages", "adapters", "experts"}
 NO_TIME = "no time was left"
 STOPPED = "stopped"
 

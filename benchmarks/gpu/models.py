@@ -120,3 +120,13 @@ def fp8(setting: Setting, note: Notes) -> None:
     warm(setting, loaded)
     note("batch_1", one_stream(setting, "qwen3-8b", loaded, weight_bytes=1))
     note("peer_workload", summary(setting, "qwen3-8b", run(setting, loaded, peer_lengths(setting))))
+
+
+def int8_pages(setting: Setting, note: Notes) -> None:
+    """Qwen3-8B with keys and values in eight bits. A dry run is on a CPU, where only compiled kernels have them."""
+    loaded = load(setting, "qwen3-8b", kv_dtype="auto" if setting.is_dry else "int8")
+    note("num_pages", loaded.card.num_pages)
+    warm(setting, loaded)
+    note("batch_1", one_stream(setting, "qwen3-8b", loaded))
+    note("peer_workload", summary(setting, "qwen3-8b", run(setting, loaded, peer_lengths(setting))))
+    note("throughput", summary(setting, "qwen3-8b", run(setting, loaded, even_lengths(setting, 1024))))

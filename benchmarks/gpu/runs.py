@@ -49,6 +49,7 @@ def load(
     max_model_len: int = 2048,
     chunk: int = 2048,
     num_speculative_tokens: int = 0,
+    kv_dtype: str = "auto",
     **options: Any,
 ) -> Loaded:
     """The random model of that shape on the fused decoder, with captured graphs; ``options`` are those of
@@ -76,7 +77,7 @@ def load(
                     **options,
                 }
             ),
-            CacheConfig(num_pages=32 if setting.is_dry else None),
+            CacheConfig(num_pages=32 if setting.is_dry else None, kv_dtype=kv_dtype),
             scheduler_config,
             model_dir=folder,
             run_dir=Path(run_dir),

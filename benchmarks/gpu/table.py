@@ -70,6 +70,7 @@ ROWS = [
     Row("killed processes: all answers are the same", "recovery.is_exact", "yes", bool),
     Row("  execute killed: pause of a stream, s", "recovery.execute.pause_s"),
     Row("8B fp8, batch 1, tokens/s", "fp8.batch_1.tokens_per_s"),
+    Row("8B int8 pages, 256 x 1024/1024, tokens/s", "int8_pages.throughput.output_tokens_per_s"),
     Row("LoRA adapters are what merged weights are", "adapters.equal_merged_weights", "yes", bool),
     Row("  --deterministic: alone equals together", "adapters.equal_alone_and_together", "yes", bool),
     Row("  all requests with one, of without", "adapters.one.of_none"),
