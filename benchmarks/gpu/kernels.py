@@ -20,18 +20,22 @@ from triptych.workers.execute.model.pool import LayerShape, allocate_pool
 
 Way = Callable[[], object]
 
-# The address of a key is loaded first: with fewer than five stages the compiler prefetches no key.
 DECODE_TILES = [
     DecodeTile(),
-    DecodeTile(num_stages=5),
-    DecodeTile(num_keys=32, num_stages=5),
-    DecodeTile(num_keys=128, num_warps=8, num_stages=5),
+    DecodeTile(num_stages=1),
+    DecodeTile(num_stages=3),
+    DecodeTile(num_keys=32, num_stages=3),
+    DecodeTile(num_keys=128, num_warps=8),
 ]
 CHUNK_TILES = [
+    ChunkTile(num_keys=32, max_registers=128),
+    ChunkTile(num_keys=32, num_stages=4, max_registers=128),
+    ChunkTile(num_keys=32, num_stages=2, max_registers=128),
     ChunkTile(),
-    ChunkTile(num_keys=32, num_stages=5),
-    ChunkTile(num_keys=128),
-    ChunkTile(num_rows=64, num_warps=4, num_stages=5),
+    ChunkTile(num_rows=64, num_warps=4, num_stages=2),
+    ChunkTile(num_rows=64, num_warps=4),
+    ChunkTile(num_rows=64, num_warps=4, num_stages=2, max_registers=168),
+    ChunkTile(num_rows=64, num_keys=32, num_warps=4),
 ]
 
 
@@ -77,7 +81,7 @@ def attention(setting: Setting, note: Notes) -> None:
             chunk = Chunk(setting, before)
             measure(f"chunk_{name}", chunk, chunk.ways(setting), "matmul_flop_per_s")
         half = Chunk(setting, 0, setting.size(1024, 12))
-        measure("chunk_1024", half, {"default": partial(half._run, None)}, "matmul_flop_per_s")
+        measure("chunk_1024", half, half.ways(setting), "matmul_flop_per_s")
         short = ShortChunk(setting)
         measure("chunk_short", short, short.ways(setting), "copy_bytes_per_s")
         eight = Decodes(setting, page_size, has_eight_bits=True)
@@ -85,7 +89,7 @@ def attention(setting: Setting, note: Notes) -> None:
         note("decode_tokens_per_s", decodes.tokens_per_s(setting))
         note("decode_int8_tokens_per_s", eight.tokens_per_s(setting))
         eight_chunk = Chunk(setting, 0, has_eight_bits=True)
-        measure("chunk_int8", eight_chunk, {"default": partial(eight_chunk._run, None)}, "matmul_flop_per_s")
+        measure("chunk_int8", eight_chunk, eight_chunk.ways(setting), "matmul_flop_per_s")
         eight_short = ShortChunk(setting, has_eight_bits=True)
         measure("chunk_short_int8", eight_short, {"default": eight_short.default(setting)}, "copy_bytes_per_s")
 

@@ -27,8 +27,8 @@ import triton
 import triton.language as tl
 
 from .sizes import KEY_GROUP, next_power_of_2
-from .triton_decode import PLAIN_SHARED_BYTES, SHARED_BYTES, _bounded, _slots, _unit
-from .triton_eight_bits import load_tile, places_of, widened
+from .triton_decode import PLAIN_SHARED_BYTES, SHARED_BYTES, _bounded, _unit, offsets_of, pages_of
+from .triton_eight_bits import load_tile, widened
 
 
 class ChunkTile(NamedTuple):
@@ -37,9 +37,8 @@ class ChunkTile(NamedTuple):
     num_rows: int = 128  # queries per program: tokens times G
     num_keys: int = 64  # per loop iteration
     num_warps: int = 8
-    # Loads of keys depend on another load, of the block table, so Triton gives them half the stages: with 5 the next
-    # tile is prefetched during the computation, with 4 or fewer it is not. Registers limit an SM to one program anyway.
-    num_stages: int = 5
+    num_stages: int = 3  # two tiles of keys are loaded while one is computed with
+    max_registers: int | None = None  # of a thread
     holds: bool = False  # whether keys and values in eight bits are widened once for all warps, see ``load_tile``
 
 
@@ -51,24 +50,33 @@ def chunk_tile(
     shared_bytes: int = SHARED_BYTES,
     has_eight_bits: bool = False,
 ) -> ChunkTile:
-    """A tile that fits in the registers of a program: the default for half precision and head sizes up to 128.
+    """A tile that fits in the registers of a program.
 
-    With few rows the tile has half the height, and two programs fit on an SM. Either way a warp has 16 rows and
-    processes them identically, in the same order, so the bits of a row are the same.
+    With half precision and head sizes up to 128, two programs fit on an SM of Hopper, and one multiplies while the
+    other finds exponentials. Programs of half the rows would read twice as much from the L2 cache, as fast as that can
+    be read.
+
+    With few rows the tile has half the height. Either way a warp has 16 rows and processes them identically, in the
+    same order, so the bits of a row are the same.
     """
     if dtype.itemsize > 2 or shared_bytes <= PLAIN_SHARED_BYTES:
         num_keys = 16 if has_eight_bits else 32
         return ChunkTile(num_rows=16, num_keys=num_keys, num_warps=4 if dim <= 128 else 8, num_stages=1)
     if has_eight_bits and shared_bytes < SHARED_BYTES:  # or products read keys from there: they are widened once anyway
-        tile = ChunkTile(num_rows=32, num_keys=32, num_warps=4, num_stages=3)
+        tile = ChunkTile(num_rows=32, num_keys=32, num_warps=4)
         if dim <= 128:
             tile = chunk_tile(dim, dtype, has_few_rows=has_few_rows, shared_bytes=shared_bytes)
         return tile._replace(holds=True)
     if dim > 256:
-        return ChunkTile(num_rows=32, num_keys=32, num_stages=3)
-    if dim > 128:  # five stages take 101 KiB
-        return ChunkTile(num_rows=64, num_keys=32, num_stages=5 if shared_bytes > 101 << 10 else 4)
-    return ChunkTile(num_rows=64, num_warps=4) if has_few_rows else ChunkTile()
+        return ChunkTile(num_rows=32, num_keys=32, num_stages=2)
+    if dim > 128:  # three stages take 132 KiB
+        return ChunkTile(num_rows=64, num_keys=32, num_stages=3 if shared_bytes > 132 << 10 else 2)
+    tile = ChunkTile()
+    if shared_bytes < SHARED_BYTES:
+        tile = ChunkTile(num_stages=2)
+    elif dim > 64:
+        tile = ChunkTile(num_keys=32, max_registers=128)
+    return tile._replace(num_rows=64, num_warps=4, max_registers=None) if has_few_rows else tile
 
 
 class KeySplits(NamedTuple):
@@ -88,32 +96,40 @@ def _shares(most, weight):
 
 
 @triton.jit
-def _take_in(
-    q, most, total, mixed, position, begin, end, keys, values, scales, table, scale, softcap, window,
+def _split(
+    q, position, whole_start, whole_end, first_key, end, keys, values, scales, table, scale, softcap, window,
     key_slot: tl.constexpr, value_slot: tl.constexpr, scale_page: tl.constexpr, S: tl.constexpr,
-    P: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_N: tl.constexpr, HOLDS: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    P: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, HOLDS: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Adds the tiles of keys from ``begin`` to ``end``. With ``IS_WHOLE`` all rows see all of these keys."""
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    """The mixed values for the keys from ``first_key`` to ``end``, and their weights as base-2 exponents.
+
+    All rows see all keys from ``whole_start`` to ``whole_end``, so that these need no masks.
+    """
+    n, d, e = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
     unit = _unit(scale, HAS_SOFTCAP)
-    for n in range(begin, end, BLOCK_N):
-        key_position = n + tl.arange(0, BLOCK_N)
-        is_key = tl.full([BLOCK_N], True, tl.int1) if IS_WHOLE and not HOLDS else key_position < end
+    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    next_page = pages_of(table, first_key, end, P, BLOCK_N, True)
+    for first in range(first_key, end, BLOCK_N):
+        is_key = first + n < end
+        page, offset = next_page.to(tl.int64), offsets_of(first, P, BLOCK_N, True)
+        next_page = pages_of(table, first + BLOCK_N, end, P, BLOCK_N, True)
         if S:
-            page, offset = places_of(table, n, is_key, P, BLOCK_N, True)
             key_numbers, key_scales, value_numbers, value_scales = load_tile(
                 keys, values, scales, page, offset, is_key,
                 key_slot, value_slot, scale_page, P, S, D, E, BLOCK_D, BLOCK_E, BLOCK_N, HOLDS,
             )  # fmt: skip
             k = tl.trans(widened(key_numbers, key_scales, q.dtype))
         else:
-            slot = _slots(table, n, is_key, P, BLOCK_N, True)
+            slot = page * P + offset
             k_tile = keys + slot[None, :] * key_slot + d[:, None]
             k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
         scores = _bounded(tl.dot(q, k, input_precision="ieee"), scale, softcap, HAS_SOFTCAP)
-        if not IS_WHOLE:
+        if (first < whole_start) | (first + BLOCK_N > whole_end):
+            key_position = first + n
             is_seen = key_position[None, :] <= position[:, None]
             if HAS_WINDOW:
                 is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
@@ -130,37 +146,9 @@ def _take_in(
         mixed = mixed * share_of_old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         total = tl.fma(total, share_of_old, tl.sum(p, 1))
         most = new_most
-    return most, total, mixed
-
-
-@triton.jit
-def _split(
-    q, position, whole_start, whole_end, first_key, end, keys, values, scales, table, scale, softcap, window,
-    key_slot: tl.constexpr, value_slot: tl.constexpr, scale_page: tl.constexpr, S: tl.constexpr,
-    P: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, HOLDS: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-):  # fmt: skip
-    """The mixed values for the keys from ``first_key`` to ``end``, and their weights as base-2 exponents.
-
-    All rows see all keys from ``whole_start`` to ``whole_end``, so that these need no masks.
-    """
-    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    mixed = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    whole_start = tl.minimum(tl.maximum(whole_start, first_key), end)
-    whole_end = tl.minimum(tl.maximum(whole_end, whole_start), end)
-    for part in tl.static_range(0 if HAS_WINDOW else 1, 3):
-        begin = first_key if part == 0 else whole_start if part == 1 else whole_end
-        stop = whole_start if part == 0 else whole_end if part == 1 else end
-        most, total, mixed = _take_in(
-            q, most, total, mixed, position, begin, stop, keys, values, scales, table, scale, softcap, window,
-            key_slot, value_slot, scale_page, S, P, D, E, BLOCK_D, BLOCK_E, BLOCK_N,
-            HOLDS=HOLDS, IS_WHOLE=part == 1, HAS_WINDOW=HAS_WINDOW, HAS_SOFTCAP=HAS_SOFTCAP,
-        )  # fmt: skip
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
-    return mixed / total[:, None], tl.where(is_empty, float("-inf"), most + tl.log2(total))
+    return mixed * (1.0 / total)[:, None], tl.where(is_empty, float("-inf"), most + tl.log2(total))
 
 
 @triton.jit
@@ -358,6 +346,7 @@ def chunk_attention(
         IS_SPLIT=is_parallel, IS_SUMMED=splits is not None and not is_parallel,
         HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
+        **_limited(None if splits is not None and not is_parallel else tile.max_registers),
     )  # fmt: skip
     if is_parallel:
         _sum_splits[(num_tokens * num_heads,)](
@@ -365,6 +354,11 @@ def chunk_attention(
             H=num_heads, E=value_dim, BLOCK_E=next_power_of_2(value_dim), HAS_SINKS=sinks is not None,
             num_warps=1,
         )  # fmt: skip
+
+
+def _limited(max_registers: int | None) -> dict[str, int]:
+    """The option of a launch for it. AMD's compiler has none."""
+    return {"maxnreg": max_registers} if max_registers is not None and torch.version.hip is None else {}
 
 
 def _most_splits(num_keys: int, split_keys: int, tile: ChunkTile, group: int, window: int | None) -> int:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from .sizes import KEY_GROUP, next_power_of_2
-from .triton_eight_bits import load_tile, places_of, widened
+from .triton_eight_bits import load_tile, widened
 
 MAX_SPLITS = 32  # of the keys of a sequence: one kernel combines up to this many
 SHARED_BYTES = 227 << 10  # that a program can have on Hopper; on GPUs for workstations it is 99 KiB
@@ -28,10 +28,7 @@ class DecodeTile(NamedTuple):
 
     num_keys: int = 64  # per loop iteration
     num_warps: int = 4
-    # With 5 the next tile would be prefetched during the computation (see ``ChunkTile``), but at 71 KiB each (head size
-    # 128) only three programs fit on an SM. At the 39 KiB of 3 stages, all four that are launched per SM fit, and hide
-    # each other's loads.
-    num_stages: int = 3
+    num_stages: int = 2  # the next tile is loaded while one is computed with; at 39 KiB, four programs fit on an SM
 
 
 def decode_tile(
@@ -67,19 +64,32 @@ def _unit(scale, HAS_SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def _slots(table, first, is_key, P: tl.constexpr, BLOCK_N: tl.constexpr, IS_ALIGNED: tl.constexpr):
-    """Slots of the keys from ``first`` on, int64 [BLOCK_N].
+def pages_of(table, first, end, P: tl.constexpr, BLOCK_N: tl.constexpr, IS_ALIGNED: tl.constexpr):
+    """Pages of the keys from ``first`` to ``end``, int32 [BLOCK_N].
 
     ``IS_ALIGNED``: tiles begin at multiples of their size. If a tile then lies within one page, it takes a single table
     lookup, and arithmetic that is uniform for all its keys.
+
+    Loops load those of the next tile: if the address of a key depended on a load in the same iteration, the compiler
+    would prefetch keys for half as many iterations.
     """
+    if IS_ALIGNED and P % BLOCK_N == 0:
+        page = tl.load(table + first // P, mask=first < end, other=0)
+    else:
+        key = first + tl.arange(0, BLOCK_N)
+        page = tl.load(table + key // P, mask=key < end, other=0)
+    return page
+
+
+@triton.jit
+def offsets_of(first, P: tl.constexpr, BLOCK_N: tl.constexpr, IS_ALIGNED: tl.constexpr):
+    """Their offsets in these pages [BLOCK_N]."""
     n = tl.arange(0, BLOCK_N)
     if IS_ALIGNED and P % BLOCK_N == 0:
-        slot = tl.load(table + first // P).to(tl.int64) * P + first % P + n
+        offset = first % P + n
     else:
-        page = tl.load(table + (first + n) // P, mask=is_key, other=0)
-        slot = page.to(tl.int64) * P + (first + n) % P
-    return slot
+        offset = (first + n) % P
+    return offset
 
 
 # Sizes and addresses that change from step to step must not trigger a recompilation, which takes seconds.
@@ -117,17 +127,20 @@ def _decode(
             total += 1.0
     mixed = tl.zeros([BLOCK_G, BLOCK_E], tl.float32)
     unit = _unit(scale, HAS_SOFTCAP)
+    table = tables + s * table_width
+    next_page = pages_of(table, start, end, P, BLOCK_N, not HAS_WINDOW)
     for n in range(start, end, BLOCK_N):
         is_key = n + tl.arange(0, BLOCK_N) < end
+        page, offset = next_page.to(tl.int64), offsets_of(n, P, BLOCK_N, not HAS_WINDOW)
+        next_page = pages_of(table, n + BLOCK_N, end, P, BLOCK_N, not HAS_WINDOW)
         if S:
-            page, offset = places_of(tables + s * table_width, n, is_key, P, BLOCK_N, not HAS_WINDOW)
             key_numbers, key_scales, value_numbers, value_scales = load_tile(
                 keys + j * key_head, values + j * value_head, scales + j * (S * P), page, offset, is_key,
                 key_slot, value_slot, scale_page, P, S, D, E, BLOCK_D, BLOCK_E, BLOCK_N, False,
             )  # fmt: skip
             k = tl.trans(widened(key_numbers, key_scales, q.dtype))
         else:
-            slot = _slots(tables + s * table_width, n, is_key, P, BLOCK_N, not HAS_WINDOW)
+            slot = page * P + offset
             k_tile = keys + slot[None, :] * key_slot + j * key_head + d[:, None]
             k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
         scores = _bounded(tl.dot(q, k, input_precision="ieee"), scale, softcap, HAS_SOFTCAP)

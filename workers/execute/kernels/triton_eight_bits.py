@@ -45,21 +45,6 @@ def numbers_of(x, inverse):
 
 
 @triton.jit
-def places_of(table, first, is_key, P: tl.constexpr, BLOCK_N: tl.constexpr, IS_ALIGNED: tl.constexpr):
-    """The two parts of ``_slots``: pages of the keys from ``first`` on, int64 [BLOCK_N], or the one of all of them, and
-    offsets in them [BLOCK_N]. (As their sum, ``_slots`` itself would be another order of additions, with six more
-    instructions in a loop of the chunk kernel.)
-    """
-    n = tl.arange(0, BLOCK_N)
-    if IS_ALIGNED and P % BLOCK_N == 0:
-        page, offset = tl.load(table + first // P).to(tl.int64), first % P + n
-    else:
-        page = tl.load(table + (first + n) // P, mask=is_key, other=0).to(tl.int64)
-        offset = (first + n) % P
-    return page, offset
-
-
-@triton.jit
 def load_tile(keys, values, scales, page, offset, is_key, key_slot: tl.constexpr, value_slot: tl.constexpr,
               scale_page: tl.constexpr, P: tl.constexpr, S: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
               BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, HOLDS: tl.constexpr):  # fmt: skip

@@ -136,7 +136,9 @@ def test_written_tokens_equal_the_definition(heads: tuple[int, int], dims: tuple
 @pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize(("dim", "num_heads"), [(16, 1), (80, 2), (96, 3), (128, 8), (256, 2)])
 def test_rotated_keys_are_rounded_once(dim: int, num_heads: int, has_norms: bool) -> None:
-    """They equal the definition for those that are written in float32."""
+    """They equal the definition for those that are written in float32. Compiled, these may differ in the last bit: two
+    kernels may fuse products and sums differently.
+    """
     torch.manual_seed(0)
     page_size, num_tokens = 4, 5
     qkv = torch.randn(num_tokens, 4 * num_heads * dim, device=DEVICE)
@@ -154,9 +156,13 @@ def test_rotated_keys_are_rounded_once(dim: int, num_heads: int, has_norms: bool
     expected = LayerCache(*(pages.clone() for pages in cache.pools))
     write_tokens(expected, slots.long(), *(pages.flatten(0, 1)[slots.long()] for pages in plain))
     found = rotate_and_write(qkv, cache.keys, cache.values, scales=cache.scales, **form)
-    assert torch.equal(found, queries)
+    is_exact = DEVICE.type == "cpu"
+    torch.testing.assert_close(found, queries, rtol=0 if is_exact else 1e-5, atol=0 if is_exact else 1e-6)
     for pages, wanted in zip(cache.pools, expected.pools, strict=True):
-        torch.testing.assert_close(pages, wanted, rtol=0, atol=0, equal_nan=True)
+        last_bit = 1 if pages.dtype == torch.int8 else 2**-8
+        torch.testing.assert_close(
+            pages, wanted, rtol=0 if is_exact else 2**-8, atol=0 if is_exact else last_bit, equal_nan=True
+        )
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter computes with numpy
