@@ -22,20 +22,17 @@ Way = Callable[[], object]
 
 DECODE_TILES = [
     DecodeTile(),
-    DecodeTile(num_stages=1),
     DecodeTile(num_stages=3),
     DecodeTile(num_keys=32, num_stages=3),
     DecodeTile(num_keys=128, num_warps=8),
 ]
 CHUNK_TILES = [
-    ChunkTile(num_keys=32, max_registers=128),
-    ChunkTile(num_keys=32, num_stages=4, max_registers=128),
-    ChunkTile(num_keys=32, num_stages=2, max_registers=128),
     ChunkTile(),
-    ChunkTile(num_rows=64, num_warps=4, num_stages=2),
-    ChunkTile(num_rows=64, num_warps=4),
-    ChunkTile(num_rows=64, num_warps=4, num_stages=2, max_registers=168),
-    ChunkTile(num_rows=64, num_keys=32, num_warps=4),
+    ChunkTile(num_stages=2),
+    ChunkTile(num_stages=2, max_registers=168),
+    ChunkTile(num_rows=128, num_warps=8),
+    ChunkTile(num_rows=128, num_keys=32, num_warps=8, max_registers=128),
+    ChunkTile(num_keys=32),
 ]
 
 

@@ -40,7 +40,6 @@ class DeviceStep(NamedTuple):
     max_query_len: int  # tokens of the longest chunk; 0 without chunks
     adapters: torch.Tensor | None = None  # [T], each token's, counted from 1; 0: none. None: no token has one
     cut: StepCut | None = None  # on the host; for models that keep states
-    checks_proposals: bool = False  # as of ``StepInputs``
     taken: Taken | None = None  # those whose hidden states are wanted; None: there are none, as in every graph
 
 
@@ -84,7 +83,6 @@ def as_step(tensors: Sequence[torch.Tensor], inputs: StepInputs) -> DeviceStep:
         max_query_len=longest_chunk(inputs),
         adapters=None if inputs.adapters is None else adapters,
         cut=inputs.cut,
-        checks_proposals=inputs.checks_proposals,
     )
 
 

@@ -14,6 +14,7 @@ from .device_step import DeviceStep, upload
 from .interface import AttentionForm, LayerCache
 
 _PROGRAMS_PER_PROCESSOR = 4  # for decodes: enough loads in flight to keep the memory busy
+_CHUNK_PROGRAMS_PER_PROCESSOR = 2  # see ``chunk_tile``
 _MIN_SPLIT_KEYS = 256  # below this, a split costs more than it gains
 _FIXED_SPLIT_KEYS = 2048  # with ``is_invariant``: to add up its sums costs a large chunk less than a twentieth
 _MAX_PARTS_BYTES = 64 << 20  # of what splits yield before it is added up
@@ -65,13 +66,9 @@ class TritonAttention:
     def _attend_chunks(self, cache: LayerCache, query: torch.Tensor, output: torch.Tensor, form: AttentionForm) -> None:
         """Write the outputs of the last tokens of the step, queries [n, H, D]."""
         step, num_decodes = self._step, len(self._step.token_ids) - len(query)
-        # Few rows only for decodes alone and for proposals, which every start tries: for chunks that happen to have few
-        # tokens, another kernel would have to be compiled while they wait.
-        has_few_rows = (self._is_invariant and step.max_query_len <= 1) or step.checks_proposals
         tile = chunk_tile(
             max(query.shape[2], cache.values.shape[3]),
             query.dtype,
-            has_few_rows=has_few_rows,
             shared_bytes=self._shared_bytes,
             has_eight_bits=cache.scales is not None,
         )
@@ -102,16 +99,17 @@ class TritonAttention:
         """
         (num_tokens, num_heads, _), (page_size, num_kv_heads, value_dim) = query.shape, cache.values.shape[1:]
         group, num_keys = num_heads // num_kv_heads, self._step.block_tables.shape[1] * page_size
+        at_once = _CHUNK_PROGRAMS_PER_PROCESSOR * self._num_processors
         # As few as there can be: more of them with keys cost less than processors without.
         num_tiles = max(cdiv(num_tokens * group, tile_rows), num_tokens // max(1, self._step.max_query_len))
         num_programs = num_tiles * num_kv_heads
         if self._is_invariant:
             num_splits, split_bytes = cdiv(num_keys, _FIXED_SPLIT_KEYS), 4 * num_tokens * num_heads * value_dim
-            is_parallel = num_programs < 2 * self._num_processors and num_splits * split_bytes <= _MAX_PARTS_BYTES
+            is_parallel = num_programs < 2 * at_once and num_splits * split_bytes <= _MAX_PARTS_BYTES
             return KeySplits(_FIXED_SPLIT_KEYS, is_parallel) if num_splits > 1 else None
         if form.sliding_window is not None:
             num_keys = min(num_keys, form.sliding_window + cdiv(tile_rows, group))
-        num_splits = min(self._num_processors // num_programs, num_keys // _MIN_SPLIT_KEYS)
+        num_splits = min(at_once // num_programs, num_keys // _MIN_SPLIT_KEYS)
         return KeySplits(_MIN_SPLIT_KEYS, True, num_splits) if num_splits > 1 else None
 
     def _decode(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:

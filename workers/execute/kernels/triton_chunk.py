@@ -34,49 +34,37 @@ from .triton_eight_bits import load_tile, widened
 class ChunkTile(NamedTuple):
     """The tile sizes and launch parameters of the kernel."""
 
-    num_rows: int = 128  # queries per program: tokens times G
+    num_rows: int = 64  # queries per program: tokens times G
     num_keys: int = 64  # per loop iteration
-    num_warps: int = 8
+    num_warps: int = 4
     num_stages: int = 3  # two tiles of keys are loaded while one is computed with
     max_registers: int | None = None  # of a thread
     holds: bool = False  # whether keys and values in eight bits are widened once for all warps, see ``load_tile``
 
 
 def chunk_tile(
-    dim: int,
-    dtype: torch.dtype,
-    *,
-    has_few_rows: bool = False,
-    shared_bytes: int = SHARED_BYTES,
-    has_eight_bits: bool = False,
+    dim: int, dtype: torch.dtype, *, shared_bytes: int = SHARED_BYTES, has_eight_bits: bool = False
 ) -> ChunkTile:
-    """A tile that fits in the registers of a program.
+    """A tile that fits in the registers of a program: the default for half precision and head sizes up to 128.
 
-    With half precision and head sizes up to 128, two programs fit on an SM of Hopper, and one multiplies while the
-    other finds exponentials. Programs of half the rows would read twice as much from the L2 cache, as fast as that can
-    be read.
-
-    With few rows the tile has half the height. Either way a warp has 16 rows and processes them identically, in the
-    same order, so the bits of a row are the same.
+    Two programs of it fit on an SM of Hopper, and one multiplies while the other finds exponentials.
     """
     if dtype.itemsize > 2 or shared_bytes <= PLAIN_SHARED_BYTES:
         num_keys = 16 if has_eight_bits else 32
         return ChunkTile(num_rows=16, num_keys=num_keys, num_warps=4 if dim <= 128 else 8, num_stages=1)
-    if has_eight_bits and shared_bytes < SHARED_BYTES:  # or products read keys from there: they are widened once anyway
-        tile = ChunkTile(num_rows=32, num_keys=32, num_warps=4)
-        if dim <= 128:
-            tile = chunk_tile(dim, dtype, has_few_rows=has_few_rows, shared_bytes=shared_bytes)
-        return tile._replace(holds=True)
-    if dim > 256:
-        return ChunkTile(num_rows=32, num_keys=32, num_stages=2)
-    if dim > 128:  # three stages take 132 KiB
-        return ChunkTile(num_rows=64, num_keys=32, num_stages=3 if shared_bytes > 132 << 10 else 2)
-    tile = ChunkTile()
-    if shared_bytes < SHARED_BYTES:
-        tile = ChunkTile(num_stages=2)
-    elif dim > 64:
-        tile = ChunkTile(num_keys=32, max_registers=128)
-    return tile._replace(num_rows=64, num_warps=4, max_registers=None) if has_few_rows else tile
+    is_large = shared_bytes >= SHARED_BYTES
+    if dim <= 128:
+        tile = ChunkTile()
+        if has_eight_bits:  # on Hopper a third program fits on an SM, with a few registers less than the compiler takes
+            tile = tile._replace(num_stages=2, max_registers=168 if is_large else None)
+    elif has_eight_bits and not is_large:
+        tile = ChunkTile(num_rows=32, num_keys=32)
+    elif dim <= 256:  # three stages take 132 KiB
+        tile = ChunkTile(num_keys=32, num_warps=8, num_stages=3 if shared_bytes > 132 << 10 else 2)
+    else:
+        tile = ChunkTile(num_rows=32, num_keys=32, num_warps=8, num_stages=2)
+    # Elsewhere products read keys from registers: they are widened once anyway.
+    return tile._replace(holds=has_eight_bits and not is_large)
 
 
 class KeySplits(NamedTuple):

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from .sizes import KEY_GROUP, next_power_of_2
-from .triton_eight_bits import load_tile, widened
+from .triton_eight_bits import load_groups, products_of
 
 MAX_SPLITS = 32  # of the keys of a sequence: one kernel combines up to this many
 SHARED_BYTES = 227 << 10  # that a program can have on Hopper; on GPUs for workstations it is 99 KiB
@@ -38,9 +38,10 @@ def decode_tile(
     is_plain = shared_bytes <= PLAIN_SHARED_BYTES
     if dim > 128 and (dtype.itemsize > 2 or is_plain):
         return DecodeTile(num_keys=16, num_warps=8, num_stages=1)
-    if has_eight_bits:  # what is widened takes registers, as do all loads of a tile, which wait together
-        num_keys = 16 if dtype.itemsize > 2 or is_plain else 64 if dim <= 128 else 32
-        return DecodeTile(num_keys=num_keys, num_warps=4 if dim <= 128 else 8, num_stages=1)
+    if has_eight_bits and (dtype.itemsize > 2 or is_plain):
+        return DecodeTile(num_keys=16, num_stages=1)
+    if has_eight_bits:
+        return DecodeTile(num_stages=3) if dim <= 128 else DecodeTile(num_keys=32, num_warps=8)
     if is_plain:
         return DecodeTile(num_keys=32, num_stages=1)
     return DecodeTile() if dim <= 256 else DecodeTile(num_keys=32)
@@ -117,8 +118,11 @@ def _decode(
     share = tl.cdiv(tl.cdiv(context - first, BLOCK_N), num_splits) * BLOCK_N
     start = first + split * share
     end = tl.minimum(start + share, context)
-    q_row = query + s.to(tl.int64) * query_token + head[:, None] * query_head + d[None, :]
-    q = tl.load(q_row, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
+    q_row, is_query = query + s.to(tl.int64) * query_token + head[:, None] * query_head, (g < G)[:, None]
+    if S:
+        q_groups = load_groups(q_row, is_query, D, BLOCK_D)
+    else:
+        q = tl.load(q_row + d[None, :], mask=is_query & (d < D)[None, :], other=0.0)
     most = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     if HAS_SINKS:  # noqa: SIM102, one condition is decided at compile time, the other at run time
@@ -133,28 +137,27 @@ def _decode(
         is_key = n + tl.arange(0, BLOCK_N) < end
         page, offset = next_page.to(tl.int64), offsets_of(n, P, BLOCK_N, not HAS_WINDOW)
         next_page = pages_of(table, n + BLOCK_N, end, P, BLOCK_N, not HAS_WINDOW)
+        slot = page * P + offset
+        own_keys, own_scales = keys + slot * key_slot + j * key_head, scales + page * scale_page + j * (S * P) + offset
         if S:
-            key_numbers, key_scales, value_numbers, value_scales = load_tile(
-                keys + j * key_head, values + j * value_head, scales + j * (S * P), page, offset, is_key,
-                key_slot, value_slot, scale_page, P, S, D, E, BLOCK_D, BLOCK_E, BLOCK_N, False,
-            )  # fmt: skip
-            k = tl.trans(widened(key_numbers, key_scales, q.dtype))
+            products = products_of(
+                q_groups, own_keys, own_scales, is_key, P, D, query.dtype.element_ty, BLOCK_G, BLOCK_D, BLOCK_N
+            )
         else:
-            slot = page * P + offset
-            k_tile = keys + slot[None, :] * key_slot + j * key_head + d[:, None]
-            k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
-        scores = _bounded(tl.dot(q, k, input_precision="ieee"), scale, softcap, HAS_SOFTCAP)
+            k = tl.load(own_keys[None, :] + d[:, None], mask=is_key[None, :] & (d < D)[:, None], other=0.0)
+            products = tl.dot(q, k, input_precision="ieee")
+        scores = _bounded(products, scale, softcap, HAS_SOFTCAP)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
         new_most = tl.maximum(most, tl.max(scores, 1) * unit)
         share_of_old = tl.exp2(most - new_most)
         p = tl.exp2(scores * unit - new_most[:, None])
-        if S:
-            v = widened(value_numbers, value_scales, q.dtype)
-        else:
-            v_tile = values + slot[:, None] * value_slot + j * value_head + e[None, :]
-            v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
-        mixed = mixed * share_of_old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         total = total * share_of_old + tl.sum(p, 1)
+        v_tile = values + slot[:, None] * value_slot + j * value_head + e[None, :]
+        v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
+        if S:
+            p = p * tl.load(own_scales + (S - 1) * P, mask=is_key, other=0.0).to(tl.float32)[None, :]
+        v = v.to(query.dtype.element_ty)
+        mixed = mixed * share_of_old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         most = new_most
     is_empty = total == 0.0
     mixed = mixed / tl.where(is_empty, 1.0, total)[:, None]

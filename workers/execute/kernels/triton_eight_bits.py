@@ -45,6 +45,34 @@ def numbers_of(x, inverse):
 
 
 @triton.jit
+def load_groups(rows, is_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The channels of rows at these addresses [R, 1], as a tuple of one tensor [R, GROUP] for each scale of a key."""
+    parts = ()
+    for i in tl.static_range(BLOCK_D // GROUP):
+        d = i * GROUP + tl.arange(0, GROUP)
+        part = tl.load(rows + d[None, :], mask=is_row & (d < D)[None, :], other=0.0)
+        parts = parts + (part,)  # type: ignore[assignment]  # noqa: RUF005, Triton does not unpack
+    return parts
+
+
+@triton.jit
+def products_of(q_groups, keys, scales, is_key, P: tl.constexpr, D: tl.constexpr, dtype: tl.constexpr,
+                BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """Products of queries, from ``load_groups``, with keys at these addresses [BLOCK_N], float32 [BLOCK_G, BLOCK_N].
+
+    A scale is applied to the product of its channels, which has as many numbers as there are queries, not to a key's.
+    """
+    products = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
+    for i in tl.static_range(BLOCK_D // GROUP):
+        d = i * GROUP + tl.arange(0, GROUP)
+        numbers = tl.load(keys[None, :] + d[:, None], mask=is_key[None, :] & (d < D)[:, None], other=0)
+        scale = tl.load(scales + i * P, mask=is_key, other=0.0).to(tl.float32)
+        product = tl.dot(q_groups[i], numbers.to(dtype), input_precision="ieee")
+        products = tl.fma(product, tl.broadcast_to(scale[None, :], [BLOCK_G, BLOCK_N]), products)
+    return products
+
+
+@triton.jit
 def load_tile(keys, values, scales, page, offset, is_key, key_slot: tl.constexpr, value_slot: tl.constexpr,
               scale_page: tl.constexpr, P: tl.constexpr, S: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
               BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, HOLDS: tl.constexpr):  # fmt: skip

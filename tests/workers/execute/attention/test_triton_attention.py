@@ -20,7 +20,6 @@ from tests.workers.execute.attention.test_paged_attention import (
     make_scene,
     replace_dtype,
 )
-from tests.workers.execute.factories import make_sequence
 from triptych.workers.execute.attention.device_step import upload
 from triptych.workers.execute.attention.interface import AttentionForm, LayerCache
 from triptych.workers.execute.attention.reference import ReferenceAttention
@@ -192,41 +191,17 @@ def test_row_of_the_chunk_kernel_does_not_depend_on_batch_or_chunking(
         assert torch.equal(run(alone, form, is_invariant=True), together[cached:])
 
 
-Call = tuple[ChunkTile, KeySplits | None]
-
-
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """The tiles and splits of chunks."""
-    found: list[Call] = []
+def splits(monkeypatch: pytest.MonkeyPatch) -> list[KeySplits | None]:
+    """Those of chunks, in the order of the calls."""
+    found: list[KeySplits | None] = []
 
     def noted(*arguments: Any, **options: Any) -> None:
-        found.append((options["tile"], options["splits"]))
+        found.append(options["splits"])
         chunk_attention(*arguments, **options)
 
     monkeypatch.setattr("triptych.workers.execute.attention.triton.chunk_attention", noted)
     return found
-
-
-@pytest.mark.parametrize(("is_invariant", "expected"), [(True, [True, False]), (False, [False])])
-def test_decodes_of_the_chunk_kernel_take_a_tile_of_few_rows(
-    is_invariant: bool, expected: list[bool], calls: list[Call]
-) -> None:
-    tiles = {has_few: chunk_tile(16, torch.float16, has_few_rows=has_few) for has_few in (True, False)}
-    for step in ("decodes of one length", "mixed"):
-        run(make_scene(STEPS[step], dtype=torch.float16), AttentionForm(scale=0.3), is_invariant=is_invariant)
-    assert [tile for tile, _ in calls] == [tiles[has_few] for has_few in expected]
-
-
-@pytest.mark.parametrize("is_invariant", [False, True])
-def test_sequences_with_proposals_take_a_tile_of_few_rows(is_invariant: bool, calls: list[Call]) -> None:
-    """Even beside decodes. A prompt of as few tokens does not: nothing would have compiled its kernel before."""
-    scene = make_scene([(9, 1), (20, 5), (3, 2)], dtype=torch.float16)
-    form = AttentionForm(scale=0.3)
-    run(scene, form, is_invariant=is_invariant)
-    scene.inputs = replace(scene.inputs, sampled=[make_sequence()] * 8)
-    check(scene, form, is_invariant=is_invariant)
-    assert [tile for tile, _ in calls] == [chunk_tile(16, torch.float16, has_few_rows=few) for few in (False, True)]
 
 
 @pytest.mark.parametrize("form", [FORMS["plain"], {**FORMS["all"], "sliding_window": 200}], ids=["plain", "all"])
@@ -239,7 +214,7 @@ def test_keys_before_short_chunks_are_split(
     dim: int,
     is_invariant: bool,
     form: dict[str, Any],
-    calls: list[Call],
+    splits: list[KeySplits | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Decodes stay with the other kernel, and a sequence may be shorter than a split."""
@@ -252,12 +227,7 @@ def test_keys_before_short_chunks_are_split(
     if "sliding_window" in form:
         num_keys = min(num_keys, form["sliding_window"] + chunk_tile(dim, dtype).num_rows // 2)
     fixed, fitting = KeySplits(128, True), KeySplits(64, True, num_keys // 64)
-    assert [splits for _, splits in calls] == [fixed if is_invariant else fitting]
-
-
-def test_small_tile_has_the_same_number_of_rows_per_warp() -> None:
-    few, many = (chunk_tile(128, torch.bfloat16, has_few_rows=has_few) for has_few in (True, False))
-    assert few == many._replace(num_rows=many.num_rows // 2, num_warps=many.num_warps // 2, max_registers=None)
+    assert splits == [fixed if is_invariant else fitting]
 
 
 def cut(scene: Scene, cached: int, end: int) -> Scene:

@@ -191,15 +191,14 @@ def launches() -> list[Callable[[], object]]:
     # Without splits, the decode is the same code without the combining parts: one form of it is enough.
     kernels = [(form, kernel) for form in forms for kernel in (1, 2)]
     kernels += [({"dtype": torch.float32, "dim": dim}, kernel) for dim, kernel in ((512, 1), (256, 2))]
-    checks = {"has_few": True, "page_size": 64, "splits": KeySplits(256, is_parallel=True)}  # of proposals
-    kernels += [({"page_size": 64}, 0), (checks, 2), ({"has_few": True}, 2)]
+    kernels += [({"page_size": 64}, 0), ({"page_size": 64, "splits": KeySplits(256, is_parallel=True)}, 2)]
     return found + [lambda form=form, kernel=kernel: attend(kernel, **form) for form, kernel in kernels]
 
 
 def attend(
     kernel: int, *, dim: int = 128, group: int = 4, page_size: int = 16, dtype: torch.dtype = torch.bfloat16,
-    window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None, has_few: bool = False,
-    splits: Any = None, shared_bytes: int = MAX_SHARED_BYTES, has_eight_bits: bool = False,
+    window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None, splits: Any = None,
+    shared_bytes: int = MAX_SHARED_BYTES, has_eight_bits: bool = False,
 ) -> None:  # fmt: skip
     """Kernel 0 is the decode without splits, 1 with 8 of them, 2 that of chunks."""
     from triptych.workers.execute.kernels.sizes import num_scales
@@ -218,7 +217,7 @@ def attend(
         chunk_attention(
             query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints[:8],
             query_starts=ints[:9], splits=splits,
-            tile=chunk_tile(dim, dtype, has_few_rows=has_few, **own), **form,
+            tile=chunk_tile(dim, dtype, **own), **form,
         )  # fmt: skip
     else:
         decode_attention(
@@ -294,7 +293,6 @@ def launch_eight_bits() -> None:
     for form in forms:
         for kernel in (1, 2):
             attend(kernel, has_eight_bits=True, **form)
-    attend(2, has_eight_bits=True, page_size=64, has_few=True)
 
 
 def launch_eight_bits_on(shared_bytes: int, *, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -75,16 +75,14 @@ def test_every_kernel_compiles_and_fits_into_a_multiprocessor(kernels: Kernels) 
     }
     every = kernels["every"]
     assert {kernel["kernel"] for kernel in every} == names
-    plain, _, _, summed, *_, checked, few = (kernel for kernel in every if kernel["kernel"] == "_chunk")
+    plain, _, _, summed, *_, checked = (kernel for kernel in every if kernel["kernel"] == "_chunk")
     assert [kernel for kernel in every if kernel["stack_bytes"] and kernel is not summed] == []
     assert summed["stack_bytes"] < 256  # used between two splits, not in loops over keys
-    # Pages of 16 tokens compared with pages of 64, where no tile of keys spans two.
-    decodes = [kernel["lookups"] for kernel in every if kernel["kernel"] == "_decode"]
-    assert decodes[-1] <= decodes[0] / 2
-    assert summed["lookups"] / 3 <= plain["lookups"] / 2 / 2  # in three loops, with a window, and in two
-    # The same instructions for few and many rows, and for split keys, or a row's bits would depend on the rest.
+    # If keys were prefetched by what the same iteration looks up, lookups would be prefetched too.
+    assert {kernel["lookups"] for kernel in every if kernel["kernel"] in ("_decode", "_chunk")} == {0}
+    # The same instructions for split keys, or a row's bits would depend on the rest.
     products = [f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16" for n in (128, 64)]
-    assert few["products"] == checked["products"] == summed["products"] == plain["products"] == products
+    assert checked["products"] == summed["products"] == plain["products"] == products
 
 
 def test_few_and_many_rows_of_the_invariant_product_use_the_same_instruction(kernels: Kernels) -> None:
@@ -120,15 +118,15 @@ def test_attention_fits_into_the_shared_memory_of_turing(kernels: Kernels) -> No
 
 
 def test_kernels_for_eight_bits_fit_into_a_multiprocessor(kernels: Kernels) -> None:
-    """And chunks of few and of many rows, and with split keys, have the same products, as in half precision."""
+    """And chunks have the same products with split keys, as in half precision."""
     found = kernels["eight bits"]
     names = {"_write_eight_bits", "_rotate_write", "_decode", "_combine", "_chunk", "_sum_splits"}
     assert {kernel["kernel"] for kernel in found} == names
-    plain, _, _, summed, *_, few = (kernel for kernel in found if kernel["kernel"] == "_chunk")
-    assert [kernel for kernel in found if kernel["stack_bytes"] and kernel is not summed] == []
+    plain, _, _, summed, *_ = (kernel for kernel in found if kernel["kernel"] == "_chunk")
+    assert [kernel for kernel in found if kernel["stack_bytes"] > 16 and kernel is not summed] == []
     assert summed["stack_bytes"] < 256
     products = next(kernel["products"] for kernel in kernels["every"] if kernel["kernel"] == "_chunk")
-    assert few["products"] == summed["products"] == plain["products"] == products
+    assert summed["products"] == plain["products"] == products
 
 
 @pytest.mark.parametrize(("part", "limit"), [("ampere", 163 << 10), ("a workstation", 99 << 10), ("turing", 64 << 10)])

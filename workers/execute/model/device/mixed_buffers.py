@@ -43,7 +43,7 @@ class MixedBuffers:
         return DeviceStep(
             token_ids, positions, slots, carried, starts, contexts, sample_rows, self._tables[: size.num_seqs],
             num_decodes=size.num_rows, max_query_len=size.max_chunk_len,
-            adapters=adapters if is_adapted else None, checks_proposals=size.num_checked > 0,
+            adapters=adapters if is_adapted else None,
         )  # fmt: skip
 
     def fill(self, inputs: StepInputs, size: StepSize) -> None:

@@ -205,7 +205,7 @@ def test_step_with_proposals_has_chunks_alone_and_samples_all_tokens() -> None:
     buffers.fill(replace(make_checks(9, [6, 6]), slot_mapping=np.full(21, 500)), large)
     buffers.fill(replace(make_checks(2, [3, 2]), slot_mapping=np.arange(1, 8)), size)
     step = buffers.step(size)
-    assert (step.num_decodes, step.max_query_len, step.checks_proposals) == (0, 16, True)
+    assert (step.num_decodes, step.max_query_len) == (0, 16)
     assert step.slot_mapping.tolist() == [*range(1, 8), *[0] * 9]
     assert step.query_starts.tolist() == [0, 1, 2, 5, 7, 7, 7, 7, 7, 16]
     assert step.context_lens.tolist() == [1, 2, 3, 4, *[0] * 5]
