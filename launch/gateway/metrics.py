@@ -105,14 +105,12 @@ def _vllm(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator[Met
     histograms = summarize["histograms"]
     for metric, (key, text) in _HISTOGRAMS.items():
         yield _histogram(f"vllm:{metric}", text, histograms[key], name)
-    settings = gateway.pipeline
-    cache = settings.cache.for_device(gateway.card.device, quantization=settings.model.quantization)
     info = GaugeMetricFamily(
         "vllm:cache_config_info", "configuration of the KV cache",
         labels=["model_name", "block_size", "cache_dtype", "num_gpu_blocks", "enable_prefix_caching"],
     )  # fmt: skip
-    labels = (name, str(gateway.card.page_size), cache.kv_dtype, str(execute["pages"]), str(cache.prefix_cache))
-    info.add_metric(labels, 1)
+    card, shares_prefixes = gateway.card, gateway.pipeline.cache.prefix_cache
+    info.add_metric((name, str(card.page_size), card.kv_dtype, str(execute["pages"]), str(shares_prefixes)), 1)
     yield info
 
 

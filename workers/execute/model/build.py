@@ -134,6 +134,7 @@ def _model_card(
         embedding_size=0 if why_not else facts.hidden_size,
         why_no_embeddings=why_not,
         can_generate=facts.has_head,
+        kv_dtype=backends.cache.kv_dtype,
         why_slow="; ".join(backends.obstacles),
         checkpoint=digest_of(backends.folder),
     )

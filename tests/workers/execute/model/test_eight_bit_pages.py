@@ -196,6 +196,7 @@ def test_page_takes_about_half_the_memory_of_bfloat16(tmp_path: Path) -> None:
     assert [e.nbytes / p.nbytes for e, p in zip(eight.pools[:2], plain.pools, strict=False)] == [130 / 256, 130 / 256]
     engine = NativeEngine(checkpoint, tmp_path, kv_dtype="int8", dtype="bfloat16")
     assert engine.card.backend == f"native bfloat16, int8 keys and values on {FASTEST}"
+    assert engine.card.kv_dtype == "int8"
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
@@ -258,3 +259,4 @@ def test_pages_have_eight_bits_if_weights_are_rounded(
 def test_keys_and_values_of_rounded_weights_may_stay_in_the_type_of_the_model(tmp_path: Path) -> None:
     engine = NativeEngine(make_checkpoint("llama", tmp_path), tmp_path, quantization="int8", kv_dtype="model")
     assert engine.card.backend == f"native int8 on {FASTEST}"
+    assert engine.card.kv_dtype == "model"
