@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.setting import Notes, Setting
+from benchmarks.gpu.varlen import VarlenAttention, find_varlen
 from triptych.protocol.config import GPU_PAGE_SIZE
 from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.attention.interface import AttentionForm, LayerCache
 from triptych.workers.execute.attention.triton import TritonAttention
-from triptych.workers.execute.attention.varlen import VarlenAttention, find_varlen
 from triptych.workers.execute.kernels.triton_chunk import ChunkTile, KeySplits, chunk_attention
 from triptych.workers.execute.kernels.triton_decode import DecodeTile, decode_attention, decode_tile
 from triptych.workers.execute.model.pool import LayerShape, allocate_pool

@@ -1,4 +1,4 @@
-"""Paged attention with torch's own FlashAttention, where its function supports block tables (2.12 and later)."""
+"""A competitor of ours: torch's own FlashAttention, where its function supports block tables (2.12 and later)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .interface import AttentionForm, LayerCache
-from .triton import TritonAttention
+from triptych.workers.execute.attention.interface import AttentionForm, LayerCache
+from triptych.workers.execute.attention.triton import TritonAttention
 
 Varlen = Callable[..., Any]
 
@@ -26,12 +26,10 @@ def find_varlen() -> Varlen | None:
 class VarlenAttention(TritonAttention):
     """Attends through ``varlen``; what that does not support (soft caps, sinks, half of the dtypes, keys in eight bits)
     stays with Triton.
-
-    With ``is_invariant`` keys are not split, so that a sequence's result does not depend on the others.
     """
 
-    def __init__(self, device: torch.device, varlen: Varlen, *, is_invariant: bool = False) -> None:
-        super().__init__(device, is_invariant=is_invariant)
+    def __init__(self, device: torch.device, varlen: Varlen) -> None:
+        super().__init__(device)
         self._varlen = varlen
 
     def attend(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
@@ -54,6 +52,5 @@ class VarlenAttention(TritonAttention):
             enable_gqa=query.shape[1] != cache.keys.shape[2],
             seqused_k=step.context_lens,
             block_table=step.block_tables,
-            num_splits=1 if self._is_invariant else None,
         )
         return output

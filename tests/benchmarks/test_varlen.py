@@ -14,13 +14,13 @@ from triptych.workers.execute.attention.interface import AttentionForm
 
 pytest.importorskip("triton")
 
-from triptych.workers.execute.attention.varlen import VarlenAttention, find_varlen
+from benchmarks.gpu.varlen import VarlenAttention, find_varlen
 
 
 def definition(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: None, max_q: int,
     max_k: int, *, scale: float, window_size: tuple[int, int], enable_gqa: bool, seqused_k: torch.Tensor,
-    block_table: torch.Tensor, num_splits: int | None,
+    block_table: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """torch's documentation of the function, sequence by sequence."""
     outputs = []
