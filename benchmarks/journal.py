@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.records import make_record
 from benchmarks.report import environment, spread
+from triptych.driver.run_dir import SHARED_MEMORY
 from triptych.protocol.journal.layout import DISPATCHED, Journal
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request
 from triptych.protocol.journal.tokens import TokenWriter, read_tokens
-from triptych.protocol.run_dir import SHARED_MEMORY
 
 SEED, WARM_UP, REPEATS = 0, 5, 101
 ROWS, RECORDS, ARENA_BYTES = 256, 4096, 64 << 20

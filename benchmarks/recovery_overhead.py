@@ -20,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.cpu_models import make_model
 from benchmarks.records import make_record, random_prompts
 from benchmarks.report import environment
+from triptych.driver.run_dir import SHARED_MEMORY
 from triptych.protocol.board import Board
 from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request
 from triptych.protocol.model_card import ModelCard
-from triptych.protocol.run_dir import SHARED_MEMORY
 from triptych.workers.execute.bookkeeping import Bookkeeper
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from ..protocol.board import RUN, Board
 from ..protocol.config import PipelineConfig
-from ..protocol.run_dir import RunDir, board_path, check_socket_paths, follow_endpoint, submit_endpoint
+from ..protocol.run_dir import board_path, check_socket_paths, follow_endpoint, submit_endpoint
 from .adapters import LoadedAdapters
 from .blame import Blame
 from .client import Client
@@ -18,6 +18,7 @@ from .control import ControlServer
 from .first_epochs import note_first_epochs
 from .journal_keeper import JournalKeeper
 from .preparing import prepare_keys, prepare_run_dir, writing
+from .run_dir import RunDir
 from .stand_in import PUBLIC_ROLES, StandIn
 from .supervisor import Supervisor
 

@@ -12,9 +12,10 @@ from ..protocol.errors import ConfigError
 from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
 from ..protocol.model_card import CARD_FILE, ModelCard, Offer
 from ..protocol.private_file import write_private
-from ..protocol.run_dir import CONFIG_FILE, RunDir, read_config
+from ..protocol.run_dir import CONFIG_FILE, read_config
 from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from .journal_keeper import JournalKeeper
+from .run_dir import RunDir
 
 
 @contextmanager

@@ -16,11 +16,12 @@ from ..protocol.config import HASH_MODEL, PipelineConfig
 from ..protocol.errors import ConfigError, TriptychError
 from ..protocol.lora import PARAM as LORA_PARAM
 from ..protocol.model_card import Offer
-from ..protocol.private_file import write_private
-from ..protocol.run_dir import CONFIG_FILE, MODE, RunDir
+from ..protocol.private_file import FOLDER_MODE, write_private
+from ..protocol.run_dir import CONFIG_FILE
 from .journal_keeper import JournalKeeper
 from .preparing import writing
 from .processes import last_log_lines, start_process
+from .run_dir import RunDir
 from .supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ def rehearse(running: Running, config: PipelineConfig, *, timeout_s: float) -> N
         return
     folder, deadline = running.run_dir.path / _REHEARSAL, time.monotonic() + timeout_s
     shutil.rmtree(folder, ignore_errors=True)  # left by a killed driver
-    folder.mkdir(mode=MODE)
+    folder.mkdir(mode=FOLDER_MODE)
     try:
         write_private(folder / CONFIG_FILE, config.to_json())
         cwd = running.supervisor.cwd

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from ..driver.client import Client
 from ..driver.driver import Driver
+from ..driver.run_dir import has_driver
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, RequestTimeout
-from ..protocol.run_dir import CONFIG_FILE, has_driver
+from ..protocol.run_dir import CONFIG_FILE
 from ..protocol.tokenizer_files import load_facts
 from .signals import signals_ignored
 from .terminal.report import say

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from .curve import new_key_pair
 from .errors import ConfigError
 from .plain import load_map
-from .private_file import write_private
-from .run_dir import MODE
+from .private_file import FOLDER_MODE, write_private
 
 SERVER_FILE = "server.json"
 CLIENTS_FOLDER = "clients"
@@ -96,8 +95,8 @@ class KeyFolder:
         with _writing(self.path, "folder"):
             if (self.path / SERVER_FILE).exists():
                 raise ConfigError(f"{self.path} has a server key already", param="folder")
-            (self.path / CLIENTS_FOLDER).mkdir(mode=MODE, parents=True, exist_ok=True)
-            self.path.chmod(MODE)
+            (self.path / CLIENTS_FOLDER).mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            self.path.chmod(FOLDER_MODE)
             write_private(self.path / SERVER_FILE, json.dumps(asdict(KeyPair.new()), indent=1) + "\n")
 
     @property

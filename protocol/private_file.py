@@ -1,10 +1,12 @@
-"""Files that only their owner can read."""
+"""Files and folders that only their owner can read."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from pathlib import Path
+
+FOLDER_MODE = 0o700
 
 
 def write_private(path: Path, text: str, *, is_durable: bool = False) -> None:

@@ -22,12 +22,12 @@ from triptych import Client, Driver, PipelineConfig
 from triptych.driver import preparing
 from triptych.driver.journal_keeper import num_unanswered
 from triptych.driver.parts import Parts
+from triptych.driver.run_dir import RunDir
 from triptych.driver.session import Session
 from triptych.driver.stream import Stream
 from triptych.protocol.board import ROLES
 from triptych.protocol.errors import ConfigError, Draining, PipelineClosed, TriptychError
 from triptych.protocol.journal.layout import Journal
-from triptych.protocol.run_dir import RunDir
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 

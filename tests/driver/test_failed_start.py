@@ -19,14 +19,14 @@ from tests.waiting import eventually
 from triptych import AsyncDriver, Driver
 from triptych.driver import driver as driver_module
 from triptych.driver import parts
+from triptych.driver import run_dir as run_dir_module
 from triptych.driver.journal_keeper import num_unanswered
+from triptych.driver.run_dir import PREFIX, TEMPORARY_FILE, RunDir
 from triptych.driver.supervisor import Supervisor
-from triptych.protocol import run_dir as run_dir_module
 from triptych.protocol.board import FAILED, ROLES, Board
 from triptych.protocol.errors import ConfigError, WorkerDied
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestWriter
-from triptych.protocol.run_dir import PREFIX, TEMPORARY_FILE, RunDir
 
 
 def pids_of(driver: Driver) -> list[int]:

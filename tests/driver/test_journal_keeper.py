@@ -13,11 +13,11 @@ import pytest
 from tests.protocol.factories import TIMES, fail_to_sync, make_record
 from tests.waiting import eventually
 from triptych.driver.journal_keeper import JournalKeeper
+from triptych.driver.run_dir import RunDir
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError, JournalError
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestWriter
-from triptych.protocol.run_dir import RunDir
 
 
 def keep(folder: Path, flush: str = "accept", name: str = "journal") -> JournalKeeper:
