@@ -15,7 +15,8 @@ import logging
 
 from ..protocol.board import ROLES, Board
 from ..protocol.journal.deaths import POISONED, DeathWriter
-from ..protocol.journal.layout import Journal, split_word
+from ..protocol.journal.layout import Journal
+from ..protocol.record_key import Key, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +38,15 @@ class Blame:
         An identified request explains two: this death, and the one that made it a suspect.
         """
         intent = self._board.intent(role)
-        keys, num_ahead = (intent.read(), intent.num_ahead) if internal else ([], 0)
+        numbers, num_ahead = (intent.read(), intent.num_ahead) if internal else ([], 0)
         intent.clear()
-        has_named = self._note_digests(keys) if role == "prepare" else self._note_requests(role, keys, num_ahead)
+        if role == "prepare":
+            has_named = self._note_digests(numbers)
+        else:
+            has_named = self._note_requests(role, list(map(key_of, numbers)), num_ahead)
         return 2 if has_named else 0
 
-    def _note_requests(self, role: str, keys: list[int], num_ahead: int) -> bool:
+    def _note_requests(self, role: str, keys: list[Key], num_ahead: int) -> bool:
         num_suspects, has_named = 0, False
         is_alone = len(set(map(self._request_of, keys))) == 1
         for key in keys:
@@ -50,17 +54,17 @@ class Blame:
             num_suspects += deaths is not None
             if deaths == POISONED:
                 has_named = True
-                self._board.set_suspect(int(self._journal.records["digest"][key >> 32]), POISONED)
-                logger.error("record %d crashed %s twice, the second time alone: it is poisoned", key >> 32, role)
+                self._board.set_suspect(int(self._journal.records["digest"][key[0]]), POISONED)
+                logger.error("record %d crashed %s twice, the second time alone: it is poisoned", key[0], role)
         if num_suspects:
             logger.warning("%s died while processing %d requests: they run alone first", role, num_suspects)
         return has_named
 
-    def _request_of(self, key: int) -> tuple[int, int]:
+    def _request_of(self, key: Key) -> Key:
         """A key shared by all records of one request; unique if the record is gone."""
-        slot, generation = split_word(key)
+        slot, generation = key
         if slot >= self._journal.num_records or self._journal.generation(slot) != generation:
-            return key, -1
+            return slot, -1 - generation
         entry = self._journal.records[slot]
         return int(entry["last_slot"]), int(entry["last_generation"])
 

@@ -47,6 +47,10 @@ class RequestRecord:
         return mark_of(self.digest, self.owner)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt) // 4
+
+    @property
     def prompt_ids(self) -> npt.NDArray[np.int32]:
         """int32 [num_prompt_tokens], read-only."""
         return np.frombuffer(self.prompt, np.int32)
@@ -97,7 +101,7 @@ class RequestRecord:
     @property
     def num_prompt_words(self) -> int:
         """Four-byte words of what is computed about its prompt."""
-        return self.embedding_size or score_words(len(self.prompt) // 4, self.num_prompt_logprobs)
+        return self.embedding_size or score_words(self.num_prompt_tokens, self.num_prompt_logprobs)
 
     def to_bytes(self) -> bytes:
         return pack([getattr(self, name) for name in _NAMES])

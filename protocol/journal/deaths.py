@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..record_key import Key
 from .layout import FREE, Journal, split_word, word
 
 POISONED = 0xFFFF  # as a number of deaths: identified as the cause, and not run any more
@@ -23,12 +24,12 @@ class DeathWriter:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    def add(self, role: str, key: int, *, is_alone: bool, num_ahead: int = 0) -> int | None:
-        """Count a death against the request ``key`` (``slot << 32 | generation``); its deaths, or None if it is gone.
+    def add(self, role: str, key: Key, *, is_alone: bool, num_ahead: int = 0) -> int | None:
+        """Count a death against the request ``key``; its deaths, or None if it is gone.
 
         A suspect that ran alone becomes ``POISONED``. ``num_ahead``: see ``Intent.begin``.
         """
-        slot, generation = split_word(key)
+        slot, generation = key
         if slot >= self._journal.num_records:
             return None
         current, state = split_word(self._journal.prepare_words[slot])

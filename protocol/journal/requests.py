@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import InvalidRequest, JournalError, Overloaded
 from ..record import RequestRecord, mark_of
+from ..record_key import Key
 from .layout import ACCEPTED, DISPATCHED, FREE, UNREAD, Extent, Journal, extent, split_word, word
 from .releases import is_forgotten
 
@@ -38,7 +39,11 @@ class RequestView:
     accepted_ns: int
     extent: Extent
     record: RequestRecord
-    group: tuple[int, int]  # slot and generation of the last record of this request; of a single one, its own
+    group: Key  # of the last record of this request; of a single one, its own
+
+    @property
+    def key(self) -> Key:
+        return self.slot, self.generation
 
 
 def logprob_words(num_alternatives: int | None) -> int:
@@ -80,7 +85,7 @@ def _is_published(journal: Journal, slot: int, generation: int) -> bool:
     return (journal.generation(slot) - generation) & 0xFFFFFFFF < 1 << 31
 
 
-def slots_of_group(journal: Journal, group: tuple[int, int]) -> list[int]:
+def slots_of_group(journal: Journal, group: Key) -> list[int]:
     """The records of one request, in order of arrival; ``group`` is the ``RequestView.group`` of any of them."""
     records = journal.records
     is_member = (records["last_slot"] == group[0]) & (records["last_generation"] == group[1])
@@ -146,13 +151,13 @@ class RequestWriter:
             (bytes(e["request_id"]).decode(errors="replace"), mark) for e, mark in zip(answered, marks, strict=True)
         ]
 
-    def accept(self, record: RequestRecord, times: AcceptTimes) -> tuple[int, int]:
+    def accept(self, record: RequestRecord, times: AcceptTimes) -> Key:
         """Publish a request with one record, see ``accept_all``."""
         [key] = self.accept_all([record], times)
         return key
 
-    def accept_all(self, records: Sequence[RequestRecord], times: AcceptTimes) -> list[tuple[int, int]]:
-        """Publish the records of a request as ACCEPTED: ``(slot, generation)`` each. From here on it will be answered.
+    def accept_all(self, records: Sequence[RequestRecord], times: AcceptTimes) -> list[Key]:
+        """Publish the records of a request as ACCEPTED; returns their keys. From here on it will be answered.
 
         They become visible together with the last one, to readers and after a crash.
 
@@ -201,7 +206,7 @@ class RequestWriter:
         return (self._journal.generation(slot) + 1) & 0xFFFFFFFF or 1
 
     def _write(
-        self, slot: int, offset: int, payload: bytes, record: RequestRecord, times: AcceptTimes, last: tuple[int, int]
+        self, slot: int, offset: int, payload: bytes, record: RequestRecord, times: AcceptTimes, last: Key
     ) -> int:
         entry, words = self._journal.records[slot], logprob_words(record.num_logprobs)
         generation = self._next_generation(slot)

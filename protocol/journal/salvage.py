@@ -92,7 +92,7 @@ def _free_incomplete(journal: Journal, views: list[RequestView]) -> list[str]:
     num_found = Counter(view.group for view in views)
     for view in views:
         is_whole = num_found[view.group] == view.record.params.group_size
-        if not is_whole and not is_forgotten(journal, view.slot, view.generation):
+        if not is_whole and not is_forgotten(journal, *view.key):
             drop(journal, view.slot)
             lines.append(f"record {view.slot} is given up: its request has lost another record")
     return lines
@@ -106,7 +106,7 @@ def _reset_ends_without_tokens(journal: Journal, views: list[RequestView]) -> li
     lost = [view for view in views if _has_lost_tokens(journal, view)]
     slots, searches = {view.slot for view in lost}, {view.group for view in lost if view.record.params.is_beam_search}
     for view in views:
-        if view.slot in slots or (view.group in searches and not is_forgotten(journal, view.slot, view.generation)):
+        if view.slot in slots or (view.group in searches and not is_forgotten(journal, *view.key)):
             entry = journal.records[view.slot]
             entry["prepare_word"] = word(view.generation, ACCEPTED)
             entry["finish_word"] = entry["release_word"] = entry["tokens_word"] = 0
@@ -116,7 +116,7 @@ def _reset_ends_without_tokens(journal: Journal, views: list[RequestView]) -> li
 
 def _has_lost_tokens(journal: Journal, view: RequestView) -> bool:
     """Whether this answer has an end but not all of its tokens, their logprobs and the results of its prompt."""
-    key = view.slot, view.generation
+    key = view.key
     if is_forgotten(journal, *key):
         return False
     tokens, finish, release = read_tokens(journal, view), read_finish(journal, *key), read_release(journal, *key)

@@ -370,4 +370,4 @@ def _seed_of(journal: Journal, view: RequestView) -> int:
 
 
 def _num_score_rows(view: RequestView) -> int:
-    return len(view.record.prompt) // 4 - 1
+    return view.record.num_prompt_tokens - 1

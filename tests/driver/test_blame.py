@@ -14,6 +14,7 @@ from triptych.protocol.journal.deaths import MAX_AHEAD, POISONED, held_against, 
 from triptych.protocol.journal.deaths import suspects as slots_of_suspects
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestWriter
+from triptych.protocol.record_key import number_of
 
 DIGEST = 7
 
@@ -73,7 +74,7 @@ def test_request_that_crashed_a_worker_twice_is_recognised_by_its_content(
     view = accept(RequestWriter(journal), journal, make_record(digest=DIGEST))
     blame = Blame(board, journal)
     for suspects in ({}, {DIGEST: POISONED}):
-        board.intent(role).begin_one(view.slot << 32 | view.generation)
+        board.intent(role).begin_one(number_of(view.key))
         blame.note_death(role, internal=True)
         assert board.suspects() == suspects
 
@@ -92,7 +93,7 @@ def test_beams_of_a_search_are_poisoned_together_because_they_never_run_alone(bo
     keys = RequestWriter(journal).accept_all(beams, TIMES)
     blame, explained = Blame(board, journal), []
     for _ in range(2):
-        board.intent("execute").set_others([slot << 32 | generation for slot, generation in keys])
+        board.intent("execute").set_others(list(map(number_of, keys)))
         board.intent("execute").begin()
         explained.append(blame.note_death("execute", internal=True))
     assert explained == [0, 2]
@@ -104,7 +105,7 @@ def test_crash_records_how_far_the_worker_was_ahead_of_the_journal(board: Board,
     key = accept(RequestWriter(journal), journal, make_record()).slot, 1
     blame = Blame(board, journal)
     for deaths, ahead in enumerate((12, MAX_AHEAD + 5), 1):
-        board.intent("execute").set_others([key[0] << 32 | key[1], 99 << 32])
+        board.intent("execute").set_others([number_of(key), 99 << 32])
         board.intent("execute").begin(num_ahead=ahead)
         blame.note_death("execute", internal=True)
         assert num_ahead(journal, "execute", *key) == min(ahead, MAX_AHEAD)
@@ -118,7 +119,7 @@ def test_suspects_of_two_requests_are_not_poisoned_together(board: Board, journa
     writer, blame = RequestWriter(journal), Blame(board, journal)
     views = [accept(writer, journal, make_record(name)) for name in "ab"]
     for deaths in (1, 2):
-        board.intent("execute").set_others([view.slot << 32 | view.generation for view in views])
+        board.intent("execute").set_others([number_of(view.key) for view in views])
         board.intent("execute").begin()
         assert blame.note_death("execute", internal=True) == 0
         assert [held_against(journal, "execute", v.slot, v.generation) for v in views] == [deaths] * 2
@@ -127,7 +128,7 @@ def test_suspects_of_two_requests_are_not_poisoned_together(board: Board, journa
 @pytest.mark.parametrize("role", ["prepare", "execute"])
 def test_poisoning_a_request_explains_both_of_its_crashes(board: Board, journal: Journal, role: str) -> None:
     view = accept(RequestWriter(journal), journal, make_record(digest=DIGEST))
-    key, blame = DIGEST if role == "prepare" else view.slot << 32 | view.generation, Blame(board, journal)
+    key, blame = DIGEST if role == "prepare" else number_of(view.key), Blame(board, journal)
     explained = []
     for _ in range(2):
         board.intent(role).begin_one(key)

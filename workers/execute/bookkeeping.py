@@ -64,8 +64,7 @@ class Bookkeeper:
 
     def adopt(self, view: RequestView) -> Sequence:
         """The sequence of a request, with any output tokens that it has from before a restart."""
-        key = (view.slot, view.generation)
-        record, emitted = view.record, self._writer.adopt(view)
+        key, record, emitted = view.key, view.record, self._writer.adopt(view)
         if record.params.is_beam_search and not self._has_ended(view):
             self._writer.clear(view)
             emitted = emitted[:0]

@@ -9,8 +9,6 @@ import secrets
 import time
 from typing import Any, TextIO
 
-import numpy as np
-
 from ...protocol import messages as m
 from ...protocol.errors import JournalError, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against, num_deaths
@@ -21,6 +19,7 @@ from ...protocol.journal.tokens import read_finish
 from ...protocol.model_card import ModelCard
 from ...protocol.reasoning import Tags, from_wire
 from ...protocol.record import RequestRecord
+from ...protocol.record_key import keys_in
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
@@ -189,8 +188,7 @@ class Execute:
         for message in self._links.inbox.recv_all():
             match message:
                 case m.Release():
-                    slots = np.frombuffer(message.slots, "<u4").tolist()
-                    for key in zip(slots, np.frombuffer(message.generations, "<u4").tolist(), strict=True):
+                    for key in keys_in(message):
                         self._release(key)
                 case m.Prepared():
                     prepared.append(message.slot)

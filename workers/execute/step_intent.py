@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...protocol.intent import Intent
+from ...protocol.record_key import number_of
 from .scheduling.plan import Chunk, Plan
 from .scheduling.rows import Rows
 from .scheduling.sequence import Key
@@ -46,7 +47,7 @@ class StepIntent:
             self._intent.set_others(_numbers(others))
         if rows.version != self._version:
             self._version = rows.version
-            self._intent.set_standing([_number(sequence.key) for sequence in rows.seated])
+            self._intent.set_standing([number_of(sequence.key) for sequence in rows.seated])
         self._intent.begin(num_ahead=num_ahead)
 
     def end(self) -> None:
@@ -60,7 +61,7 @@ class StepIntent:
         in_flight = [chunk for step in self._in_flight for chunk in step.plan.chunks]
         self._version, self._has_others = -1, True
         self._intent.set_others(_numbers(in_flight))
-        self._intent.begin_one(_number(key))
+        self._intent.begin_one(number_of(key))
 
     def end_one(self) -> None:
         self._intent.set_standing([])
@@ -69,8 +70,4 @@ class StepIntent:
 
 
 def _numbers(chunks: Iterable[Chunk]) -> list[int]:
-    return [_number(chunk.key) for chunk in chunks]
-
-
-def _number(key: Key) -> int:
-    return key[0] << 32 | key[1]
+    return [number_of(chunk.key) for chunk in chunks]

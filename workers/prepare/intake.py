@@ -15,6 +15,7 @@ from ...protocol.journal.layout import MAX_ID_BYTES
 from ...protocol.messages import Accepted
 from ...protocol.reasoning import Reasoning
 from ...protocol.record import is_repeat
+from ...protocol.record_key import Key
 from .request import GenerationRequest
 from .turns import Owner
 
@@ -99,7 +100,7 @@ class Known(NamedTuple):
 
     mark: int  # see ``mark_of``
     accepted: Accepted | None = None  # the reply it got; None while it is being tokenized
-    key: tuple[int, int] = (0, 0)  # slot and generation of its last record
+    key: Key = (0, 0)  # of its last record
 
 
 class KnownIds:
@@ -132,8 +133,8 @@ class KnownIds:
     def begin(self, request_id: str, mark: int) -> None:
         self._live[request_id] = Known(mark)
 
-    def accept(self, accepted: Accepted, mark: int, key: tuple[int, int]) -> None:
-        """``key``: slot and generation of its last record."""
+    def accept(self, accepted: Accepted, mark: int, key: Key) -> None:
+        """``key``: that of its last record."""
         self._live[accepted.request_id] = Known(mark, accepted, key)
 
     def refuse(self, request_id: str) -> None:

@@ -27,6 +27,7 @@ from ...protocol.journal.requests import AcceptTimes, RequestWriter
 from ...protocol.model_card import LatestCard, ModelCard
 from ...protocol.owners import HOUSE, Owners
 from ...protocol.record import RequestRecord, mark_of
+from ...protocol.record_key import keys_in
 from ...protocol.run_dir import submit_endpoint
 from ...protocol.service import service_info
 from ..process import TICK_S, StatsPublisher, WorkerContext, received_frames, wait_for_model
@@ -74,7 +75,9 @@ class Prepare:
         self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, without a credit
         self._next_scan = 0.0
         context.intent.begin()
-        self._counts: Counter[str] = Counter()
+        self._num_accepted = 0  # requests, since the start, as are the next two
+        self._num_prompt_tokens = 0
+        self._num_rejected: Counter[str] = Counter()  # by error code
         self._quotas = Quotas(
             max_requests=service.client_requests,
             max_bytes=service.max_client_bytes,
@@ -126,7 +129,7 @@ class Prepare:
         for view in found:
             record = view.record
             accepted = self._enter(view.slot, view.generation, record)
-            self._ids.accept(accepted, record.mark, (view.slot, view.generation))
+            self._ids.accept(accepted, record.mark, view.key)
             if record.owner != HOUSE:
                 self._quotas.accepted(record.owner, view.slot, view.generation)
             if released[view.slot]:
@@ -145,10 +148,10 @@ class Prepare:
         for message in self._links.inbox.recv_all():
             match message:
                 case m.Release():
-                    for slot, generation in _pairs(message):
+                    for slot, generation in keys_in(message):
                         self._released(slot, generation)
                 case m.Forgotten():
-                    for slot, generation in _pairs(message):
+                    for slot, generation in keys_in(message):
                         self._forget(slot, generation)
         now = time.monotonic()
         if self._links.inbox.missed or now >= self._next_scan:
@@ -323,9 +326,9 @@ class Prepare:
             if record.is_computed:  # otherwise summarize answers it alone
                 self._wait_for_credit(slot, generation, record)
         self._ids.accept(accepted, intake.mark, key)
-        self._counts["accepted"] += 1
+        self._num_accepted += 1
         if records[0].is_computed:
-            self._counts["prompt_tokens"] += accepted.num_prompt_tokens
+            self._num_prompt_tokens += accepted.num_prompt_tokens
         self._confirmations.send(intake.peer, accepted)
 
     def _digest_of_adapter(self, name: str) -> str:
@@ -340,8 +343,7 @@ class Prepare:
         request_id = request_of(record.request_id)
         self._slots[slot] = (generation, request_id)
         self._num_records[request_id] += 1
-        num_prompt_tokens = len(record.prompt) // 4
-        return m.Accepted(request_id, num_prompt_tokens, record.num_truncated_tokens, record.token_capacity)
+        return m.Accepted(request_id, record.num_prompt_tokens, record.num_truncated_tokens, record.token_capacity)
 
     def _refuse_known(self, peer: bytes, request_id: str, error: RequestError) -> None:
         """For a request that was begun; its client may send it again."""
@@ -349,7 +351,7 @@ class Prepare:
         self._refuse(peer, request_id, error)
 
     def _refuse(self, peer: bytes, request_id: str, error: RequestError) -> None:
-        self._counts[f"rejected_{error.code}"] += 1
+        self._num_rejected[error.code] += 1
         text = encodable(error.message)
         self._router.send(peer, m.Rejected(request_id[: m.MAX_REFUSED_ID_CHARS], error.code, text, error.param))
 
@@ -362,16 +364,7 @@ class Prepare:
             "records_used": len(self._slots),
             "records_free": self._writer.num_free,
             "bad_frames": self._router.num_bad_frames + self._links.inbox.num_bad_frames,
-            "accepted": self._counts["accepted"],
-            "prompt_tokens": self._counts["prompt_tokens"],
-            "rejected": {
-                name.removeprefix("rejected_"): count
-                for name, count in self._counts.items()
-                if name.startswith("rejected_")
-            },
+            "accepted": self._num_accepted,
+            "prompt_tokens": self._num_prompt_tokens,
+            "rejected": dict(self._num_rejected),
         }
-
-
-def _pairs(message: m.Release | m.Forgotten) -> list[tuple[int, int]]:
-    slots = np.frombuffer(message.slots, "<u4").tolist()
-    return list(zip(slots, np.frombuffer(message.generations, "<u4").tolist(), strict=True))

@@ -14,8 +14,8 @@ from ...protocol.journal.prompt_results import read_embedding, read_scores
 from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs, read_times, was_scheduled
 from ...protocol.messages import DeltaRow, Failed, Finished
+from ...protocol.record_key import Key
 from ...protocol.scores import ScoreColumns
-from .columns import Key
 from .ledger import Ledger, Marks, make_ledger
 from .stream import OutputStream
 
@@ -50,7 +50,6 @@ class Answer:
         self.num_seen = 0  # tokens received from execute, including those after the end
         self.is_acknowledged = False  # a client has its end
         self.is_suspect = False  # this process once crashed on it, see protocol/journal/deaths.py
-        self.number = view.slot << 32 | view.generation
         self.error: tuple[str, str] | None = None  # code and message, if the finish reason is "error"
         self.end_code = ""  # of the error, if summarize raised it
         self.peer: bytes | None = None  # the current reader
@@ -68,7 +67,7 @@ class Answer:
 
     @property
     def key(self) -> Key:
-        return self.view.slot, self.view.generation
+        return self.view.key
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -165,12 +164,12 @@ class Answer:
     def account(self, journal: Journal) -> Account:
         """Where the time of this request went so far."""
         marks = self.marks(journal, journal.now_ns())
-        return Account(make_ledger(marks), marks.token_times, len(self.view.record.prompt) // 4)
+        return Account(make_ledger(marks), marks.token_times, self.view.record.num_prompt_tokens)
 
     def _summarize(self, journal: Journal) -> dict[str, Any]:
         ledger, record = self.account(journal).ledger, self.view.record
         usage = {
-            "prompt_tokens": len(record.prompt) // 4,
+            "prompt_tokens": record.num_prompt_tokens,
             "completion_tokens": self.stream.num_tokens,
             "cached_tokens": ledger.num_cached_tokens,
             "truncated_tokens": record.num_truncated_tokens,

@@ -9,8 +9,6 @@ import numpy as np
 
 from ...protocol.messages import StepDone
 
-Key = tuple[int, int]  # (slot, generation)
-
 
 def rows_of(step: StepDone) -> Iterator[tuple[int, int, int, int, int]]:
     """Each sequence's part of a step: slot, generation, index of the token in the answer, token id, and an index into
@@ -52,9 +50,3 @@ def runs_of(step: StepDone) -> Iterator[Run]:
             slot, generation, start, token_id, reason = row
             token_ids = [token_id]
     yield Run(slot, generation, start, token_ids, reason)
-
-
-def columns_of(keys: list[Key]) -> tuple[bytes, bytes]:
-    """Slots and generations."""
-    slots, generations = np.array(keys, "<u4").reshape(-1, 2).T
-    return slots.tobytes(), generations.tobytes()

@@ -9,8 +9,8 @@ from ...protocol.board import Board
 from ...protocol.errors import DeadlineExceeded
 from ...protocol.journal.layout import ACCEPTED, Journal
 from ...protocol.record import RequestRecord
+from ...protocol.record_key import Key
 from .answer import Answer
-from .columns import Key
 
 LOOK_AGAIN_NS = 250_000_000  # how often to check a request on which execute decides
 

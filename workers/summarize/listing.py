@@ -49,7 +49,7 @@ def _row(journal: Journal, answer: Answer) -> m.RequestRow:
     return [
         answer.wire_id,
         _state(journal, answer),
-        len(record.prompt) // 4,
+        record.num_prompt_tokens,
         answer.stream.num_tokens,
         record.token_capacity,
         int(entry["num_cached_tokens"]) if is_known else 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...protocol import messages as m
 from ...protocol.channels import Links
-from .columns import Key, columns_of
+from ...protocol.record_key import Key, key_columns
 
 
 class Notices:
@@ -17,10 +17,10 @@ class Notices:
 
     def send(self) -> None:
         if self.released:
-            release = m.Release(*columns_of(self.released))
+            release = m.Release(*key_columns(self.released))
             self._links.send("execute", release)
             self._links.send("prepare", release)
             self.released.clear()
         if self.forgotten:
-            self._links.send("prepare", m.Forgotten(*columns_of(self.forgotten)))
+            self._links.send("prepare", m.Forgotten(*key_columns(self.forgotten)))
             self.forgotten.clear()

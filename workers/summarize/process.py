@@ -25,12 +25,13 @@ from ...protocol.journal.requests import read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.model_card import ModelCard
 from ...protocol.owners import Owners
+from ...protocol.record_key import Key
 from ...protocol.run_dir import follow_endpoint
 from ...protocol.starvation import OwnTime
 from ..process import TICK_S, StatsPublisher, WorkerContext, received_frames, wait_for_model
 from .answer import Answer
 from .choices import Choices, Requests, unknown
-from .columns import Key, runs_of
+from .columns import runs_of
 from .deadlines import Deadlines
 from .delivery import RETRY_S, Delivery
 from .ends import Ends

@@ -9,6 +9,7 @@ from ...protocol.errors import RequestError
 from ...protocol.journal.deaths import note_survival
 from ...protocol.journal.requests import RequestView
 from ...protocol.model_card import ModelCard
+from ...protocol.record_key import number_of
 from ..process import WorkerContext
 from .answer import Answer
 from .ends import Ends
@@ -38,7 +39,7 @@ class Texts:
     def push(self, answer: Answer, token_ids: Sequence[int], now_ns: int) -> bool:
         """Take the next tokens of an answer; False if that failed, which ends it."""
         try:
-            self._intent.begin_one(answer.number)
+            self._intent.begin_one(number_of(answer.key))
             answer.push(token_ids, now_ns)
             answer.text_done_ns = self._journal.now_ns()
             if answer.is_suspect:

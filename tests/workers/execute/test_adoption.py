@@ -13,7 +13,6 @@ from tests.simulation.processes import Worker
 from tests.simulation.world import World
 from tests.workers.execute.factories import Told
 from triptych.protocol.journal.deaths import DeathWriter, held_against
-from triptych.protocol.journal.layout import word
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter
 from triptych.protocol.journal.tokens import TokenWriter, read_finish
@@ -103,7 +102,7 @@ def test_beam_search_that_survived_running_alone_is_resumed(world: World) -> Non
     """All of its beams are adopted again: otherwise the search would wait for the missing ones for ever."""
     keys = dispatch_beams(world)
     for slot, generation in keys:
-        DeathWriter(world.journal).add("execute", slot << 32 | generation, is_alone=False)
+        DeathWriter(world.journal).add("execute", (slot, generation), is_alone=False)
     run(make_execute(world), num_turns=20)
     assert [read_finish(world.journal, *key) for key in keys] == [("length", "")] * 2
 
@@ -111,8 +110,8 @@ def test_beam_search_that_survived_running_alone_is_resumed(world: World) -> Non
 @pytest.mark.parametrize("ahead", [0, 4])
 def test_suspect_is_cleared_after_the_lost_steps_and_the_one_that_crashed(world: World, ahead: int) -> None:
     view = dispatch(world)
-    key = view.slot, view.generation
-    DeathWriter(world.journal).add("execute", word(*key), is_alone=False, num_ahead=ahead)
+    key = view.key
+    DeathWriter(world.journal).add("execute", key, is_alone=False, num_ahead=ahead)
     execute = make_execute(world)
     num_turns = 0
     while held_against(world.journal, "execute", *key):
@@ -128,7 +127,7 @@ def test_no_tokens_are_proposed_for_former_suspects(is_suspect: bool) -> None:
     with installed(world.clock):
         view = dispatch(world)
         if is_suspect:
-            DeathWriter(world.journal).add("execute", view.slot << 32 | view.generation, is_alone=False)
+            DeathWriter(world.journal).add("execute", view.key, is_alone=False)
         execute = make_execute(world)
         execute._engine.scheduler.proposals._proposer = Told(lambda sequence, max_tokens: [1] * max_tokens)
         run(execute, num_turns=30)
@@ -141,7 +140,7 @@ def test_search_with_the_record_of_a_suspect_waits_until_all_its_beams_may_run(w
     writer, releases = RequestWriter(world.journal), ReleaseWriter(world.journal)
     suspect = accept(writer, world.journal, make_record(num_prompt_tokens=3, token_capacity=8))
     writer.dispatch(suspect.slot, suspect.generation, 5)
-    DeathWriter(world.journal).add("execute", suspect.slot << 32 | suspect.generation, is_alone=False)
+    DeathWriter(world.journal).add("execute", suspect.key, is_alone=False)
     while writer.num_free > 1:  # so that the search gets the record of the suspect
         accept(writer, world.journal, make_record(f"b{writer.num_free}"))
     execute = make_execute(world)

@@ -67,7 +67,7 @@ def test_frame_that_crashed_prepare_twice_is_not_read(world: World, monkeypatch:
     world.board.set_suspect(KEY, POISONED)
     prepare._on_frame_alone(b"peer", FRAME)
     assert intents == []
-    assert prepare._counts["rejected_poisoned"] == 1
+    assert prepare._num_rejected["poisoned"] == 1
 
 
 def test_suspected_frame_that_causes_no_crash_is_cleared(world: World) -> None:

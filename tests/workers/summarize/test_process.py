@@ -14,7 +14,6 @@ from tests.workers.summarize.test_columns import step_of
 from triptych.protocol import messages as m
 from triptych.protocol.codec import encode
 from triptych.protocol.journal.deaths import DeathWriter
-from triptych.protocol.journal.layout import word
 from triptych.protocol.journal.releases import (
     ReleaseWriter,
     is_forgotten,
@@ -30,7 +29,7 @@ from triptych.workers.summarize.ends import MAX_COUNTED_ADAPTERS
 
 def poison(world: World, key: tuple[int, int] = KEY) -> None:
     for _ in range(2):
-        DeathWriter(world.journal).add("summarize", word(*key), is_alone=True)
+        DeathWriter(world.journal).add("summarize", key, is_alone=True)
 
 
 def test_request_that_crashed_summarize_twice_fails(world: World) -> None:

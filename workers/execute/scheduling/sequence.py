@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ....protocol.record_key import Key as Key
 from ....protocol.sampling import SamplingParams
 from .prefix import PageNode
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from .states import StateRows
 
 Int32 = npt.NDArray[np.int32]
-Key = tuple[int, int]  # (slot, generation) in the journal
 
 
 class SequenceState(Enum):
