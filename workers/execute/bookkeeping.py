@@ -68,9 +68,7 @@ class Bookkeeper:
         if record.params.is_beam_search and not self._has_ended(view):
             self._writer.clear(view)
             emitted = emitted[:0]
-        params = replace(
-            record.params, logprobs=record.num_logprobs, prompt_logprobs=record.num_prompt_logprobs
-        )  # fmt: skip
+        params = replace(record.params, logprobs=record.num_logprobs, prompt_logprobs=record.num_prompt_logprobs)
         prompt = record.prompt_ids
         tokens = np.zeros(len(prompt) + record.token_capacity, np.int32)
         tokens[: len(prompt)] = prompt
@@ -297,7 +295,7 @@ class Bookkeeper:
     def _started_together(self, key: Key) -> list[Key]:
         """The requests that start along with ``key``: all beams of a search, as the first one computes their prompt."""
         sequence = self._sequences.get(key)
-        if sequence is None or not sequence.params.is_beam_search:
+        if sequence is None or not sequence.is_beam:
             return [key]
         return [other.key for other in self._sequences.values() if other.group_key == sequence.group_key]
 

@@ -149,7 +149,7 @@ class HashRunner:
                 token_ids[row] = first_allowed(allowed[row], int(token_ids[row]))
             if sequence.params.logprobs is not None:
                 logprobs[row] = self._logprobs(state, int(token_ids[row]), sequence.params.logprobs)
-            if sequence.params.is_beam_search:
+            if sequence.is_beam:
                 count = num_candidates(sequence.params, len(sequence.stop_ids))
                 likeliest = self._logprobs(state, int(token_ids[row]), min(count, self._vocab_size - 1))
                 candidates[row] = Candidates(likeliest.token_ids, likeliest.logprobs)

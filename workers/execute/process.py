@@ -87,9 +87,7 @@ class Execute:
         self._intent = StepIntent(context.intent)
         self._flushes = context.config.service.flushes_steps
         self._adapters, self._vocab_size = card.adapters, card.vocab_size
-        self._books = Bookkeeper(
-            context.journal, eos_token_ids=frozenset(card.eos_token_ids), adapters=self._adapters
-        )  # fmt: skip
+        self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids), adapters=self._adapters)
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = self._next_look = 0.0
         self._num_steps = 0

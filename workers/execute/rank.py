@@ -1,4 +1,4 @@
-"""``python -m triptych.workers.execute.rank``: one of ranks 1 to N - 1 of a tensor-parallel model; see ``model.ranks``.
+"""``python -m triptych.workers.execute.rank``: one of ranks 1 to N - 1 of a split model; see ``model/parallel``.
 
 It executes the orders that rank 0 writes to its standard input, and exits when that is closed. Any error ends this
 process, with a traceback in the log of execute, and that ends execute.

@@ -318,7 +318,7 @@ class Prepare:
         records = make_records(intake, admission, lease_s=self._service.lease_s, lora_digest=lora_digest)
         times = AcceptTimes(
             intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, self._journal.now_ns()
-        )  # fmt: skip
+        )
         for (slot, generation), record in zip(self._writer.accept_all(records, times), records, strict=True):
             key = slot, generation
             accepted = self._enter(*key, record)

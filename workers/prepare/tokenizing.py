@@ -45,10 +45,8 @@ class Tokenizing:
         self._ring, self._done = ring, done
         self._timeout_s = service.tokenize_timeout_s
         self._grammars = GrammarQueue(
-            GrammarChecker(
-                context.run_dir, timeout_s=service.grammar_timeout_s, memory_bytes=service.grammar_bytes
-            )
-        )  # fmt: skip
+            GrammarChecker(context.run_dir, timeout_s=service.grammar_timeout_s, memory_bytes=service.grammar_bytes)
+        )
         self._job_thread: JobThread[Result] = JobThread(self._timeout_s, ring=ring)
         self._for_next_turn: deque[Callable[[], None]] = deque()
         self.pending_bytes = 0  # of requests that wait for the compiler or in the tokenizer thread

@@ -34,7 +34,7 @@ class DeviceStep(NamedTuple):
     carried: torch.Tensor  # [T], row of this token in the previous step's result, or -1 if it is in token_ids
     query_starts: torch.Tensor  # [S + 1]
     context_lens: torch.Tensor  # [S], 0: a padded row, which attends to nothing
-    sample_rows: torch.Tensor  # [R]
+    logit_rows: torch.Tensor  # [R + C], as of ``StepInputs``
     block_tables: torch.Tensor  # [S, P]
     num_decodes: int
     max_query_len: int  # tokens of the longest chunk; 0 without chunks
@@ -69,7 +69,7 @@ def upload(inputs: StepInputs, device: torch.device) -> DeviceStep:
 
 def as_step(tensors: Sequence[torch.Tensor], inputs: StepInputs) -> DeviceStep:
     """The tensors of ``columns_of``, which may be flat, together with the sizes of the step."""
-    token_ids, positions, slots, carried, starts, contexts, sample_rows, tables, adapters = tensors
+    token_ids, positions, slots, carried, starts, contexts, logit_rows, tables, adapters = tensors
     return DeviceStep(
         token_ids,
         positions,
@@ -77,7 +77,7 @@ def as_step(tensors: Sequence[torch.Tensor], inputs: StepInputs) -> DeviceStep:
         carried,
         starts,
         contexts,
-        sample_rows,
+        logit_rows,
         tables.view(inputs.block_tables.shape),
         num_decodes=inputs.num_decodes,
         max_query_len=longest_chunk(inputs),

@@ -1,4 +1,4 @@
-"""Quantising rows to eight-bit floating point in one launch, bit for bit as ``model.fp8`` defines it. Axes as there."""
+"""Quantising rows to eight-bit floating point in one launch, bit for bit as ``fused.fp8`` defines it. Axes as there."""
 
 from __future__ import annotations
 

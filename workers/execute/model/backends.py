@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from ..attention.interface import LayerCache
+    from .device.forward import DeviceForward
     from .device.runner import DeviceRunner
     from .fused.build import FusedModel
-    from .modules.device_forward import DeviceForward
     from .parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)

@@ -76,7 +76,7 @@ class Sampler:
     ) -> StepResult:
         counts = wanted_logprobs(sequences)
         raw = logits[list(counts)].log_softmax(dim=-1) if counts else None
-        beams = [row for row, sequence in enumerate(sequences) if sequence.params.is_beam_search]
+        beams = [row for row, sequence in enumerate(sequences) if sequence.is_beam]
         if beams:
             logits[beams] = logits[beams].log_softmax(dim=-1)  # before the penalties, as in transformers
         allowed, without_mask = NO_MASKS if masks is None else masks.wait()

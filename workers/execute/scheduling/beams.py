@@ -55,7 +55,7 @@ class Beams:
 
     def join(self, sequence: Sequence) -> list[Sequence]:
         """The sequences that may start now: the first beam of a search, once all of them have arrived."""
-        if not sequence.params.is_beam_search:
+        if not sequence.is_beam:
             return []
         key = self._key(sequence)
         live = self._live.setdefault(key, _LiveSearch(self._search_of(sequence)))
@@ -68,20 +68,20 @@ class Beams:
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence is a beam that does not start by itself."""
-        if not sequence.params.is_beam_search:
+        if not sequence.is_beam:
             return False
         live = self._live[self._key(sequence)]
         return not live.beams or live.beams[0] is not sequence
 
     def start(self, sequence: Sequence, step: int) -> None:
         """The first beam leaves the queue: the search has begun for all of its beams."""
-        if sequence.params.is_beam_search:
+        if sequence.is_beam:
             for member in self._live[self._key(sequence)].members:
                 member.last_step = max(member.last_step, step)
 
     def family(self, sequence: Sequence) -> list[Sequence]:
         """The sequences to preempt and resume together: ``sequence``, and for a beam all others that have pages."""
-        if not sequence.params.is_beam_search:
+        if not sequence.is_beam:
             return [sequence]
         members = self._live[self._key(sequence)].members
         return [sequence, *(s for s in members if s is not sequence and s.state in _HAVE_PAGES)]
@@ -118,7 +118,7 @@ class Beams:
 
     def num_pages(self, sequence: Sequence) -> int:
         """The most pages that a sequence, or all beams of its search together, may hold at once."""
-        if not sequence.params.is_beam_search:
+        if not sequence.is_beam:
             return self._cache.pages_for(sequence.num_tokens)
         num_tokens = sequence.num_prompt_tokens
         # The last token of a hypothesis is never computed.
@@ -128,7 +128,7 @@ class Beams:
 
     def restart(self, sequence: Sequence) -> None:
         """If ``sequence`` is a beam: discard the output of its whole search, and start over with the first beam."""
-        if sequence.params.is_beam_search:
+        if sequence.is_beam:
             live = self._live[self._key(sequence)]
             for member in live.members:
                 member.num_tokens = member.num_prompt_tokens
@@ -136,7 +136,7 @@ class Beams:
 
     def disband(self, sequence: Sequence) -> list[Sequence]:
         """``sequence`` has ended, and its search with it; returns the others, which end too."""
-        if not sequence.params.is_beam_search:
+        if not sequence.is_beam:
             return []
         live = self._live.pop(self._key(sequence), None)
         return [member for member in live.members if member is not sequence] if live else []

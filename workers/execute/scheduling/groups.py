@@ -49,7 +49,7 @@ class Groups:
         self.computing: dict[Key, Group] = {}  # by the sequence that computes the prompt
 
     def join(self, sequence: Sequence) -> None:
-        if sequence.group_key is not None and not sequence.params.is_beam_search:  # a search forks its beams itself
+        if sequence.group_key is not None and not sequence.is_beam:  # a search forks its beams itself
             sequence.group = self._groups.setdefault(sequence.group_key, Group())
             sequence.group.members[sequence.key] = sequence
 

@@ -68,7 +68,7 @@ def describe_sequence(sequence: Sequence, tokens: Int32) -> dict[str, Any]:
         values["chunk_ends"] = list(sequence.chunk_ends)
     if sequence.group_key is not None:
         values["group"] = list(sequence.group_key)
-    if sequence.params.is_beam_search:
+    if sequence.is_beam:
         values["num_beams"] = sequence.params.num_beams
     if not sequence.is_scored:
         values["scores"] = True

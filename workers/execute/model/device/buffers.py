@@ -101,7 +101,7 @@ class DecodeBuffers:
         token_ids, positions, slots, carried, contexts, adapters = columns
         return DeviceStep(
             token_ids, positions, slots, carried,
-            query_starts=self._indices[: num_rows + 1], context_lens=contexts, sample_rows=self._indices[:num_rows],
+            query_starts=self._indices[: num_rows + 1], context_lens=contexts, logit_rows=self._indices[:num_rows],
             block_tables=self._tables[:num_rows], num_decodes=num_rows, max_query_len=0,
             adapters=adapters if is_adapted else None,
         )  # fmt: skip

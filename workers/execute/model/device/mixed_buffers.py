@@ -39,16 +39,16 @@ class MixedBuffers:
         """Return the buffers as a step of this size."""
         lengths = _lengths(size)
         columns = torch.split(self._inputs[: sum(lengths)], lengths)
-        token_ids, positions, slots, carried, adapters, starts, contexts, sample_rows = columns
+        token_ids, positions, slots, carried, adapters, starts, contexts, logit_rows = columns
         return DeviceStep(
-            token_ids, positions, slots, carried, starts, contexts, sample_rows, self._tables[: size.num_seqs],
+            token_ids, positions, slots, carried, starts, contexts, logit_rows, self._tables[: size.num_seqs],
             num_decodes=size.num_rows, max_query_len=size.max_chunk_len,
             adapters=adapters if is_adapted else None,
         )  # fmt: skip
 
     def fill(self, inputs: StepInputs, size: StepSize) -> None:
         """Write a step to the buffers of this size, which holds it."""
-        token_ids, positions, slots, carried, starts, contexts, sample_rows, tables, adapters = columns_of(inputs)
+        token_ids, positions, slots, carried, starts, contexts, logit_rows, tables, adapters = columns_of(inputs)
         num_decodes = 0 if size.num_checked else inputs.num_decodes
         shift = size.num_rows - num_decodes
         rows = np.zeros((_COLUMNS, size.num_tokens), np.int32)
@@ -66,7 +66,7 @@ class MixedBuffers:
         all_contexts[:num_decodes] = contexts[:num_decodes]
         all_contexts[size.num_rows : shift + len(contexts)] = contexts[num_decodes:]
         sampled = np.zeros(size.num_sampled, np.int32)
-        sampled[: len(sample_rows)] = np.where(sample_rows < num_decodes, sample_rows, sample_rows + shift)
+        sampled[: len(logit_rows)] = np.where(logit_rows < num_decodes, logit_rows, logit_rows + shift)
         columns = [rows, all_starts, all_contexts, sampled]
         self._stage.copy([*columns, tables], self._inputs)
         flat = self._inputs[sum(column.size for column in columns) :][: tables.size].view(tables.shape)

@@ -30,7 +30,6 @@ from ...sampling.sampler import Sampler, failures
 from ...scheduling.plan import MAX_SCORED_TOKENS
 from ...scheduling.sequence import Sequence
 from ...step import Int32, StepInputs, StepResult
-from ..modules.device_forward import DeviceForward
 from ..step_runner import (
     StepRunner,
     trash_checks,
@@ -43,6 +42,7 @@ from ..step_runner import (
 from .buckets import CHECKED_TOKENS, Router, StepSize, check_sizes, chunk_buckets, num_checked_together
 from .buffers import DecodeBuffers, HostStage, upload_ragged
 from .check_costs import EXPECTED, measure_check_costs
+from .forward import DeviceForward
 from .graphs import CaptureFailed, GraphCapture, GraphKey, GraphShelf, Replay
 from .mixed_buffers import MixedBuffers
 

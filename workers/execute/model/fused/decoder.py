@@ -15,7 +15,7 @@ from ...attention.interface import AttentionForm, LayerCache
 from ...kernels.triton_one_row import one_row_linear
 from ...kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
 from ...kernels.triton_write import rotate_and_write
-from ..modules.device_forward import DeviceAttention
+from ..device.forward import DeviceAttention
 from .experts import FusedExperts
 from .lora import FusedAdapters, add_to
 from .weights import FusedLayer, FusedMlp, FusedWeights, PlainProjection, Projection
@@ -53,7 +53,7 @@ class FusedDecoder:
     def __call__(
         self, step: DeviceStep, token_ids: torch.Tensor, *, choices: list[torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """Compute logits float32 [R, V]. Appends the tokens' choices of each layer with experts to ``choices``."""
+        """Compute logits float32 [R + C, V]. Appends the tokens' choices of each layer with experts to ``choices``."""
         spec = self._weights.spec
         self._kernel.use(step)
         x = F.embedding(token_ids, self._weights.embedding)
@@ -94,7 +94,7 @@ class FusedDecoder:
 
         if step.taken is not None:
             step.taken.states = last(step.taken.rows)
-        return weights.head(last(step.sample_rows.long())).float()
+        return weights.head(last(step.logit_rows.long())).float()
 
     def _one_row(self, step: DeviceStep, x: torch.Tensor) -> torch.Tensor:
         """The same for one token and ``has_plain_layers``, with four kernels for each layer besides attention's."""
@@ -110,7 +110,7 @@ class FusedDecoder:
             )
             one_row_linear(gated, *_matrix(layer.mlp.down), residual=x, multiplier=multiplier)
         logits = one_row_linear(x, *_matrix(weights.head), norm=weights.final_norm, eps=eps, dtype=torch.float32)
-        return logits if len(step.sample_rows) == 1 else logits[step.sample_rows.long()]
+        return logits if len(step.logit_rows) == 1 else logits[step.logit_rows.long()]
 
     def _attend(
         self, step: DeviceStep, layer: FusedLayer, cache: LayerCache, form: AttentionForm, qkv: torch.Tensor

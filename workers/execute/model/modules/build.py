@@ -18,6 +18,7 @@ from ...attention.interface import LayerCache
 from ...attention.reference import ReferenceAttention
 from ...kernels.support import why_no_triton
 from ...sampling.sampler import Sampler
+from ..device.forward import DeviceAttention, DeviceForward
 from ..facts import ModelFacts, Progress, wanted_len
 from ..lora import Adapter
 from ..parallel.group import Group
@@ -25,7 +26,7 @@ from ..pool import EIGHT_BIT_PAGES, PoolSize, allocate_pool
 from ..states import SequenceStates
 from ..step_runner import StepRunner
 from ..threads import num_threads
-from .device_forward import DeviceAttention, DeviceForward, TransformersForward
+from .device_forward import TransformersForward
 from .loader import load_model
 from .lora import TorchAdapters
 from .runner import TorchRunner

@@ -1,43 +1,24 @@
-"""A model as a function of a step in device memory."""
+"""A transformers model as a function of a step in device memory."""
 
 from __future__ import annotations
 
 import inspect
 from contextlib import nullcontext
-from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from ...attention.device_step import DeviceStep
 from ...attention.forward_context import PagedLayers, attending
-from ...attention.interface import PagedAttention
+from ..device.forward import DeviceAttention
 from ..states import SequenceStates
 from .hidden_states import HiddenStates
 from .lora import TorchAdapters
 from .recurrent import going_on
 
 
-class DeviceAttention(PagedAttention, Protocol):
-    """A kernel that reads its step from device memory."""
-
-    def use(self, step: DeviceStep) -> None: ...
-
-
-class DeviceForward(Protocol):
-    """Writes keys and values to the pages, returns logits of the sampled rows, and leaves hidden states in the step's
-    ``taken``. Reads nothing back to the host.
-    """
-
-    vocab_size: int
-
-    def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
-        """Compute logits float32 [R, V]. ``token_ids`` int [T] replace the step's own: carried tokens are filled in."""
-        ...
-
-
 class TransformersForward:
-    """A transformers model whose attention has been switched to pages."""
+    """A ``DeviceForward`` whose attention has been switched to pages."""
 
     def __init__(
         self,
@@ -59,7 +40,7 @@ class TransformersForward:
 
     def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
         self._kernel.use(step)
-        rows = step.sample_rows.long()
+        rows = step.logit_rows.long()
         adapted = nullcontext() if self._adapters is None else self._adapters.applied_to(step.adapters)
         hidden = self._hidden_states.left_in(step.taken)
         with attending(self._layers), going_on(self._states, step.cut), adapted, hidden:

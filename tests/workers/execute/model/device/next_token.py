@@ -22,7 +22,7 @@ class NextToken:
 
     def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
         self.num_tokens.append(len(token_ids))
-        following = (token_ids[step.sample_rows.long()] + 1) % self.vocab_size
+        following = (token_ids[step.logit_rows.long()] + 1) % self.vocab_size
         return torch.nn.functional.one_hot(following, self.vocab_size).float()
 
 

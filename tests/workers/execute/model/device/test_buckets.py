@@ -193,7 +193,7 @@ def test_padding_of_a_mixed_step_is_a_chunk_without_keys() -> None:
     assert step.positions.tolist() == [0, 1, 0, 0, 2, 3, 4, 5, 6, 7, *[0] * 10]
     assert step.query_starts.tolist() == [0, 1, 2, 3, 4, 9, 10, 10, 10, 20]
     assert step.context_lens.tolist() == [1, 2, 0, 0, 3, 4, 0, 0, 0]
-    assert step.sample_rows.tolist() == [0, 1, 8, 9, 0, 0, 0, 0]
+    assert step.logit_rows.tolist() == [0, 1, 8, 9, 0, 0, 0, 0]
     assert step.carried.tolist() == [-1] * 20
     assert step.block_tables[[0, 1, 4, 5], :3].tolist() == np.arange(12).reshape(4, 3).tolist()
 
@@ -209,5 +209,5 @@ def test_step_with_proposals_has_chunks_alone_and_samples_all_tokens() -> None:
     assert step.slot_mapping.tolist() == [*range(1, 8), *[0] * 9]
     assert step.query_starts.tolist() == [0, 1, 2, 5, 7, 7, 7, 7, 7, 16]
     assert step.context_lens.tolist() == [1, 2, 3, 4, *[0] * 5]
-    assert step.sample_rows.tolist() == [*range(7), *[0] * 9]
+    assert step.logit_rows.tolist() == [*range(7), *[0] * 9]
     assert step.block_tables[:4, :3].tolist() == np.arange(12).reshape(4, 3).tolist()

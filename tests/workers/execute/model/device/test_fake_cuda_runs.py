@@ -72,7 +72,7 @@ class Chain(NextToken):
         return self
 
     def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
-        return self.logits[token_ids[step.sample_rows.long()]]
+        return self.logits[token_ids[step.logit_rows.long()]]
 
 
 @pytest.fixture(name="device")

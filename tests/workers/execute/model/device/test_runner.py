@@ -128,7 +128,7 @@ def test_row_with_nan_logits_fails_alone() -> None:
     class Nan(NextToken):
         def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
             logits = super().__call__(step, token_ids)
-            logits[token_ids[step.sample_rows.long()] == bad] = torch.nan
+            logits[token_ids[step.logit_rows.long()] == bad] = torch.nan
             return logits
 
     sequences = make_sequences(3, max_tokens=6)

@@ -153,7 +153,7 @@ def test_results_are_returned_in_the_order_of_launches(tmp_path: Path) -> None:
     expected = [prefill(runner, [n], make_row([n])).token_ids[0] for n in (5, 6)]
     for n in (5, 6):
         runner.launch(step := _one_token(n))
-        assert step.sample_rows.tolist() == [0]
+        assert step.logit_rows.tolist() == [0]
     assert [runner.collect().token_ids[0], runner.collect().token_ids[0]] == expected
 
 
