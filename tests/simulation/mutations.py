@@ -23,7 +23,7 @@ from triptych.workers.execute import process as execute
 from triptych.workers.execute.bookkeeping import NO_TOKEN
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.process import Execute
-from triptych.workers.prepare.intake import KnownIds
+from triptych.workers.prepare.known_ids import KnownIds
 from triptych.workers.prepare.process import Prepare
 from triptych.workers.summarize import choices
 from triptych.workers.summarize.answer import Answer

@@ -1,21 +1,17 @@
-"""Which request ids are known, and how to answer a request that is sent again."""
+"""One request on its way through prepare, and what is determined before any work is done for it."""
 
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...protocol.codec import pack
-from ...protocol.errors import DuplicateId, InvalidRequest
+from ...protocol.errors import InvalidRequest
 from ...protocol.groups import member_id
 from ...protocol.journal.layout import MAX_ID_BYTES
-from ...protocol.messages import Accepted
 from ...protocol.reasoning import Reasoning
-from ...protocol.record import is_repeat
-from ...protocol.record_key import Key
 from .request import GenerationRequest
 from .turns import Owner
 
@@ -24,7 +20,7 @@ INLINE_BYTES = 16 << 10  # prompts up to this size are tokenized at once, larger
 
 @dataclass(slots=True)
 class Intake:
-    """One request on its way through this process."""
+    """What is known of the request so far."""
 
     peer: bytes
     owner: Owner  # whose quota it counts towards
@@ -89,66 +85,3 @@ def _sorted(value: Any) -> Any:
     if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
         return [_sorted(item) for item in value]
     return value
-
-
-def answered_already(request_id: str) -> DuplicateId:
-    return DuplicateId(f"the request {request_id!r} has already been answered", param="request_id")
-
-
-class Known(NamedTuple):
-    """What this process knows of a live request."""
-
-    mark: int  # see ``mark_of``
-    accepted: Accepted | None = None  # the reply it got; None while it is being tokenized
-    key: Key = (0, 0)  # of its last record
-
-
-class KnownIds:
-    """Live ids with the replies they got, and up to ``max_past`` past ids.
-
-    Requests with the same id are told apart by their marks: the same request sent again, by someone who may access it,
-    gets the same reply; a different one is refused while the first is live.
-    """
-
-    def __init__(self, past: Iterable[tuple[str, int]], *, max_past: int) -> None:
-        self._live: dict[str, Known] = {}
-        self._past: OrderedDict[str, int] = OrderedDict(past)
-        self._max_past = max_past
-
-    def seen(self, request_id: str, mark: int) -> Known | None:
-        """This very request, if it is already live.
-
-        Raises:
-            DuplicateId: another request with this id is live, or this one was answered and acknowledged.
-        """
-        if (known := self._live.get(request_id)) is not None:
-            if not is_repeat(mark, known.mark):
-                raise DuplicateId(f"another request with the id {request_id!r} is live", param="request_id")
-            return known
-        past = self._past.get(request_id)
-        if past is not None and is_repeat(mark, past):
-            raise answered_already(request_id)
-        return None
-
-    def begin(self, request_id: str, mark: int) -> None:
-        self._live[request_id] = Known(mark)
-
-    def accept(self, accepted: Accepted, mark: int, key: Key) -> None:
-        """``key``: that of its last record."""
-        self._live[accepted.request_id] = Known(mark, accepted, key)
-
-    def refuse(self, request_id: str) -> None:
-        """The request was refused; no effect if it has been accepted before."""
-        if request_id in self._live and self._live[request_id].accepted is None:
-            del self._live[request_id]
-
-    def forget(self, request_id: str, *, was_read: bool) -> None:
-        """The record is gone. If its answer was never read, sending the request again starts a new one: its client may
-        never have learned that it had been accepted.
-        """
-        known = self._live.pop(request_id, None)
-        if known is not None and was_read:
-            self._past[request_id] = known.mark
-            self._past.move_to_end(request_id)
-            if len(self._past) > self._max_past:
-                self._past.popitem(last=False)

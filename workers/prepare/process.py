@@ -33,7 +33,8 @@ from ...protocol.service import service_info
 from ..process import TICK_S, StatsPublisher, WorkerContext, received_frames, wait_for_model
 from .admission import Admission
 from .confirmations import Confirmations
-from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of, num_waiting_bytes
+from .intake import Intake, check_member_ids, digest_of, num_waiting_bytes
+from .known_ids import Known, KnownIds, answered_already
 from .queue import CreditQueue, Waiting
 from .quotas import Quotas
 from .records import make_records

@@ -8,7 +8,7 @@ from triptych.protocol.errors import DuplicateId
 from triptych.protocol.messages import Accepted
 from triptych.protocol.owners import HOUSE
 from triptych.protocol.record import mark_of
-from triptych.workers.prepare.intake import Known, KnownIds
+from triptych.workers.prepare.known_ids import Known, KnownIds
 
 ACCEPTED = Accepted("a", 3, 0, 8)
 
