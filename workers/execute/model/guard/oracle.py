@@ -46,6 +46,10 @@ class DecoderOutputs(NamedTuple):
     logits: torch.Tensor  # float32 [tokens, V]
     choices: torch.Tensor  # chosen experts, int [tokens, layers, experts per token]
 
+    def first(self, count: int) -> DecoderOutputs:
+        """Those of the first ``count`` tokens."""
+        return DecoderOutputs(self.logits[:count], self.choices[:count])
+
 
 class Oracle(NamedTuple):
     """transformers' modules with the weights of a decoder, in a requested dtype."""
@@ -83,11 +87,12 @@ class Oracle(NamedTuple):
         Raises:
             Unsupported: the difference exceeds ``limit``, and the message says by how much; or transformers fails.
         """
-        modules, greatest = _Modules(self, dtype, outliers), 0.0
+        modules, frugal, rounding = _Modules(self, dtype, outliers), None, _ROUNDING[dtype]
+        greatest, count = 0.0, len(sequences[0])
         for number, adapter in enumerate((None, *adapters)):
-            found = outputs_of(number)
+            found, exact = outputs_of(number), None
             plain, difference = modules.differ(found, sequences, adapter)
-            rounding, is_accepted = _ROUNDING[dtype], difference <= limit  # NaN is not
+            is_accepted = difference <= limit  # NaN is not
             if not is_accepted and may_round and self._has_room(rounding.exact):
                 exact, from_exact = _Modules(self, rounding.exact, outliers).differ(found, sequences, adapter)
                 own = relative_difference(plain, exact, outliers)
@@ -98,28 +103,17 @@ class Oracle(NamedTuple):
                 text = f"{name}its logits differ from transformers' by {difference:.2g} of the greatest"
                 raise Unsupported(f"{text}, the limit is {limit}")
             if is_finer and self._has_room(rounding.exact):
-                self._check_usual(found, plain, sequences[0], adapter, rounding.exact)
+                if exact is None:
+                    frugal = frugal or _Modules(self._frugal(), rounding.exact, outliers)
+                    exact, _ = frugal.differ(found.first(count), sequences[:1], adapter)
+                _check_usual(found.logits[:count], plain[:count], exact[:count])
             greatest = max(greatest, difference)
         return greatest
 
-    def _check_usual(
-        self, found: DecoderOutputs, plain: torch.Tensor, sequence: Int32, adapter: Adapter | None, dtype: torch.dtype
-    ) -> None:
-        """Compare with the first sequence's logits in ``dtype``, by the median of tokens. A factor that is wrong by a
-        few percent changes all logits, but none by as much as rounding changes some in other models.
-
-        Raises:
-            Unsupported: the logits that were found differ by more than those of transformers, ``plain``.
-        """
-        count = len(sequence)
-        first = DecoderOutputs(found.logits[:count], found.choices[:count])
-        made = {name: partial(self.tensors.__getitem__, name) for name in self.spec.matrices()}
-        lazy = self._replace(made={**made, **self.made})
-        exact, _ = _Modules(lazy, dtype, 0.0).differ(first, [sequence], adapter)
-        usual, limit = (_usual_difference(logits[:count], exact) for logits in (found.logits, plain))
-        if usual > limit:
-            text = f"its logits usually differ by {usual:.2g} from transformers' in {str(dtype).removeprefix('torch.')}"
-            raise Unsupported(f"{text}, the limit is the {limit:.2g} by which transformers' own differ")
+    def _frugal(self) -> Oracle:
+        """The same, whose modules compute each matrix anew at each use instead of holding a copy of it."""
+        read = {name: partial(self.tensors.__getitem__, name) for name in self.spec.matrices()}
+        return self._replace(made={**read, **self.made})
 
     def _has_room(self, dtype: torch.dtype) -> bool:
         """Whether twice the size of the weights in this type is free: half of that is left to other processes."""
@@ -185,6 +179,21 @@ def relative_difference(logits: torch.Tensor, expected: torch.Tensor, outliers: 
     rows = (logits - expected).abs().amax(dim=-1)
     greatest = rows.sort(descending=True).values[int(outliers * len(rows))]
     return float((greatest + 0 * rows.sum()) / expected.abs().max())  # NaN if any row has one
+
+
+def _check_usual(found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> None:
+    """Compare logits that were found, and those of transformers, with ``exact`` ones, [tokens, V], by the median of
+    tokens. A factor that is wrong by a few percent changes all logits, but none by as much as rounding changes some in
+    other models.
+
+    Raises:
+        Unsupported: the logits that were found differ by more than those of transformers.
+    """
+    usual, limit = (_usual_difference(logits, exact) for logits in (found, plain))
+    if usual > limit:
+        dtype = str(exact.dtype).removeprefix("torch.")
+        text = f"its logits usually differ by {usual:.2g} from transformers' in {dtype}"
+        raise Unsupported(f"{text}, the limit is the {limit:.2g} by which transformers' own differ")
 
 
 def _usual_difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
