@@ -32,7 +32,7 @@ from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 from tests.fake_cuda.device import Event, FakeCuda
 from tests.fake_cuda.graph import Graph
 from tests.fake_cuda.operators import dot_of, float_of
-from triptych.workers.execute.kernels.cache import cache_folder, making
+from triptych.workers.execute.user_cache import cache_folder, making
 
 _GUARD = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>

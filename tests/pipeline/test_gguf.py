@@ -15,8 +15,8 @@ from tests.pipeline.killing import kill
 from tests.tiny import prove
 from tests.workers.execute.model.checkpoint.gguf_files import Type, make_gguf
 from triptych import Driver
-from triptych.workers.execute.kernels.cache import cache_folder
 from triptych.workers.execute.model.checkpoint.find import find_checkpoint
+from triptych.workers.execute.user_cache import cache_folder
 
 PROMPTS = ["the hello", "é 123", "a"]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ....protocol.errors import ConfigError
 from ....protocol.lifeline import child_environment
-from .cache import keep_newest, making, note_use, places
+from ..user_cache import keep_newest, making, note_use, places
 from .tile_registers import are_permitted
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ from tests.proc import is_alive
 from tests.waiting import eventually
 from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.kernels import library as libraries
-from triptych.workers.execute.kernels.cache import cache_folder, making
 from triptych.workers.execute.kernels.compile import (
     LEVELS,
     SOURCES,
@@ -27,6 +26,7 @@ from triptych.workers.execute.kernels.compile import (
     library_name,
 )
 from triptych.workers.execute.kernels.library import load_library
+from triptych.workers.execute.user_cache import cache_folder, making
 
 
 @pytest.fixture

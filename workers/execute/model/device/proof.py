@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from .....protocol.config import ModelConfig
-from ...kernels.cache import cache_folder, keep_newest, note_use
 from ...kernels.support import triton_version
+from ...user_cache import cache_folder, keep_newest, note_use
 from ..guard.proof import outcome_key
 
 logger = logging.getLogger(__name__)

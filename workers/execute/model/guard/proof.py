@@ -27,8 +27,8 @@ from .....protocol.errors import ConfigError
 from .....protocol.lora import parse_modules
 from .....protocol.plain import load_map, make
 from .....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
-from ...kernels.cache import keep_in_one, keep_newest, note_use, places
 from ...kernels.compile import NoCompiler, levels_to_try, library_name
+from ...user_cache import keep_in_one, keep_newest, note_use, places
 from ..facts import ModelFacts
 from ..spec.decoder import DecoderSpec
 from ..spec.ropes import Rope

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from safetensors.numpy import load, save
 
-from ...kernels.cache import keep_in_one, keep_newest, note_use, places
 from ...kernels.compile import library_name
+from ...user_cache import keep_in_one, keep_newest, note_use, places
 from ..guard.proof import add_files
 from .calibration import Importance
 

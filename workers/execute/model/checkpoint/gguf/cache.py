@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ......protocol.errors import ConfigError
-from ....kernels.cache import cache_folder, keep_newest, making, note_use
+from ....user_cache import cache_folder, keep_newest, making, note_use
 
 logger = logging.getLogger(__name__)
 

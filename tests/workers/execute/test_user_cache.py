@@ -14,8 +14,8 @@ import pytest
 
 from tests.waiting import eventually
 from triptych.protocol.config import ModelConfig
-from triptych.workers.execute.kernels.cache import cache_folder, keep_newest, making, note_use
 from triptych.workers.execute.model.guard import proof
+from triptych.workers.execute.user_cache import cache_folder, keep_newest, making, note_use
 
 
 def test_last_used_entries_stay(tmp_path: Path) -> None:
