@@ -143,6 +143,10 @@ class TimedRunner:
         self.hides_planning = runner.hides_planning
         self.proposer, self.check_costs = runner.proposer, runner.check_costs
 
+    @property
+    def num_graph_steps(self) -> int:
+        return int(self._runner.num_graph_steps)
+
     @contextmanager
     def marking(self) -> Iterator[None]:
         """Within this block, the runner marks where its steps begin."""

@@ -28,6 +28,7 @@ from tests.workers.execute.factories import (
     make_scheduler,
     make_sequence,
     make_sequences,
+    step_tokens,
 )
 from triptych import Client, Driver
 from triptych.protocol.errors import ConfigError, EmptyPrompt, UnknownRequest
@@ -107,12 +108,12 @@ def test_r_rl_6_any_id_can_be_queried_for_its_end(slow: Driver) -> None:
 
 
 def test_r_rl_7_step_gives_one_token_per_sequence() -> None:
-    """``step_tokens`` of the engine: {key: token} for at most B sequences, {} if there is none."""
+    """{key: token} for at most B sequences, {} if there is none."""
     engine = make_engine(*make_sequences(6, num_tokens=2, max_tokens=5), max_num_seqs=4)
-    engine.step_tokens()
-    assert set(engine.step_tokens()) <= {(index, 0) for index in range(6)}
-    assert len(engine.step_tokens()) == 4
-    assert make_engine().step_tokens() == {}
+    step_tokens(engine)
+    assert set(step_tokens(engine)) <= {(index, 0) for index in range(6)}
+    assert len(step_tokens(engine)) == 4
+    assert step_tokens(make_engine()) == {}
 
 
 def test_r_rl_8_more_sequences_than_rows_take_turns() -> None:

@@ -172,11 +172,6 @@ class Engine:
         must_wait = len(self._in_flight) > self._depth or latest.has_proposals
         return not must_wait and self._runner.may_go_on and may_plan_ahead(self.scheduler)
 
-    def step_tokens(self) -> dict[Key, int]:
-        """Run one step; returns its tokens by sequence."""
-        outputs = self.step()
-        return {} if outputs is None else outputs.progress.by_key()
-
     def plan(self) -> Plan | None:
         """The next step, or None. A planned step must be launched and collected, even if it has no chunks."""
         assert len(self._in_flight) <= self._depth, "a step is in flight"

@@ -72,6 +72,7 @@ class HashRunner:
     is_batch_invariant = True
     overlaps = False
     hides_planning = True
+    num_graph_steps = 0
     proposer: Proposer | None = None
     check_costs: CheckCosts | None = CheckCosts()
 

@@ -340,7 +340,7 @@ class Execute:
         memory = measure_memory(self._engine.scheduler)
         return {
             "steps": self._num_steps,
-            "graph_steps": getattr(self._runner, "num_graph_steps", 0),
+            "graph_steps": self._runner.num_graph_steps,
             "step_ms": self._patience.step_s * 1e3,
             "tokens": self._num_tokens,
             "prefill_tokens": self._num_prefill_tokens,

@@ -174,6 +174,11 @@ class Runner(Protocol):
     proposer: Proposer | None  # a smaller model that proposes tokens for this one
     check_costs: CheckCosts | None  # None: it is not meant to check proposals
 
+    @property
+    def num_graph_steps(self) -> int:
+        """Steps that have run as graphs."""
+        ...
+
     def is_fatal(self, error: Exception) -> bool:
         """Whether an error raised by a step makes every later one fail too, so that the process must end."""
         ...

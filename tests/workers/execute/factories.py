@@ -229,6 +229,12 @@ def run(engine: Engine, *, max_steps: int = 10_000) -> dict[Key, list[int]]:
     raise AssertionError(f"{len(engine.scheduler.live)} sequences live after {max_steps} steps")
 
 
+def step_tokens(engine: Engine) -> dict[Key, int]:
+    """Run one step; its tokens by sequence, none if there is nothing to do."""
+    step = engine.step()
+    return {} if step is None else step.progress.by_key()
+
+
 def tokens_of(progress: Progress) -> list[tuple[Key, int, int]]:
     """(key, token index, token id) of every token of a step."""
     return list(zip(progress.keys, progress.token_indices, progress.token_ids, strict=True))

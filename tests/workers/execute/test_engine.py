@@ -13,6 +13,7 @@ from tests.workers.execute.factories import (
     make_sequences,
     recover,
     run,
+    step_tokens,
     tokens_of,
 )
 from triptych.workers.execute.engine import Engine
@@ -23,14 +24,14 @@ def test_step_of_an_idle_engine_returns_none() -> None:
     engine = make_engine()
     assert not engine.has_work
     assert engine.step() is None
-    assert engine.step_tokens() == {}
+    assert step_tokens(engine) == {}
 
 
-def test_step_tokens_returns_one_token_per_sequence() -> None:
+def test_step_yields_one_token_per_sequence() -> None:
     sequences = make_sequences(2, num_tokens=3)
     engine = make_engine(*sequences)
     firsts = {sequence.key: expected_output(sequence)[0] for sequence in sequences}
-    assert engine.step_tokens() == firsts
+    assert step_tokens(engine) == firsts
 
 
 def test_step_reports_tokens_with_their_index() -> None:
@@ -43,7 +44,7 @@ def test_step_reports_tokens_with_their_index() -> None:
 
 def test_first_token_comes_with_the_last_chunk_before_any_decode() -> None:
     engine = make_engine(make_sequence(num_tokens=20), prefill_chunk=8)
-    assert [len(engine.step_tokens()) for _ in range(4)] == [0, 0, 1, 1]
+    assert [len(step_tokens(engine)) for _ in range(4)] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9])
@@ -104,7 +105,7 @@ def test_aborted_sequence_gives_no_more_tokens() -> None:
     engine = make_engine(*make_sequences(3))
     engine.step()
     engine.release((1, 0))
-    assert set(engine.step_tokens()) == {(0, 0), (2, 0)}
+    assert set(step_tokens(engine)) == {(0, 0), (2, 0)}
 
 
 def test_stale_release_does_not_affect_the_next_request_in_a_slot() -> None:

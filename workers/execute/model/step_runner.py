@@ -50,6 +50,10 @@ class StepRunner(ABC):
         self._decode_rows = decode_rows
         self._max_model_len = max_model_len or prefill_tokens  # no sequence of these steps is longer
 
+    @property
+    def num_graph_steps(self) -> int:
+        return 0
+
     def prepare(self, seconds: float) -> bool:
         return self._prefault.advance(seconds) or (self.proposer is not None and self.proposer.prepare(seconds))
 

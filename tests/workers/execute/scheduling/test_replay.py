@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workers.execute.factories import VOCAB_SIZE, make_engine, make_sequence, make_sequences, run, tokens_of
+from tests.workers.execute.factories import (
+    VOCAB_SIZE,
+    make_engine,
+    make_sequence,
+    make_sequences,
+    run,
+    step_tokens,
+    tokens_of,
+)
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.moves import Moves
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
@@ -144,4 +152,4 @@ def test_request_that_arrives_during_a_replay_does_not_wait_for_it() -> None:
     )
     engine.step()
     engine.add(make_sequence(9))
-    assert {key for _ in range(3) for key in engine.step_tokens()} == {(9, 0)}
+    assert {key for _ in range(3) for key in step_tokens(engine)} == {(9, 0)}
