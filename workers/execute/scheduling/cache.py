@@ -1,8 +1,4 @@
-"""Page ownership in the KV cache: running sequences, finished sequences (in limbo), and cached prefixes.
-
-A prefix that no sequence holds stays in place until its page is needed. It then moves to the host if the host has
-pages, as do the computed pages of a swapped-out sequence.
-"""
+"""The KV cache as sequences use it: they find what is cached, enter, grow, leave, and share what they have computed."""
 
 from __future__ import annotations
 
@@ -10,11 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import chain, takewhile
 
-from .host import HostPool
-from .limbo import Limbo
-from .moves import Moves, MovesDraft
-from .pages import PagePool
-from .prefix import NO_MATCH, Match, PageNode, PrefixIndex
+from .moves import Moves
+from .page_store import PageStore
+from .prefix import NO_MATCH, Match
 from .sequence import Key, Sequence
 from .states import StatePool
 
@@ -22,8 +16,8 @@ from .states import StatePool
 class PageCache:
     """Gives pages to sequences and takes them back.
 
-    Invariant: every page is free, idle (a cached prefix that no sequence holds), in limbo, or in the block table of a
-    running sequence; only full pages of known content are in more than one.
+    Invariant: that of ``PageStore``; and only full pages of known content are in several block tables, except for the
+    half-full last page of forked sequences, which copy it before they grow.
     """
 
     def __init__(
@@ -38,17 +32,11 @@ class PageCache:
         assert states is None or not num_host_pages, "pages without the layers' state are of no use on the host"
         self.states = states or StatePool(0, 0, page_size)
         self.is_whole = states is None  # a sequence can continue from pages alone
-        self.pool = PagePool(num_pages, page_size, self._on_evict)
-        self.limbo = Limbo(self.pool)
-        self.index = PrefixIndex(page_size)
-        self.host = HostPool(num_host_pages)
+        self._store = store = PageStore(num_pages, page_size, num_host_pages, self.states)
+        self.pool, self.limbo, self.index, self.host = store.pool, store.limbo, store.index, store.host
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.shares_prefixes = shares_prefixes and (self.is_whole or self.states.num_snapshots > 0)
-        self._moves = MovesDraft()
-        # A step swaps in one direction only. A swap-in prevented by swap-outs gets the next step.
-        self._is_kept_for_swap_in = False
-        self._swap_in_is_wanted = False
 
     @property
     def num_pages(self) -> int:
@@ -56,17 +44,15 @@ class PageCache:
 
     @property
     def num_available(self) -> int:
-        """Pages available at once: free ones, idle ones, and those in limbo that no step touches."""
-        return self.pool.num_available + self.limbo.num_reclaimable
+        """See ``PageStore.num_available``."""
+        return self._store.num_available
 
     def has(self, num_pages: float) -> bool:
-        """Whether this many pages are available at once. Limbo is searched only if the others do not suffice."""
-        return num_pages <= self.pool.num_available or num_pages <= self.num_available
+        """See ``PageStore.has``."""
+        return self._store.has(num_pages)
 
     def pages_for(self, num_tokens: int) -> int:
         return self.pool.pages_for(num_tokens)
-
-    # A sequence enters, grows, and leaves.
 
     def find(self, sequence: Sequence) -> Match:
         """The cached part of a waiting sequence. Left to compute are at least one token, for its logits, and all tokens
@@ -94,7 +80,7 @@ class PageCache:
         """Available pages needed by waiting sequences that enter together, for their present tokens."""
         first = sequences[0]
         if not first.host_table:
-            return self.pool.pages_for(first.num_tokens) - self._num_in_use(node.page for node in match.nodes)
+            return self.pool.pages_for(first.num_tokens) - self._store.num_in_use(node.page for node in match.nodes)
         num_grown = sum(
             max(self.pool.pages_for(s.num_tokens) - len(s.host_table), int(s.shares_tail)) for s in sequences
         )
@@ -106,11 +92,10 @@ class PageCache:
             num_pages = self._num_swapped(sequences, match)
         else:
             num_pages = self.pool.pages_for(match.num_tokens(self.pool.page_size))
-            num_pages -= self._num_in_use(node.page for node in match.nodes)
+            num_pages -= self._store.num_in_use(node.page for node in match.nodes)
         if not self.has(num_pages):
             return False
-        if self._moves.swap_out and (sequences[0].host_table or match.is_away):
-            self._swap_in_is_wanted = True
+        if (sequences[0].host_table or match.is_away) and not self._store.request_swap_in():
             # Mark them as just used, so they are evicted last: without swap-outs, evicted prefixes are lost.
             on_device = [node.page for node in match.nodes if node.page]
             self.pool.share(on_device)
@@ -125,21 +110,23 @@ class PageCache:
         """
         sequence = sequences[0]
         if sequence.host_table or match.is_away:
-            self._is_kept_for_swap_in = True
+            self._store.keep_for_swap_in()
         # Take references first, so that none of these pages is evicted to make room for another.
         self.pool.share([node.page for node in match.nodes if node.page])
         for node in match.nodes:
             if not node.page:
-                self._swap_in(node)
+                self._store.swap_in(node)
         sequence.block_table = [node.page for node in match.nodes]
         sequence.tip = match.nodes[-1] if match.nodes else None
         if sequence.host_table:
             for member in sequences:
-                self._swap_in_rest(member)
+                self._store.swap_in_rest(member.block_table, member.host_table)
+                member.host_table = []
         else:
             sequence.num_computed_tokens = len(match.nodes) * self.pool.page_size
             if match.tail is not None:
-                self._copy_tail(sequence, match)
+                sequence.block_table.append(self._store.allocate_copy(match.tail))
+                sequence.num_computed_tokens += match.num_tail_tokens
             self._count(sequence)
         self.states.enter(sequence, match)
 
@@ -154,7 +141,7 @@ class PageCache:
         end = sequence.num_computed_tokens + num_tokens
         num_missing = self.pool.pages_for(end) - len(table)
         if num_missing > 0:
-            table += self._allocate(num_missing)
+            table += self._store.allocate(num_missing)
         return min(end, len(table) * self.pool.page_size) - sequence.num_computed_tokens
 
     def shrink(self, sequence: Sequence, num_pages: int) -> None:
@@ -187,7 +174,7 @@ class PageCache:
                 node, sequence.cache_salt, sequence.tokens[index * size : (index + 1) * size].tobytes()
             )
             if not node.page:
-                self._learn(node, table[index])
+                self._store.learn(node, table[index])
             elif node.page != table[index]:
                 self.pool.share([node.page])
                 self.pool.free([table[index]])
@@ -204,29 +191,15 @@ class PageCache:
         sequence.shares_tail = False
 
     def swap_out(self, sequences: list[Sequence]) -> bool:
-        """Move the computed pages of preempted sequences to the host; False, with nothing moved, if impossible now.
-
-        A page that several of them hold is moved once. It is not moved at all if an earlier swapped-out sequence still
-        has its content on the host.
-        """
+        """Move the computed pages of preempted sequences to the host; False, with nothing moved, if impossible now."""
         tables = [s.block_table[: self.pool.pages_for(s.num_computed_tokens)] for s in sequences]
-        entries = Counter(chain.from_iterable(tables))
-        moved = [page for page in entries if self.host.twin(page) is None]
-        if not all(tables) or not self._may_swap_out or not self._make_host_room(len(moved)):
+        host_tables = self._store.swap_out(tables) if all(tables) else None
+        if host_tables is None:
             return False
-        # NOTE: only beams of one search share a half-full page. They move together, so it is not written to while it
-        # has a twin.
-        host_pages = self.host.allocate(len(moved))
-        for page, host_page in zip(moved, host_pages, strict=True):
-            self._moves.swap(page, host_page)
-            self.host.pair(page, host_page)
-        for sequence, table in zip(sequences, tables, strict=True):
-            sequence.host_table = self.host.share_twins(table)
-        self.host.free(host_pages)
-        self._disown(entries)
-        for sequence in sequences:
+        self._store.disown(Counter(chain.from_iterable(tables)))
+        for sequence, host_table in zip(sequences, host_tables, strict=True):
             self.pool.free(sequence.block_table)
-            sequence.block_table, sequence.tip = [], None
+            sequence.block_table, sequence.host_table, sequence.tip = [], host_table, None
         return True
 
     def retire(self, sequence: Sequence, *, is_sound: bool = True) -> None:
@@ -237,7 +210,7 @@ class PageCache:
             # Sequences in limbo do not count as users of a page: they may have failed because of the same pages.
             in_limbo = Counter(chain.from_iterable(self.limbo.tables()))
             entries = Counter(sequence.block_table)
-            self._disown(Counter({page: count + in_limbo[page] for page, count in entries.items()}))
+            self._store.disown(Counter({page: count + in_limbo[page] for page, count in entries.items()}))
         if sequence.block_table:
             self.limbo.put(sequence.key, sequence.block_table, sequence.last_step)
             sequence.block_table = []
@@ -250,12 +223,8 @@ class PageCache:
         self.limbo.complete(step)
 
     def take_moves(self) -> Moves:
-        """The page moves to do before the planned step; resets them for the next step."""
-        moves = self._moves.finish()
-        if moves:
-            self._moves = MovesDraft()
-        self._is_kept_for_swap_in, self._swap_in_is_wanted = self._swap_in_is_wanted, False
-        return moves
+        """See ``PageStore.take_moves``."""
+        return self._store.take_moves()
 
     def check(self, running: Iterable[Sequence], waiting: Iterable[Sequence] = ()) -> None:
         """Check the invariants of pool, index and host.
@@ -274,95 +243,21 @@ class PageCache:
                 assert sequence.block_table[node.depth - 1] == node.page, f"{sequence.key} does not hold {node.page}"
                 node = node.parent
 
-    # Pages on their way between device and host.
-
-    def _allocate(self, num_pages: int) -> list[int]:
-        """Allocate this many pages, or as many as available."""
-        self.limbo.reclaim(num_pages)
-        pages = self.pool.allocate(min(num_pages, self.pool.num_available))
-        self._moves.forget(pages)
-        self.host.part(pages)
-        return pages
-
-    def _num_in_use(self, pages: Iterable[int]) -> int:
-        """How many of these are in use anyway, and so not among the available ones."""
-        held = self.pool.held(pages)
-        if not held:
-            return 0
-        reclaimable = self.limbo.reclaimable()
-        return len(held) - sum(map(reclaimable.__contains__, held)) if reclaimable else len(held)
-
     def _num_swapped(self, sequences: list[Sequence], match: Match) -> int:
         """Available pages needed for the host tables of ``sequences``, the first of which begins with ``match``."""
         away = {page for sequence in sequences for page in sequence.host_table}
         away.difference_update(sequences[0].host_table[: len(match.nodes)])
         twins = [twin for page in away if (twin := self.host.twin_on_device(page))]
-        return len(away) + len(match.nodes) - self._num_in_use([*(node.page for node in match.nodes), *twins])
-
-    @property
-    def _may_swap_out(self) -> bool:
-        return self.host.num_pages > 0 and not self._moves.swap_in and not self._is_kept_for_swap_in
-
-    def _make_host_room(self, num_pages: int) -> bool:
-        """Free this many host pages by dropping the least recently used prefixes; False if that is impossible."""
-        if num_pages > self.host.num_available:
-            return False
-        while self.host.num_free < num_pages and (node := self.host.oldest_prefix):
-            self._remove(node)
-        return True
-
-    def _on_evict(self, page: int) -> None:
-        """The pool reclaims an idle page: move its content to the host if possible, otherwise forget it."""
-        node = self.index.take(page)
-        assert node is not None, f"page {page} is idle and has no content"
-        if self._may_swap_out and self._make_host_room(1):
-            self._moves.swap_out.append((page, self.host.put(node)))
-        else:
-            self._remove(node)
-
-    def _swap_in(self, node: PageNode) -> None:
-        (page,) = self._allocate(1)
-        self._moves.swap_in[page] = self.host.take(node)
-        self._learn(node, page)
-
-    def _swap_in_rest(self, sequence: Sequence) -> None:
-        """Restore the remaining pages of a swapped-out sequence, sharing those that are already back on the device."""
-        host_table, sequence.host_table = sequence.host_table, []
-        for page, host_page in zip(sequence.block_table, host_table, strict=False):
-            self.host.pair(page, host_page)
-        twins = {page: self.host.twin_on_device(page) for page in host_table[len(sequence.block_table) :]}
-        table = {page: twin for page, twin in twins.items() if twin is not None and self.pool.refs(twin)}
-        self.pool.share(table.values())
-        away = [page for page in twins if page not in table]
-        for host_page, page in zip(away, self._allocate(len(away)), strict=True):
-            self._moves.swap_in[page] = host_page
-            self.host.pair(page, host_page)
-            table[host_page] = page
-        sequence.block_table += [table[page] for page in twins]
-        self.host.free(host_table)
-
-    def _copy_tail(self, sequence: Sequence, match: Match) -> None:
-        """Allocate a page and copy to it a cached one that begins with the same tokens; the rest is overwritten."""
-        tail = match.tail
-        assert tail is not None, f"{sequence.key} has no tail to copy"
-        source, host_page = tail.page, tail.host_page
-        (page,) = self._allocate(1)
-        if source:
-            self._moves.copy(source, page)
-        else:
-            assert host_page is not None, f"the tail for {sequence.key} is nowhere"
-            self._moves.swap_in[page] = host_page
-        sequence.block_table.append(page)
-        sequence.num_computed_tokens += match.num_tail_tokens
+        return len(away) + len(match.nodes) - self._store.num_in_use([*(node.page for node in match.nodes), *twins])
 
     def _own_tail(self, sequence: Sequence) -> bool:
         """Copy the half-full last page of ``sequence`` if another sequence holds it too. False if no page is free."""
         page = sequence.block_table[-1]
         if self.pool.refs(page) > 1:
-            own = self._allocate(1)
+            own = self._store.allocate(1)
             if not own:
                 return False
-            self._moves.copy(page, own[0])
+            self._store.copy(page, own[0])
             sequence.block_table[-1] = own[0]
             self.pool.free([page])
         sequence.shares_tail = False
@@ -373,27 +268,3 @@ class PageCache:
             sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
             self.num_queried_tokens += sequence.num_prompt_tokens
             self.num_hit_tokens += sequence.num_cached_tokens
-
-    # The index of page contents.
-
-    def _learn(self, node: PageNode, page: int) -> None:
-        if node.host_page is not None:
-            self.host.take(node)
-        self.index.put(node, page)
-        self.pool.keep(page)
-
-    def _disown(self, entries: Counter[int]) -> None:
-        """Remove the content of these pages from the index, unless a page has more holders than are counted here."""
-        for page, count in entries.items():
-            node = self.index.node_of(page)
-            if node is not None and self.pool.refs(page) == count:
-                self._remove(node)
-
-    def _remove(self, node: PageNode) -> None:
-        """Remove a node and all its descendants."""
-        for gone in self.index.remove(node):
-            if gone.page:
-                self.pool.forget(gone.page)
-            if gone.host_page is not None:
-                self.host.take(gone)
-            self.states.forget(gone)
