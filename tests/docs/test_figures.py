@@ -1,0 +1,177 @@
+"""The figures of the pages are those of the files in benchmarks/, rounded as the pages write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import DOCS, read
+
+README = "../README.md"
+FORMATS_OF_OTHERS = {"bf16": ("bf16",), "int8": ("bf16", "int8", "q8_0"), "int4": ("int4", "q4_0")}
+CORRECT_GUESSES = {"all": "right 1", "8 of 10": "right 0.8", "half": "right 0.5", "none": "right 0"}
+PERPLEXITIES = {
+    "bfloat16": "bfloat16",
+    "bfloat16, `--kv-dtype int8`": "bfloat16, pages int8",
+    "`--quantization int8`": "int8, pages int8",
+    "`--quantization int8`, `--kv-dtype model`": "int8",
+    "`--quantization int4`, which finds the values of the file again": "int4, pages int8",
+    "likewise, `--kv-dtype model`": "int4",
+}
+
+
+@cache
+def measured(name: str) -> Any:
+    """The first line of a file: most have only one."""
+    path = DOCS.parent / "benchmarks" / f"{name}_epyc-2core_202611.json"
+    return json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+
+
+def table(page: str, header: str) -> dict[str, list[str]]:
+    """The cells of each row by the first one, of the only table whose header ends so."""
+    [rows] = re.findall(rf"^\|[^\n]*{re.escape(header)}\n\|-[^\n]*\n((?:\|[^\n]*\n)+)", read(page), re.MULTILINE)
+    cells = ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows.splitlines())
+    return {first: others for first, *others in cells}
+
+
+def assert_rounded(shown: str, value: float) -> None:
+    """The first number of the text is the value, rounded to its decimals."""
+    number = re.search(r"-?\d+(?:\.(?P<decimals>\d+))?", shown.replace(",", ""))
+    assert number is not None, shown
+    tolerance = 0.5000001 * 10 ** -len(number["decimals"] or "")
+    assert abs(float(number[0]) - value) <= tolerance, f"{shown} stands for {value}"
+
+
+def of_the_fastest(name: str, workload: str, dtype: str) -> float:
+    """Triptych's throughput divided by that of the fastest other engine."""
+    [model] = measured(name)["models"].values()
+    speeds = {engine: case[workload]["tokens_per_s"] for engine, case in model["medians"].items() if workload in case}
+    others = (engine for engine in speeds if not engine.startswith("triptych"))
+    fastest = max(speeds[engine] for engine in others if engine.split()[1] in FORMATS_OF_OTHERS[dtype])
+    return float(speeds[f"triptych {dtype}"] / fastest)
+
+
+@pytest.mark.parametrize("workload", ["W1", "W2", "W3", "W5"])
+def test_throughput_beside_other_engines(workload: str) -> None:
+    [row] = [cells for first, cells in table(README, "0.6B int4 |").items() if first.startswith(workload)]
+    large = "peers-0.6b-streams" if workload in ("W2", "W3") else "peers-0.6b"
+    files = ["peers-135m", "peers-135m", "peers-int4", large, large, "peers-int4-0.6b"]
+    if workload == "W2":  # with bfloat16, llama.cpp is the fastest of the others
+        files[0], files[3] = "peers-135m-llama", "peers-0.6b-llama"
+    for shown, name, dtype in zip(row, files, ["bf16", "int8", "int4"] * 2, strict=True):
+        if shown:
+            assert_rounded(shown, of_the_fastest(name, workload, dtype))
+
+
+def test_what_the_readme_says_first_is_the_range_of_its_table() -> None:
+    rows = [
+        [float(cell or "nan") for cell in row] for first, row in table(README, "0.6B int4 |").items() if first != "data"
+    ]
+    ranges = [[row[column] for row in rows for column in columns] for columns in ((0, 3), (1, 4))]
+    limits = [limit for numbers in ranges for limit in (min(numbers), max(numbers))]
+    assert_stated(
+        README, r"it has (\S+) to (\S+) times the throughput .*? bfloat16, and (\S+) to (\S+) times in int8", *limits
+    )
+    assert_stated(README, r"Without it, the first would be (\d.\d)", of_the_fastest("peers-135m", "W2", "bf16"))
+
+
+def test_latency_of_arrivals() -> None:
+    [model] = measured("peers-arrivals")["models"].values()
+    cases = {engine: case["W4"] for engine, case in model["medians"].items()}
+    others = [case for engine, case in cases.items() if not engine.startswith("triptych")]
+    rows = table(README, "best of the others, per row |").values()
+    for row, key in zip(rows, ("ttft_p50_ms", "itl_p99_ms"), strict=True):
+        values = [cases["triptych bf16"][key], cases["triptych int8"][key], min(case[key] for case in others)]
+        for shown, milliseconds in zip(row, values, strict=True):
+            assert_rounded(shown, milliseconds / 1e3)
+
+
+@pytest.mark.parametrize(("header", "name", "case"), [
+    ("1 stream | 2 | 4 | 8 |", "speculation", "smollm2-135m bf16"),
+    ("1 stream | 2 | 4 |", "speculation-draft", "qwen3-4b bf16"),
+])  # fmt: skip
+def test_speculation(header: str, name: str, case: str) -> None:
+    for guesses, row in table("how-to.md", header).items():
+        for shown, streams in zip(row, (1, 2, 4, 8), strict=False):
+            found = measured(name)["cases"][f"{case} {streams}"]
+            assert_rounded(shown, found[CORRECT_GUESSES.get(guesses, "nothing")])
+
+
+def test_adapters() -> None:
+    rows = table("how-to.md", "0.6B, int8 |").values()
+    for row, use in zip(rows, ("none", "one", "half", "eight"), strict=True):
+        for shown, case in zip(row, measured("lora")["cases"].values(), strict=True):
+            assert_rounded(shown, case[use]["answers_of_pairs"])
+
+
+def test_perplexities() -> None:
+    rows, found = table("how-to.md", "the same first choice |"), measured("perplexity-smollm2")
+    formats = found["formats"] | found["later"]["formats"]
+    shuffled = measured("perplexity-smollm2-shuffled")["formats"]
+    values = {row: formats[key] for row, key in PERPLEXITIES.items()}
+    values |= {row: shuffled["int8" if "int8`," in row else "int4"] for row in rows.keys() - values.keys()}
+    for row, (perplexity, same_choice) in rows.items():
+        assert_rounded(perplexity, 100 * (values[row]["of_exact"] - 1))
+        assert_rounded(same_choice, 100 * values[row]["same_choice"])
+
+
+def test_times_of_recovery() -> None:
+    rows = table("recovery.md", "without `--spares`, median |")
+    with_spares, without = measured("chaos")["recovery_s"], measured("chaos_adapters")["recovery_s"]
+    for row, role in zip(rows.values(), ("execute", "prepare", "summarize", "driver"), strict=False):
+        values = [with_spares[role]["p50"], with_spares[role]["p95"], without[role]["p50"]]
+        for shown, seconds in zip(row, values, strict=True):
+            assert_rounded(shown, seconds)
+    stopped = [with_spares[f"{role} stopped"] for role in ("execute", "prepare", "summarize")]
+    [median, most, _] = list(rows.values())[-1]
+    assert_rounded(median, stopped[0]["p50"])
+    assert_rounded(most, max(case["p95"] for case in stopped))
+
+
+def of_modules(name: str, case: str, workload: str) -> float:
+    """How many times as fast as transformers' modules the compiled kernels are."""
+    speeds = measured(name)["cases"]
+    modules = next(case for key, case in speeds.items() if key.endswith("transformers"))
+    return float(speeds[case][workload]["tokens_per_s"] / modules[workload]["tokens_per_s"])
+
+
+def test_speed_beside_transformers() -> None:
+    gemma = [of_modules("cpu_decoder-gemma3", "gemma3-270m bf16", workload) for workload in ("W2", "W1", "W3")]
+    shown = r"a single stream is (\S+) times .*? reaches (\S+) of .*? batch is (\S+) times .*? prompt (\S+) times"
+    of_memory = measured("cpu_decoder-gemma3")["cases"]["gemma3-270m bf16"]["W2"]["of_memory"]
+    assert_stated(README, f"Gemma 3 270M .*?{shown}", gemma[0], of_memory, *gemma[1:])
+    experts = [of_modules("cpu_experts", "bf16", f"decode of {streams}") for streams in (1, 8, 32)]
+    of_memory = measured("cpu_experts")["cases"]["bf16"]["decode of 1"]["of_memory"]
+    shown = r"decode (\S+) to (\S+) times as fast"
+    assert_stated(README, f"Mixture of experts .*?{shown} .*? reaches (\\S+) of", min(experts), max(experts), of_memory)
+    assert_stated("../CHANGELOG.md", f"Mixture-of-experts .*?{shown}", min(experts), max(experts))
+
+
+def test_attention_in_8_bits() -> None:
+    cases = measured("eight_bit_pages")["cases"].values()
+    sequences = r"8 sequences of 2,048 tokens decode (\S+) to (\S+) times as fast, and 8 of 8,192 tokens (\S+) to (\S+)"
+    found = [[case[shape]["speed"] for case in cases] for shape in ("prompt of 1024", "8 x 2048", "8 x 8192")]
+    limits = [limit for speeds in found for limit in (min(speeds), max(speeds))]
+    assert_stated("how-to.md", rf"1,024 tokens is computed (\S+) to (\S+) times as fast, {sequences} times", *limits)
+
+
+def test_chaos() -> None:
+    found = measured("chaos")
+    requests = found["requests"]
+    num_requests = sum(requests[end] for end in ("whole", "aborted", "vanished", "refused"))
+    counts = [found["kills"]["all"], found["faults"]["segv one"], num_requests / 1000, requests["tokens"] / 1e6]
+    assert_stated(
+        "recovery.md", r"had (\S+) kills, (\S+) crashes, (\d+),000 requests and (\S+) million tokens", *counts
+    )
+    assert_stated("recovery.md", r"all of (\d+) planted poisonous requests", requests["poison_named"])
+
+
+def assert_stated(page: str, sentence: str, *values: float) -> None:
+    """The page has the sentence once, however it is wrapped, and its groups are these values."""
+    [found] = re.finditer(sentence, re.sub(r"\s+", " ", read(page)))
+    for shown, value in zip(found.groups(), values, strict=True):
+        assert_rounded(shown, value)
