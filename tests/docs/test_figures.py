@@ -12,6 +12,7 @@ import pytest
 from tests.docs.pages import DOCS, read
 
 README = "../README.md"
+BENCHMARKS = DOCS.parent / "benchmarks"
 FORMATS_OF_OTHERS = {"bf16": ("bf16",), "int8": ("bf16", "int8", "q8_0"), "int4": ("int4", "q4_0")}
 CORRECT_GUESSES = {"all": "right 1", "8 of 10": "right 0.8", "half": "right 0.5", "none": "right 0"}
 PERPLEXITIES = {
@@ -26,9 +27,13 @@ PERPLEXITIES = {
 
 @cache
 def measured(name: str) -> Any:
-    """The first line of a file: most have only one."""
-    path = DOCS.parent / "benchmarks" / f"{name}_epyc-2core_202611.json"
-    return json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+    return json.loads((BENCHMARKS / f"{name}_epyc-2core_202611.json").read_text(encoding="utf-8"))
+
+
+def test_every_file_is_one_value_of_json() -> None:
+    assert [
+        path.name for path in BENCHMARKS.glob("*.json") if not isinstance(json.loads(path.read_bytes()), dict)
+    ] == []
 
 
 def table(page: str, header: str) -> dict[str, list[str]]:
@@ -132,23 +137,25 @@ def test_times_of_recovery() -> None:
     assert_rounded(most, max(case["p95"] for case in stopped))
 
 
-def of_modules(name: str, case: str, workload: str) -> float:
+def of_modules(speeds: Any, case: str, workload: str) -> float:
     """How many times as fast as transformers' modules the compiled kernels are."""
-    speeds = measured(name)["cases"]
     modules = next(case for key, case in speeds.items() if key.endswith("transformers"))
     return float(speeds[case][workload]["tokens_per_s"] / modules[workload]["tokens_per_s"])
 
 
 def test_speed_beside_transformers() -> None:
-    gemma = [of_modules("cpu_decoder-gemma3", "gemma3-270m bf16", workload) for workload in ("W2", "W1", "W3")]
+    gemma, experts = (measured(name)["cases"] for name in ("cpu_decoder-gemma3", "cpu_experts"))
+    speeds = [of_modules(gemma, "gemma3-270m bf16", workload) for workload in ("W2", "W1", "W3")]
     shown = r"a single stream is (\S+) times .*? reaches (\S+) of .*? batch is (\S+) times .*? prompt (\S+) times"
-    of_memory = measured("cpu_decoder-gemma3")["cases"]["gemma3-270m bf16"]["W2"]["of_memory"]
-    assert_stated(README, f"Gemma 3 270M .*?{shown}", gemma[0], of_memory, *gemma[1:])
-    experts = [of_modules("cpu_experts", "bf16", f"decode of {streams}") for streams in (1, 8, 32)]
-    of_memory = measured("cpu_experts")["cases"]["bf16"]["decode of 1"]["of_memory"]
-    shown = r"decode (\S+) to (\S+) times as fast"
-    assert_stated(README, f"Mixture of experts .*?{shown} .*? reaches (\\S+) of", min(experts), max(experts), of_memory)
-    assert_stated("../CHANGELOG.md", f"Mixture-of-experts .*?{shown}", min(experts), max(experts))
+    of_memory = gemma["gemma3-270m bf16"]["W2"]["of_memory"]
+    assert_stated(README, f"Gemma 3 270M .*?{shown}", speeds[0], of_memory, *speeds[1:])
+    speeds = [of_modules(experts, "bf16", f"decode of {streams}") for streams in (1, 8, 32)]
+    limits, shown = (min(speeds), max(speeds)), r"decode (\S+) to (\S+) times as fast"
+    of_memory = experts["bf16"]["decode of 1"]["of_memory"]
+    assert_stated(README, f"Mixture of experts .*?{shown} .*? reaches (\\S+) of", *limits, of_memory)
+    assert_stated("../CHANGELOG.md", f"Mixture-of-experts .*?{shown}", *limits)
+    recurrent = of_modules(measured("cpu_decoder-qwen3.5")["later"]["cases"], "qwen3.5-0.8b bf16", "W2")
+    assert_stated("../CHANGELOG.md", r"Qwen3.5-0.8B in bfloat16, one stream decodes (\S+) times", recurrent)
 
 
 def test_attention_in_8_bits() -> None:
