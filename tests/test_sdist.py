@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -16,15 +19,20 @@ IGNORED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "di
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Of the files in the archive, without its own folder."""
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tarfile.TarFile]:
     folder = tmp_path_factory.mktemp("sdist")
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=IGNORED)
     command = [sys.executable, "-c", BUILD, str(folder)]
     done = subprocess.run(command, cwd=folder / "source", capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     with tarfile.open(folder / done.stdout.splitlines()[-1]) as archive:
-        return {str(PurePosixPath(*PurePosixPath(member.name).parts[1:])) for member in archive if member.isfile()}
+        yield archive
+
+
+@pytest.fixture(scope="module")
+def names(archive: tarfile.TarFile) -> set[str]:
+    """Of the files in the archive, without its own folder."""
+    return {str(PurePosixPath(*PurePosixPath(member.name).parts[1:])) for member in archive if member.isfile()}
 
 
 def test_every_source_is_in_it(names: set[str]) -> None:
@@ -47,3 +55,30 @@ def test_documentation_and_licence_are_in_it(names: set[str]) -> None:
 
 def test_no_part_of_the_suite_is_in_it(names: set[str]) -> None:
     assert not [name for name in names if name.startswith("tests/")]
+
+
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def relative_links(page: str) -> list[str]:
+    return re.findall(r"\]\((?!https://)[^)]+\)", BLOCK.sub("", page))
+
+
+def test_description_on_pypi_has_no_link_that_only_the_repository_resolves(archive: tarfile.TarFile) -> None:
+    [member] = [member for member in archive if re.fullmatch(r"[^/]+/PKG-INFO", member.name)]
+    file = archive.extractfile(member)
+    assert file is not None
+    fields, _, page = file.read().decode().partition("\n\n")
+    assert "\nDescription-Content-Type: text/markdown\n" in fields
+    assert page.startswith("# Triptych\n")
+    assert relative_links(page) == []
+
+
+def test_links_and_images_of_the_description_lead_to_the_address_of_the_repository() -> None:
+    readme, address = (ROOT / "README.md").read_text(encoding="utf-8"), "https://example.org/own/triptych"
+    page = runpy.run_path(str(ROOT / "setup.py"))["description"](readme, address)
+    assert relative_links(page) == []
+    assert f"({address}/blob/main/docs/recovery.md)" in page
+    assert f"]({address}/raw/main/docs/images/page.png)" in page
+    assert f"({address}#limitations)" in page
+    assert BLOCK.findall(page) == BLOCK.findall(readme)

@@ -49,7 +49,7 @@ def test_every_decision_begins_with_its_number() -> None:
 
 def test_every_source_that_a_page_names_exists() -> None:
     sources = [f"/{file.relative_to(ROOT)}" for folder in FOLDERS for file in ROOT.joinpath(folder).rglob("*.*")]
-    known = "\n".join(sources) + "\n"
+    known = "\n".join([*sources, *(f"/{file.name}" for file in ROOT.glob("*.py"))]) + "\n"
     named = {
         (page.name, name)
         for page in (*PAGES, *DECISIONS)
