@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.cpu_models import num_weights, weight_bytes
 from benchmarks.peers.contestants import OURS
 
+TITLES = {"W1": "offline batch", "W2": "one stream", "W3": "one long prompt", "W5": "shared prefixes"}
 LATENCIES = ("ttft_p50_ms", "itl_p50_ms", "itl_p99_ms")
 
 
@@ -144,15 +145,22 @@ def draw(path: Path, model: str, results: Results) -> None:
     except ModuleNotFoundError:
         return
     workloads = [workload for workload in results.workloads if workload != "W4"]
-    figure = Figure(figsize=(3.2 * len(workloads), 4), layout="constrained")
-    figure.suptitle(f"{model}: tokens a second")
-    for axes, workload in zip(figure.subplots(1, len(workloads), squeeze=False)[0], workloads, strict=True):
-        named = [(name, results.values(name, workload)) for name in results.names]
-        for row, (name, values) in enumerate((name, values) for name, values in named if values):
-            middle = median(values)
-            axes.barh(row, middle, color="tab:blue" if name.startswith(OURS) else "tab:gray")
-            axes.plot([min(values), max(values)], [row, row], color="black")
-            axes.text(0, row, f" {name} {middle:.0f}", va="center", fontsize=8)
-        axes.set(title=workload, yticks=[])
-        axes.invert_yaxis()
+    names = results.names
+    figure = Figure(figsize=(2 + 2.6 * len(workloads), 0.8 + 0.35 * len(names)), layout="constrained")
+    figure.suptitle(f"{model}: tokens per second")
+    all_axes = figure.subplots(1, len(workloads), squeeze=False, sharey=True)[0]
+    all_axes[0].set_yticks(range(len(names)), [name.replace("_cpp", ".cpp") for name in names])
+    all_axes[0].invert_yaxis()
+    for axes, workload in zip(all_axes, workloads, strict=True):
+        for row, name in enumerate(names):
+            if values := results.values(name, workload):
+                axes.barh(row, median(values), color="tab:blue" if name.startswith(OURS) else "tab:gray")
+                axes.plot([min(values), max(values)], [row, row], color="black")
+                axes.annotate(
+                    f"{median(values):,.0f}", (max(values), row), (4, 0), textcoords="offset points", va="center"
+                )
+        axes.set_title(f"{workload}: {TITLES[workload]}", fontsize="medium")
+        axes.margins(x=0.25)
+        axes.tick_params("y", length=0)
+        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
