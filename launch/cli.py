@@ -318,7 +318,7 @@ def info(
 @verb
 def restart(
     *,
-    role: Annotated[str, typer.Argument(help="prepare, execute or summarize")],
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="prepare, execute or summarize")],
     connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
     model: Annotated[
         str | None, option("model", "execute only: other weights with the same tokenizer; by default unchanged")
@@ -345,7 +345,7 @@ def load_adapter(
 @verb
 def unload_adapter(
     *,
-    name: Annotated[str, typer.Argument(help="an adapter that was loaded while the pipeline ran")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="an adapter that was loaded while the pipeline ran")],
     connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
 ) -> None:
     """Unload a LoRA adapter, once the requests for it are answered."""

@@ -17,7 +17,7 @@ from ..driver.stream import Completion
 from ..protocol.config import DEMO_MODEL, HASH_MODEL
 from ..protocol.errors import TriptychError
 from .demo_model.entries import load_entries
-from .signals import exit_on_signals, signals_ignored
+from .signals import INTERRUPTED, exit_on_signals, signals_ignored
 from .terminal.demo_view import WIDTH, Row, block, show_answers
 from .terminal.failures import explain
 from .terminal.logs import set_up_logging
@@ -184,7 +184,7 @@ def main() -> int:
     except TriptychError as error:
         demo.problems.append(explain(error))
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     finally:
         with signals_ignored():
             driver.stop(mode="abort")

@@ -17,7 +17,9 @@ RunDir = Annotated[Path | None, option("run_dir", "for sockets, journal and logs
 Connect = Annotated[Path | None, option("connect", "use the pipeline that runs in this run directory")]
 Lora = Annotated[str, option("lora", "name of the adapter that answers; by default the base model")]
 LogLevel = Annotated[str, option("log_level", "debug, info, warning or error")]
-Prompts = Annotated[list[str] | None, typer.Argument(help="by default the lines of --file, or of stdin")]
+Prompts = Annotated[
+    list[str] | None, typer.Argument(metavar="PROMPTS", help="by default the lines of --file, or of stdin")
+]
 PromptFile = Annotated[Path | None, option("file", "one prompt or JSON object per line; - is stdin", "--file", "-f")]
 Output = Annotated[Path | None, option("output", "overwritten if it exists; by default stdout", "--output", "-o")]
 Resume = Annotated[bool, option("resume", "keep the answers in --output and add the missing ones", "--resume")]

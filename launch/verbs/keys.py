@@ -7,17 +7,19 @@ from typing import Annotated
 
 import typer
 
+from ..flags.narrow_help import NarrowHelp
+
 keys = typer.Typer(
     name="keys",
     help="Keys for tcp:// endpoints: a folder for the server (--curve-keys), a file for each client.",
     no_args_is_help=True,
 )
 
-Folder = Annotated[Path, typer.Argument(help="the folder passed to serve as --curve-keys")]
-Name = Annotated[str, typer.Argument(help="name of the client")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="the folder passed to serve as --curve-keys")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="name of the client")]
 
 
-@keys.command()
+@keys.command(cls=NarrowHelp)
 def init(folder: Folder) -> None:
     """Create a folder with the server's key pair."""
     from ...protocol.keys import KeyFolder
@@ -26,7 +28,7 @@ def init(folder: Folder) -> None:
     typer.echo(f"{folder}: a server key, no clients yet")
 
 
-@keys.command()
+@keys.command(cls=NarrowHelp)
 def add(
     folder: Folder,
     name: Name,
@@ -51,7 +53,7 @@ def add(
     typer.echo(f"{path}: the keys of {name}; pass it on securely")
 
 
-@keys.command("list")
+@keys.command("list", cls=NarrowHelp)
 def show(folder: Folder) -> None:
     """Show the admitted clients with their public keys."""
     from ...protocol.keys import KeyFolder
@@ -62,7 +64,7 @@ def show(folder: Folder) -> None:
         typer.echo(f"{name}  {public}")
 
 
-@keys.command()
+@keys.command(cls=NarrowHelp)
 def revoke(folder: Folder, name: Name) -> None:
     """Stop admitting a client."""
     from ...protocol.keys import KeyFolder
