@@ -24,12 +24,12 @@ COMMANDS = {
     "/reset": "forget the conversation",
     "/stats": "where the time of the last answer went",
     "/system": "[TEXT]  show or change the system message; - removes it",
-    "/save": "FILE  write the conversation: as messages to FILE.json, else as Markdown",
+    "/save": "FILE  save the conversation: messages in FILE.json, else Markdown",
     "/help": "this list",
     "/quit": "quit, as does Ctrl-D; Ctrl-C ends an answer",
 }
 HELP = "\n".join(f"{name:<8} {text}" for name, text in COMMANDS.items()) + (
-    f"\nA line that ends in \\ continues on the next one; {BLOCK} begins and ends a message of several lines."
+    f"\nA \\ at the end of a line continues it on the next; {BLOCK} encloses several lines."
 )
 
 

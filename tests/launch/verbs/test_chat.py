@@ -177,3 +177,7 @@ def test_lines_are_wrapped_between_words_on_a_narrow_terminal() -> None:
     say(Console(file=written, force_terminal=True, color_system=None, width=40), HELP, is_wrapped=True)
     assert written.getvalue().split() == HELP.split()
     assert max(map(len, written.getvalue().splitlines())) <= 40
+
+
+def test_help_fits_into_80_columns() -> None:
+    assert [line for line in HELP.splitlines() if len(line) > 80] == []
