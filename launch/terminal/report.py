@@ -31,7 +31,7 @@ def say(console: Console, text: str, style: str = "dim", *, is_wrapped: bool = F
 def number(value: float) -> str:
     """Three significant digits and a unit: 1.02 M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
+        if value >= 0.9995 * size:  # what is rounded to a thousand of the unit below
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g}"
 

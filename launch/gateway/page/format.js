@@ -27,7 +27,7 @@ function make(tag, className, parent) {
 /** Three significant digits and a unit, as in `triptych top`. */
 function number(value) {
   for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
-    if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
+    if (value >= 0.9995 * size) return `${Number((value / size).toPrecision(3))} ${unit}`;
   }
   return String(Number(value.toPrecision(3)));
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
-from triptych.launch.terminal.report import facts_table, say, statistics_line
+from triptych.launch.terminal.report import facts_table, number, say, statistics_line
 
 WHY = "the modules of transformers run the model, which takes 3 to 10 times as long as the compiled kernels"
 PATH = "/" + "x" * 70
@@ -34,3 +35,11 @@ def test_work_on_prompts_alone_is_seen_in_the_statistics() -> None:
     stats = {"execute": execute, "prepare": {"live": 2, "waiting": 7}}
     line = statistics_line(stats, tokens_per_second=0.2, prompt_tokens_per_second=1560.4)
     assert line == "0 tok/s · 1560 prompt tok/s · 2 live · 7 waiting · 3/9 pages"
+
+
+@pytest.mark.parametrize(("value", "shown"), [
+    (0, "0"), (0.668, "0.668"), (73, "73"), (999.4, "999"), (999.6, "1 k"), (1020, "1.02 k"),
+    (999_400, "999 k"), (999_600, "1 M"), (1.5e9, "1.5 G"),
+])  # fmt: skip
+def test_number_has_three_digits_and_a_unit(value: float, shown: str) -> None:
+    assert number(value) == shown
