@@ -2,7 +2,7 @@
 # The first of them makes .venv and installs the versions of constraints.txt; after that it costs nothing.
 #   PYTHON=python3.12              another interpreter for a new .venv
 #   PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'    torch without the CUDA libraries
-#   ARGS='-k protocol -x'          passed on by demo, test, simulate and fuzz
+#   ARGS='-k protocol -x'          passed on by demo, test, simulate, fuzz, chaos and soak
 
 PYTHON ?= python3
 PIP_FLAGS ?=
@@ -44,6 +44,7 @@ simulate: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.fuzz $(ARGS)
+
 # Kills of every process under load, with an oracle: ARGS='--seconds 1800', '--model demo --backend native --dtype bfloat16'
 chaos: $(INSTALLED)
 	$(BIN)/python benchmarks/chaos $(ARGS)
