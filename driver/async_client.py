@@ -17,7 +17,7 @@ class AsyncClient(AsyncRequests):
     """A connection to a running pipeline for asyncio; use it with ``async with``. See ``Client``.
 
     >>> async with AsyncClient("/run/triptych") as client:                      # doctest: +SKIP
-    ...     print((await client.generate("What does len do?", max_tokens=100)).text)
+    ...     print((await client.generate(messages=[{"role": "user", "content": "What does len do?"}])).text)
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class Client(Requests):
     one again by its id.
 
     >>> with Client("/run/triptych") as client:                                 # doctest: +SKIP
-    ...     print(client.generate("What does len do?", max_tokens=100).text)
+    ...     print(client.generate(messages=[{"role": "user", "content": "What does len do?"}]).text)
     """
 
     def __init__(

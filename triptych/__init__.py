@@ -2,7 +2,7 @@
 
 >>> from triptych import Driver                                     # doctest: +SKIP
 >>> with Driver(model="demo") as driver:                            # doctest: +SKIP
-...     print(driver.generate("What does getattr do?").text)
+...     print(driver.generate(messages=[{"role": "user", "content": "What does getattr do?"}]).text)
 """
 
 from __future__ import annotations
