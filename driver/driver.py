@@ -296,8 +296,7 @@ class Driver(Requests):
 
     def health(self) -> Health:
         """The health of the pipeline, judged by its workers' progress. Works even after the driver gave up."""
-        parts = self._parts()
-        return take_health(parts.supervisor, parts.board, parts.keeper)
+        return take_health(self._parts())
 
     def restart(self, role: str) -> None:
         """Replace one worker by a new process, without waiting for it. Requests continue where they were."""

@@ -6,16 +6,16 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocol.board import DRAIN, ROLES, RUN, Board
-from .journal_keeper import JournalKeeper
-from .supervisor import Supervisor
+from ..protocol.board import DRAIN, ROLES, RUN
+from .parts import Parts
 from .worker import CROWDED, WorkerHealth
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """``status`` is "ok", "degraded" (one sequence at a time, after repeated crashes; the journal could not be written
-    to disk; or a worker ends again and again because it may open no file for another client), "starting" (also: a
+    to disk; the run directory was deleted; or a worker ends again and again because it may open no file for another
+    client), "starting" (also: a
     worker is being replaced or makes no progress), "draining", or "failed" (the driver gave up).
     """
 
@@ -28,7 +28,8 @@ class Health:
         return dataclasses.asdict(self)
 
 
-def take_health(supervisor: Supervisor, board: Board, keeper: JournalKeeper) -> Health:
+def take_health(parts: Parts) -> Health:
+    supervisor, board, keeper = parts.supervisor, parts.board, parts.keeper
     workers = {role: supervisor.health(role) for role in ROLES}
     status, reason = "ok", ""
     not_ok = [role for role, worker in workers.items() if not worker.ok]
@@ -45,6 +46,8 @@ def take_health(supervisor: Supervisor, board: Board, keeper: JournalKeeper) -> 
         status, reason = "degraded", "execute crashed often and runs one sequence at a time"
     elif keeper.has_failed:
         status, reason = "degraded", f"{keeper.path} could not be written: a power loss would lose its requests"
+    elif problem := parts.sockets.problem:
+        status, reason = "degraded", problem
     elif crowded := supervisor.crowded:
         status, reason = "degraded", f"{' and '.join(crowded)} {CROWDED}: raise the limit (ulimit -Hn)"
     return Health(status, reason, workers)

@@ -19,6 +19,7 @@ from .first_epochs import note_first_epochs
 from .journal_keeper import JournalKeeper
 from .preparing import prepare_keys, prepare_run_dir, writing
 from .run_dir import RunDir
+from .socket_files import SocketFiles
 from .stand_in import PUBLIC_ROLES, StandIn
 from .supervisor import Supervisor
 
@@ -52,6 +53,7 @@ class Parts:
     board: Board
     client: Client
     supervisor: Supervisor
+    sockets: SocketFiles
     stand_ins: StandIns
     control: ControlServer | None = None  # started last
     hurry: Stop | None = None  # of a stop that does not wait for answers: ends the drain of another thread
@@ -96,6 +98,7 @@ def open_parts(
     stand_ins = StandIns(run_dir.path, config, board)
     undo.callback(stand_ins.close)
     blame = Blame(board, keeper.journal)
+    sockets = SocketFiles(run_dir.path, config.service, board, on_deleted=client.session.fail_unless_connected)
     supervisor = Supervisor(
         run_dir.path,
         board,
@@ -103,8 +106,9 @@ def open_parts(
         on_give_up=client.fail,
         on_death=lambda role, internal: blame.note_death(role, internal=internal),
         on_vacancy=stand_ins.replace,
+        on_look=sockets.look,
     )
-    return Parts(config, run_dir, keeper, board, client, supervisor, stand_ins)
+    return Parts(config, run_dir, keeper, board, client, supervisor, sockets, stand_ins)
 
 
 def _leave(run_dir: RunDir) -> None:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from ..protocol import messages as m
@@ -121,7 +122,13 @@ class Session:
 
     def fail(self, error: TriptychError) -> None:
         """End everything open, and everything requested from now on, with this error: the service is gone for good."""
-        self._order(lambda: self._exchange.fail(error))
+        with suppress(PipelineClosed):  # which ended everything
+            self._order(lambda: self._exchange.fail(error))
+
+    def fail_unless_connected(self, error: TriptychError) -> None:
+        """The same if one of the two sockets has never been connected."""
+        with suppress(PipelineClosed):  # as above
+            self._order(lambda: None if self._connection.has_connected else self._exchange.fail(error))
 
     def wait_for_ends(self, timeout: float) -> None:
         """Wait until no accepted request is open: for callers that know the service has sent its last messages."""

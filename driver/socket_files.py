@@ -1,39 +1,51 @@
-"""Notices when the file of a worker's socket was deleted: connections go on, but no one can connect any more."""
+"""Notices when sockets of workers were deleted: connections go on, but no one can connect any more."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
-from ..protocol.board import Board
-from ..protocol.channels import inbox_name
-from ..protocol.run_dir import FOLLOW_SOCKET, SUBMIT_SOCKET
+from ..protocol.board import ROLES, Board
+from ..protocol.channels import inbox_endpoint
+from ..protocol.config import ServiceConfig
+from ..protocol.errors import PipelineClosed
+from ..protocol.run_dir import follow_endpoint, submit_endpoint
 from .worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_FOR_CLIENTS = {"prepare": (SUBMIT_SOCKET,), "execute": (), "summarize": (FOLLOW_SOCKET,)}
-
 
 class SocketFiles:
-    """Those in the run directory. A worker that has lost one is killed: the next one binds its sockets again."""
+    """Those of one pipeline. A worker that has lost one is killed: the next one binds its sockets again.
 
-    def __init__(self, run_dir: Path, board: Board) -> None:
-        self._run_dir, self._board = run_dir, board
-        self._bound: dict[str, tuple[int, list[str]]] = {}  # by role: its epoch, and the files that it had when ready
+    Nothing brings back a run directory that was deleted. The pipeline then answers whoever is connected.
+    """
+
+    def __init__(
+        self, run_dir: Path, service: ServiceConfig, board: Board, *, on_deleted: Callable[[PipelineClosed], None]
+    ) -> None:
+        """``on_deleted`` is called once if the run directory is gone, with an error for those who cannot connect."""
+        self._run_dir, self._board, self._on_deleted = run_dir, board, on_deleted
+        public = {"prepare": submit_endpoint(run_dir, service), "summarize": follow_endpoint(run_dir, service)}
+        names = {role: [inbox_endpoint(run_dir, role), *filter(None, [public.get(role)])] for role in ROLES}
+        files = {role: [Path(name.removeprefix("ipc://")) for name in names[role]] for role in ROLES}
+        # Whether a relative path elsewhere exists is not for this process to say, whose directory may change.
+        self._files = {role: [file for file in files[role] if file.parent == run_dir] for role in ROLES}
+        self.problem = ""  # what an operator should know
 
     def look(self, worker: Worker) -> None:
-        role = worker.role
-        if not worker.alive or worker.killed or not self._board.ready(role):
+        """In the supervisor's thread."""
+        if not worker.alive or worker.killed or not self._board.ready(worker.role):
             return
-        epoch = self._board.epoch(role)
-        if self._bound.get(role, (0, []))[0] != epoch:
-            names = (*_FOR_CLIENTS[role], inbox_name(role))
-            self._bound[role] = epoch, [name for name in names if self._exists(name)]
-        lost = next((name for name in self._bound[role][1] if not self._exists(name)), None)
-        if lost is not None and self._run_dir.exists():  # otherwise the next worker would find nothing
-            logger.warning("%s was deleted: restarting %s, which no one can connect to", self._run_dir / lost, role)
+        lost = next((file for file in self._files[worker.role] if not file.exists()), None)
+        if lost is None:
+            return
+        if self._run_dir.exists():
+            logger.warning("%s was deleted: restarting %s, which no one can connect to", lost, worker.role)
             worker.kill()
-
-    def _exists(self, name: str) -> bool:
-        return (self._run_dir / name).exists()
+        elif not self.problem:  # the next worker would find nothing
+            text = f"the run directory {self._run_dir} was deleted: no one can connect, no worker can be started again"
+            self.problem = text
+            logger.error("%s", text)
+            self._on_deleted(PipelineClosed(text))

@@ -24,7 +24,6 @@ from ..protocol.starvation import OwnTime
 from .deaths import OomWatch, exit_code, is_internal, ran_out_of_files
 from .flag import Flag
 from .processes import last_log_lines, open_cwd, start_process, why_not_started
-from .socket_files import SocketFiles
 from .spares import Spares
 from .upgrade import Installation
 from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
@@ -51,13 +50,14 @@ class Supervisor:
         on_give_up: Callable[[TriptychError], None],
         on_death: Callable[[str, bool], int] = lambda role, internal: 0,
         on_vacancy: Callable[[str], None] = lambda role: None,
+        on_look: Callable[[Worker], None] = lambda worker: None,
     ) -> None:
         """All callbacks run in the supervisor's thread: ``on_give_up`` once, when a worker will not be restarted any
         more; ``on_death(role, internal)`` before a dead one is restarted, with whether it died through its own fault:
         it returns how many deaths this one explains, as their cause is now known; ``on_vacancy(role)`` once a worker
-        that will not be restarted is gone.
+        that will not be restarted is gone; ``on_look(worker)`` for each worker, a few times per second.
         """
-        self._on_give_up, self._on_death, self._on_vacancy = on_give_up, on_death, on_vacancy
+        self._on_give_up, self._on_death, self._on_vacancy, self._on_look = on_give_up, on_death, on_vacancy, on_look
         self._oom = OomWatch()
         self._run_dir, self._board, self._config = run_dir, board, config
         self.installation = Installation()
@@ -74,7 +74,6 @@ class Supervisor:
         self._orders: deque[Callable[[], None]] = deque()
         self._spares = Spares(run_dir, self._start_process)
         self._fill_spares_at = 0.0
-        self._socket_files = SocketFiles(run_dir, board)
         self._vacant: set[str] = set()  # roles already reported by ``on_vacancy``
         self._stopping = self._ended = self._was_ready = False
         self._exit_codes: dict[str, int | None] = {}
@@ -324,7 +323,8 @@ class Supervisor:
             if worker.is_hung(now, silent_s, patience_s):
                 logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent_s)
                 worker.kill_hung()
-            self._socket_files.look(worker)
+            self._on_look(worker)
+        self._board.set_crowded(self.crowded)
 
     def _silence(self, worker: Worker) -> tuple[float, float]:
         """Seconds since the worker's last sign of progress, and how many it is allowed."""

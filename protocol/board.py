@@ -11,6 +11,7 @@ import mmap
 import os
 import time
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ _DRIVER = np.dtype(
         ("suspects_version", "<u8"),  # incremented with every change
         # Written by prepare: digest << 32 | deaths, once it has prepared such a request alone and survived
         ("survived", "<u8", (SUSPECT_SLOTS,)),
+        ("is_crowded", "<u8", (len(ROLES),)),  # the worker ends again and again because of too many clients
     ]
 )
 _WORKER = np.dtype(
@@ -110,6 +112,14 @@ class Board:
 
     def set_degraded(self, is_degraded: bool) -> None:
         self._driver["is_degraded"] = is_degraded
+
+    @property
+    def crowded(self) -> list[str]:
+        """The roles whose processes end because they may open no file for another client."""
+        return [role for role, is_so in zip(ROLES, self._driver["is_crowded"], strict=True) if is_so]
+
+    def set_crowded(self, roles: Collection[str]) -> None:
+        self._driver["is_crowded"] = [role in roles for role in ROLES]
 
     @property
     def suspects_version(self) -> int:

@@ -67,6 +67,7 @@ class Connection:
         self._address = address
         self._look_up_at = time.monotonic() + LOOK_AGAIN_S
         self._admissions: list[Admission] = []
+        self._has_sent: set[str] = set()
         endpoints = {"submit": address.submit, "follow": address.follow}
         self._sockets = {name: self._dealer(endpoint, address.keys) for name, endpoint in endpoints.items()}
         for socket in self._sockets.values():
@@ -146,7 +147,15 @@ class Connection:
                 except zmq.Again:
                     break
                 self._seq += 1
+                self._has_sent.add(name)
                 del queue[key]
+
+    @property
+    def has_connected(self) -> bool:
+        """Whether both sockets have been connected."""
+        # Without a connection there is no room to send; with one, there is until something was sent.
+        sockets = [socket for name, socket in self._sockets.items() if name not in self._has_sent]
+        return all(int(socket.get(zmq.EVENTS)) & zmq.POLLOUT for socket in sockets)
 
     def drop_requests(self) -> set[Any]:
         """Drop every request not yet sent; returns their keys."""

@@ -53,7 +53,11 @@ def degradations(board: Board, run_dir: Path, config: PipelineConfig) -> dict[st
     has_failed = False
     with suppress(OSError):  # the driver has exited, and its folder was removed
         has_failed = has_failed_flush(journal_path(run_dir, config.service))
-    return {"one_sequence_at_a_time": board.is_degraded, "journal_not_written": has_failed}
+    return {
+        "one_sequence_at_a_time": board.is_degraded,
+        "journal_not_written": has_failed,
+        "too_many_clients": bool(board.crowded),
+    }
 
 
 def health(board: Board, run_dir: Path, config: PipelineConfig) -> dict[str, Any]:

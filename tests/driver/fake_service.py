@@ -62,7 +62,10 @@ class FakeService:
         self._routers.pop(socket).socket.close(linger=0)
 
     def client(self) -> Session:
-        return Session(Connection(Address(self._endpoints["submit"], self._endpoints["follow"]))).start()
+        return Session(self.connection()).start()
+
+    def connection(self) -> Connection:
+        return Connection(Address(self._endpoints["submit"], self._endpoints["follow"]))
 
     def recv(self, kind: type[M], *, timeout: float = 10.0, where: Callable[[M], bool] = lambda _: True) -> M:
         """The next message of this kind; others before it are skipped."""

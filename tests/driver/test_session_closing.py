@@ -228,3 +228,35 @@ def test_client_whose_thread_could_not_start_leaves_no_socket(
         with pytest.raises(error):
             service.client()
     eventually(lambda: len(os.listdir("/proc/self/fd")) == num_open)
+
+
+def test_client_that_can_never_connect_fails_and_one_that_is_connected_goes_on(
+    service: FakeService, session: Session
+) -> None:
+    deleted = PipelineClosed("the run directory was deleted")
+    stream = submit(session)
+    service.accept("a")
+    service.recv(m.Follow)
+    service.close_socket("follow")
+    session.fail_unless_connected(deleted)
+    late = service.client()
+    late.fail_unless_connected(deleted)
+    with pytest.raises(PipelineClosed, match="was deleted"):
+        submit(late, "b").result(10)
+    late.close()
+    service.open_socket("follow")
+    service.recv(m.Follow)
+    service.send("follow", finished("a", text="x"))
+    assert stream.result(10).text == "x"
+
+
+def test_connection_counts_as_such_before_anything_was_sent(service: FakeService) -> None:
+    connection = service.connection()
+    eventually(lambda: connection.has_connected)
+    connection.close()
+
+
+def test_pipeline_that_ends_does_not_mind_a_closed_client(session: Session) -> None:
+    session.close()
+    session.fail(PipelineFailed("it died again and again"))
+    session.fail_unless_connected(PipelineClosed("the run directory was deleted"))

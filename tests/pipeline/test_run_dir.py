@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 
 from tests.pipeline.checks import expected
 from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
 from triptych import Client, Driver
-from triptych.protocol.board import ROLES
+from triptych.protocol.errors import PipelineClosed
 
 
 def test_new_driver_with_other_settings_reports_its_own(tmp_path: Path) -> None:
@@ -32,11 +34,18 @@ def test_unread_answer_survives_a_restart_of_the_whole_pipeline(tmp_path: Path) 
 def test_sockets_that_were_deleted_are_bound_again(driver: Driver) -> None:
     """Without them no new client, and no restarted worker, could connect, and requests would wait for ever."""
     files = [driver.run_dir / name for name in ("submit", "follow", "execute.inbox")]
-    assert driver._started is not None
-    known = driver._started.supervisor._socket_files._bound
-    eventually(lambda: len(known) == len(ROLES))  # it has seen them
     for file in files:
         file.unlink()
     eventually(lambda: all(file.exists() for file in files))
     with Client(driver.run_dir) as client:
         assert client.generate([3, 4], max_tokens=4).token_ids == expected([3, 4], 4)
+
+
+def test_deleted_run_directory_leaves_no_request_waiting(tmp_path: Path) -> None:
+    """The driver's own client may not have connected yet, and never will."""
+    with hash_driver(run_dir=tmp_path / "run") as driver:
+        shutil.rmtree(driver.run_dir)
+        with contextlib.suppress(PipelineClosed):  # or else it was connected
+            assert driver.generate([3, 4], max_tokens=4, timeout=20).token_ids == expected([3, 4], 4)
+        eventually(lambda: driver.health().status == "degraded")
+        assert f"{driver.run_dir} was deleted" in driver.health().reason

@@ -16,7 +16,9 @@ from tests.pipeline.serving import DriverProcess
 from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.driver.control import ask
+from triptych.protocol.board import Board
 from triptych.protocol.errors import ConfigError, Overloaded, PipelineFailed, TriptychError, WorkerDied
+from triptych.protocol.run_dir import board_path
 
 
 def abort_execute(driver: Driver) -> None:
@@ -105,6 +107,9 @@ def test_lack_of_file_descriptors_affects_only_new_connections(tmp_path: Path) -
         next(iter(stream))
         crowd = [RawClient(run_dir) for _ in range(60)]
         eventually(lambda: "may open no file for another client" in str(ask(run_dir, "health")["reason"]))
+        board = Board(board_path(run_dir))
+        assert board.crowded  # for the gateway
+        board.close()
         assert stream.result(60).token_ids == expected([5, 6], 400)
         for one in crowd:
             one.__exit__()

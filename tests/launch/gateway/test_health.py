@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -60,6 +62,14 @@ def test_degraded_pipeline_that_answers_says_so(pipeline: Driver, api: Site) -> 
     journal.close()
     one, unwritten = "one_sequence_at_a_time", "journal_not_written"
     assert found == [(200, [one, unwritten], [one, unwritten]), (200, [unwritten], [unwritten]), (200, [], [])]
+
+
+def test_pipeline_with_too_many_clients_says_so(pipeline: Driver, api: Site) -> None:
+    worker = pipeline._running().supervisor._workers["prepare"]
+    worker.crowded_at = time.monotonic()
+    eventually(lambda: api.http.get("/health").json()["degraded"] == ["too_many_clients"])
+    worker.crowded_at = -math.inf
+    eventually(lambda: api.http.get("/health").json()["degraded"] == [])
 
 
 def test_stuck_stage_is_unhealthy(pipeline: Driver) -> None:
