@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import ConfigError, TriptychError
+from ..protocol.private_file import remove_if_possible
 from ..protocol.run_dir import control_path
 from .flag import Flag
 
@@ -127,7 +128,7 @@ class ControlServer:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._path.unlink(missing_ok=True)
+        remove_if_possible(self._path)
 
 
 def ask(run_dir: Path, question: str, **fields: Any) -> Any:

@@ -58,7 +58,8 @@ def why_not_started(error: OSError, run_dir: Path) -> str:
     """The reason for the error of ``start_process``."""
     if not run_dir.exists():
         return f"the run directory {run_dir} was deleted, as systemd-logind does when its user logs out (RemoveIPC)"
-    return error.strerror or repr(error)
+    reason = error.strerror or repr(error)
+    return reason if error.filename is None else f"{error.filename}: {reason}"
 
 
 def _temporary_folder(run_dir: Path) -> dict[str, str]:

@@ -88,7 +88,7 @@ class RunDir:
 
     def remove_sockets(self) -> None:
         """ZeroMQ leaves socket files behind. Nothing listens on them: the lock is ours and the workers have exited."""
-        with contextlib.suppress(FileNotFoundError):  # someone has deleted the folder
+        with contextlib.suppress(OSError):  # someone has deleted the folder, or it is read-only now
             for path in self.path.iterdir():
                 if path.is_socket():
                     path.unlink(missing_ok=True)

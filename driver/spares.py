@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from ..protocol.private_file import remove_if_possible
 from .processes import log_of
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -52,7 +53,7 @@ class Spares:
     def close(self) -> None:
         for role, process in self._waiting.items():
             _end(process)
-            self._log(role).unlink(missing_ok=True)
+            remove_if_possible(self._log(role))
         self._waiting.clear()
 
     def _log(self, role: str) -> Path:

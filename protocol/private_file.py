@@ -9,6 +9,12 @@ from pathlib import Path
 FOLDER_MODE = 0o700
 
 
+def remove_if_possible(path: Path) -> None:
+    """Remove a file whose name means nothing any more: not worth an error where nothing can be written."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
 def write_private(path: Path, text: str, *, is_durable: bool = False) -> None:
     """Write a file atomically, readable by its owner only. ``is_durable``: it survives a power loss."""
     temporary = path.with_name(path.name + ".tmp")
@@ -21,8 +27,7 @@ def write_private(path: Path, text: str, *, is_durable: bool = False) -> None:
         os.replace(temporary, path)
     except OSError:
         # What was written of it may have filled the disk, and the log could not even say so.
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        remove_if_possible(temporary)
         raise
     if is_durable:
         _flush_names(path.parent)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -376,6 +377,22 @@ def test_run_directory_that_cannot_be_written_is_an_error_with_its_name(
     with pytest.raises(ConfigError, match=f"run directory {tmp_path} cannot be written: No space") as caught:
         Driver("hash-lm", run_dir=tmp_path).start()
     assert caught.value.param == "run_dir"
+
+
+def test_run_directory_that_has_become_read_only_does_not_keep_a_driver_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an error of its disk."""
+
+    def refuse(path: Any, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    driver = Driver("hash-lm", run_dir=tmp_path / "run").start(wait=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        patch.setattr(os, "unlink", refuse)
+        assert set(driver.stop()) <= set(ROLES)
+    RunDir(tmp_path / "run").unlock()
 
 
 def test_journal_too_small_for_its_model_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -33,5 +33,6 @@ def test_worker_has_a_temporary_folder_where_only_its_run_directory_can_be_writt
 
 def test_deleted_run_directory_is_named_as_the_reason(tmp_path: Path) -> None:
     error = FileNotFoundError(errno.ENOENT, "No such file or directory")
+    assert why_not_started(OSError(errno.EROFS, "Read-only file system", "/a/log"), tmp_path).startswith("/a/log: Read")
     assert why_not_started(error, tmp_path) == "No such file or directory"
     assert why_not_started(error, tmp_path / "gone").startswith(f"the run directory {tmp_path / 'gone'} was deleted")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ....protocol.private_file import write_private
+from ....protocol.private_file import remove_if_possible, write_private
 
 _NAME = "gateway-{}.json"
 Key = tuple[str, str]  # route and status
@@ -51,7 +51,7 @@ class Counters:
 
     def forget(self) -> None:
         """Remove the file: nothing is counted any more."""
-        self._path.unlink(missing_ok=True)
+        remove_if_possible(self._path)
 
     def of_all_processes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Index and counts of every gateway process; up to date for this one."""
