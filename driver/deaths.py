@@ -103,8 +103,13 @@ def ran_out_of_files(code: int, log: str) -> bool:
 
     It is the number of clients that is too large, and no request is to blame. ``log``: its last lines.
     """
-    said = log.partition(f"\n{STACKS_FOLLOW}")[0].rpartition("\n")[2]
-    return code == -signal.SIGABRT and said.startswith(os.strerror(errno.EMFILE))
+    return code == -signal.SIGABRT and last_words(log).startswith(os.strerror(errno.EMFILE))
+
+
+def last_words(log: str) -> str:
+    """The last line that a process wrote itself, before its stacks; the first line of these if there is no other."""
+    said, _, stacks = log.rstrip("\n").partition(STACKS_FOLLOW)
+    return said.rstrip("\n").rpartition("\n")[2] or (STACKS_FOLLOW + stacks.partition("\n")[0] if stacks else "")
 
 
 def is_stopped(pid: int) -> bool:

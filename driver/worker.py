@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ..protocol.errors import TriptychError, WorkerDied
 from ..protocol.lifeline import ask_for_stacks
 from ..protocol.starvation import Starvation
-from .deaths import is_stopped
+from .deaths import is_stopped, last_words
 from .upgrade import explain
 
 logger = logging.getLogger(__name__)
@@ -180,4 +180,4 @@ def _summary(error: TriptychError) -> str:
     """In one line."""
     if not isinstance(error, WorkerDied):
         return error.message
-    return ": ".join([f"exit code {error.exit_code}", *error.stderr.splitlines()[-1:]])[:_MAX_SUMMARY]
+    return ": ".join(filter(None, [f"exit code {error.exit_code}", last_words(error.stderr)]))[:_MAX_SUMMARY]

@@ -57,6 +57,20 @@ def test_health_names_the_last_death_in_one_line() -> None:
     assert health.last_death == "exit code 1: KeyError: 5"
 
 
+def test_health_names_what_a_crashed_process_said_and_not_the_end_of_its_stacks() -> None:
+    worker, stacks = (
+        Worker("prepare"),
+        "Fatal Python error: Aborted\n\nThread 0x1:\n\nExtension modules: numpy (total: 1)",
+    )
+    for log, said in (
+        (f"memory allocation of 8 bytes failed\n{stacks}", "memory allocation of 8 bytes failed"),
+        (stacks, "Fatal Python error: Aborted"),
+        ("", ""),
+    ):
+        worker.note_death(0.0, WorkerDied("prepare", -6, log), num_explained=0)
+        assert worker.last_death == "exit code -6" + (f": {said}" if said else "")
+
+
 def test_worker_with_too_many_clients_is_crowded_until_it_has_been_well_for_a_while() -> None:
     worker = Worker("prepare")
     assert not worker.is_crowded(5.0)
