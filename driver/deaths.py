@@ -19,8 +19,11 @@ VMSTAT = Path("/proc/vmstat")
 LOOK_S = 10.0  # between two looks at the counts of kills
 RECENT_S = 60.0  # a large process may take long to end after its kill
 STACKS_FOLLOW = "Fatal Python error: "  # what faulthandler writes first in a crash
+# A worker ignores SIGINT as soon as it has imported numpy. OpenBLAS sends it before, to its own process, where it can
+# start no thread.
 _SELF_INFLICTED = {
-    signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS
+    signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS,
+    signal.SIGINT,
 }  # fmt: skip
 
 

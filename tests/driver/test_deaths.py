@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,3 +102,12 @@ def test_kernel_without_counters_reports_nothing(place: Place) -> None:
 )
 def test_lack_of_descriptors_is_told_from_other_aborts(code: int, log: str, expected: bool) -> None:
     assert deaths.ran_out_of_files(code, log) == expected
+
+
+@pytest.mark.parametrize(
+    ("death", "expected"),
+    [(signal.SIGINT, True), (signal.SIGSEGV, True), (signal.SIGKILL, False), (signal.SIGTERM, False)],
+)
+def test_signals_that_a_worker_sends_itself_are_its_own_fault(death: signal.Signals, expected: bool) -> None:
+    """SIGINT is OpenBLAS', for lack of threads: such a worker would otherwise be started again without an end."""
+    assert deaths.is_internal(-death, was_hung=False, out_of_memory=False) is expected
