@@ -25,7 +25,7 @@ from .errors import ApiError, ClientGone, error_response, unreadable_body, valid
 from .openapi import describe
 from .page.routes import page_routes
 from .server_routes import server_routes
-from .serving.edge import CLIENT_CLOSED, HEAD_ROUTES, Edge
+from .serving.edge import CLIENT_CLOSED, HEAD_ROUTES, MAX_PATH_CHARS, Edge
 from .serving.uploads import BodyRefused
 from .state import Gateway
 
@@ -94,7 +94,7 @@ async def _http(request: Request, error: Exception) -> Response:
     if isinstance(error.__cause__, (ValueError, RecursionError)):
         return error_response(unreadable_body(error.__cause__), path=request.url.path)
     codes = {404: "unknown_route", 405: "method_not_allowed"}
-    what = f"{request.method} {request.url.path}" if error.status_code in codes else str(error.detail)
+    what = f"{request.method} {request.url.path[:MAX_PATH_CHARS]}" if error.status_code in codes else str(error.detail)
     if error.status_code == 404:
         what += _WHAT_THERE_IS
     reply = error_response(

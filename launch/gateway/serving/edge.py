@@ -24,6 +24,7 @@ HEAD_ROUTES = (*OPEN_ROUTES, "/metrics", "/version", "/v1/models")  # monitors a
 ENDLESS_ROUTE = "/ui/events"  # always ended by its client
 CLIENT_CLOSED = 499  # for log and metrics; the client is gone
 MAX_ID_CHARS = 128
+MAX_PATH_CHARS = 256  # in the log and in replies: a path may be as long as all headers, and needs no key
 _ID_HEADERS = (b"x-request-id", b"request-id")  # of a reply, as OpenAI's and Anthropic's clients read them
 _LINE = "%(method)s %(path)r %(status)s in %(duration_ms)s ms, %(x_request_id)s"
 _LINE_OF_ANSWER = _LINE + ", %(request_id)r"
@@ -130,7 +131,7 @@ class _Visit:
         if route != ENDLESS_ROUTE:
             counters.num_disconnects += self._has_left or self._status == CLIENT_CLOSED
         extra: dict[str, Any] = {
-            "method": self._scope["method"], "path": self._scope["path"], "status": self._status,
+            "method": self._scope["method"], "path": self._scope["path"][:MAX_PATH_CHARS], "status": self._status,
             "duration_ms": round(seconds * 1e3, 1), "x_request_id": self._id,
             "request_id": self._scope["state"].get("request_id"),
         }  # fmt: skip

@@ -192,6 +192,16 @@ def test_path_cannot_inject_lines_into_the_log(api: Site, caplog: pytest.LogCapt
     assert record.getMessage().isprintable()
 
 
+def test_long_path_is_cut_in_the_log_and_in_the_reply(api: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """It needs no key, and may be as long as all headers."""
+    with caplog.at_level(logging.INFO, "triptych.launch.gateway.serving.edge"):
+        reply = api.http.get("/" + "a" * 30_000, headers={"x-request-id": "long"})
+        record = eventually(lambda: next((r for r in caplog.records if "long" in r.getMessage()), None))
+    assert (reply.status_code, "/aaaa" in reply.text, "/aaaa" in record.getMessage()) == (404, True, True)
+    assert len(JsonFormatter("gateway 0").format(record)) < 1500
+    assert len(reply.text) < 1000
+
+
 def test_log_has_one_line_per_request_and_no_prompt(api: Site, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "triptych.launch.gateway.serving.edge"):
         api.http.post(PATH, json={"prompt": "a secret", "max_tokens": 1}, headers={"x-request-id": "find-me"})
