@@ -41,12 +41,11 @@ _STAGE_GAUGES = {
     "ready_sequences": ("execute", "ready", "prefilled sequences waiting for a row"),
     "decoding_sequences": ("execute", "decoding", "sequences in the decode batch"),
     "prefilling_sequences": ("execute", "prefilling", "sequences whose prompt is being computed"),
-    "step_ms": ("execute", "step_ms_median", "median duration of the last steps"),
-    "step_ms_max": ("execute", "step_ms_max", "longest of the last steps"),
     "unread_answers": ("summarize", "unread", "answers that ended and were not acknowledged"),
     "followed_answers": ("summarize", "followed", "answers followed by a client"),
     "tokens_per_second": ("summarize", "tokens_per_second", "of all answers together"),
 }
+_STEP_GAUGES = {"median": "median duration of the last steps", "max": "longest of the last steps"}
 _STAGE_COUNTERS = {
     "steps": ("execute", "steps", "forward passes"),
     "prefill_tokens": ("execute", "prefill_tokens", "computed prompt tokens"),
@@ -117,6 +116,8 @@ def _vllm(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator[Met
 def _pipeline(stats: Mapping[str, Any], name: str) -> Iterator[Metric]:
     for metric, (stage, key, text) in _STAGE_GAUGES.items():
         yield _gauge(f"triptych_{metric}", text, stats[stage].get(key) or 0, name)
+    for of, text in _STEP_GAUGES.items():
+        yield _gauge(f"triptych_step_{of}_seconds", text, (stats["execute"].get(f"step_ms_{of}") or 0) / 1e3, name)
     for metric, (stage, key, text) in _STAGE_COUNTERS.items():
         yield _counter(f"triptych_{metric}", text, stats[stage].get(key) or 0, name)
     pages = GaugeMetricFamily("triptych_pages", "KV pages by state", labels=["model_name", "state"])

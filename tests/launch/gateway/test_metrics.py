@@ -109,3 +109,10 @@ def test_dashboard_uses_existing_metrics(api: Site) -> None:
     }
     assert len(asked) > 15
     eventually(lambda: asked <= names(api))
+
+
+def test_own_metrics_are_in_the_units_of_prometheus(api: Site) -> None:
+    """Seconds and bytes, by whole words, as ``promtool check metrics`` demands."""
+    own = {name for name in names(api) if name.startswith("triptych_")}
+    assert {"triptych_step_median_seconds", "triptych_step_max_seconds"} <= own
+    assert not [name for name in own if {"ms", "us", "s", "kib", "mib"} & set(name.split("_"))]
