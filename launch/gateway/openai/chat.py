@@ -188,13 +188,14 @@ class ChatReply:
             with_usage=with_usage, positions=list(starts) if self.with_ids else None,
             num_prompt_tokens=generation.num_prompt_tokens if says_usage(self.stream_options) else None,
         )  # fmt: skip
-        for index in range(self.num_choices if self.positions is None else 0):
-            first = {"role": "assistant", "content": "", "refusal": None}
-            for delta in (first, *choices[index].reader.deltas(self.echo)):
-                yield writer.choice(_chunk(index, delta), num_tokens=0)
+        for choice in choices if self.with_ids else ():  # at once: a client that does not know the id cannot resume
+            for event in choice.opening(writer):
+                yield event
         is_plain = not (self.with_logprobs or self.with_token_ids)
         async for piece in generation.pieces():
             choice = choices[piece.index]
+            for event in choice.opening(writer):
+                yield event
             if piece.end is not None:
                 choice.end(piece.end.finish_reason, choice.tokens.flush())
                 for event in choice.events(writer, starts[piece.index] + len(piece.end.token_ids)):
@@ -217,8 +218,10 @@ class ChatReply:
 
     def _streamed_choice(self, index: int) -> _StreamedChoice:
         known = "" if self.known is None else self.known[index].text
+        reader = AnswerReader(self.reasoning, self.tools)
+        first = [{"role": "assistant", "content": "", "refusal": None}, *reader.deltas(self.echo)]
         return _StreamedChoice(
-            index, AnswerReader(self.reasoning, self.tools), self._content_tokens(), self.with_ids, known
+            index, reader, self._content_tokens(), self.with_ids, known, first if self.positions is None else []
         )
 
     def _extra(self, deltas: list[Delta], tokens: ContentTokens) -> tuple[dict[str, Any], list[Any]]:
@@ -240,7 +243,14 @@ class _StreamedChoice:
     tokens: ContentTokens
     is_resumable: bool
     known: str  # text that the client has, possibly with more, until more of the answer arrives
+    first: list[dict[str, Any]]  # deltas before the first token
     waiting: list[dict[str, Any]] = field(default_factory=list)  # chunks to be sent
+
+    def opening(self, writer: ChunkWriter) -> Iterator[bytes]:
+        """Once, with the first token: load generators take a first chunk, whatever is in it, for that token."""
+        for delta in self.first:
+            yield writer.choice(_chunk(self.index, delta), num_tokens=0)
+        self.first = []
 
     def catch_up(self, first: Delta) -> None:
         """Feed the reader the text that the client has: it ends where the ``first`` delta begins."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 
-from tests.launch.gateway.conftest import Site
-from tests.launch.gateway.sse import stream, text_of
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.sse import events, stream, text_of
+from triptych import Driver
 from triptych.launch.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 
 PATH = "/v1/chat/completions"
@@ -35,6 +37,29 @@ def test_stream_begins_with_the_role_and_ends_with_the_reason(demo: Site) -> Non
     assert usage["usage"]["prompt_tokens_details"]["cached_tokens"] >= 0
     assert {event.data["object"] for event in found[:-1]} == {"chat.completion.chunk"}
     assert len({event.data["id"] for event in found[:-1]}) == 1
+
+
+def test_stream_does_not_begin_before_its_first_token(slow: Driver) -> None:
+    """Load generators take the first chunk, whatever is in it, for the first token."""
+    wanted = {"messages": [{"role": "user", "content": "x" * 3000}], "max_tokens": 2, "stream": True}
+    with site(slow.run_dir) as api:
+        api.ask(PATH, messages=LEN, max_tokens=1)  # the first request to a gateway takes longer than the prompt
+        began = time.monotonic()
+        with api.http.stream("POST", PATH, json={**wanted, "stream_options": {"include_usage": True}}) as reply:
+            found = events(reply)
+            first, waited_ms = next(found), (time.monotonic() - began) * 1e3
+            *_, usage, _ = found
+    assert first.data["choices"][0]["delta"]["role"] == "assistant"
+    assert waited_ms > usage.data["usage"]["triptych"]["ledgers"][0]["ttft_ms"]
+
+
+def test_resumable_stream_begins_at_once_with_its_id(slow: Driver) -> None:
+    """Without it, a client that named no ``request_id`` could resume nothing."""
+    wanted = {"messages": LEN, "max_tokens": 20, "resumable": True}
+    with site(slow.run_dir) as api:
+        first, *_ = stream(api.http, PATH, **wanted)
+        assert (first.id, first.data["choices"][0]["delta"]["role"]) == ("0", "assistant")
+        assert api.http.delete(f"/v1/requests/{first.data['id']}").status_code == 200
 
 
 def test_several_choices_are_streamed_with_their_indices(api: Site) -> None:
