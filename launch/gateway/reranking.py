@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from .errors import ApiError, json_response
 from .requests.option_scores import OptionScorer, softmax
+from .requests.parameters import truncation
 from .schemas.reranking import RerankRequest, ScoreRequest
 from .serving.streaming import answered
 from .state import Gateway
@@ -89,18 +90,30 @@ async def _scores(
     body: RerankRequest | ScoreRequest,
     pairs: list[tuple[str, str]],
 ) -> list[float]:
-    asked = [(partial(_prompt, gateway, body.instruction, *pair), OPTIONS) for pair in pairs]
+    cut = _cut(scorer, gateway, body.truncate_prompt_tokens)
+    asked = [(partial(_prompt, gateway, body.instruction, *pair, cut=cut), OPTIONS) for pair in pairs]
     logprobs = await answered(request, scorer.score_all(asked), timeout_s=gateway.config.request_timeout_s)
     return [softmax(each)[0] for each in logprobs]
 
 
-def _prompt(gateway: Gateway, instruction: str | None, query: str, text: str) -> dict[str, Any]:
+def _cut(scorer: OptionScorer, gateway: Gateway, num_kept: int | None) -> dict[str, Any]:
+    """Where each prompt is cut, so that it has room for the options behind it: in the middle of the text, as its
+    beginning has the query, and its end is where the model answers.
+    """
+    cut = truncation(num_kept, where="middle")
+    if cut:
+        fits = gateway.card.max_model_len - scorer.longest(OPTIONS)
+        cut["max_prompt_tokens"] = min(cut.get("max_prompt_tokens", fits), fits)
+    return cut
+
+
+def _prompt(gateway: Gateway, instruction: str | None, query: str, text: str, *, cut: dict[str, Any]) -> dict[str, Any]:
     question = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {text}"
     template = gateway.facts.chat_template
     if template is None:
-        return {"prompt": f"{SYSTEM}\n\n{question}\nAnswer: "}
+        return {"prompt": f"{SYSTEM}\n\n{question}\nAnswer: ", **cut}
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    return {"messages": messages, "chat_template_kwargs": {"enable_thinking": False}}
+    return {"messages": messages, "chat_template_kwargs": {"enable_thinking": False}, **cut}
 
 
 def _usage(scorer: OptionScorer) -> dict[str, int]:

@@ -86,6 +86,10 @@ class OptionScorer:
         await together(self._score_children([*prompt, *p], p, c, known) for p, c in parents.items())
         return [sum(known[path[:size]] for size in range(1, len(path) + 1)) for path in paths]
 
+    def longest(self, options: Iterable[str]) -> int:
+        """The number of tokens of the longest of them."""
+        return max(len(self._tokens(option)) for option in options)
+
     def _tokens(self, option: str) -> Path:
         tokens = tuple(self._gateway.words.encode(option, add_special_tokens=False))
         if not 1 <= len(tokens) <= MAX_OPTION_TOKENS:

@@ -58,14 +58,20 @@ def pipeline_options(
 
 def prompt_options(body: PromptFields) -> dict[str, Any]:
     """Those of them that do not depend on what is done with the prompt."""
-    options = body.service_options()
-    if body.truncate_prompt_tokens == 0:
+    return {**body.service_options(), **truncation(body.truncate_prompt_tokens, where="left")}
+
+
+def truncation(num_kept: int | None, *, where: str) -> dict[str, Any]:
+    """The options for ``truncate_prompt_tokens``.
+
+    Raises:
+        ApiError: it is 0.
+    """
+    if num_kept == 0:
         raise ApiError("truncate_prompt_tokens is 0, it must be -1 or at least 1", param="truncate_prompt_tokens")
-    if body.truncate_prompt_tokens is not None:
-        options["truncation"] = "left"
-        if body.truncate_prompt_tokens >= 0:
-            options["max_prompt_tokens"] = body.truncate_prompt_tokens
-    return options
+    if num_kept is None:
+        return {}
+    return {"truncation": where, **({"max_prompt_tokens": num_kept} if num_kept > 0 else {})}
 
 
 def check_stream(body: SamplingFields) -> None:

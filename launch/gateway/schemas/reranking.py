@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, field_validator
 
 from .base import ANYTHING, ApiModel, List, Neutral, few_prompts
-from .sampling import ServiceFields
+from .sampling import ServiceFields, kept_tokens
 
 MAX_DOCUMENTS = 2048
 
@@ -23,6 +23,9 @@ class _Relevance(ServiceFields):
     """What both have in common."""
 
     NEUTRAL: ClassVar[Neutral] = {"user": ANYTHING, "use_activation": (True,), "activation": (True,)}
+    truncate_prompt_tokens: int | None = kept_tokens(
+        "keep this many tokens of each prompt, without its middle; -1: as many as fit"
+    )
     instruction: str | None = Field(None, description="what makes a text relevant; by default, answering a search")
 
 

@@ -80,18 +80,19 @@ class ServiceFields(ApiModel):
         return {name: value for name in self.SERVICE if (value := getattr(self, name)) is not None}
 
 
+def kept_tokens(description: str) -> Any:
+    """The field ``truncate_prompt_tokens``, as in vLLM."""
+    return Field(
+        None, ge=-1, le=2**31 - 1, json_schema_extra={"not": {"const": 0}}, description=description
+    )  # fmt: skip
+
+
 class PromptFields(ServiceFields):
     """Also how long a prompt may wait, and how much of it is computed."""
 
     SERVICE = (*ServiceFields.SERVICE, "max_queue_ms")
     max_queue_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the first step, else 504")
-    truncate_prompt_tokens: int | None = Field(
-        None,
-        ge=-1,
-        le=2**31 - 1,
-        json_schema_extra={"not": {"const": 0}},
-        description="keep this many of the prompt's last tokens; -1: as many as fit",
-    )
+    truncate_prompt_tokens: int | None = kept_tokens("keep this many of the prompt's last tokens; -1: as many as fit")
 
 
 class SamplingFields(PromptFields):

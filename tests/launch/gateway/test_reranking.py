@@ -15,12 +15,16 @@ QUERY = "What does len do?"
 TEXTS = ["len returns the number of items.", "abs returns the absolute value.", "zip iterates over several iterables."]
 
 
-def relevance(api: Site, text: str, *, query: str = QUERY, instruction: str = INSTRUCTION) -> float:
-    """By another route, from the tokens of the prompt in the model's own chat format."""
+def relevance(
+    api: Site, text: str, *, query: str = QUERY, instruction: str = INSTRUCTION, limit: int | None = None
+) -> float:
+    """By another route, from the tokens of the prompt in the model's own chat format, of which ``limit`` are kept."""
     question = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {text}"
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    prompt = api.gateway.words.decode(api.ask("/tokenize", messages=messages)["tokens"], skip_special_tokens=False)
-    assert question in prompt
+    ids = api.ask("/tokenize", messages=messages)["tokens"]
+    kept = ids if limit is None else [*ids[: limit // 2], *ids[-limit // 2 :]]
+    prompt = api.gateway.words.decode(kept, skip_special_tokens=False)
+    assert question in prompt or limit is not None
     return softmax([logprob_by_completions(api, prompt, option) for option in ("yes", "no")])[0]
 
 
@@ -44,6 +48,23 @@ def test_instruction_is_part_of_the_prompt(demo: Site) -> None:
     asked = {"text_1": QUERY, "text_2": TEXTS[0], "instruction": "Find what is about numbers"}
     [row] = demo.ask("/v1/score", **asked)["data"]
     assert row["score"] == pytest.approx(relevance(demo, TEXTS[0], instruction=asked["instruction"]), rel=0.05)
+
+
+@pytest.mark.parametrize("limit", [-1, 300])
+def test_middle_of_a_long_prompt_can_be_left_out(demo: Site, limit: int) -> None:
+    """Its beginning has the query, and its end is where the model answers."""
+    asked = {"query": QUERY, "documents": ["word " * 3000, "len"]}
+    assert demo.refusal("/v1/rerank", **asked)[1]["code"] == "context_length_exceeded"
+    reply = demo.ask("/v1/rerank", **asked, truncate_prompt_tokens=limit)
+    assert {result["index"] for result in reply["results"]} == {0, 1}
+    num_short = demo.ask("/v1/rerank", query=QUERY, documents=["len"])["usage"]["prompt_tokens"]
+    num_long = reply["usage"]["prompt_tokens"] - num_short
+    assert num_long == limit if limit > 0 else 1000 < num_long < 1024
+
+
+def test_prompt_is_cut_in_its_middle(demo: Site) -> None:
+    [row] = demo.ask("/v1/score", text_1=QUERY, text_2="word " * 900, truncate_prompt_tokens=200)["data"]
+    assert row["score"] == pytest.approx(relevance(demo, "word " * 900, limit=200), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +93,9 @@ def test_pairs_are_scored_in_their_order(demo: Site, queries: Any, texts: Any, p
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_2"),
         ("/v1/score", {"text_1": "a", "text_2": []}, "text_2"),
         ("/v1/score", {"text_1": "a", "text_2": "b", "model": "another"}, "model"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ],
-    ids=["none", "many", "negative", "query", "unknown", "pairs", "empty", "model"],
+    ids=["none", "many", "negative", "query", "unknown", "pairs", "empty", "model", "cut"],
 )
 def test_what_cannot_be_scored_is_refused_by_name(api: Site, route: str, body: dict[str, Any], param: str) -> None:
     _, error = api.refusal(route, **body)
