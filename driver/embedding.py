@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """One prompt as a vector: the dot product of two of them is their cosine similarity."""
+    """One prompt as a vector. Of most models it has length 1: the dot product of two is their cosine similarity."""
 
     request_id: str  # as given or generated
-    values: npt.NDArray[np.float32]  # [dimensions], of length 1, read-only
+    values: npt.NDArray[np.float32]  # [dimensions], read-only
     summary: dict[str, Any] = field(repr=False)  # usage and ledger
 
     @classmethod

@@ -81,7 +81,7 @@ class Completion:
 
     @property
     def embedding(self) -> npt.NDArray[np.float32] | None:
-        """If the request asked for ``embedding``: its prompt as a vector of length 1, read-only; else None."""
+        """If the request asked for ``embedding``: its prompt as a vector, read-only; else None."""
         return read_embedding(self.summary)
 
     @property

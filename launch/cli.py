@@ -172,7 +172,7 @@ def embed(
     file: PromptFile = None,
     output: Output = None,
     dimensions: Annotated[
-        int | None, option("dimensions", "only so many values, scaled to length 1; by default all", "--dimensions")
+        int | None, option("dimensions", "only so many values, scaled like all of them; by default all", "--dimensions")
     ] = None,
     lora: Lora = "",
     config: PipelineConfig,

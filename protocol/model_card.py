@@ -43,6 +43,8 @@ class ModelCard:
     num_snapshots: int | None = None  # of states of recurrent layers; None: the model has no such layers
     embedding_size: int = 0  # values of an embedding; 0: it makes none
     why_no_embeddings: str = ""
+    pooling: str = "lasttoken"  # how an embedding is made of the states of a prompt, as in sentence-transformers
+    normalizes_embeddings: bool = True  # whether they have length 1
     can_generate: bool = True  # False: it has no head, so that it only makes embeddings
     why_slow: str = ""  # why no faster backend runs it here; empty if it is the fastest
     kv_dtype: str = "model"  # of keys and values: model (its own dtype) or int8

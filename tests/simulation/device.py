@@ -194,5 +194,5 @@ def _killer_in(inputs: StepInputs) -> list[int] | None:
         prompt: list[int] = sequence.tokens[: sequence.num_prompt_tokens].tolist()
         if prompt[0] == EXECUTE_KILLER and length - len(prompt) == num_tokens_before_death(prompt):
             return prompt
-    prompts: Iterator[list[int]] = (sequence.tokens.tolist() for sequence in inputs.embedded)
+    prompts: Iterator[list[int]] = (span.sequence.tokens.tolist() for span in inputs.embedded)
     return next((prompt for prompt in prompts if prompt[0] == EXECUTE_KILLER), None)

@@ -18,12 +18,19 @@ def embedding_that_was_begun_before_a_crash_counts_as_made(patch: Patch) -> None
 
 
 def embedding_is_made_of_every_chunk(patch: Patch) -> None:
-    def is_embedded(sequence: Sequence, _chunk: Chunk) -> bool:
-        return sequence.embedding_size > 0
+    def pooled_rows(sequence: Sequence, chunk: Chunk) -> range:
+        end = chunk.start + chunk.num_tokens
+        return range(end - 1, end) if sequence.embedding_size else range(0)
 
-    patch.setattr(batch, "_is_embedded", is_embedded)
+    patch.setattr(batch, "_pooled_rows", pooled_rows)
+
+
+def cached_tokens_are_left_out_of_a_mean(patch: Patch) -> None:
+    patch.setattr(Sequence, "num_reusable_tokens", property(lambda sequence: sequence.num_tokens - 1))
 
 
 EMBEDDING_MUTATIONS = by_name(
-    embedding_that_was_begun_before_a_crash_counts_as_made, embedding_is_made_of_every_chunk
-)  # fmt: skip
+    embedding_that_was_begun_before_a_crash_counts_as_made,
+    embedding_is_made_of_every_chunk,
+    cached_tokens_are_left_out_of_a_mean,
+)

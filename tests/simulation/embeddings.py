@@ -13,6 +13,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.requests import PREPARE_KILLER, Request
 from triptych.driver.stream import Completion
 from triptych.workers.execute.hash_lm import EMBEDDING_SIZE, hidden_of, state_of
+from triptych.workers.execute.scheduling.pooling import LAST_TOKEN, MEAN
 from triptych.workers.execute.step import Float32
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ KEPT = ("prompt_token_ids", "priority", "cache_salt", "deadline_ms", "max_queue_
 
 
 def ask_for_embeddings(plan: Plan, dice: random.Random) -> None:
-    plan.card = replace(plan.card, embedding_size=EMBEDDING_SIZE)
+    plan.card = replace(plan.card, embedding_size=EMBEDDING_SIZE, pooling=dice.choice((LAST_TOKEN, MEAN)))
     for request in plan.requests:
         size = dice.choice((None, 1, EMBEDDING_SIZE // 2))
         if dice.random() < CHANCE and request.is_valid and not request.sequences and "lora" not in request.wire:
@@ -46,13 +47,17 @@ def check_embedding(reader: Reader, completion: Completion) -> None:
     if "embedding" not in request.wire:
         require(found is None, f"{name} did not ask for its embedding")
     elif found is not None or completion.finish_reason != "abort":
-        expected = _embedding(tuple(request.prompt), request.wire.get("dimensions", EMBEDDING_SIZE))
+        pooling = reader.client.world.card.pooling
+        expected = _embedding(tuple(request.prompt), request.wire.get("dimensions", EMBEDDING_SIZE), pooling)
         is_right = found is not None and np.array_equal(found, expected)
         require(is_right, f"{name}: its embedding is {found}, expected {expected}")
 
 
 @cache
-def _embedding(prompt: tuple[int, ...], size: int) -> Float32:
-    values = hidden_of(state_of(prompt))[:size].astype(np.float64)
+def _embedding(prompt: tuple[int, ...], size: int, pooling: str) -> Float32:
+    """Exact before the last two lines, as hidden states are integers here."""
+    first = 1 if pooling == MEAN else len(prompt)
+    states = [hidden_of(state_of(prompt[:end]))[:size] for end in range(first, len(prompt) + 1)]
+    values = np.sum(states, 0, dtype=np.float64) / len(states)
     embedding: Float32 = (values / np.sqrt(np.square(values).sum())).astype(np.float32)
     return embedding

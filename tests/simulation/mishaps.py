@@ -36,7 +36,7 @@ class Mishaps:
         """Whether the step raises. One that computes a single sequence does so only if that sequence is known."""
         if not self._chance or self._dice.random() >= self._chance:
             return False
-        sequences = [*inputs.sampled, *inputs.embedded]
+        sequences = [*inputs.sampled, *(span.sequence for span in inputs.embedded)]
         if len(inputs.context_lens) > 1 or len(sequences) > 1:
             return True  # it is run again: in halves, or without its proposals
         is_killer = bool(sequences) and sequences[0].tokens[0] == EXECUTE_KILLER  # might be sent again once it failed

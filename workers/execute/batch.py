@@ -14,7 +14,7 @@ from .scheduling.plan import Chunk, Plan
 from .scheduling.rows import Rows
 from .scheduling.sequence import Key, Sequence
 from .scheduling.states import Segment
-from .step import Int32, ScoreSpan, StepCut, StepInputs
+from .step import Int32, ScoreSpan, StateSpan, StepCut, StepInputs
 
 _NONE_CARRIED: Mapping[Key, int] = MappingProxyType({})
 
@@ -33,7 +33,7 @@ def build_inputs(
 
     The loops over sequences here only collect references; all arithmetic is done once for the whole batch.
     """
-    plan, num_others = _embedded_last(plan, sequences)
+    plan, pooled = _embedded_last(plan, sequences)
     scheduled = [sequences[chunk.key] for chunk in plan.chunks]
     token_ids, positions, owners, query_starts, last_rows, last_positions = _lay_out(plan, scheduled)
     block_tables = _gather_block_tables(scheduled, plan.num_decodes, rows)
@@ -58,21 +58,21 @@ def build_inputs(
         carried=_carried(plan, last_rows, carried_rows) if carried_rows else None,
         adapters=_adapters(scheduled),
         cut=_cut(plan, scheduled),
-        embedded_rows=last_rows[num_others:],
-        embedded=scheduled[num_others:],
         **(_scored(plan, query_starts, spans) if spans else {}),
+        **(_embedded(query_starts, pooled, plan, scheduled) if pooled else {}),
     )
 
 
-def _embedded_last(plan: Plan, sequences: Mapping[Key, Sequence]) -> tuple[Plan, int]:
-    """The plan with those chunks last whose embeddings are made, so that their rows are behind all rows of logits, and
-    the number of the others.
+def _embedded_last(plan: Plan, sequences: Mapping[Key, Sequence]) -> tuple[Plan, list[range]]:
+    """The plan with those chunks last of which embeddings are made, so that their rows are behind all rows of logits,
+    and the positions of these rows in each of them.
     """
-    embedded = {chunk.key: chunk for chunk in plan.prefills if _is_embedded(sequences[chunk.key], chunk)}
-    if embedded:
-        others = (chunk for chunk in plan.chunks if chunk.key not in embedded)
-        plan = replace(plan, chunks=(*others, *embedded.values()))
-    return plan, len(plan.chunks) - len(embedded)
+    rows = {chunk.key: rows for chunk in plan.prefills if (rows := _pooled_rows(sequences[chunk.key], chunk))}
+    if rows:
+        others = (chunk for chunk in plan.chunks if chunk.key not in rows)
+        embedded = (chunk for chunk in plan.chunks if chunk.key in rows)
+        plan = replace(plan, chunks=(*others, *embedded))
+    return plan, [rows[chunk.key] for chunk in plan.chunks[len(plan.chunks) - len(rows) :]]
 
 
 class _Layout(NamedTuple):
@@ -105,9 +105,18 @@ def _lay_out(plan: Plan, scheduled: list[Sequence]) -> _Layout:
     )  # fmt: skip
 
 
-def _is_embedded(sequence: Sequence, chunk: Chunk) -> bool:
-    """Whether the embedding of ``sequence`` is made of the last token of this chunk."""
-    return sequence.embedding_size > 0 and chunk.start + chunk.num_tokens == sequence.num_tokens
+def _pooled_rows(sequence: Sequence, chunk: Chunk) -> range:
+    return sequence.unpooled_rows(chunk.start, chunk.num_tokens)
+
+
+def _embedded(query_starts: Int32, pooled: list[range], plan: Plan, scheduled: list[Sequence]) -> dict[str, Any]:
+    """The fields of ``StepInputs`` for the last chunks, of which the positions ``pooled`` are."""
+    first = len(scheduled) - len(pooled)
+    chunks, sequences = plan.chunks[first:], scheduled[first:]
+    offsets = [begin - chunk.start for begin, chunk in zip(query_starts[first:-1].tolist(), chunks, strict=True)]
+    rows = [np.arange(rows.start, rows.stop) + offset for rows, offset in zip(pooled, offsets, strict=True)]
+    spans = [StateSpan(each, rows.start, len(rows)) for each, rows in zip(sequences, pooled, strict=True)]
+    return {"embedded_rows": np.concatenate(rows).astype(np.int32), "embedded": spans}
 
 
 def _adapters(scheduled: list[Sequence]) -> Int32 | None:

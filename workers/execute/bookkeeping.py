@@ -27,6 +27,7 @@ from ...protocol.messages import FINISH_REASONS
 from .engine import StepOutputs
 from .reports import StepRows
 from .scheduling.plan import Plan
+from .scheduling.pooling import LAST_STATE, Pooling
 from .scheduling.progress import Progress
 from .scheduling.sequence import Key, Sequence
 
@@ -49,8 +50,17 @@ class _Columns(NamedTuple):
 class Bookkeeper:
     """Turns requests into sequences, and the engine's outputs into journal entries and rows of messages."""
 
-    def __init__(self, journal: Journal, *, eos_token_ids: frozenset[int], adapters: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        eos_token_ids: frozenset[int],
+        adapters: Iterable[str] = (),
+        pooling: Pooling = LAST_STATE,
+    ) -> None:
+        """``pooling`` is that of the model's embeddings."""
         self._journal = journal
+        self._pooling = pooling
         self._writer = TokenWriter(journal)
         self._eos = eos_token_ids
         self._adapters = {name: number for number, name in enumerate(adapters, 1)}
@@ -94,6 +104,7 @@ class Bookkeeper:
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
             final_ids=self._eos if record.grammar else frozenset(),
             embedding_size=record.embedding_size,
+            pooling=self._pooling,
         )
         if has_prompt_results(self._journal, view):
             sequence.num_scored_tokens, sequence.embedding_size = len(prompt), 0
@@ -208,7 +219,7 @@ class Bookkeeper:
                 self._writer.publish_scores(self._views[key], scores.start, scores.columns)
         for key, embedding in outputs.embeddings.items():
             if key in self._views:
-                self._writer.publish_embedding(self._views[key], embedding.values)
+                self._writer.publish_embedding(self._views[key], embedding)
         if outputs.logprobs:
             self._write_logprobs(outputs)
         slots, _ = self._columns_of(progress.keys)

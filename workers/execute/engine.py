@@ -7,21 +7,26 @@ the device computes, call these three instead.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from .batch import build_inputs
-from .isolation import IsolatingRunner
+from .isolation import Computed, IsolatingRunner
 from .scheduling.ahead import may_plan_ahead
 from .scheduling.audit import Stats, check, take_stats
 from .scheduling.history import StepHistory, StepRecord
 from .scheduling.plan import Plan
+from .scheduling.pooling import pool
 from .scheduling.progress import Progress
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key, Sequence
-from .step import PromptEmbedding, PromptScores, Runner, StepInputs, TokenLogprobs
+from .step import Float32, PromptScores, Runner, StepInputs, TokenLogprobs
+
+_NO_DIRECTION = "the hidden states of the prompt are zero or not finite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class StepOutputs:
     progress: Progress  # the tokens, and the sequences that ended
     logprobs: dict[Key, TokenLogprobs]  # where requested
     scores: dict[Key, PromptScores]  # of prompt tokens, where requested
-    embeddings: dict[Key, PromptEmbedding]  # where requested
+    embeddings: dict[Key, Float32]  # [embedding_size], where requested and complete
     planned_at: int  # by the engine's clock, as are the following
     launched_at: int
     began_at: int  # when it was launched or the previous step was collected, whichever is later
@@ -197,8 +202,9 @@ class Engine:
         # Nothing may be written any more for a sequence that ended after the launch.
         running = self.scheduler.running
         scores = {key: found for key, found in computed.scores.items() if key in running}
-        embeddings = {key: found for key, found in computed.embeddings.items() if key in running}
-        progress = self.scheduler.apply(plan, computed.token_ids, computed.failed, computed.candidates)
+        embeddings, unsound = _embeddings(computed, running)
+        failed = {**computed.failed, **unsound}
+        progress = self.scheduler.apply(plan, computed.token_ids, failed, computed.candidates)
         self.scheduler.observe(plan, collected_at - max(planned_at, self._collected_at))
         self._collected_at = collected_at
         self.history.append(StepRecord.of(plan, began_at=began_at, collected_at=collected_at))
@@ -210,3 +216,17 @@ class Engine:
     def check(self) -> None:
         """Verify that no page and no sequence is lost; see ``audit.check``."""
         check(self.scheduler)
+
+
+def _embeddings(computed: Computed, running: Mapping[Key, Sequence]) -> tuple[dict[Key, Float32], dict[Key, str]]:
+    """The embeddings that are complete with this step, and why there are none for some sequences."""
+    embeddings: dict[Key, Float32] = {}
+    unsound: dict[Key, str] = {}
+    for key, found in computed.states.items():
+        if key not in running or (embedding := pool(running[key], found.start, found.values)) is None:
+            continue
+        if np.isfinite(embedding).all():
+            embeddings[key] = embedding
+        else:
+            unsound[key] = _NO_DIRECTION
+    return embeddings, unsound

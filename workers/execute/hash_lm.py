@@ -8,7 +8,7 @@ Python.
 With an adapter, its number is added to every token in the cache, so that tokens cached under another adapter, or under
 none, lead to a different text.
 
-The embedding of a prompt is made of random numbers, whose seed is the same sum.
+The hidden state of a token is made of random numbers, whose seed is the same sum.
 
 Under a grammar the next token is the first allowed one from there on, wrapping around to 0.
 """
@@ -32,13 +32,14 @@ from .step import (
     Float32,
     Int32,
     Int64,
-    PromptEmbedding,
     PromptScores,
+    PromptStates,
     ScoreSpan,
     StepInputs,
     StepResult,
     TokenLogprobs,
     resolve,
+    states_of,
 )
 
 _STRIDE = (1 << 31) - 1  # a cell is position * _STRIDE + token, so that a token at a wrong position is a wrong token
@@ -128,7 +129,7 @@ class HashRunner:
         if inputs.scored:
             result = replace(result, scores=self._score(inputs))
         if inputs.embedded:
-            result = replace(result, embeddings=self._embed(inputs))
+            result = replace(result, states=self._embed(inputs))
         self._last_tokens = result.token_ids
         self._results.append(result)
 
@@ -182,13 +183,13 @@ class HashRunner:
         )
         return PromptScores(span.sequence.key, span.start, columns)
 
-    def _embed(self, inputs: StepInputs) -> list[PromptEmbedding]:
+    def _embed(self, inputs: StepInputs) -> list[PromptStates]:
         first = len(inputs.context_lens) - len(inputs.embedded)  # they are the last of the step
-        tables, lengths = inputs.block_tables[first:], inputs.context_lens[first:].tolist()
-        return [
-            PromptEmbedding.of(sequence, hidden_of(self._read(table, length) + length))
-            for sequence, table, length in zip(inputs.embedded, tables, lengths, strict=True)
-        ]
+        counts = [span.num_rows for span in inputs.embedded]
+        tables = np.repeat(inputs.block_tables[first:], counts, axis=0)
+        lengths = (inputs.positions[inputs.embedded_rows] + 1).tolist()
+        hidden = [hidden_of(self._read(table, n) + n) for table, n in zip(tables, lengths, strict=True)]
+        return states_of(inputs, np.array(hidden))
 
     def _read(self, block_table: Int32, num_tokens: int) -> int:
         """``sum_i (i + 1) * token_i`` over the cells that ``block_table`` names."""

@@ -15,12 +15,11 @@ from .scheduling.beam_search import Candidates
 from .scheduling.plan import Plan
 from .scheduling.proposals import VOID
 from .scheduling.sequence import Key
-from .step import PromptEmbedding, PromptScores, Runner, StepInputs, StepResult, TokenLogprobs
+from .step import PromptScores, PromptStates, Runner, StepInputs, StepResult, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
 _NO_NUMBER = "the logprobs of the prompt are not numbers"
-_NO_DIRECTION = "the hidden state of the prompt's last token is zero or not finite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Computed:
     logprobs: dict[Key, TokenLogprobs] = field(default_factory=dict)
     candidates: dict[Key, Candidates] = field(default_factory=dict)  # of the beams
     scores: dict[Key, PromptScores] = field(default_factory=dict)  # of prompt tokens
-    embeddings: dict[Key, PromptEmbedding] = field(default_factory=dict)
+    states: dict[Key, PromptStates] = field(default_factory=dict)  # of prompts whose embeddings are wanted
     failed: dict[Key, str] = field(default_factory=dict)
 
 
@@ -139,7 +138,7 @@ class IsolatingRunner:
             whole.logprobs.update(part.logprobs)
             whole.candidates.update(part.candidates)
             whole.scores.update(part.scores)
-            whole.embeddings.update(part.embeddings)
+            whole.states.update(part.states)
             whole.failed.update(part.failed)
         return whole
 
@@ -180,11 +179,10 @@ def _by_key(plan: Plan, result: StepResult) -> Computed:
     Raises:
         FloatingPointError: a sequence with proposals failed, and must be run without them to see if it still does.
     """
-    if not (result.logprobs or result.candidates or result.failed or result.scores or result.embeddings):
+    if not (result.logprobs or result.candidates or result.failed or result.scores or result.states):
         return Computed(result.token_ids.tolist())
     sampled, token_ids = plan.sampled, result.token_ids.tolist()
     unsound = {scores.key: _NO_NUMBER for scores in result.scores if np.isnan(scores.columns.logprobs).any()}
-    unsound |= {found.key: _NO_DIRECTION for found in result.embeddings if not np.isfinite(found.values).all()}
     failed = {}
     for row, why in result.failed.items():
         if row and sampled[row] == sampled[row - 1]:  # follows a proposal: if that was right, the next step will tell
@@ -199,6 +197,6 @@ def _by_key(plan: Plan, result: StepResult) -> Computed:
         logprobs={sampled[row]: logprobs for row, logprobs in result.logprobs.items()},
         candidates={sampled[row]: found for row, found in result.candidates.items()},
         scores={scores.key: scores for scores in result.scores},
-        embeddings={found.key: found for found in result.embeddings},
+        states={found.key: found for found in result.states},
         failed=failed | unsound,
     )

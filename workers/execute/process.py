@@ -30,6 +30,7 @@ from .patience import Patience
 from .quarantine import Quarantine
 from .reports import Reports
 from .scheduling.audit import measure_memory
+from .scheduling.pooling import Pooling
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key, Sequence
 from .showing import Showing
@@ -87,7 +88,12 @@ class Execute:
         self._intent = StepIntent(context.intent)
         self._flushes = context.config.service.flushes_steps
         self._adapters, self._vocab_size = card.adapters, card.vocab_size
-        self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids), adapters=self._adapters)
+        self._books = Bookkeeper(
+            context.journal,
+            eos_token_ids=frozenset(card.eos_token_ids),
+            adapters=self._adapters,
+            pooling=Pooling(card.pooling, card.normalizes_embeddings),
+        )
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = self._next_look = 0.0
         self._num_steps = 0

@@ -21,21 +21,20 @@ Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
 
-class PromptEmbedding(NamedTuple):
-    """A prompt as a vector of length 1."""
+class StateSpan(NamedTuple):
+    """Consecutive tokens of one prompt in a step, whose hidden states its embedding is made of."""
+
+    sequence: Sequence
+    start: int  # position of the first of them
+    num_rows: int
+
+
+class PromptStates(NamedTuple):
+    """The hidden states of consecutive prompt tokens, the first of which is token ``start``."""
 
     key: Key
-    values: Float32  # [embedding_size]
-
-    @classmethod
-    def of(cls, sequence: Sequence, hidden: Float32) -> PromptEmbedding:
-        """The first ``embedding_size`` channels of the last token's ``hidden`` state; not finite if there is none.
-
-        Source: Matryoshka representation learning, Kusupati et al. 2022.
-        """
-        values = hidden[: sequence.embedding_size].astype(np.float64)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return cls(sequence.key, (values / np.sqrt(np.square(values).sum())).astype(np.float32))
+    start: int
+    values: Float32  # [tokens, channels]
 
 
 class ScoreSpan(NamedTuple):
@@ -95,8 +94,8 @@ class StepInputs:
     cut: StepCut | None = None  # None: the model keeps no states
     score_rows: Int32 = field(default_factory=_no_rows)  # [C], indices into the T tokens: those of ``scored``, in order
     scored: Rows[ScoreSpan] = ()  # of prompts whose logprobs are wanted
-    embedded_rows: Int32 = field(default_factory=_no_rows)  # [E], the last tokens of ``embedded``
-    embedded: Rows[Sequence] = ()  # [E], sequences whose embeddings are wanted: the last ones of the step
+    embedded_rows: Int32 = field(default_factory=_no_rows)  # [E], indices into the T tokens: those of ``embedded``
+    embedded: Rows[StateSpan] = ()  # of prompts whose embeddings are wanted: the last sequences of the step
 
     @property
     def sampled_lengths(self) -> Int32:
@@ -132,9 +131,14 @@ def resolve(inputs: StepInputs, last_tokens: Int32) -> StepInputs:
     return replace(inputs, token_ids=token_ids, carried=None)
 
 
-def embeddings_of(inputs: StepInputs, hidden: Float32) -> list[PromptEmbedding]:
-    """The embeddings of ``inputs.embedded``, from the hidden states [E, channels] of their last tokens."""
-    return [PromptEmbedding.of(sequence, row) for sequence, row in zip(inputs.embedded, hidden, strict=True)]
+def states_of(inputs: StepInputs, hidden: Float32) -> list[PromptStates]:
+    """The hidden states of ``inputs.embedded``, copied from those of ``inputs.embedded_rows`` [E, channels]."""
+    ends = np.cumsum([span.num_rows for span in inputs.embedded])
+    parts = np.split(hidden, ends[:-1]) if len(ends) else []
+    return [
+        PromptStates(span.sequence.key, span.start, part.copy())
+        for span, part in zip(inputs.embedded, parts, strict=True)
+    ]
 
 
 class TokenLogprobs(NamedTuple):
@@ -162,7 +166,7 @@ class StepResult:
     failed: dict[int, str] = field(default_factory=dict)  # by row: why it has no valid token (its id is then void)
     candidates: dict[int, Candidates] = field(default_factory=dict)  # by row, of beams, whose token id is void
     scores: Rows[PromptScores] = ()  # one for each of ``StepInputs.scored``
-    embeddings: Rows[PromptEmbedding] = ()  # one for each of ``StepInputs.embedded``
+    states: Rows[PromptStates] = ()  # one for each of ``StepInputs.embedded``
 
 
 class Runner(Protocol):

@@ -49,7 +49,7 @@ class GenerationRequest:
     max_prompt_tokens: int | None = None  # a longer prompt is cut or refused, like one that does not fit
     return_prompt: bool = False  # the summary includes the prompt's token ids
     embedding: bool = False  # instead of an answer, the summary includes the prompt's embedding
-    dimensions: int | None = None  # of the embedding: its first values, scaled to length 1; None: all
+    dimensions: int | None = None  # of the embedding: its first values, scaled like all of them; None: all
     structured: Structured | None = None  # the form the answer must have
     thinking_token_budget: int | None = None  # tokens of reasoning, at most; None: as many as the model likes
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -30,7 +30,7 @@ class EmbeddingRequest(PromptFields):
         None, description="numbers by default; base64: of float32, little-endian"
     )
     dimensions: int | None = Field(
-        None, ge=1, le=2**31 - 1, description="only so many values, scaled to length 1; by default all"
+        None, ge=1, le=2**31 - 1, description="only so many values, scaled like all of them; by default all"
     )
 
     @field_validator("input", mode="before")

@@ -10,19 +10,23 @@ import pytest
 from tests.workers.execute.factories import expected_output, make_engine, make_sequence
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import EMBEDDING_SIZE, HashRunner, hidden_of, state_of
+from triptych.workers.execute.scheduling.pooling import LAST_STATE, MEAN, POOLINGS, Pooling, pool
+from triptych.workers.execute.scheduling.recording import describe_sequence, rebuild_sequence
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
-from triptych.workers.execute.step import PromptEmbedding, StepInputs
+from triptych.workers.execute.step import Float32, StepInputs
+
+ALL_POOLINGS = pytest.mark.parametrize("pooling", [Pooling(mode, mode != "mean") for mode in POOLINGS], ids=POOLINGS)
 
 
-def embedded(index: int, **options: Any) -> Sequence:
+def embedded(index: int, *, pooling: Pooling = LAST_STATE, **options: Any) -> Sequence:
     sequence = make_sequence(index, max_tokens=0, **options)
-    sequence.embedding_size = EMBEDDING_SIZE
+    sequence.embedding_size, sequence.pooling = EMBEDDING_SIZE, pooling
     return sequence
 
 
-def run(engine: Engine) -> tuple[dict[Key, PromptEmbedding], dict[Key, list[int]]]:
+def run(engine: Engine) -> tuple[dict[Key, Float32], dict[Key, list[int]]]:
     """Embeddings and tokens of every sequence, with the invariants checked."""
-    embeddings: dict[Key, PromptEmbedding] = {}
+    embeddings: dict[Key, Float32] = {}
     tokens: dict[Key, list[int]] = {}
     while engine.has_work:
         outputs = engine.step()
@@ -35,16 +39,31 @@ def run(engine: Engine) -> tuple[dict[Key, PromptEmbedding], dict[Key, list[int]
     return embeddings, tokens
 
 
-def assert_right(sequence: Sequence, embeddings: dict[Key, PromptEmbedding]) -> None:
-    expected = PromptEmbedding.of(sequence, hidden_of(state_of(sequence.tokens)))
-    np.testing.assert_array_equal(embeddings[sequence.key].values, expected.values)
+def expected(sequence: Sequence) -> Float32:
+    """By numpy, from the states of all tokens."""
+    ends = range(1, sequence.num_prompt_tokens + 1)
+    states = np.array([hidden_of(state_of(sequence.tokens[:end])) for end in ends], np.float64)
+    states = states[:, : sequence.embedding_size]
+    poolings = {
+        "lasttoken": states[-1],
+        "mean": states.mean(0),
+        "mean_sqrt_len_tokens": states.sum(0) / len(states) ** 0.5,
+        "weightedmean": np.average(states, 0, weights=ends),
+    }
+    pooled = poolings[sequence.pooling.mode]
+    return np.asarray(pooled / np.linalg.norm(pooled) if sequence.pooling.normalizes else pooled, np.float32)
+
+
+def assert_right(sequence: Sequence, embeddings: dict[Key, Float32]) -> None:
+    np.testing.assert_allclose(embeddings[sequence.key], expected(sequence), rtol=1e-6)
     assert sequence.finish_reason == "length"
 
 
+@ALL_POOLINGS
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 7, 512])
-def test_prompts_are_embedded_in_any_batch(chunk: int, depth: int) -> None:
-    sequences = [embedded(i, num_tokens=n) for i, n in enumerate((60, 1, 31))]
+def test_prompts_are_embedded_in_any_batch(chunk: int, depth: int, pooling: Pooling) -> None:
+    sequences = [embedded(i, num_tokens=n, pooling=pooling) for i, n in enumerate((60, 1, 31))]
     mates = [make_sequence(i, num_tokens=20, max_tokens=30, prompt_logprobs=i - 3) for i in (3, 4)]
     embeddings, tokens = run(make_engine(mates[0], *sequences, mates[1], prefill_chunk=chunk, depth=depth))
     for sequence in sequences:
@@ -53,9 +72,10 @@ def test_prompts_are_embedded_in_any_batch(chunk: int, depth: int) -> None:
     assert tokens == {mate.key: expected_output(mate) for mate in mates}
 
 
+@ALL_POOLINGS
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_preempted_prompts_are_embedded(preemption: str) -> None:
-    sequences = [embedded(i, num_tokens=40) for i in range(3)]
+def test_preempted_prompts_are_embedded(preemption: str, pooling: Pooling) -> None:
+    sequences = [embedded(i, num_tokens=40, pooling=pooling) for i in range(3)]
     mates = [make_sequence(i, num_tokens=20, max_tokens=40) for i in range(3, 6)]
     options: dict[str, Any] = {"preemption": preemption, "host_pages": 20 * (preemption == "swap")}
     engine = make_engine(*mates, *sequences, num_pages=22, prefill_chunk=8, **options)
@@ -76,6 +96,51 @@ def test_cached_prompt_is_embedded_from_its_last_token() -> None:
     assert second.num_cached_tokens == 39
 
 
+def test_mean_of_a_cached_prompt_has_the_states_of_all_tokens() -> None:
+    first, second = (embedded(i, speaker=0, num_tokens=40, pooling=Pooling(MEAN)) for i in range(2))
+    mate = make_sequence(2, speaker=0, num_tokens=40, max_tokens=5)
+    engine = make_engine(first, prefix_cache=True)
+    embeddings, _ = run(engine)
+    engine.add(second)
+    engine.add(mate)
+    embeddings |= run(engine)[0]
+    assert_right(second, embeddings)
+    np.testing.assert_array_equal(embeddings[second.key], embeddings[first.key])
+    assert (second.num_cached_tokens, mate.num_cached_tokens) == (0, 39)
+
+
+@ALL_POOLINGS
+def test_replayed_prompt_starts_at_the_same_token(pooling: Pooling) -> None:
+    """That of a mean is not taken from the cache there either."""
+    sequence = embedded(0, num_tokens=40, pooling=pooling)
+    replayed = rebuild_sequence(sequence.key, describe_sequence(sequence, sequence.tokens))
+    assert replayed.num_reusable_tokens == sequence.num_reusable_tokens == (39 if pooling.mode == "lasttoken" else 0)
+
+
+def test_mean_does_not_depend_on_its_chunks() -> None:
+    """By no bit, though the sum of these numbers depends on how they are grouped."""
+    rng = np.random.default_rng(0)
+    states = (rng.standard_normal((60, 8)) * 10.0 ** rng.integers(-9, 9, (60, 8))).astype(np.float32)
+    found = []
+    for cuts in ([], [7], [20, 21, 50], range(1, 60)):
+        sequence = embedded(0, num_tokens=60, pooling=Pooling(MEAN))
+        sequence.embedding_size = 8
+        for start, part in zip([0, *cuts], np.split(states, cuts), strict=True):
+            found.append(pool(sequence, start, part))
+            sequence.num_pooled_tokens = start + len(part)
+    complete = [each for each in found if each is not None]
+    assert len(complete) == 4
+    assert all(np.array_equal(each, complete[0]) for each in complete)
+
+
+def test_states_that_are_computed_again_count_once() -> None:
+    states = np.arange(40, dtype=np.float32).reshape(10, 4)
+    sequence = embedded(0, num_tokens=10, pooling=Pooling(MEAN, normalizes=False))
+    assert pool(sequence, 0, states[:6]) is None
+    sequence.num_pooled_tokens = 6
+    np.testing.assert_array_equal(pool(sequence, 2, states[2:]), states.mean(0))
+
+
 def test_prompt_whose_embedding_is_known_is_not_embedded_again() -> None:
     sequence = embedded(0, num_tokens=30)
     sequence.embedding_size = 0  # as the bookkeeper sets it if the journal has the embedding
@@ -86,15 +151,15 @@ def test_prompt_whose_embedding_is_known_is_not_embedded_again() -> None:
 def test_prompt_that_cannot_be_embedded_fails_alone() -> None:
     class Broken(HashRunner):
         def launch(self, inputs: StepInputs) -> None:
-            if any(sequence.key == (1, 0) for sequence in inputs.embedded):
+            if any(span.sequence.key == (1, 0) for span in inputs.embedded):
                 raise RuntimeError("no")
             super().launch(inputs)
 
         def collect(self) -> Any:
             result = super().collect()
-            for embedding in result.embeddings:
-                if embedding.key == (2, 0):
-                    embedding.values[0] = np.nan
+            for states in result.states:
+                if states.key == (2, 0):
+                    states.values[0] = np.nan
             return result
 
     sequences = [embedded(i, num_tokens=30) for i in range(4)]

@@ -1,8 +1,8 @@
-"""Whether a checkpoint makes embeddings, and as it was trained to: the last token's state, scaled to length 1.
+"""How a checkpoint makes embeddings, if it does.
 
 Only files of JSON are read. They are those of sentence-transformers: ``modules.json`` lists what is applied one after
-the other, and the folder of the pooling has a config. A checkpoint without them says nothing about its pooling; those
-made of decoders take the last token, which alone has seen all others.
+the other, and the folder of the pooling has a config. A checkpoint without them says nothing about its pooling; most
+that are made of decoders take the last token, which alone has seen all others, and scale its state to length 1.
 """
 
 from __future__ import annotations
@@ -11,37 +11,51 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..scheduling.pooling import LAST_STATE, MEAN, POOLINGS, WEIGHTED_MEAN, Pooling
 from .checkpoint.hub import first_line
 
 _MODULES = "modules.json"
 _MODE = "pooling_mode"  # the mode itself, or the beginning of the names of switches, one for each mode
-_LAST_TOKEN = "lasttoken"
+_NAMES_OF_SWITCHES = {f"{mode}_tokens": mode for mode in (MEAN, WEIGHTED_MEAN)}  # of others they are the same
+_TAKES_PROMPTS = "include_prompt"  # if false, the instruction before a text is left out of the pooling
 _WITH_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
-def why_no_embeddings(folder: Path) -> str:
-    """Why this checkpoint's embeddings cannot be made; empty if they can."""
+class _Unknown(Exception):
+    """The embeddings of this checkpoint cannot be made; the message says why."""
+
+
+def find_pooling(folder: Path) -> tuple[Pooling, str]:
+    """How this checkpoint's embeddings are made, and why they cannot be; empty if they can."""
     try:
         config = _read(folder / "config.json")
         for each in (config, config.get("text_config") or {}):
             if each.get("use_bidirectional_attention") or each.get("is_causal") is False:
-                return "its attention is not causal"
-        return _why_not_pooled(folder)
+                raise _Unknown("its attention is not causal")
+        return _described(folder), ""
+    except _Unknown as error:
+        return LAST_STATE, str(error)
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        return f"its description for sentence-transformers is damaged: {first_line(error)}"
+        return LAST_STATE, f"its description for sentence-transformers is damaged: {first_line(error)}"
 
 
-def _why_not_pooled(folder: Path) -> str:
+def _described(folder: Path) -> Pooling:
     if not (folder / _MODULES).is_file():
-        return ""
+        return LAST_STATE
     modules = _read(folder / _MODULES)
     kinds = [module["type"].rpartition(".")[2] for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
-        return f"{_MODULES} applies {', '.join(kinds)}, known are Transformer, Pooling and Normalize"
+        raise _Unknown(f"{_MODULES} applies {', '.join(kinds)}, known are Transformer, Pooling and Normalize")
     settings = _read(folder / modules[1]["path"] / "config.json")
     modes = [name.removeprefix(f"{_MODE}_") for name, value in settings.items() if name != _MODE and value is True]
     modes = [str(settings[_MODE])] if _MODE in settings else [mode for mode in modes if f"{_MODE}_{mode}" in settings]
-    return "" if modes == [_LAST_TOKEN] else f"its pooling is {', '.join(modes)}, known is {_LAST_TOKEN}"
+    modes = [_NAMES_OF_SWITCHES.get(mode, mode) for mode in modes]
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise _Unknown(f"its pooling is {', '.join(modes)}, known is one of {', '.join(POOLINGS)}")
+    pooling = Pooling(modes[0], normalizes=kinds[2:] == ["Normalize"])
+    if pooling.takes_all and settings.get(_TAKES_PROMPTS) is False:
+        raise _Unknown(f"its pooling leaves out instructions ({_TAKES_PROMPTS} is false)")
+    return pooling
 
 
 def may_lack_head(folder: Path) -> bool:

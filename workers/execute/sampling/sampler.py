@@ -14,7 +14,7 @@ from ....protocol.sampling import SamplingParams
 from ..grammar.masks import NO_MASKS, PendingMasks
 from ..scheduling.beam_search import Candidates, num_candidates
 from ..scheduling.sequence import Sequence
-from ..step import Float32, Int32, StepInputs, StepResult, embeddings_of
+from ..step import Float32, Int32, StepInputs, StepResult, states_of
 from .adjust import adjust_logits
 from .draw import Filters, draw, top_k_of
 from .logprobs import find_logprobs, logprobs_by_row, wanted_logprobs
@@ -48,7 +48,7 @@ class Sampler:
         scores = score_prompts(logits[num_sampled:], inputs.scored)
         result = self.sample(logits[:num_sampled], inputs.sampled, masks, lengths=inputs.sampled_lengths)
         if hidden is not None:
-            result = replace(result, embeddings=embeddings_of(inputs, hidden))
+            result = replace(result, states=states_of(inputs, hidden))
         return replace(result, scores=scores) if scores else result
 
     def sample(

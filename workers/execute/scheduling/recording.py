@@ -18,6 +18,7 @@ from ....protocol.sampling import SamplingParams
 from .audit import Stats
 from .beams import MakeSearch
 from .plan import Plan
+from .pooling import MEAN, Pooling
 from .progress import Progress
 from .scheduler import Scheduler
 from .sequence import Int32, Key, Sequence
@@ -27,6 +28,7 @@ STOP = -1  # in a recording, the token that ended its sequence
 _SEQUENCE_FIELDS = ("num_prompt_tokens", "arrival", "cache_salt", "deadline_at", "queue_deadline_at", "priority")
 _STOPS = frozenset({STOP})
 _PARAMS = SamplingParams(max_tokens=None)  # where an answer ends follows from its tokens and their capacity
+_POOLED = Pooling(MEAN)  # as any other that needs the states of all tokens
 _SCORED_PARAMS = SamplingParams(max_tokens=None, prompt_logprobs=0)
 
 
@@ -72,6 +74,8 @@ def describe_sequence(sequence: Sequence, tokens: Int32) -> dict[str, Any]:
         values["num_beams"] = sequence.params.num_beams
     if not sequence.is_scored:
         values["scores"] = True
+    if not sequence.is_pooled:
+        values["pools"] = True
     return {"tokens": pack_tokens(tokens), "max_tokens": sequence.max_tokens, **values}
 
 
@@ -96,6 +100,8 @@ def rebuild_sequence(key: Key, wire: Mapping[str, Any]) -> Sequence:
         params=replace(_SCORED_PARAMS if wire.get("scores") else _PARAMS, num_beams=wire.get("num_beams", 1)),
         seed=0,
         stop_ids=_STOPS,
+        embedding_size=int(bool(wire.get("pools"))),
+        pooling=_POOLED,
         **{"arrival": 0, **values},
     )
 

@@ -169,8 +169,7 @@ class Scheduler:
             self._publish(sequence)
             if key in computing:
                 self.waiting.unhold(self.roster.groups.compute(sequence))
-            if not sequence.is_scored:
-                sequence.num_scored_tokens = max(sequence.num_scored_tokens, start + num_tokens)
+            sequence.note_computed(start + num_tokens)
             if candidates and key in candidates:
                 self.roster.branch(sequence, candidates[key], progress)
             elif token_id is not None:

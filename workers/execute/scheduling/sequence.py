@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ....protocol.record_key import Key as Key
 from ....protocol.sampling import SamplingParams
+from .pooling import LAST_STATE, Pooling
 from .prefix import PageNode
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .shared_prompts import Leader
     from .states import StateRows
 
+Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
 
 
@@ -67,7 +69,10 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # of these, found in the cache when it first started
     num_scored_tokens: int = 0  # leading prompt tokens whose successor has its logprob, if these are requested
-    embedding_size: int = 0  # values of the embedding that is still to be made of its last token; 0: none is
+    embedding_size: int = 0  # values of the embedding that is still to be made of its prompt; 0: none is
+    pooling: Pooling = LAST_STATE  # of that embedding
+    num_pooled_tokens: int = 0  # leading prompt tokens whose states are in ``pooled``, if all of them are needed
+    pooled: Float64 | None = None  # [embedding_size], the sum of the states so far, see ``pooling.pool``
     block_table: list[int] = field(default_factory=list)
     host_table: list[int] = field(default_factory=list)  # host pages, while it is swapped out
     shares_tail: bool = False  # its half-full last page may be in other tables too, and is copied before it grows
@@ -111,8 +116,33 @@ class Sequence:
 
     @property
     def num_reusable_tokens(self) -> int:
-        """Leading tokens that need not be computed if their keys and values are cached: their logits are not needed."""
-        return self.num_tokens - 1 if self.is_scored else self.num_scored_tokens
+        """Leading tokens that need not be computed if their keys and values are cached: they have no other use."""
+        if self.is_pooled:
+            return self.num_tokens - 1 if self.is_scored else self.num_scored_tokens
+        return self.num_pooled_tokens
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether its embedding, if it wants one, needs no states of earlier tokens than the last any more."""
+        return not (self.embedding_size and self.pooling.takes_all)
+
+    def unpooled_rows(self, start: int, num_tokens: int) -> range:
+        """Positions in this chunk whose hidden states are needed for its embedding."""
+        if not self.embedding_size:
+            return range(0)
+        return self.pooling.rows(self.num_tokens, self.num_pooled_tokens, range(start, start + num_tokens))
+
+    def note_computed(self, num_tokens: int) -> None:
+        """So many leading tokens have been computed, now or earlier, with whatever else is needed of them."""
+        if not self.is_scored:
+            self.num_scored_tokens = max(self.num_scored_tokens, num_tokens)
+        if not self.is_pooled:
+            self.num_pooled_tokens = max(self.num_pooled_tokens, num_tokens)
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether more than the keys and values of its prompt is needed, so that others' help it little."""
+        return not (self.is_scored and self.is_pooled)
 
     @property
     def output_tokens(self) -> Int32:

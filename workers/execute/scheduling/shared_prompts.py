@@ -54,8 +54,8 @@ class SharedPrompts:
         return is_computing and self._is_enough(leader.num_alike, follower, self._num_there(leader.sequence))
 
     def _find_leader(self, sequence: Sequence, match: Match, computing: Iterable[Sequence]) -> Leader | None:
-        # It has its own pages, needs the same chunks as the first time, or needs the logits of its prompt.
-        if sequence.host_table or is_repeated(sequence) or not sequence.is_scored:
+        # It has its own pages, needs the same chunks as the first time, or the logits or states of its prompt.
+        if sequence.host_table or is_repeated(sequence) or sequence.needs_whole_prompt:
             return None
         size, num_known = self._page_size, len(match.nodes) * self._page_size
         for other in computing:

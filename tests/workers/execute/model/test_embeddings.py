@@ -21,8 +21,9 @@ from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.pooling import why_no_embeddings
+from triptych.workers.execute.model.pooling import find_pooling
 from triptych.workers.execute.model.step_runner import StepRunner
+from triptych.workers.execute.scheduling.pooling import LAST_STATE, MEAN, WEIGHTED_MEAN, Pooling
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
 PAGE_SIZE, NUM_PAGES = 16, 64
@@ -42,9 +43,9 @@ def build(checkpoint: Path, backend: str, dtype: str = "float32", **options: Any
     )
 
 
-def embedded(index: int, length: int, size: int) -> Sequence:
+def embedded(index: int, length: int, size: int, pooling: Pooling = LAST_STATE) -> Sequence:
     sequence = make_request(index, length, 0)
-    sequence.embedding_size = size
+    sequence.embedding_size, sequence.pooling = size, pooling
     return sequence
 
 
@@ -56,15 +57,17 @@ def run(runner: StepRunner, *sequences: Sequence, **options: Any) -> dict[Key, n
     while engine.has_work:
         outputs = engine.step()
         assert outputs is not None
-        found |= {key: embedding.values for key, embedding in outputs.embeddings.items()}
+        found |= outputs.embeddings
     return found
 
 
 @torch.inference_mode()
 def expected(base: Any, sequence: Sequence) -> np.ndarray[Any, Any]:
-    state = base(torch.from_numpy(sequence.tokens.astype(np.int64))[None]).last_hidden_state[0, -1].float()
-    cut = state[: sequence.embedding_size]
-    return np.asarray(cut / cut.norm())
+    states = base(torch.from_numpy(sequence.tokens.astype(np.int64))[None]).last_hidden_state[0].float().numpy()
+    weights = {"mean": np.ones(len(states)), "weightedmean": np.arange(len(states)) + 1}.get(sequence.pooling.mode)
+    pooled = states[-1] if weights is None else np.average(states, 0, weights=weights)
+    cut = pooled[: sequence.embedding_size]
+    return np.asarray(cut / np.linalg.norm(cut) if sequence.pooling.normalizes else cut)
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -77,10 +80,16 @@ def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return runner, card.embedding_size, AutoModel.from_pretrained(checkpoint, dtype=torch.float32)
 
 
+MEANS = [Pooling(MEAN), Pooling(WEIGHTED_MEAN, normalizes=False)]
+
+
+@pytest.mark.parametrize("pooling", [LAST_STATE, *MEANS], ids=lambda pooling: pooling.mode)
 @pytest.mark.parametrize("chunk", [1, 7, 512])
-def test_embedding_is_the_normed_last_state(parts: tuple[StepRunner, int, Any], chunk: int) -> None:
+def test_embedding_is_pooled_from_the_normed_states(
+    parts: tuple[StepRunner, int, Any], chunk: int, pooling: Pooling
+) -> None:
     runner, size, base = parts
-    sequences = [embedded(i, length, size - i) for i, length in enumerate(LENGTHS)]
+    sequences = [embedded(i, length, size - i, pooling) for i, length in enumerate(LENGTHS)]
     mates = [make_request(len(LENGTHS) + i, 20 + i, 10) for i in range(2)]
     found = run(runner, mates[0], *sequences, mates[1], prefill_chunk=chunk)
     assert found.keys() == {sequence.key for sequence in sequences}
@@ -88,18 +97,19 @@ def test_embedding_is_the_normed_last_state(parts: tuple[StepRunner, int, Any], 
         np.testing.assert_allclose(found[sequence.key], expected(base, sequence), atol=2e-5)
 
 
+@pytest.mark.parametrize("pooling", [LAST_STATE, MEANS[0]], ids=lambda pooling: pooling.mode)
 @pytest.mark.parametrize(
     ("dtype", "options"), [("bfloat16", {}), ("float32", {"quantization": "int8"})], ids=["bfloat16", "int8"]
 )
-def test_batch_mates_do_not_change_a_bit(tmp_path: Path, dtype: str, options: dict[str, Any]) -> None:
+def test_batch_mates_do_not_change_a_bit(tmp_path: Path, dtype: str, options: dict[str, Any], pooling: Pooling) -> None:
     checkpoint = make_tiny_model("qwen3", tmp_path)
     runner, card = build(checkpoint, "native", dtype, **options)
     base = AutoModel.from_pretrained(checkpoint, dtype=torch.float32)
-    sequences = [embedded(i, length, card.embedding_size) for i, length in enumerate(LENGTHS)]
+    sequences = [embedded(i, length, card.embedding_size, pooling) for i, length in enumerate(LENGTHS)]
     mates = [make_request(len(LENGTHS) + i, 20 + i, 10) for i in range(2)]
     together = run(runner, mates[0], *sequences, mates[1], prefill_chunk=512)
     for index, length in enumerate(LENGTHS):
-        sequence = embedded(index, length, card.embedding_size)
+        sequence = embedded(index, length, card.embedding_size, pooling)
         alone = run(runner, sequence, prefill_chunk=7)[sequence.key]
         np.testing.assert_array_equal(alone, together[sequence.key])
         np.testing.assert_allclose(alone, expected(base, sequence), atol=0.03)
@@ -168,31 +178,40 @@ def test_model_for_answers_that_lost_its_head_is_refused(tmp_path: Path, backend
 
 NORMALIZE = {"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"}
 LAST = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False, "include_prompt": True}
-DESCRIPTIONS: dict[str, tuple[dict[str, Any], list[dict[str, str]], dict[str, Any], str]] = {
-    "last token": ({}, [NORMALIZE], LAST, ""),
-    "last token, by its name": ({}, [], {"pooling_mode": "lasttoken"}, ""),
-    "mean": ({}, [NORMALIZE], {"pooling_mode_mean_tokens": True}, "pooling is mean_tokens"),
-    "mean, by its name": ({}, [], {"pooling_mode": "mean"}, "pooling is mean"),
+Found = tuple[str, bool] | str
+DESCRIPTIONS: dict[str, tuple[dict[str, Any], list[dict[str, str]], dict[str, Any], Found]] = {
+    "last token": ({}, [NORMALIZE], LAST, ("lasttoken", True)),
+    "last token, by its name": ({}, [], {"pooling_mode": "lasttoken"}, ("lasttoken", False)),
+    "mean": ({}, [NORMALIZE], {"pooling_mode_mean_tokens": True}, ("mean", True)),
+    "mean, by its name": ({}, [], {"pooling_mode": "mean"}, ("mean", False)),
+    "weighted": ({}, [], {"pooling_mode_weightedmean_tokens": True}, ("weightedmean", False)),
+    "root": ({}, [], {"pooling_mode_mean_sqrt_len_tokens": True}, ("mean_sqrt_len_tokens", False)),
+    "first token": ({}, [], {"pooling_mode_cls_token": True}, "pooling is cls_token, known is one of lasttoken, mean"),
     "two": ({}, [], {**LAST, "pooling_mode_cls_token": True}, "pooling is lasttoken, cls_token"),
     "more layers": ({}, [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], LAST, "Dense"),
     "both directions": ({"use_bidirectional_attention": True}, [], LAST, "not causal"),
     "not causal": ({"is_causal": False}, [], LAST, "not causal"),
     "an unknown mode": ({}, [], {"pooling_mode": 3}, "pooling is 3"),
+    "mean without the instruction": ({}, [], {"pooling_mode": "mean", "include_prompt": False}, "include_prompt is"),
+    "last token without the instruction": ({}, [], {**LAST, "include_prompt": False}, ("lasttoken", False)),
 }
 
 
-@pytest.mark.parametrize(("config", "behind", "pooling", "why"), DESCRIPTIONS.values(), ids=DESCRIPTIONS.keys())
-def test_checkpoint_trained_for_another_pooling_makes_none(
-    tmp_path: Path, config: dict[str, Any], behind: list[dict[str, str]], pooling: dict[str, Any], why: str
+@pytest.mark.parametrize(("config", "behind", "settings", "found"), DESCRIPTIONS.values(), ids=DESCRIPTIONS.keys())
+def test_pooling_is_that_of_the_checkpoint(
+    tmp_path: Path, config: dict[str, Any], behind: list[dict[str, str]], settings: dict[str, Any], found: Found
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert (why_no_embeddings(tmp_path) == "") == ("causal" not in why)  # without a description: the last token
+    is_causal = found != "not causal"
+    assert (find_pooling(tmp_path) == (("lasttoken", True), "")) == is_causal  # without a description
     kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds]
     (tmp_path / "modules.json").write_text(json.dumps([*modules, *behind]))
-    assert ("damaged" in why_no_embeddings(tmp_path)) == ("causal" not in why and "Dense" not in why)
+    assert ("damaged" in find_pooling(tmp_path)[1]) == (is_causal and found != "Dense")
     (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    found = why_no_embeddings(tmp_path)
-    assert why in found
-    assert bool(found) == bool(why)
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    pooling, why_not = find_pooling(tmp_path)
+    if isinstance(found, str):
+        assert found in why_not
+    else:
+        assert (pooling, why_not) == (found, "")

@@ -93,7 +93,7 @@ class FusedDecoder:
             return add_norm(x[rows], residual[rows], weights.final_norm, eps, added_weight=norm, multiplier=multiplier)
 
         if step.taken is not None:
-            step.taken.states = last(step.taken.rows)
+            step.taken.states = last(step.taken.rows) * spec.logits_scaling  # by which the norm has divided them
         return weights.head(last(step.logit_rows.long())).float()
 
     def _one_row(self, step: DeviceStep, x: torch.Tensor) -> torch.Tensor:

@@ -114,6 +114,7 @@ class NativeDecoder:
         if not self._decoder:
             raise ConfigError(f"cannot start {num_threads} threads", param="threads")
         weakref.finalize(self, library.triptych_decoder_delete, self._decoder)
+        self._hidden_scaling = np.float32(weights.spec.logits_scaling)  # by which the last norm divides them
         self._hidden_size, self.num_layers = weights.spec.hidden_size, weights.spec.num_layers
         self._rooms = [_Room(padded(self._vocab_size), padded(self._hidden_size)) for _ in range(2)]
         self._submitted: deque[_Submitted] = deque()  # not waited for yet
@@ -194,7 +195,7 @@ class NativeDecoder:
         if has_failed:
             raise MemoryError(f"no memory for a step with {count} rows of logits")
         logits, tokens, greatest = room.logits[:count, : self._vocab_size], room.tokens[:count], room.greatest[:count]
-        hidden = room.hidden[:num_hidden, : self._hidden_size]
+        hidden = room.hidden[:num_hidden, : self._hidden_size] * self._hidden_scaling
         if order is None:
             return NativeOutputs(logits, tokens, greatest, hidden)
         asked = np.argsort(order)

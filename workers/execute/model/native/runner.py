@@ -17,7 +17,7 @@ from ...sampling.kinds import SamplingKind, kind_of
 from ...sampling.sampler import Sampler
 from ...scheduling.moves import Moves
 from ...scheduling.proposals import CheckCosts
-from ...step import Int64, StepInputs, StepResult, embeddings_of, resolve
+from ...step import Int64, StepInputs, StepResult, resolve, states_of
 from ..step_runner import StepRunner, trash_decodes, trash_prefill
 from .decoder import NativeDecoder
 
@@ -104,8 +104,8 @@ class NativeRunner(StepRunner):
     def _choose(self, pending: _Pending) -> StepResult:
         outputs = self._decoder.wait()
         if pending.is_plain and np.isfinite(outputs.greatest).all():
-            embeddings = embeddings_of(pending.inputs, outputs.hidden)
-            return StepResult(outputs.tokens.copy(), embeddings=embeddings)
+            states = states_of(pending.inputs, outputs.hidden)
+            return StepResult(outputs.tokens.copy(), states=states)
         with torch.inference_mode():
             logits = torch.from_numpy(outputs.logits)
             return self._sampler.finish(logits, pending.inputs, pending.masks, hidden=outputs.hidden)

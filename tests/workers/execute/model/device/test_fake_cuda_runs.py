@@ -29,6 +29,7 @@ from triptych.workers.execute.model.fused.fp8 import defined_scaled
 from triptych.workers.execute.model.moves import PageMover
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.moves import Moves
+from triptych.workers.execute.scheduling.pooling import LAST_STATE, MEAN, Pooling
 from triptych.workers.execute.scheduling.proposals import CheckCosts
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -239,9 +240,10 @@ def make_requests() -> list[Sequence]:
 
 
 def embed_on(engine: NativeEngine) -> list[Any]:
-    """Embeddings of prompts whose last tokens are computed together, and alone, beside a decode."""
-    sequences = [embedded(i, length, engine.card.embedding_size) for i, length in enumerate((1, 9))]
-    mate = make_request(2, 2, 2)
+    """Embeddings of prompts whose last tokens are computed together, and alone, beside a decode, and of all tokens."""
+    lengths = enumerate(((1, LAST_STATE), (9, LAST_STATE), (11, Pooling(MEAN))))
+    sequences = [embedded(i, length, engine.card.embedding_size, pooling) for i, (length, pooling) in lengths]
+    mate = make_request(3, 2, 2)
     options = {"prefill_chunk": 8, "num_snapshots": engine.card.num_snapshots}
     found = {**embed(engine.runner, sequences[0], **options), **embed(engine.runner, mate, *sequences[1:], **options)}
     return [found[sequence.key] for sequence in sequences]

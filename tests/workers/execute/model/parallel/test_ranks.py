@@ -38,7 +38,7 @@ from triptych.workers.execute.model.pool import LayerShape, PoolSize
 from triptych.workers.execute.model.states import StateLayout
 from triptych.workers.execute.model.step_runner import trash_decodes, trash_prefill, with_adapter
 from triptych.workers.execute.scheduling.moves import Moves
-from triptych.workers.execute.step import StepInputs
+from triptych.workers.execute.step import StateSpan, StepInputs
 
 # So few pages that sequences are swapped, because page moves are commands to the ranks too.
 PAGE_SIZE, NUM_PAGES, HOST_PAGES = 4, 24, 16
@@ -124,11 +124,11 @@ def test_each_rank_takes_its_share_of_fp8_weights(tmp_path: Path) -> None:
 
 
 def embed(runner: TorchRunner, prompt: StepInputs) -> Any:
-    """The embedding of a step's only prompt, all of whose rows are without logits."""
-    somebody = replace(prompt.sampled[0], embedding_size=64)
+    """The hidden state of a step's only prompt, all of whose rows are without logits."""
+    last = StateSpan(prompt.sampled[0], len(prompt.token_ids) - 1, 1)
     nothing = replace(prompt, sample_rows=prompt.sample_rows[:0], sampled=())
-    [embedding] = runner._step(replace(nothing, embedded_rows=prompt.sample_rows, embedded=(somebody,))).embeddings
-    return embedding.values
+    [found] = runner._step(replace(nothing, embedded_rows=prompt.sample_rows, embedded=(last,))).states
+    return found.values
 
 
 def heads_of(runner: TorchRunner) -> set[int]:
