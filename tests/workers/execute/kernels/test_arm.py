@@ -5,6 +5,8 @@ On Debian: ``apt install g++-aarch64-linux-gnu qemu-user``.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.workers.execute.kernels.partial import QUICKLY
+from triptych.workers.execute.kernels.cache import cache_folder, keep_newest, making, note_use
 from triptych.workers.execute.kernels.compile import SOURCES, compile_options
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-FLAGS = [*QUICKLY, "-static", f"-I{SOURCES}", str(Path(__file__).with_name("products.cpp"))]
+PROGRAM = Path(__file__).with_name("products.cpp")
+FLAGS = [*QUICKLY, "-static", f"-I{SOURCES}", str(PROGRAM)]
 # What a level has in common with the ones above is compiled for the first of them.
 LEVELS = {
     "neon": [],
@@ -25,14 +29,31 @@ LEVELS = {
 EXACT_SUMS = "354f3e75\n"  # of int8, as on x86
 
 
+def build(compiler: str, level: str) -> Path:
+    """The program, from the cache or newly compiled."""
+    command = [compiler, *compile_options(level), *FLAGS, *LEVELS[level]]
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    digest = hashlib.sha256("\0".join([*command, version]).encode())
+    for source in (*sorted(SOURCES.iterdir()), PROGRAM):
+        digest.update(source.read_bytes())
+    program = cache_folder() / "arm" / f"{level}-{digest.hexdigest()[:16]}"
+    if program.exists():
+        note_use(program)
+        return program
+    with making(program) as scratch:
+        if scratch is not None:
+            subprocess.run([*command, "-o", scratch / level], check=True)
+            os.replace(scratch / level, program)
+            keep_newest(program.parent, "neon*-????????????????", 3 * len(LEVELS))
+    return program
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
-def test_products_are_right_and_the_same_in_any_batch(level: str, tmp_path: Path) -> None:
+def test_products_are_right_and_the_same_in_any_batch(level: str) -> None:
     compiler, emulator = shutil.which(COMPILER), shutil.which(EMULATOR)
     if compiler is None or emulator is None:
         pytest.skip(f"needs {COMPILER} and {EMULATOR}")
-    program = tmp_path / "products"
-    subprocess.run([compiler, *compile_options(level), *FLAGS, *LEVELS[level], "-o", program], check=True)
-    done = subprocess.run([emulator, "-cpu", "max", program], capture_output=True, text=True)
+    done = subprocess.run([emulator, "-cpu", "max", build(compiler, level)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ("" if "-DWITHOUT_BYTES" in LEVELS[level] else EXACT_SUMS)
