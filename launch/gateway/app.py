@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 # For clients whose address lacks the /v1, or has it twice, and for those that look for another kind of server.
 _WHAT_THERE_IS = (
     ". This server generates text: POST /v1/chat/completions, /v1/completions, /v1/responses, or /v1/messages;"
-    " and embeds it: POST /v1/embeddings; GET /openapi.json lists all routes"
+    " embeds it: POST /v1/embeddings; and ranks it: POST /v1/rerank. GET /openapi.json lists all routes"
 )
 
 
