@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ SEND_LIMIT = 1000  # messages in flight to one peer
 MAX_UNREAD_BYTES = 128 << 20
 MIN_UNREAD = 4
 BACKLOG = 1024  # connections waiting to be accepted
+CONTEXT_THREADS = 2  # of ZeroMQ, for a context's sockets
 MAX_OWNERS = 1 << 14  # connections whose key is remembered
 
 POLLIN = zmq.POLLIN
@@ -79,6 +81,11 @@ class Transport:
     """Makes sockets, pollers and bells; the simulation in tests/ has one without ZeroMQ."""
 
     def context(self) -> zmq.Context[Socket]:
+        """
+        Raises:
+            ConfigError: it could not start its threads.
+        """
+        _check_threads()
         return zmq.Context(io_threads=1)
 
     def poller(self) -> zmq.Poller:
@@ -89,6 +96,27 @@ class Transport:
 
 
 ZMQ = Transport()
+
+
+def _check_threads() -> None:
+    """Start as many threads as a context does, which ends the whole process if it cannot start them.
+
+    Raises:
+        ConfigError: that is not possible.
+    """
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait, daemon=True) for _ in range(CONTEXT_THREADS)]
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError as error:
+        limits = "the limit of processes (ulimit -u), or pids.max of the control group"
+        raise ConfigError(f"no thread can be started: raise {limits}") from error
+    finally:
+        done.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
 
 
 class Links:

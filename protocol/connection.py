@@ -47,7 +47,7 @@ class Connection:
         driver, whose endpoints and keys are not known until then.
 
         Raises:
-            ConfigError: an endpoint is malformed, or no descriptor is left.
+            ConfigError: an endpoint is malformed, or no descriptor or thread is left.
         """
         self._context = transport.context()
         self._queues: dict[str, dict[Any, Any]] = {"submit": {}, "follow": {}}

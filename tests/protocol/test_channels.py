@@ -15,6 +15,7 @@ from tests.waiting import eventually
 from triptych.protocol import messages as m
 from triptych.protocol.channels import (
     MAX_IPC_PATH,
+    ZMQ,
     Bell,
     Inbox,
     Links,
@@ -241,3 +242,20 @@ def test_message_ends_a_wait(context: Context, folder: Path) -> None:
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0])
 def test_wait_with_timeout_zero_only_polls(bell: Bell, timeout_s: float) -> None:
     Poller(bell.file).wait(timeout_s)
+
+
+def test_lack_of_threads_is_an_error_and_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libzmq would, also the program that a driver or a client is part of."""
+    started = list[threading.Thread]()
+    start = threading.Thread.start
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(ConfigError, match="no thread can be started"):
+        ZMQ.context()
+    assert not started[0].is_alive()
