@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.workers.execute.kernels.partial import QUICKLY
-from triptych.workers.execute.kernels.cache import cache_folder, keep_newest, making, note_use
 from triptych.workers.execute.kernels.compile import SOURCES, compile_options
+from triptych.workers.execute.user_cache import cache_folder, keep_newest, making, note_use
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 PROGRAM = Path(__file__).with_name("products.cpp")
