@@ -77,6 +77,7 @@ SETS = {
     "pages": [
         LIMITS,
         Part("int8_pages", "models", 110),
+        Part("loading", "loading", 75),
     ],
     "speculation": [
         LIMITS,

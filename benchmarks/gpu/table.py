@@ -69,6 +69,8 @@ ROWS = [
     Row("three processes: added inter-token, ms", "processes.batch_32.added_itl_ms", "<= 0.3", at_most(0.3)),
     Row("killed processes: all answers are the same", "recovery.is_exact", "yes", bool),
     Row("  execute killed: pause of a stream, s", "recovery.execute.pause_s"),
+    Row("0.6B, a start after the first: imports, s", "loading.again.import_s"),
+    Row("  the model, s", "loading.again.load_s"),
     Row("8B fp8, batch 1, tokens/s", "fp8.batch_1.tokens_per_s"),
     Row("8B int8 pages, 256 x 1024/1024, tokens/s", "int8_pages.throughput.output_tokens_per_s"),
     Row("LoRA adapters are what merged weights are", "adapters.equal_merged_weights", "yes", bool),
