@@ -43,10 +43,13 @@ def one_row_tile(num_outputs: int, num_inputs: int, itemsize: int, *, gates: boo
 
 
 @triton.jit
-def _one_row(x, weight, bias, norm, residual, output, N, eps, multiplier,
-             K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORMS: tl.constexpr, GATES: tl.constexpr,
-             IS_GELU: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr):  # fmt: skip
-    """One program computes some outputs. The norm's root is a factor of the sums, which need not wait for it."""
+def _one_row(x, weight, scales, bias, norm, residual, output, N, eps, multiplier,
+             K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_SCALED: tl.constexpr,
+             NORMS: tl.constexpr, GATES: tl.constexpr, IS_GELU: tl.constexpr, HAS_BIAS: tl.constexpr,
+             ADDS: tl.constexpr):  # fmt: skip
+    """One program computes some outputs. The norm's root is a factor of the sums, which need not wait for it, and so is
+    the scale of an output's weights.
+    """
     n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     is_output, is_input = n < N, k < K
     is_weight = is_output[:, None] & is_input[None, :]
@@ -65,10 +68,14 @@ def _one_row(x, weight, bias, norm, residual, output, N, eps, multiplier,
         size = tl.rsqrt(tl.sum(row * row, 0) / K + eps)
         row *= tl.load(norm + k, mask=is_input, other=0.0).to(tl.float32)
     total = tl.sum(weights.to(tl.float32) * row[None, :], 1) * size
+    if IS_SCALED:
+        total *= tl.load(scales + n, mask=is_output, other=0.0)
     if HAS_BIAS:
         total += tl.load(bias + n, mask=is_output, other=0.0).to(tl.float32)
     if GATES:
         up = tl.sum(up_weights.to(tl.float32) * row[None, :], 1) * size
+        if IS_SCALED:
+            up *= tl.load(scales + N + n, mask=is_output, other=0.0)
         if HAS_BIAS:
             up += tl.load(bias + N + n, mask=is_output, other=0.0).to(tl.float32)
         total = gated(total, up, IS_GELU)
@@ -82,6 +89,7 @@ def one_row_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    scales: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
     activation: str | None = None,
@@ -91,18 +99,19 @@ def one_row_linear(
 ) -> torch.Tensor:
     """``x @ weight.T + bias`` [1, N] of x [1, K] and weight [N, K], in ``dtype`` or that of x.
 
-    With ``norm`` [K], of the RMS norm of x. With ``activation``, which is "silu" or "gelu_tanh", the weights are those
-    of gates and of as many others, by which activated gates are multiplied: [1, N / 2]. With ``residual`` [1, N],
-    returns ``residual + multiplier * product``, stored in ``residual``.
+    With ``scales`` float32 [N, 1], the weights are in fp8, times the scale of each output; x is not rounded. With
+    ``norm`` [K], of the RMS norm of x. With ``activation``, which is "silu" or "gelu_tanh", the weights are those of
+    gates and of as many others, by which activated gates are multiplied: [1, N / 2]. With ``residual`` [1, N], returns
+    ``residual + multiplier * product``, stored in ``residual``.
     """
     num_inputs, num_outputs = x.shape[1], len(weight) if activation is None else len(weight) // 2
     output = x.new_empty(1, num_outputs, dtype=dtype or x.dtype) if residual is None else residual
     tile = one_row_tile(num_outputs, num_inputs, weight.itemsize, gates=activation is not None)
     _one_row[(cdiv(num_outputs, tile.num_outputs),)](
-        x, weight, x if bias is None else bias, x if norm is None else norm, output, output, num_outputs, eps,
-        multiplier,
-        K=num_inputs, BLOCK_N=tile.num_outputs, BLOCK_K=next_power_of_2(num_inputs), NORMS=norm is not None,
-        GATES=activation is not None, IS_GELU=activation == "gelu_tanh", HAS_BIAS=bias is not None,
-        ADDS=residual is not None, num_warps=tile.num_warps,
+        x, weight, x if scales is None else scales, x if bias is None else bias, x if norm is None else norm, output,
+        output, num_outputs, eps, multiplier,
+        K=num_inputs, BLOCK_N=tile.num_outputs, BLOCK_K=next_power_of_2(num_inputs), IS_SCALED=scales is not None,
+        NORMS=norm is not None, GATES=activation is not None, IS_GELU=activation == "gelu_tanh",
+        HAS_BIAS=bias is not None, ADDS=residual is not None, num_warps=tile.num_warps,
     )  # fmt: skip
     return output

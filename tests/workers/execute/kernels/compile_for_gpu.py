@@ -179,6 +179,13 @@ def launches() -> list[Callable[[], object]]:
         lambda: one_row_linear(
             torch.empty(1, 12288, dtype=half), torch.empty(4096, 12288, dtype=half), residual=hidden[:1]
         ),
+        lambda: one_row_linear(
+            hidden[:1],
+            torch.empty(24576, 4096, dtype=torch.float8_e4m3fn),
+            scales=torch.empty(24576, 1),
+            norm=hidden[0],
+            activation="silu",
+        ),
     ]
     forms: list[dict[str, Any]] = [  # every feature once, combined where possible: each takes seconds
         {},

@@ -13,6 +13,7 @@ from tests.conftest import HAS_GPU
 pytest.importorskip("triton")
 
 from triptych.workers.execute.kernels.triton_one_row import OneRowTile, one_row_linear, one_row_tile
+from triptych.workers.execute.model.fused.fp8 import scaled
 
 # What Triton's interpreter computes with numpy where a GPU says nothing.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
@@ -62,6 +63,20 @@ def test_equals_the_definition(names: tuple[str, ...]) -> None:
     torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-4)
     if "residual" in names:
         assert output is residual
+
+
+@pytest.mark.parametrize("names", [(), ("bias",), ("bias", "silu"), ("residual",)], ids="-".join)
+def test_weights_in_fp8_stand_for_what_their_scales_make_of_them(names: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    x, bias, residual = (torch.randn(*shape, device=DEVICE) for shape in ((1, 72), (70,), (1, 70)))
+    weight = scaled(torch.randn(70, 72, device=DEVICE) * torch.logspace(-3, 3, 70, device=DEVICE)[:, None])
+    form: dict[str, Any] = {"activation": "silu" if "silu" in names else None}
+    if "residual" in names:
+        form["residual"] = residual
+    added = bias if "bias" in names else None
+    expected = defined(x, weight.values.double() * weight.scales, added, **form)
+    output = one_row_linear(x, weight.values, added, scales=weight.scales, **form)
+    torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_output_has_the_requested_type() -> None:

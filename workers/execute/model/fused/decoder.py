@@ -12,13 +12,12 @@ import torch.nn.functional as F
 
 from ...attention.device_step import DeviceStep
 from ...attention.interface import AttentionForm, LayerCache
-from ...kernels.triton_one_row import one_row_linear
 from ...kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
 from ...kernels.triton_write import rotate_and_write
 from ..device.forward import DeviceAttention
 from .experts import FusedExperts
 from .lora import FusedAdapters, add_to
-from .weights import FusedLayer, FusedMlp, FusedWeights, PlainProjection, Projection
+from .weights import FusedLayer, FusedMlp, FusedWeights
 
 
 class FusedDecoder:
@@ -102,14 +101,12 @@ class FusedDecoder:
         multiplier = spec.residual_multiplier
         for layer, cache, form in zip(weights.layers, self.caches, self._forms, strict=True):
             assert isinstance(layer.mlp, FusedMlp), "layers are plain"
-            qkv = one_row_linear(x, *_matrix(layer.qkv), norm=layer.attention_norm, eps=eps)
+            qkv = layer.qkv.one_row(x, norm=layer.attention_norm, eps=eps)
             attended = self._attend(step, layer, cache, form, qkv)
-            one_row_linear(attended, *_matrix(layer.output), residual=x, multiplier=multiplier)
-            gated = one_row_linear(
-                x, *_matrix(layer.mlp.gate_up), norm=layer.mlp_norm, eps=eps, activation=spec.activation
-            )
-            one_row_linear(gated, *_matrix(layer.mlp.down), residual=x, multiplier=multiplier)
-        logits = one_row_linear(x, *_matrix(weights.head), norm=weights.final_norm, eps=eps, dtype=torch.float32)
+            layer.output.one_row(attended, residual=x, multiplier=multiplier)
+            gated = layer.mlp.gate_up.one_row(x, norm=layer.mlp_norm, eps=eps, activation=spec.activation)
+            layer.mlp.down.one_row(gated, residual=x, multiplier=multiplier)
+        logits = weights.head.one_row(x, norm=weights.final_norm, eps=eps, dtype=torch.float32)
         return logits if len(step.logit_rows) == 1 else logits[step.logit_rows.long()]
 
     def _attend(
@@ -135,8 +132,3 @@ class FusedDecoder:
             growth_span=spec.query_growth_span,
         )
         return self._kernel.attend(cache, query, form).flatten(1)
-
-
-def _matrix(projection: Projection) -> tuple[torch.Tensor, torch.Tensor | None]:
-    assert isinstance(projection, PlainProjection), "layers are plain"
-    return projection.weight, projection.bias

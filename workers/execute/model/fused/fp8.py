@@ -7,11 +7,12 @@ Source: "FP8 Formats for Deep Learning", Micikevicius et al., 2022.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ...kernels.triton_fp8 import quantize_rows
+from ...kernels.triton_one_row import one_row_linear
 
 FP8 = torch.float8_e4m3fn
 _GREATEST = torch.finfo(FP8).max
@@ -74,3 +75,7 @@ class Fp8Projection(NamedTuple):
             )  # fmt: skip
         product = (inputs.values.float() @ self.weight.values.float().t()) * inputs.scales * self.weight.scales.t()
         return (product if self.bias is None else product + self.bias.float()).to(self.dtype)
+
+    def one_row(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Map [1, K] with the ``options`` of ``one_row_linear``; the inputs are not rounded to fp8."""
+        return one_row_linear(x, self.weight.values, self.bias, scales=self.weight.scales, **options)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from ...kernels.triton_matmul import invariant_linear
-from ...kernels.triton_one_row import MAX_INPUTS
+from ...kernels.triton_one_row import MAX_INPUTS, one_row_linear
 from ..facts import Progress
 from ..spec.decoder import DecoderSpec
 from ..spec.layer_tensors import LayerTensors, bias_of
@@ -25,6 +25,10 @@ class Projection(Protocol):
         """Map [T, inputs] to [T, outputs]."""
         ...
 
+    def one_row(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Map [1, inputs] with the ``options`` of ``one_row_linear``."""
+        ...
+
 
 class PlainProjection(NamedTuple):
     """A product in the dtype of the weights."""
@@ -35,6 +39,9 @@ class PlainProjection(NamedTuple):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.product(x, self.weight, self.bias)
+
+    def one_row(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        return one_row_linear(x, self.weight, self.bias, **options)
 
 
 class FusedMlp(NamedTuple):
@@ -82,11 +89,11 @@ class FusedWeights:
 
     @property
     def has_plain_layers(self) -> bool:
-        """Whether layers have nothing but attention, norms of their inputs, gates, and products in ``format.dtype``
-        whose inputs a program can hold.
+        """Whether layers have nothing but attention, norms of their inputs, gates, and products whose inputs a program
+        can hold.
         """
-        spec, format_ = self.spec, self.format
-        if format_.is_fp8 or format_.is_invariant or any(spec.has_experts):
+        spec = self.spec
+        if self.format.is_invariant or any(spec.has_experts):
             return False
         inputs = (spec.hidden_size, spec.num_heads * spec.head_dim, spec.intermediate_size)
         return spec.has_pre_norms and not spec.has_post_norms and max(inputs) <= MAX_INPUTS
