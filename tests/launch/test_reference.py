@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from triptych.launch.cli import app
-from triptych.launch.flags.aliases import ALIASES, canonical
+from triptych.launch.flags.aliases import canonical
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.reference.__main__ import PAGES, mark, whole
 from triptych.launch.reference.api import CLASSES, about
@@ -100,10 +100,6 @@ def test_documented_config_file_is_accepted(tmp_path: Path) -> None:
     parent = typer.main.get_command(app).make_context("triptych", ["chat"])
     context = VERBS["chat"].make_context("chat", ["--config", str(tmp_path / "own.toml")], parent=parent)
     assert context.params["system"] == "Answer in one sentence."
-
-
-def test_every_alias_is_in_the_table() -> None:
-    assert [alias for alias in ALIASES if f"`--{alias}`" not in HOW_TO] == []
 
 
 def test_every_chat_command_is_documented() -> None:
