@@ -23,13 +23,13 @@ class View:
     """Any viewer writes the time of its look; only execute writes the rest."""
 
     def __init__(self, mapped: mmap.mmap, offset: int, shown: WorkerPage) -> None:
-        self._watched_ns = np.frombuffer(mapped, "<u8", 1, offset)
+        self._watched_ns, self._shown_ns = np.frombuffer(mapped, "<u8", 2, offset)[:, None]
         self._shown = shown
 
-    def look(self) -> dict[str, Any]:
-        """What was shown last (empty if nothing was); asks for more."""
+    def look(self, since_ns: int = 0) -> dict[str, Any]:
+        """What was shown last, empty if nothing was since then (CLOCK_MONOTONIC); asks for more."""
         self._watched_ns[0] = time.monotonic_ns()
-        return self._shown.stats()
+        return self._shown.stats() if self._shown_ns[0] >= since_ns else {}
 
     @property
     def is_watched(self) -> bool:
@@ -37,7 +37,8 @@ class View:
 
     def show(self, content: dict[str, Any]) -> None:
         self._shown.publish(content)
+        self._shown_ns[0] = time.monotonic_ns()
 
     def close(self) -> None:
-        del self._watched_ns
+        del self._watched_ns, self._shown_ns
         self._shown.close()

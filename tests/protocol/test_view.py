@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,12 @@ def test_reading_the_view_returns_its_content_and_requests_an_update(
     assert not shower.is_watched
     for board in boards:
         board.close()
+
+
+def test_what_was_shown_before_a_viewer_came_is_not_seen(tmp_path: Path) -> None:
+    with closing(Board(tmp_path / "board")) as shower, closing(Board(tmp_path / "board")) as watcher:
+        shower.view.show({"steps": [1]})
+        came_ns = time.monotonic_ns()
+        assert watcher.view.look(came_ns) == {}
+        shower.view.show({"steps": [2]})
+        assert watcher.view.look(came_ns) == {"steps": [2]}

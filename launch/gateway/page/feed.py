@@ -92,12 +92,13 @@ class Feed:
 
     async def _poll(self) -> None:
         watched = Watched(self._gateway.run_dir, {}, {"max_queue": self._gateway.pipeline.service.max_queue})
+        began_ns = time.monotonic_ns()  # what execute shows may be from the last viewer, of an hour ago
         while True:
-            await self._look(watched)
+            await self._look(watched, began_ns)
             self._wake()
             await asyncio.sleep(INTERVAL_S)
 
-    async def _look(self, watched: Watched) -> None:
+    async def _look(self, watched: Watched, began_ns: int) -> None:
         gateway = self._gateway
         self.num_looks += 1
         requests = NOBODY
@@ -110,7 +111,8 @@ class Feed:
         watched.see(sample)
         watched.silent_since_s = silent_since_s
         found = gateway.health()
-        self._latest = event(frame(watched, gateway.board.view.look(), found, now_s=time.monotonic()))
+        shown = gateway.board.view.look(began_ns)
+        self._latest = event(frame(watched, shown, found, now_s=time.monotonic()))
 
     async def _requests(self, watched: Watched) -> RequestList:
         """The list of requests; the previous one if summarize does not respond."""
