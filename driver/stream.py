@@ -49,12 +49,12 @@ class Completion:
     finish_reason: str  # "stop" | "length" | "abort"
     logprobs: Logprobs | None  # per token [its logprob, [[token id, logprob], ...]], if requested
     summary: dict[str, Any] = field(repr=False)  # usage and ledger
-    others: tuple[Completion, ...] = field(default=(), repr=False)  # all choices, if there are several
+    group: tuple[Completion, ...] = field(default=(), repr=False)  # all choices of its request, if there are several
 
     @property
     def choices(self) -> list[Completion]:
         """Every choice of the request, in order; the completion itself if there is only one."""
-        return list(self.others) or [self]
+        return list(self.group) or [self]
 
     @property
     def index(self) -> int:
