@@ -86,13 +86,16 @@ class Completion:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Tokens of the prompt, how many of them were cached or truncated, and tokens of the answer."""
-        return dict(self.summary["usage"])
+        """Tokens of the prompt, how many of them were cached or truncated, and tokens of the answer.
+
+        Empty, like the ledger, if the service did not end the request: then it is the ``partial`` of an error.
+        """
+        return dict(self.summary.get("usage", {}))
 
     @property
     def ledger(self) -> dict[str, Any]:
         """Milliseconds per stage, TTFT, TPS and inter-token percentiles."""
-        return dict(self.summary["ledger"])
+        return dict(self.summary.get("ledger", {}))
 
 
 class Listener(Protocol):

@@ -79,7 +79,9 @@ def _errors() -> Iterator[str]:
     yield from (
         "## Errors",
         "",
-        "`triptych.protocol.errors`. Each error is a subclass of those it is indented under.",
+        "`triptych.protocol.errors`. Each error is a subclass of those it is indented under. It has its `code`, a"
+        " `message`, in `param` the field that caused it, and, if it ended a request, in `partial` the"
+        " `Completion` as far as it got.",
         "",
     )
     yield "| class | `code` | HTTP | |"

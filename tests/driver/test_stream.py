@@ -50,6 +50,11 @@ def play(stream: Stream, error: ModelFailed | None = None) -> None:
     stream.on_end(completion("error" if error else "stop"), error)
 
 
+def test_completion_that_the_service_did_not_sum_up_has_no_usage() -> None:
+    partial = Completion("a", "x", [1], "error", None, {})  # of an error of the client itself
+    assert (partial.usage, partial.ledger) == ({}, {})
+
+
 def test_deltas_are_yielded_until_the_end() -> None:
     stream = make_stream()
     play(stream)
