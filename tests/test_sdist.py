@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+import triptych
+
 ROOT = Path(__file__).parents[1]
 BUILD = "import sys; from setuptools.build_meta import build_sdist; print(build_sdist(sys.argv[1]))"
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "benchmarks")
@@ -64,11 +66,12 @@ def relative_links(page: str) -> list[str]:
     return re.findall(r"\]\((?!https://)[^)]+\)", BLOCK.sub("", page))
 
 
-def test_description_on_pypi_has_no_link_that_only_the_repository_resolves(archive: tarfile.TarFile) -> None:
+def test_metadata_has_the_version_and_no_link_that_only_the_repository_resolves(archive: tarfile.TarFile) -> None:
     [member] = [member for member in archive if re.fullmatch(r"[^/]+/PKG-INFO", member.name)]
     file = archive.extractfile(member)
     assert file is not None
     fields, _, page = file.read().decode().partition("\n\n")
+    assert f"\nVersion: {triptych.__version__}\n" in fields
     assert "\nDescription-Content-Type: text/markdown\n" in fields
     assert page.startswith("# Triptych\n")
     assert relative_links(page) == []
