@@ -12,17 +12,16 @@ from itertools import islice
 from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
+from .admission import Admission
 from .ahead import LookAhead
 from .beam_search import Candidates
 from .beams import Beams, MakeSearch, make_search
-from .bounds import Bounds
 from .cache import PageCache
 from .chunks import is_repeated, next_chunk
 from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
 from .plan import Draft, Plan
 from .policy import Phase, Skips, make_policy
-from .prefix import Match
 from .progress import Progress
 from .prompt_lookup import PromptLookup
 from .proposals import CheckCosts, Proposals, Proposer
@@ -69,7 +68,7 @@ class Scheduler:
         self.roster = Roster(config, self.policy, self.cache, self.beams, self.rows, ahead=self.ahead)
         self.live, self.waiting, self.running = self.roster.live, self.roster.waiting, self.roster.running
         self._shared_prompts = SharedPrompts(self.roster.groups, page_size)
-        self._bounds = Bounds(max_model_len, self.cache, self.beams)
+        self._admission = Admission(self.roster, max_model_len=max_model_len, margin=self.policy.margin)
         self._pace = make_pace(config, page_size)
         self.proposals = Proposals(
             config.num_speculative_tokens or 0,
@@ -266,7 +265,7 @@ class Scheduler:
             if is_examined and head.leader is not None:
                 followers.append(head)
                 self.waiting.remove(head.key)
-            elif (match := self._may_start(head, found)) is not None:
+            elif (match := self._admission.may_start(head, found)) is not None:
                 for started in self.roster.start(head, match, draft):
                     if started.state is SequenceState.PREFILLING:
                         computing.append(started)
@@ -313,41 +312,12 @@ class Scheduler:
             decodes=len(draft.decodes) < len(self.rows),
         )
 
-    # Starts and preemptions.
-
     def _settle(self, sequence: Sequence, draft: Draft) -> bool:
         """End a waiting sequence if it needs no step, or can never have one; whether it did."""
-        if verdict := self._bounds.judge(sequence):
+        if verdict := self._admission.judge(sequence):
             draft.end(sequence.key, *verdict)
             self.roster.retire(sequence, verdict.reason)
         return verdict is not None
-
-    def _may_start(self, sequence: Sequence, found: Match | None = None) -> Match | None:
-        """The cached part of ``sequence``, ``found`` if that is known, or None while memory does not allow it to start.
-
-        There must be room for all its tokens, and a margin for the growth of running sequences. If nothing runs there
-        is nothing to protect, and one sequence always starts.
-        """
-        family = self.beams.family(sequence)
-        if self.running:
-            if self.roster.fresh_are_held_back and not sequence.num_preemptions:
-                return None
-            # More tokens left than the single one of a decode: inlined, as this visits every sequence.
-            growing = [
-                s
-                for s in self.running.values()
-                if s.num_tokens - s.num_computed_tokens > 1 or s.state is SequenceState.PREFILLING
-            ]
-            num_promised = sum(map(self.cache.num_missing, growing))
-            num_kept = num_promised + max(1, self.policy.margin * self.cache.num_pages)
-            if not self.cache.has(num_kept + 1):
-                return None  # whatever is cached, one page is needed
-            match = self.roster.groups.find(sequence) if found is None else found
-            if not self.cache.has(num_kept + self.cache.num_wanted(family, match)):
-                return None
-        else:
-            match = self.roster.groups.find(sequence)
-        return match if self.cache.has(1) and self.cache.may_enter(family, match) else None
 
     def _make_room(self, sequence: Sequence, draft: Draft) -> bool:
         """A place for the next token, taken from others if needed; False if ``sequence`` is preempted or ends.

@@ -194,7 +194,7 @@ def test_sequence_started_in_the_step_that_preempts_it_is_not_swapped_out() -> N
     scheduler = remembered(num_pages=20, preemption="swap")
     sequence, draft = make_sequence(2, speaker=0, num_tokens=16), Draft(3, 64)
     scheduler.add(sequence)
-    match = scheduler._may_start(sequence)
+    match = scheduler._admission.may_start(sequence)
     assert match is not None
     scheduler.roster.start(sequence, match, draft)
     scheduler.roster.preempt(sequence, draft)
