@@ -7,8 +7,8 @@ from copy import copy
 from typing import Any
 
 from ..protocol.errors import TriptychError
-from ..protocol.groups import member_id
 from ..protocol.messages import Accepted
+from ..protocol.request_ids import member_id
 from ..protocol.sampling import MAX_SAMPLES
 from .stream import Completion, Delta, Leave, Listener, Stream
 

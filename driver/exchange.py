@@ -17,7 +17,7 @@ from ..protocol import messages as m
 from ..protocol.codec import Frame
 from ..protocol.connection import Connection
 from ..protocol.errors import DuplicateId, InvalidRequest, TriptychError, UnknownRequest, from_wire
-from ..protocol.groups import request_of
+from ..protocol.request_ids import request_of
 from .choices import choice_ids, is_read_by
 from .open_request import LastIds, OpenRequest, check_name, checked_size
 from .questions import Question, Questions

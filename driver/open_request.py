@@ -10,7 +10,7 @@ from typing import Any
 from ..protocol import messages as m
 from ..protocol.codec import MAX_DEPTH, decode_public, encode
 from ..protocol.errors import InvalidRequest, TriptychError
-from ..protocol.groups import check_request_id
+from ..protocol.request_ids import check_request_id
 from .stream import Assembly, Listener
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from triptych.protocol import messages as m
 from triptych.protocol.codec import decode, decode_public, encode, peek_request_id
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import BadFrame, ConfigError, InvalidRequest, JournalError
-from triptych.protocol.groups import check_request_id
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.releases import ReleaseWriter, read_release
 from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request
@@ -22,6 +21,7 @@ from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_logp
 from triptych.protocol.keys import ClientKeys
 from triptych.protocol.model_card import ModelCard
 from triptych.protocol.record import RequestRecord
+from triptych.protocol.request_ids import check_request_id
 from triptych.protocol.tokenizer_files import TokenizerFacts, load_facts
 from triptych.workers.prepare.intake import digest_of
 from triptych.workers.prepare.request import GenerationRequest

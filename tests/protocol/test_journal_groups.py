@@ -11,10 +11,10 @@ import pytest
 from tests.protocol.crashing import Died, MortalJournal, StoreCounter
 from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from triptych.protocol.errors import InvalidRequest
-from triptych.protocol.groups import member_id, member_seed, request_of
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
+from triptych.protocol.request_ids import member_id, member_seed, request_of
 
 SIZE = 3
 GROUP = [

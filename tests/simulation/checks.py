@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.protocol.errors import JournalError
-from triptych.protocol.groups import SEPARATOR
 from triptych.protocol.journal.layout import DISPATCHED, FREE, Words, split_word
 from triptych.protocol.journal.requests import RequestView, read_request
 from triptych.protocol.journal.tokens import read_tokens
+from triptych.protocol.request_ids import SEPARATOR
 from triptych.workers.execute.process import Execute
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from triptych.driver.stream import Completion
-from triptych.protocol.groups import SEPARATOR
+from triptych.protocol.request_ids import SEPARATOR
 
 if TYPE_CHECKING:
     from tests.simulation.users import Reader

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...protocol.codec import pack
 from ...protocol.errors import InvalidRequest
-from ...protocol.groups import member_id
 from ...protocol.journal.layout import MAX_ID_BYTES
 from ...protocol.reasoning import Reasoning
+from ...protocol.request_ids import member_id
 from .request import GenerationRequest
 from .turns import Owner
 

@@ -20,7 +20,6 @@ from ...protocol.errors import (
     RequestError,
     encodable,
 )
-from ...protocol.groups import check_request_id, request_of
 from ...protocol.journal.layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
@@ -28,6 +27,7 @@ from ...protocol.model_card import LatestCard, ModelCard
 from ...protocol.owners import HOUSE, Owners
 from ...protocol.record import RequestRecord, mark_of
 from ...protocol.record_key import keys_in
+from ...protocol.request_ids import check_request_id, request_of
 from ...protocol.run_dir import submit_endpoint
 from ...protocol.service import service_info
 from ..process import TICK_S, StatsPublisher, WorkerContext, received_frames, wait_for_model

@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from ...protocol.groups import member_id, member_seed
 from ...protocol.owners import HOUSE
 from ...protocol.reasoning import to_wire
 from ...protocol.record import RequestRecord
+from ...protocol.request_ids import member_id, member_seed
 from .admission import Admission
 from .intake import Intake
 

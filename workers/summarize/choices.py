@@ -6,7 +6,6 @@ import time
 from typing import Any, NamedTuple
 
 from ...protocol.errors import UnknownRequest
-from ...protocol.groups import SEPARATOR, member_id, request_of
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.prompt_results import has_prompt_results
 from ...protocol.journal.releases import read_release
@@ -14,6 +13,7 @@ from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs
 from ...protocol.messages import Failed
 from ...protocol.owners import HOUSE, may_ask
+from ...protocol.request_ids import SEPARATOR, member_id, request_of
 from ..process import STOPPED_S
 from .answer import Answer
 

@@ -14,9 +14,9 @@ from tests.simulation.journal import make_journal
 from tests.simulation.processes import Worker
 from tests.simulation.world import World
 from triptych.protocol.config import SchedulerConfig
-from triptych.protocol.groups import member_id
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.journal.tokens import read_finish
+from triptych.protocol.request_ids import member_id
 
 SCAN_NS = 300_000_000
 

@@ -1,4 +1,4 @@
-"""Names of requests and their sequences, and the seeds that these are sampled with."""
+"""Ids of requests and of their sequences, and the seeds that these are sampled with."""
 
 from __future__ import annotations
 
