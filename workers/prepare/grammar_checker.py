@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from ...protocol.errors import InvalidRequest
 from ...protocol.starvation import OwnTime
 from ..process import STOPPED_S
 from .structured import Structured, refusal
@@ -34,10 +35,9 @@ class Verdict(NamedTuple):
     error: str = ""
     until: float = math.inf  # time.monotonic(); after an exceeded limit it may be tried again
 
-    def raise_or_return(self) -> str:
-        if self.error:
-            raise refusal(self.error)
-        return self.grammar
+    @property
+    def result(self) -> str | InvalidRequest:
+        return refusal(self.error) if self.error else self.grammar
 
 
 class GrammarChecker:
@@ -58,17 +58,15 @@ class GrammarChecker:
         verdict = self._verdicts.get(structured)
         return verdict if verdict is not None and time.monotonic() < verdict.until else None
 
-    def compile(self, structured: Structured) -> str:
-        """The grammar for execute to run.
-
-        Raises:
-            InvalidRequest: it does not compile, or not within the limits, or this model supports no grammars.
+    def compile(self, structured: Structured) -> Verdict:
+        """The grammar for execute to run, or why there is none: the form does not compile, or not within the limits, or
+        this model supports no grammars.
         """
         verdict = self.known(structured) or self._compile(structured)
         if len(self._verdicts) >= MAX_KNOWN:
             del self._verdicts[next(iter(self._verdicts))]
         self._verdicts[structured] = verdict
-        return verdict.raise_or_return()
+        return verdict
 
     def close(self) -> None:
         if self._process is not None:

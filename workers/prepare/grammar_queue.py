@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ...protocol.errors import Overloaded, RequestError
 from .grammar_checker import GrammarChecker
-from .structured import Structured, refusal
+from .structured import Structured
 from .turns import Owner, Turns
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class GrammarQueue:
     def compile(self, owner: Owner, structured: Structured, done: Done) -> None:
         """Calls ``done`` once with the grammar or an error: at once if it is cached, else from the thread."""
         if (verdict := self._checker.known(structured)) is not None:
-            done(refusal(verdict.error) if verdict.error else verdict.grammar)
+            done(verdict.result)
         elif (refused := self._add(owner, structured, done)) is not None:
             done(refused)
         else:
@@ -68,9 +68,7 @@ class GrammarQueue:
 
     def _compile(self, structured: Structured) -> str | RequestError:
         try:
-            return self._checker.compile(structured)
-        except RequestError as error:
-            return error
+            return self._checker.compile(structured).result
         except Exception as error:  # the request must be answered
             logger.exception("a grammar could not be compiled")
             return RequestError(f"the grammar could not be compiled: {type(error).__name__}")

@@ -37,7 +37,10 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarChecker
 def compile_form(checker: GrammarChecker, form: dict[str, Any]) -> str:
     structured = checked_structured(form)
     assert structured is not None
-    return checker.compile(structured)
+    result = checker.compile(structured).result
+    if isinstance(result, InvalidRequest):
+        raise result
+    return result
 
 
 def refused(checker: GrammarChecker, form: dict[str, Any]) -> str:

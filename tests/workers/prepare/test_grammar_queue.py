@@ -9,7 +9,7 @@ import pytest
 
 from tests.waiting import eventually
 from triptych.protocol.errors import Overloaded, RequestError
-from triptych.workers.prepare.grammar_checker import GrammarChecker
+from triptych.workers.prepare.grammar_checker import GrammarChecker, Verdict
 from triptych.workers.prepare.grammar_queue import MAX_WAITING, MAX_WAITING_OF_ONE, GrammarQueue
 from triptych.workers.prepare.structured import Structured
 
@@ -21,10 +21,10 @@ class Slow(GrammarChecker):
         super().__init__(Path("/nowhere"), timeout_s=1.0, memory_bytes=1)
         self.began, self.may = threading.Event(), threading.Event()
 
-    def compile(self, structured: Structured) -> str:
+    def compile(self, structured: Structured) -> Verdict:
         self.began.set()
         self.may.wait(20)
-        return structured.source
+        return Verdict(structured.source)
 
 
 class Clients:
