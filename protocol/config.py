@@ -16,8 +16,6 @@ from typing import Any
 from .errors import ConfigError
 from .lora import LoraModule, parse_modules
 from .plain import checked, load_map, make, type_hints
-from .service_config import MAX_LEASE_S as MAX_LEASE_S
-from .service_config import MIN_LEASE_S as MIN_LEASE_S
 from .service_config import ServiceConfig as ServiceConfig
 from .settings import between, one_of, option, require
 from .spelling import did_you_mean

@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S, ModelConfig
+from ...protocol.config import ModelConfig
 from ...protocol.errors import ConfigError
+from ...protocol.service_config import MAX_LEASE_S, MIN_LEASE_S
 from ...protocol.settings import between, one_of, option
 from ..terminal.not_utf8 import why_file_not_utf8
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from triptych.protocol import codec, config, errors, grammar, sampling
+from triptych.protocol import codec, errors, grammar, sampling, service_config
 from triptych.protocol.config import ServiceConfig
 from triptych.protocol.messages import FINISH_REASONS, LEDGER_STAGES, MAX_REFUSED_ID_CHARS
 from triptych.workers.prepare import request, structured
@@ -74,7 +74,7 @@ def test_default_and_limits_of_a_field_match_the_code(name: str) -> None:
         ("stop", f"{sampling.MAX_STOP_STRINGS} strings of 1 to {sampling.MAX_STOP_CHARS} characters"),
         ("stop_token_ids", f"{sampling.MAX_STOP_TOKEN_IDS} ids"),
         ("logit_bias", f"{sampling.MAX_LOGIT_BIASES} token ids"),
-        ("lease_s", f"{config.MIN_LEASE_S} to {config.MAX_LEASE_S}"),
+        ("lease_s", f"{service_config.MIN_LEASE_S} to {service_config.MAX_LEASE_S}"),
         ("priority", f"{request.MIN_PRIORITY} to {request.MAX_PRIORITY}"),
         ("deadline_ms", f"above 0, to {request.MAX_LIMIT_MS}"),
         ("max_queue_ms", f"above 0, to {request.MAX_LIMIT_MS}"),

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S
 from ...protocol.errors import InvalidRequest
 from ...protocol.sampling import SamplingParams
+from ...protocol.service_config import MAX_LEASE_S, MIN_LEASE_S
 from .structured import Structured, checked_structured, refusal
 from .tool_fields import CALL_FIELDS, Message, add_calls, checked_template_kwargs, checked_tools
 
