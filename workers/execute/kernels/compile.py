@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "src"
 _CPUINFO = Path("/proc/cpuinfo")
 
+_SPACE_BYTES = 64 << 20  # the compiler's temporary files, and the library, take less
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = [
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread",
@@ -161,7 +163,17 @@ def _run(command: list[str | Path], *, scratch: Path) -> None:
         apart, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode:
+        _check_space(scratch)
         raise NoCompiler(f"{command[0]} fails with {done.returncode}: {done.stderr[-2000:]}")
+
+
+def _check_space(scratch: Path) -> None:
+    """
+    Raises:
+        OSError: there is too little, and a compiler that fails may have failed for that.
+    """
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        os.posix_fallocate(file.fileno(), 0, _SPACE_BYTES)
 
 
 def _compiler() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import shutil
@@ -177,6 +178,24 @@ def test_without_a_cache_a_pipeline_builds_its_library_once(tmp_path: Path) -> N
     built = library.stat().st_ino
     assert build_library("portable", spare_cache=tmp_path / "run") == library
     assert library.stat().st_ino == built
+
+
+@pytest.mark.usefixtures("short_source")
+def test_full_cache_is_no_fault_of_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is built elsewhere. Slower kernels would find the cache as full."""
+    cache, compiler, allocate = cache_folder(), tmp_path / "c++", os.posix_fallocate
+    real = shutil.which("c++")
+    compiler.write_text(f'#!/bin/sh\ncase "$TMPDIR" in {cache}/*) exit 1; esac\nexec {real} "$@"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def fill_cache(file: int, start: int, length: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{file}")).is_relative_to(cache):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(file, start, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", fill_cache)
+    assert build_library("portable", spare_cache=tmp_path / "run").is_relative_to(tmp_path / "run")
 
 
 @pytest.mark.usefixtures("short_source")
