@@ -85,13 +85,15 @@ def making(target: Path) -> Iterator[Path | None]:
         OSError: nothing can be written there.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    for scratch in target.parent.glob(f"{_SCRATCH}*-*"):
-        name = scratch.name.removeprefix(_SCRATCH).rpartition("-")[0]
+    for name, scratch in _scratches(target.parent):
         with _lock_of(target.with_name(name)).open("w") as lock, contextlib.suppress(OSError):  # of who makes it now
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(scratch, ignore_errors=True)
     with _lock_of(target).open("w") as lock:
-        _take(lock, target)
+        if _take(lock, target):
+            for name, scratch in _scratches(target.parent):
+                if name == target.name:  # of a process that was killed while this one waited for it
+                    shutil.rmtree(scratch, ignore_errors=True)
         if target.exists():
             yield None
             return
@@ -103,12 +105,19 @@ def making(target: Path) -> Iterator[Path | None]:
             _lock_of(target).unlink(missing_ok=True)
 
 
+def _scratches(folder: Path) -> list[tuple[str, Path]]:
+    """What is being made there, or was when its process was killed: the name of the target, and the folder."""
+    return [(path.name.removeprefix(_SCRATCH).rpartition("-")[0], path) for path in folder.glob(f"{_SCRATCH}*-*")]
+
+
 def _lock_of(target: Path) -> Path:
     return target.with_name(f"{target.name}.lock")
 
 
-def _take(lock: TextIO, target: Path) -> None:
-    """Where files cannot be locked, several processes may make a target at the same time: the last one's stays."""
+def _take(lock: TextIO, target: Path) -> bool:
+    """Whether this process is now the only one that makes the target. Where files cannot be locked, several may make it
+    at the same time: the last one's stays.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -118,3 +127,5 @@ def _take(lock: TextIO, target: Path) -> None:
         if error.errno not in _NO_LOCKS:
             raise
         logger.warning("%s cannot be locked: processes that start at the same time may make it several times", target)
+        return False
+    return True

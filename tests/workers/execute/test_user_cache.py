@@ -9,6 +9,7 @@ import os
 import pwd
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -74,6 +75,24 @@ def test_waiting_process_finds_it_made(tmp_path: Path, caplog: pytest.LogCapture
         (tmp_path / "x").touch()
     assert waiting.result()
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_leftovers_of_a_process_that_was_killed_while_another_waited_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be as large as a model, and nothing else may ever be made in that folder."""
+    lock = fcntl.flock
+
+    def leave_something(file: IO[str], operation: int) -> None:
+        lock(file, operation)
+        if Path(file.name).name == "x.lock":  # the other process lets it go
+            (tmp_path / "making-x-abcdefgh").mkdir(exist_ok=True)
+            (tmp_path / "making-x-y-abcdefgh").mkdir(exist_ok=True)
+
+    monkeypatch.setattr(fcntl, "flock", leave_something)
+    with making(tmp_path / "x") as folder:
+        assert folder is not None
+        assert {path.name for path in tmp_path.glob("making-*")} == {folder.name, "making-x-y-abcdefgh"}
 
 
 def _is_made(target: Path) -> bool:
