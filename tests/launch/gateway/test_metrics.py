@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.launch.gateway.conftest import Site, site
@@ -22,7 +24,9 @@ VLLM = (
     "request_generation_tokens_bucket", "cache_config_info", "spec_decode_num_draft_tokens_total",
     "spec_decode_num_accepted_tokens_total",
 )  # fmt: skip
-DASHBOARD = Path(__file__).parents[3] / "launch" / "gateway" / "grafana.json"
+LAUNCH = Path(__file__).parents[3] / "launch"
+DASHBOARD = LAUNCH / "gateway" / "grafana.json"
+ALERTS = LAUNCH / "deploy" / "alerts.yaml"
 
 
 def samples(api: Site) -> dict[str, float]:
@@ -97,18 +101,25 @@ def test_each_page_is_in_one_state(api: Site) -> None:
     assert num_pages(api) == 4096
 
 
-def test_dashboard_uses_existing_metrics(api: Site) -> None:
+def dashboard() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+
+
+def alerts() -> list[str]:
+    return [rule["expr"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+@pytest.mark.parametrize(("expressions", "least"), [(dashboard(), 16), (alerts(), 7)], ids=["dashboard", "alerts"])
+def test_what_is_asked_of_the_metrics_exists(api: Site, expressions: list[str], least: int) -> None:
     api.ask("/v1/completions", prompt="hi", max_tokens=5)
     api.refusal("/v1/completions", prompt=[5] * 5000)
-    dashboard = json.loads(DASHBOARD.read_text())
-    asked = {
-        name
-        for panel in dashboard["panels"]
-        for target in panel.get("targets", ())
-        for name in re.findall(r"(?:vllm:|triptych_)\w+", target["expr"])
-    }
-    assert len(asked) > 15
+    asked = set(re.findall(r"(?:vllm:|triptych_)\w+", " ".join(expressions)))
+    assert len(asked) >= least
     eventually(lambda: asked <= names(api))
+    given = list(samples(api))
+    for name, label in re.findall(r"((?:vllm:|triptych_)\w+)\{(?!model_name)(\w+)=", " ".join(expressions)):
+        assert [each for each in given if each.startswith(name + "{") and f'"{label}": ' in each], (name, label)
 
 
 def test_own_metrics_are_in_the_units_of_prometheus(api: Site) -> None:
