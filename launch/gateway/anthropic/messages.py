@@ -42,7 +42,7 @@ async def create_message(gateway: Gateway, body: MessageRequest, request: Reques
     if chat.thinking_token_budget is not None and not await can_limit(gateway):
         chat.thinking_token_budget = None  # a target, not a limit
     tools = await chat_tools(gateway, chat)
-    form = "tool_choice" if tools.is_forced else "output_format" if body.output_format else "output_config.format"
+    form = "tools" if tools.is_forced else "output_format" if body.output_format else "output_config.format"
     with named_as(prompt="messages", stop="stop_sequences", structured=form):
         wanted, reasoning = await with_reasoning(gateway, request, chat_request(gateway, chat, tools), chat)
         reply = MessageReply(gateway, f"msg_{uuid.uuid4().hex}", model, tools, reasoning)

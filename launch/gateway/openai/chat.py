@@ -45,7 +45,7 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
     check_stream(body)
     tools = await chat_tools(gateway, body)
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    form = "tool_choice" if tools.is_forced else form_name(body)
+    form = "tools" if tools.is_forced else form_name(body)
     with named_as(prompt="messages", max_tokens=asked, logprobs="top_logprobs", structured=form):
         wanted, reasoning = await with_reasoning(gateway, request, chat_request(gateway, body, tools), body)
         n, mark = body.n or 1, reasoning.mark

@@ -53,7 +53,7 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
     tools = await tools.beside(gateway, structured)
     options = pipeline_options(body, gateway.config, max_tokens=body.max_output_tokens, logprobs=body.num_logprobs())
     options |= structured | tools.options()
-    form = "tool_choice" if tools.is_forced else "structured_outputs" if body.structured_outputs else "text.format"
+    form = "tools" if tools.is_forced else "structured_outputs" if body.structured_outputs else "text.format"
     names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": form}
     with named_as(prompt="input", messages="input", **names):
         options |= _prompt(gateway, body)

@@ -96,5 +96,10 @@ def named_as(**names: str) -> Iterator[None]:
     try:
         yield
     except TriptychError as error:
-        error.param = names.get(error.param or "", error.param)
+        name = names.get(error.param or "", error.param)
+        if (
+            error.param == "structured" and name is not None
+        ):  # what no client calls it; the others read well as they are
+            error.message = error.message.replace("structured", name, 1)
+        error.param = name
         raise

@@ -33,6 +33,23 @@ def test_answer_follows_its_schema(demo: Site) -> None:
     assert set(json.loads(choice["message"]["content"])) == {"a", "b"}
 
 
+BAD = {"type": "objekt"}
+BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": BAD}}
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("response_format", {"response_format": BAD_FORMAT}),
+        ("structured_outputs", {"structured_outputs": {"json": BAD}}),
+        ("tools", {"tools": [{**TOOLS[0], "function": {"name": "f", "parameters": BAD}}], "tool_choice": "required"}),
+    ],
+)
+def test_form_that_does_not_compile_is_named_as_its_client_does(api: Site, field: str, body: dict[str, Any]) -> None:
+    _, error = api.refusal(CHAT, messages=MESSAGES, **body)
+    assert error["message"].startswith(f"{field} does not compile: ")
+
+
 def test_answer_is_one_of_the_choices(demo: Site) -> None:
     wanted = {"choice": ["yes", "no"]}
     [choice] = demo.ask("/v1/completions", prompt="Sure?", structured_outputs=wanted)["choices"]

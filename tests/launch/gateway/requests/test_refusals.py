@@ -102,7 +102,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": TOOLS, "response_format": {"type": "json_schema", "json_schema": {
         "name": "x", "schema": {"type": "nonsense"}}}}, "response_format"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}],
-            "tool_choice": "required"}, "tool_choice"),
+            "tool_choice": "required"}, "tools"),
     (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
     (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
     (CHAT, {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
