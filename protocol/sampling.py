@@ -115,7 +115,7 @@ class SamplingParams:
         for name in wire:
             if name not in FIELD_NAMES:
                 hint = did_you_mean(name, [*FIELD_NAMES, *others])
-                raise InvalidRequest(f"unknown field {name!r}{hint}", param=str(name))
+                raise InvalidRequest(f"unknown field {name!r:.80}{hint}", param=str(name)[:80])
         return cls(**wire)
 
 

@@ -133,8 +133,9 @@ def _if_of_other_type(model: type[BaseModel], value: dict[str, Any]) -> dict[str
 
 def _unknown(model: type[BaseModel], name: str) -> PydanticCustomError:
     known = [item.alias or field for field, item in model.model_fields.items()]
-    text = f"unknown field {name!r}{did_you_mean(name, known)}"
-    return PydanticCustomError("unknown", "{text}", {"param": name if encodable(name) == name else "", "text": text})
+    text = f"unknown field {name!r:.80}{did_you_mean(name, known)}"
+    param = name[:80] if encodable(name) == name else ""
+    return PydanticCustomError("unknown", "{text}", {"param": param, "text": text})
 
 
 def unsupported_value(param: str, value: Any) -> PydanticCustomError:

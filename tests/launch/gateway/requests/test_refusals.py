@@ -142,6 +142,12 @@ def test_refusal_of_an_unknown_field_says_what_was_probably_meant(
     assert error["message"] == told
 
 
+def test_refusal_of_a_long_name_is_short(api: Site) -> None:
+    """Once in full in the message and once in the param, the reply would be twice as long as the body."""
+    _, error = api.refusal(CHAT, messages=MESSAGES, **{"q" * 100_000: 1})
+    assert (error["message"], error["param"]) == ("unknown field '" + "q" * 79, "q" * 80)
+
+
 def test_refusal_of_a_stored_item_says_what_to_do(api: Site) -> None:
     """Vercel's AI SDK refers to the items of earlier steps, unless it is told that they are not stored."""
     _, error = api.refusal(RESPONSES, input=[{"type": "item_reference", "id": "msg_1"}])
