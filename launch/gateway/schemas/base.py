@@ -27,6 +27,10 @@ TokenBudget = Annotated[int, Field(ge=0, le=2**31 - 1)]  # of reasoning, see doc
 MAX_MESSAGES = MAX_PARTS = 1024  # the pipeline's limits, checked before any of a million entries is validated
 MAX_TOOLS = 1024  # the pipeline's limit
 MAX_PARTS_IN_ALL = 8192  # of a conversation or of questions: each blocks the event loop for up to 30 us
+# What to do instead of asking for what is not supported, behind the refusal.
+_WAYS_OUT = dict.fromkeys(
+    ("previous_response_id", "conversation"), ": nothing is stored here, send the whole conversation"
+)
 _HALF = re.compile("[\ud800-\udfff]")
 ANYTHING: tuple[Any, ...] = (...,)  # the field has no effect here, whatever its value
 
@@ -144,7 +148,7 @@ def unsupported_value(param: str, value: Any) -> PydanticCustomError:
 
 
 def unsupported_text(param: str, value: Any) -> str:
-    return f"{param} is {value!r:.80}, which is not supported"
+    return f"{param} is {value!r:.80}, which is not supported{_WAYS_OUT.get(param, '')}"
 
 
 def limited(name: str, **more: Any) -> Any:

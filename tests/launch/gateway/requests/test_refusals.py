@@ -154,6 +154,12 @@ def test_refusal_of_a_stored_item_says_what_to_do(api: Site) -> None:
     assert "nothing is stored here: send the item itself, as clients do for store: false" in error["message"]
 
 
+@pytest.mark.parametrize("field", ["previous_response_id", "conversation"])
+def test_refusal_of_a_stored_conversation_says_what_to_do(api: Site, field: str) -> None:
+    _, error = api.refusal(RESPONSES, input="hi", **{field: "resp_1"})
+    assert error["message"].endswith("not supported: nothing is stored here, send the whole conversation")
+
+
 NEUTRAL: dict[str, dict[str, Any]] = {
     COMPLETIONS: {
         "suffix": None, "echo": False, "best_of": 1, "use_beam_search": False, "user": "me", "presence_penalty": 0,
