@@ -28,7 +28,18 @@ class _Rounding(NamedTuple):
     most: float  # relative difference of transformers from that; wrong decoders exceed it
     factor: float  # by which a decoder may exceed transformers' difference
 
+    def accepts(self, exact: _Found, own: float, limit: float) -> bool:
+        """Whether the decoder is about as close to ``exact`` as transformers is, which differs from it by ``own``.
 
+        The choices of experts are compared with those of transformers' own routers, by the worst of all tokens: chance
+        decides which of both is worse by a little.
+        """
+        may_choose = max(limit, _CHANCE * exact.of_others)
+        is_close = exact.of_logits <= self.factor * own and exact.of_choices <= may_choose
+        return is_close and max(own, exact.of_others) <= self.most
+
+
+_CHANCE = 1.5
 # In 16 bits, decoders keep more in float32 than transformers does. In float32, both round as often, in another order.
 _ROUNDING_16 = _Rounding(torch.float32, 0.5, 1.0)
 _ROUNDING = {
@@ -49,6 +60,20 @@ class DecoderOutputs(NamedTuple):
     def first(self, count: int) -> DecoderOutputs:
         """Those of the first ``count`` tokens."""
         return DecoderOutputs(self.logits[:count], self.choices[:count])
+
+
+class _Found(NamedTuple):
+    """How a decoder differs from transformers in one type."""
+
+    plain: torch.Tensor  # transformers' logits [tokens, V]
+    of_logits: float  # the greatest difference, relative to the greatest logit
+    of_choices: float  # of experts, as are the following; see ``FollowedChoices``
+    own_choices: torch.Tensor
+    of_others: float
+
+    @property
+    def difference(self) -> float:
+        return max(self.of_logits, self.of_choices)
 
 
 class Oracle(NamedTuple):
@@ -91,13 +116,14 @@ class Oracle(NamedTuple):
         greatest, count = 0.0, len(sequences[0])
         for number, adapter in enumerate((None, *adapters)):
             found, exact = outputs_of(number), None
-            plain, difference = modules.differ(found, sequences, adapter)
+            here = modules.differ(found, sequences, adapter)
+            plain, difference = here.plain, here.difference
             is_accepted = difference <= limit  # NaN is not
             if not is_accepted and may_round and self._has_room(rounding.exact):
-                exact, from_exact = _Modules(self, rounding.exact, outliers).differ(found, sequences, adapter)
-                own = relative_difference(plain, exact, outliers)
-                if from_exact <= rounding.factor * own and own <= rounding.most:
-                    difference, is_accepted = from_exact, True
+                others = here.own_choices
+                exact = _Modules(self, rounding.exact, outliers).differ(found, sequences, adapter, others)
+                if rounding.accepts(exact, relative_difference(plain, exact.plain, outliers), limit):
+                    difference, is_accepted = exact.difference, True
             if not is_accepted:
                 name = "" if adapter is None else f"with the adapter {adapter.name!r} "
                 text = f"{name}its logits differ from transformers' by {difference:.2g} of the greatest"
@@ -105,8 +131,8 @@ class Oracle(NamedTuple):
             if is_finer and self._has_room(rounding.exact):
                 if exact is None:
                     frugal = frugal or _Modules(self._frugal(), rounding.exact, outliers)
-                    exact, _ = frugal.differ(found.first(count), sequences[:1], adapter)
-                _check_usual(found.logits[:count], plain[:count], exact[:count])
+                    exact = frugal.differ(found.first(count), sequences[:1], adapter)
+                _check_usual(found.logits[:count], plain[:count], exact.plain[:count])
             greatest = max(greatest, difference)
         return greatest
 
@@ -140,10 +166,14 @@ class _Modules:
         }
 
     def differ(
-        self, found: DecoderOutputs, sequences: list[Int32], adapter: Adapter | None
-    ) -> tuple[torch.Tensor, float]:
-        """Reference logits [tokens, V], and the greater relative difference of ``found``: in logits or in choices."""
-        followed = FollowedChoices(found.choices)
+        self,
+        found: DecoderOutputs,
+        sequences: list[Int32],
+        adapter: Adapter | None,
+        others: torch.Tensor | None = None,
+    ) -> _Found:
+        """How ``found`` differs from the logits of transformers; ``others`` are other choices of experts."""
+        followed = FollowedChoices(found.choices, others)
         with ExitStack() as stack:
             stack.enter_context(exchanged(self._model, self._weights))
             stack.enter_context(followed.by(self._model, self._spec))
@@ -151,7 +181,8 @@ class _Modules:
                 stack.enter_context(merged(self._model, adapter))
             stack.enter_context(refusing(_NOT_COMPUTED))
             plain = _plain_logits(self._model, sequences).to(found.logits.device)
-        return plain, max(relative_difference(found.logits, plain, self._outliers), followed.difference)
+        of_logits = relative_difference(found.logits, plain, self._outliers)
+        return _Found(plain, of_logits, followed.difference, followed.own, followed.difference_of_others)
 
 
 @contextmanager

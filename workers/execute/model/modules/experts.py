@@ -111,9 +111,14 @@ def _biases_of(layer: Any) -> tuple[Any, str]:
 class FollowedChoices:
     """The experts that the tokens of a run chose, and how far transformers' routers disagree with the choices."""
 
-    def __init__(self, choices: torch.Tensor) -> None:
-        """``choices`` [tokens, layers, experts per token] of all tokens, in the order in which the model sees them."""
-        self.choices = choices.long()
+    def __init__(self, choices: torch.Tensor, others: torch.Tensor | None = None) -> None:
+        """``choices`` [tokens, layers, experts per token] of all tokens, in the order in which the model sees them.
+
+        ``others`` are choices that it is only asked about: those of its own routers in another type, ``own`` there.
+        """
+        self.choices, self.others = choices.long(), others
+        self.own = self.choices.clone()
+        self.difference_of_others = 0.0  # how far they are from the routers' top ranks
         # Greatest difference between the routers' top ranks and their ranks of the chosen experts, relative to the
         # greatest absolute rank. Logits are ranks unless there are biases for them. Or between their own weights of
         # experts and those that follow from the description, relative to the greatest.
@@ -142,8 +147,10 @@ class FollowedChoices:
         def follow(_: Any, __: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             nonlocal num_seen
             logits, weights, experts = output
-            chosen = self.choices[num_seen : num_seen + len(experts), index].to(logits.device)
+            rows = slice(num_seen, num_seen + len(experts))
             num_seen += len(experts)
+            chosen = self.choices[rows, index].to(logits.device)
+            self.own[rows, index] = experts.to(self.own)
             scores = logits.float().sigmoid() if spec.has_sigmoid_routers else logits.float().softmax(dim=-1)
             ranks = scores if spec.num_expert_groups > 1 else logits.float()
             if biases is not None:
@@ -158,6 +165,9 @@ class FollowedChoices:
                 (weights / multiplier - of_own).abs().max() / of_own.max(),
             )
             self.difference = max(self.difference, *map(float, differences))
+            if self.others is not None:
+                gaps = _gaps(ranks, self.others[rows, index].to(logits.device), spec)
+                self.difference_of_others = max(self.difference_of_others, float(gaps.max() / ranks.abs().max()))
             return logits, (of_chosen * multiplier).to(weights.dtype), chosen
 
         return follow
