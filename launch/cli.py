@@ -171,6 +171,9 @@ def embed(
     prompts: Prompts = None,
     file: PromptFile = None,
     output: Output = None,
+    prompt_name: Annotated[
+        str | None, option("prompt_name", "the checkpoint's instruction before each text; empty: none", "--prompt-name")
+    ] = None,
     dimensions: Annotated[
         int | None, option("dimensions", "only so many values, scaled like all of them; by default all", "--dimensions")
     ] = None,
@@ -188,7 +191,9 @@ def embed(
     from .verbs.embed import Task, embed
 
     refuse_config_flags(context, connect)
-    task = Task(prompts=prompts or [], file=file, output=output, dimensions=dimensions, lora=lora)
+    task = Task(
+        prompts=prompts or [], file=file, output=output, prompt_name=prompt_name, dimensions=dimensions, lora=lora
+    )
     raise typer.Exit(embed(task, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
 
 

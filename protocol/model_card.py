@@ -45,6 +45,8 @@ class ModelCard:
     why_no_embeddings: str = ""
     pooling: str = "lasttoken"  # how an embedding is made of the states of a prompt, as in sentence-transformers
     normalizes_embeddings: bool = True  # whether they have length 1
+    prompts: dict[str, str] = field(default_factory=dict)  # instructions for texts to embed, by name
+    default_prompt: str = ""  # the name of the one in front of a text that names none; empty: none is
     can_generate: bool = True  # False: it has no head, so that it only makes embeddings
     why_slow: str = ""  # why no faster backend runs it here; empty if it is the fastest
     kv_dtype: str = "model"  # of keys and values: model (its own dtype) or int8

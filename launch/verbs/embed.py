@@ -25,6 +25,7 @@ class Task:
     prompts: list[str]
     file: Path | None  # "-": standard input
     output: Path | None
+    prompt_name: str | None  # None: the checkpoint's default
     dimensions: int | None  # None: all
     lora: str  # the adapter that computes it; empty: the base model
 
@@ -38,7 +39,9 @@ def embed(task: Task, config: PipelineConfig, *, run_dir: Path | None, connect: 
     """
     check_output(task.output, task.file)
     jobs = read_jobs(task.prompts, task.file)
-    common: dict[str, Any] = {"embedding": True, "dimensions": task.dimensions, "lora": task.lora}
+    common: dict[str, Any] = {
+        "embedding": True, "prompt_name": task.prompt_name, "dimensions": task.dimensions, "lora": task.lora
+    }  # fmt: skip
     with (
         open_sink(task.output) as sink,
         open_pipeline(config, run_dir=run_dir, connect=connect, console=console) as pipeline,

@@ -37,6 +37,12 @@ def test_prompts_are_embedded_beside_answers(driver: Driver) -> None:
     assert all(mate.result(30).embedding is None for mate in mates)
 
 
+@pytest.mark.parametrize(("name", "instruction"), [("query", "find: "), ("document", ""), ("", ""), (None, "")])
+def test_instruction_of_the_checkpoint_is_put_before_a_text(driver: Driver, name: str | None, instruction: str) -> None:
+    embedding = driver.embed("as text", prompt_name=name)
+    assert_embedded(embedding, [1 + byte for byte in f"{instruction}as text".encode()])
+
+
 def test_fewer_dimensions_have_length_1_again(driver: Driver) -> None:
     embedding = driver.embed("as text", dimensions=3)
     assert_embedded(embedding, [1 + byte for byte in b"as text"], 3)
@@ -86,6 +92,9 @@ def test_aborted_request_has_no_embedding(slow_prefill: Driver) -> None:
     [
         ({"dimensions": EMBEDDING_SIZE + 1}, "dimensions"),
         ({"dimensions": 0}, "dimensions"),
+        ({"prompt_name": "query"}, "prompt_name"),  # before token ids
+        ({"prompt_name": 1}, "prompt_name"),
+        ({"embedding": False, "prompt_name": "query"}, "prompt_name"),
         ({"embedding": 1}, "embedding"),
         ({"embedding": False, "dimensions": 3}, "dimensions"),
         ({"max_tokens": 5}, "max_tokens"),

@@ -49,6 +49,7 @@ def build_hash_runner(
         max_live=scheduler.max_live,
         load_s=0.0,
         embedding_size=EMBEDDING_SIZE,
+        prompts={"query": "find: ", "document": ""},
     )
     runner = HashRunner(
         VOCAB_SIZE,

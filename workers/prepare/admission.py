@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -88,6 +89,21 @@ def embedding_size_of(request: GenerationRequest, card: ModelCard) -> int:
             f"dimensions is {request.dimensions}, an embedding of the model has {size}", param="dimensions"
         )
     return request.dimensions or size
+
+
+def with_instruction(request: GenerationRequest, card: ModelCard) -> GenerationRequest:
+    """The request with the instruction in front of its text that it names, or that the checkpoint has by default.
+
+    Raises:
+        InvalidRequest: the checkpoint has no instruction with this name.
+    """
+    if not request.embedding or request.prompt is None:
+        return request
+    name = card.default_prompt if request.prompt_name is None else request.prompt_name
+    if name and name not in card.prompts:
+        known = ", ".join(card.prompts) or "none"
+        raise InvalidRequest(f"prompt_name is {name!r:.200}, known are: {known}", param="prompt_name")
+    return replace(request, prompt=card.prompts[name] + request.prompt) if name else request
 
 
 def _check_length(num_tokens: int, limit: int, what: str) -> None:

@@ -49,6 +49,7 @@ class GenerationRequest:
     max_prompt_tokens: int | None = None  # a longer prompt is cut or refused, like one that does not fit
     return_prompt: bool = False  # the summary includes the prompt's token ids
     embedding: bool = False  # instead of an answer, the summary includes the prompt's embedding
+    prompt_name: str | None = None  # of the instruction before a text to embed; empty: none; None: the model's default
     dimensions: int | None = None  # of the embedding: its first values, scaled like all of them; None: all
     structured: Structured | None = None  # the form the answer must have
     thinking_token_budget: int | None = None  # tokens of reasoning, at most; None: as many as the model likes
@@ -58,8 +59,8 @@ class GenerationRequest:
         if self.embedding:
             self._check_embedding()
             object.__setattr__(self, "sampling", SamplingParams(max_tokens=0))
-        elif self.dimensions is not None:
-            raise InvalidRequest(f"dimensions is {self.dimensions}: only an embedding has any", param="dimensions")
+        else:
+            self._check_answer()
         for name in ("structured", "thinking_token_budget"):
             if getattr(self, name) is not None and self.sampling.is_beam_search:
                 raise InvalidRequest(
@@ -70,7 +71,16 @@ class GenerationRequest:
         if self.continue_final_message:
             self._check_final_message()
 
+    def _check_answer(self) -> None:
+        for name in ("prompt_name", "dimensions"):
+            if (value := getattr(self, name)) is not None:
+                raise InvalidRequest(f"{name} is {value!r:.80}: only an embedding has any", param=name)
+
     def _check_embedding(self) -> None:
+        if self.prompt_name and self.prompt is None:
+            raise InvalidRequest(
+                f"prompt_name is {self.prompt_name!r:.80}: it needs a text (prompt)", param="prompt_name"
+            )
         given = {name: getattr(self, name) for name in _NOT_WITH_EMBEDDING if getattr(self, name) is not None}
         given |= self.sampling.to_wire()
         if given.get("max_tokens") == 0:
@@ -122,6 +132,7 @@ class GenerationRequest:
             continue_final_message=_checked_bool("continue_final_message", wire.get("continue_final_message", False)),
             return_prompt=_checked_bool("return_prompt", wire.get("return_prompt", False)),
             embedding=_checked_bool("embedding", wire.get("embedding", False)),
+            prompt_name=_checked_prompt_name(wire.get("prompt_name")),
             dimensions=_checked_count("dimensions", wire.get("dimensions"), low=1),
             structured=checked_structured(wire.get("structured")),
             thinking_token_budget=_checked_count("thinking_token_budget", wire.get("thinking_token_budget"), low=0),
@@ -250,6 +261,12 @@ def _checked_salt(value: Any) -> str:
         raise InvalidRequest(
             f"cache_salt has {len(value)} characters, the limit is {MAX_SALT_CHARS}", param="cache_salt"
         )
+    return value
+
+
+def _checked_prompt_name(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"prompt_name must be a string, got {value!r:.80}", param="prompt_name")
     return value
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ...protocol.errors import RequestError, TokenizationFailed
 from ...protocol.model_card import ModelCard
 from ..process import WorkerContext
-from .admission import Admission, admit, embedding_size_of
+from .admission import Admission, admit, embedding_size_of, with_instruction
 from .grammar_checker import GrammarChecker
 from .grammar_queue import GrammarQueue
 from .intake import Intake
@@ -152,7 +152,7 @@ class Tokenizing:
         try:
             request = intake.request
             embedding_size = embedding_size_of(request, self._card)
-            token_ids = self._encoder.encode_request(request)
+            token_ids = self._encoder.encode_request(with_instruction(request, self._card))
             admission = admit(
                 token_ids,
                 truncation=request.truncation,

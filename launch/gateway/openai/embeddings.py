@@ -23,6 +23,7 @@ from ..state import Gateway
 
 KIND = "embd"
 OBJECT = "list"
+_OPTIONS = ("prompt_name", "dimensions")
 
 
 async def create_embeddings(gateway: Gateway, body: EmbeddingRequest, request: Request) -> Response:
@@ -37,8 +38,10 @@ async def create_embeddings(gateway: Gateway, body: EmbeddingRequest, request: R
     if not (inputs := body.inputs()):
         raise ApiError("input is empty, it must have at least one entry", param="input")
     options: dict[str, Any] = {"embedding": True, **prompt_options(body)}
-    if body.dimensions is not None:
-        options["dimensions"] = body.dimensions
+    options |= {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
+    if body.normalize not in (None, does := gateway.card.normalizes_embeddings):
+        why = f"the model {'scales' if does else 'does not scale'} embeddings to length 1"
+        raise ApiError(f"normalize is {str(body.normalize).lower()}: {why}", param="normalize")
     with named_as(prompt="input", prompt_token_ids="input", embedding="model"):
         requests = [{"prompt": each, **options} for each in inputs]
         generation = await Generation.begin(gateway, request, head.request_id, requests, model=model)

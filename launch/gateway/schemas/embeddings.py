@@ -20,7 +20,6 @@ class EmbeddingRequest(PromptFields):
         "safety_identifier": ANYTHING,
         "metadata": ANYTHING,
         "add_special_tokens": (True,),
-        "normalize": (True,),
         "use_activation": (True,),
         "embed_dtype": ("float32",),
         "endianness": ("native", "little"),
@@ -31,6 +30,11 @@ class EmbeddingRequest(PromptFields):
     )
     dimensions: int | None = Field(
         None, ge=1, le=2**31 - 1, description="only so many values, scaled like all of them; by default all"
+    )
+
+    normalize: bool | None = Field(None, description="whether the vectors have length 1: only as the model makes them")
+    prompt_name: str | None = Field(
+        None, description="the instruction of the checkpoint before each text; empty: none; by default the checkpoint's"
     )
 
     @field_validator("input", mode="before")

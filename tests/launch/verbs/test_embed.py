@@ -30,3 +30,9 @@ def test_dimensions_are_a_flag(triptych: Triptych, run_dir: str, dimensions: str
     outcome = triptych("embed", "--connect", run_dir, "--dimensions", dimensions, "hello")
     assert outcome.code == code
     assert len(json.loads(outcome.out).get("embedding", ())) == (0 if code else 4)
+
+
+def test_instruction_is_a_flag(triptych: Triptych, run_dir: str) -> None:
+    outcome = triptych("embed", "--connect", run_dir, "--prompt-name", "query", "hello")
+    with Client(run_dir) as client:
+        assert json.loads(outcome.out)["embedding"] == client.embed("find: hello").values.tolist()

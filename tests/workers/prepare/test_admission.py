@@ -14,7 +14,7 @@ from tests.cards import CARD
 from triptych.protocol.errors import InvalidRequest, RequestTooLong
 from triptych.protocol.model_card import ModelCard
 from triptych.protocol.sampling import SamplingParams
-from triptych.workers.prepare.admission import Admission, admit, embedding_size_of, truncate
+from triptych.workers.prepare.admission import Admission, admit, embedding_size_of, truncate, with_instruction
 from triptych.workers.prepare.request import GenerationRequest, Truncation
 
 SMALL_POOL = replace(CARD, num_pages=4)  # 16 tokens
@@ -134,6 +134,25 @@ def test_what_the_model_cannot_do_is_refused(request_: GenerationRequest, card: 
     with pytest.raises(InvalidRequest, match=reason) as caught:
         embedding_size_of(request_, card)
     assert caught.value.param == "embedding"
+
+
+@pytest.mark.parametrize(
+    ("request_", "found"),
+    [
+        (GenerationRequest(prompt="a", embedding=True), "document: a"),
+        (GenerationRequest(prompt="a", embedding=True, prompt_name=""), "a"),
+        (GenerationRequest(prompt="a", embedding=True, prompt_name="query"), "query: a"),
+        (GenerationRequest(prompt_token_ids=np.array([5], np.int32), embedding=True), None),
+        (GenerationRequest(prompt="a"), "a"),
+    ],
+    ids=["default", "none", "by name", "token ids", "answer"],
+)
+def test_instruction_is_put_before_a_text_to_embed(request_: GenerationRequest, found: str | None) -> None:
+    prompts = {"query": "query: ", "document": "document: "}
+    card = replace(CARD, embedding_size=8, prompts=prompts, default_prompt="document")
+    assert with_instruction(request_, card).prompt == found
+    with pytest.raises(InvalidRequest, match="known are: query, document"):
+        with_instruction(GenerationRequest(prompt="a", embedding=True, prompt_name="other"), card)
 
 
 def test_model_without_a_head_still_counts_tokens() -> None:

@@ -18,7 +18,7 @@ from .give_back import trim_heap
 from .guard.proof import digest_of
 from .lora import load_adapters
 from .parallel.group import Group
-from .pooling import find_pooling
+from .pooling import describe_embeddings
 from .step_runner import StepRunner
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def _model_card(
 ) -> ModelCard:
     """``device`` is the configured one; that of ``backends`` may be the part of it that one rank has."""
     facts, scheduler = loaded.facts, backends.scheduler
-    pooling, why_not = find_pooling(backends.folder)
+    embeddings = describe_embeddings(backends.folder)
+    why_not = embeddings.why_not
     if not facts.hidden_size:
         why_not = "its modules do not put out hidden states"
     return ModelCard(
@@ -133,8 +134,10 @@ def _model_card(
         num_snapshots=backends.num_snapshots if loaded.state_bytes else None,
         embedding_size=0 if why_not else facts.hidden_size,
         why_no_embeddings=why_not,
-        pooling=pooling.mode,
-        normalizes_embeddings=pooling.normalizes,
+        pooling=embeddings.pooling.mode,
+        normalizes_embeddings=embeddings.pooling.normalizes,
+        prompts=embeddings.prompts,
+        default_prompt=embeddings.default_prompt,
         can_generate=facts.has_head,
         kv_dtype=backends.cache.kv_dtype,
         why_slow="; ".join(backends.obstacles),

@@ -1,20 +1,22 @@
 """How a checkpoint makes embeddings, if it does.
 
 Only files of JSON are read. They are those of sentence-transformers: ``modules.json`` lists what is applied one after
-the other, and the folder of the pooling has a config. A checkpoint without them says nothing about its pooling; most
-that are made of decoders take the last token, which alone has seen all others, and scale its state to length 1.
+the other, the folder of the pooling has a config, and a third file has instructions for texts. A checkpoint without
+them says nothing about its pooling; most that are made of decoders take the last token, which alone has seen all
+others, and scale its state to length 1.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..scheduling.pooling import LAST_STATE, MEAN, POOLINGS, WEIGHTED_MEAN, Pooling
 from .checkpoint.hub import first_line
 
 _MODULES = "modules.json"
+_PROMPTS = "config_sentence_transformers.json"
 _MODE = "pooling_mode"  # the mode itself, or the beginning of the names of switches, one for each mode
 _NAMES_OF_SWITCHES = {f"{mode}_tokens": mode for mode in (MEAN, WEIGHTED_MEAN)}  # of others they are the same
 _TAKES_PROMPTS = "include_prompt"  # if false, the instruction before a text is left out of the pooling
@@ -25,21 +27,42 @@ class _Unknown(Exception):
     """The embeddings of this checkpoint cannot be made; the message says why."""
 
 
-def find_pooling(folder: Path) -> tuple[Pooling, str]:
-    """How this checkpoint's embeddings are made, and why they cannot be; empty if they can."""
+class Embeddings(NamedTuple):
+    """How a checkpoint makes embeddings."""
+
+    pooling: Pooling = LAST_STATE
+    prompts: dict[str, str] = {}  # instructions that are put in front of a text, by name
+    default_prompt: str = ""  # the name of one of them, for texts that name none; empty: these have none
+    why_not: str = ""  # why they cannot be made; empty if they can
+
+
+def describe_embeddings(folder: Path) -> Embeddings:
+    """How this checkpoint's embeddings are made, or why they cannot be."""
     try:
         config = _read(folder / "config.json")
         for each in (config, config.get("text_config") or {}):
             if each.get("use_bidirectional_attention") or each.get("is_causal") is False:
                 raise _Unknown("its attention is not causal")
-        return _described(folder), ""
+        return Embeddings(_pooling(folder), *_prompts(folder))
     except _Unknown as error:
-        return LAST_STATE, str(error)
+        return Embeddings(why_not=str(error))
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        return LAST_STATE, f"its description for sentence-transformers is damaged: {first_line(error)}"
+        return Embeddings(why_not=f"its description for sentence-transformers is damaged: {first_line(error)}")
 
 
-def _described(folder: Path) -> Pooling:
+def _prompts(folder: Path) -> tuple[dict[str, str], str]:
+    if not (folder / _PROMPTS).is_file():
+        return {}, ""
+    config = _read(folder / _PROMPTS)
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name") or ""
+    if not all(isinstance(text, str) for text in prompts.values()):
+        raise TypeError(f"in {_PROMPTS}, a prompt is no text")
+    if default and default not in prompts:
+        raise KeyError(f"in {_PROMPTS}, there is no prompt {default!r}")
+    return dict(prompts), default
+
+
+def _pooling(folder: Path) -> Pooling:
     if not (folder / _MODULES).is_file():
         return LAST_STATE
     modules = _read(folder / _MODULES)

@@ -65,6 +65,12 @@ def test_dimensions_in_base64(api: Site) -> None:
     np.testing.assert_allclose(np.frombuffer(base64.b64decode(row["embedding"]), "<f4"), expected("text", 5), atol=1e-7)
 
 
+def test_instruction_is_put_before_each_text(api: Site) -> None:
+    rows = api.ask(URL, input=["a", "b"], prompt_name="query", normalize=True)["data"]
+    for row, text in zip(rows, "ab", strict=True):
+        np.testing.assert_allclose(row["embedding"], expected(f"find: {text}"), atol=1e-7)
+
+
 def test_long_input_is_cut_if_that_is_asked_for(api: Site) -> None:
     text = "x" * (MAX_MODEL_LEN + 1)
     status, error = api.refusal(URL, input=text)
@@ -95,6 +101,8 @@ def test_tokens_cut_from_all_prompts_are_counted(api: Site, route: str, body: di
         ({}, "input"),
         ({"input": "a", "dimensions": EMBEDDING_SIZE + 1}, "dimensions"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "prompt_name": "other"}, "prompt_name"),
+        ({"input": "a", "normalize": False}, "normalize"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "a", "model": "other"}, "model"),
         ({"input": "a", "messages": []}, "messages"),

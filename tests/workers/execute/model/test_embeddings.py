@@ -21,7 +21,7 @@ from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.pooling import find_pooling
+from triptych.workers.execute.model.pooling import Embeddings, describe_embeddings
 from triptych.workers.execute.model.step_runner import StepRunner
 from triptych.workers.execute.scheduling.pooling import LAST_STATE, MEAN, WEIGHTED_MEAN, Pooling
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
@@ -203,15 +203,30 @@ def test_pooling_is_that_of_the_checkpoint(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     is_causal = found != "not causal"
-    assert (find_pooling(tmp_path) == (("lasttoken", True), "")) == is_causal  # without a description
+    assert (describe_embeddings(tmp_path) == Embeddings()) == is_causal  # without a description
     kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds]
     (tmp_path / "modules.json").write_text(json.dumps([*modules, *behind]))
-    assert ("damaged" in find_pooling(tmp_path)[1]) == (is_causal and found != "Dense")
+    assert ("damaged" in describe_embeddings(tmp_path).why_not) == (is_causal and found != "Dense")
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(settings))
-    pooling, why_not = find_pooling(tmp_path)
+    made = describe_embeddings(tmp_path)
     if isinstance(found, str):
-        assert found in why_not
+        assert found in made.why_not
     else:
-        assert (pooling, why_not) == (found, "")
+        assert made == Embeddings(Pooling(*found))
+
+
+def test_instructions_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    prompts = {"query": "Find: ", "document": ""}
+    for text, found in {
+        '{"prompts": null}': Embeddings(),
+        json.dumps({"prompts": prompts, "default_prompt_name": None}): Embeddings(prompts=prompts),
+        json.dumps({"prompts": prompts, "default_prompt_name": "query"}): Embeddings(LAST_STATE, prompts, "query"),
+    }.items():
+        (tmp_path / "config_sentence_transformers.json").write_text(text)
+        assert describe_embeddings(tmp_path) == found
+    for damaged in ("", "[]", '{"prompts": {"a": 1}}', '{"default_prompt_name": "a"}'):
+        (tmp_path / "config_sentence_transformers.json").write_text(damaged)
+        assert "damaged" in describe_embeddings(tmp_path).why_not

@@ -25,9 +25,8 @@ from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.checkpoint.find import find_checkpoint, read_config
 from triptych.workers.execute.model.checkpoint.gguf import unpack
 from triptych.workers.execute.model.checkpoint.gguf.splits import SPLITS
-from triptych.workers.execute.model.pooling import find_pooling
+from triptych.workers.execute.model.pooling import Embeddings, describe_embeddings
 from triptych.workers.execute.model.tokenizer import load_tokenizer
-from triptych.workers.execute.scheduling.pooling import LAST_STATE
 
 TEXT = "the  hello thex 123<|im_end|></s> é"
 WIDE: dict[str, Any] = {
@@ -230,7 +229,7 @@ def test_a_file_for_embeddings_of_the_last_token_makes_them(tmp_path: Path) -> N
     make_gguf(tmp_path / "x.gguf", "qwen3", settings=settings)
     folder = find_checkpoint(tmp_path / "x.gguf")
     assert load_tokenizer(folder).encode("the")[-1] == 2
-    assert find_pooling(folder) == (LAST_STATE, "")
+    assert describe_embeddings(folder) == Embeddings()
 
 
 @pytest.mark.parametrize(("split", "ids"), [("llama-bpe", [260]), ("gpt-2", [86, 259])])
