@@ -104,8 +104,10 @@ _FOLDED: dict[str, Any] = {  # multipliers of Falcon-H1 are in the weights
     "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5, "mamba_norm_before_gate": False,
     "mamba_rms_norm": True,
 }  # fmt: skip
+_TURNING = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 _BARE = {"head_dim": ...}
+_NUMBER = ".act_fn."  # among the settings
 _STRETCHED = {"rope_parameters": {**native_families._SHARPENED, "mscale": 0.7, "mscale_all_dim": 0.7}}
 _STRETCHED_ONCE = {"rope_parameters": {**native_families._SHARPENED, "mscale": 1.0, "mscale_all_dim": 1.0}}
 _LONG = {  # all of them are also numbers of 32 bits
@@ -116,6 +118,7 @@ _HYBRID = {"layer_types": ["mamba", "attention", "mamba"], "position_embedding_t
 CASES = {
     case.family: case
     for case in (
+        Case("apertus", "apertus", options=_TURNING),
         Case("arcee", "arcee"),
         Case("bloom", "bloom", _NORM, lambda _: {"rope.freq_base": None, "attention.head_count_kv": 6}, _BARE),
         Case("command-r", "cohere", {**_NORM, "logit_scale": "logit_scale"}, lambda _: {"rope.scaling.type": "none"}),
@@ -155,8 +158,7 @@ CASES = {
                             "ssm.inner_size": 256},
             {**_HYBRID, "mamba_n_heads": 16},
         ),
-        Case("hunyuan-dense", "hunyuan_v1_dense", options={"rope_parameters": {"rope_type": "default",
-                                                                               "rope_theta": 1e4}}),
+        Case("hunyuan-dense", "hunyuan_v1_dense", options=_TURNING),
         Case("jais2", "jais2", _NORM),
         Case(
             "lfm2moe", "lfm2_moe",
@@ -222,7 +224,11 @@ CASES = {
 def build(case: Case) -> PreTrainedModel:
     own = native_families.FAMILIES.get(case.family, {})
     options = {**LLAMA_LIKE, "hidden_size": 128, "intermediate_size": 96, **own, **case.options}
-    return build_tiny_model(case.family, **{key: value for key, value in options.items() if value is not ...})
+    model = build_tiny_model(case.family, **{key: value for key, value in options.items() if value is not ...})
+    for index, (name, weight) in enumerate(model.state_dict().items()):
+        if _NUMBER in name:  # another one in each layer
+            weight.fill_(index / 128)
+    return model
 
 
 def write(
@@ -254,6 +260,9 @@ def write(
                 writer.add_string(name, value)
             case _:
                 writer.add_array(name, value)
+    for name in ("alpha_p", "alpha_n", "beta", "eps") if case.family == "apertus" else ():
+        numbers = [float(weight) for key, weight in model.state_dict().items() if key.endswith(f"{_NUMBER}{name}")]
+        writer.add_array(f"xielu.{name}", numbers)
     for name, array in tensors_of(case, model, merges_latents=merges_latents or case.family == "minicpm3"):
         made = np.ascontiguousarray(tensors(name, array))
         writer.add_tensor(name, made, raw_dtype=Type.MXFP4 if made.dtype == np.uint8 else None)
@@ -314,7 +323,7 @@ def tensors_of(case: Case, model: PreTrainedModel, *, merges_latents: bool = Fal
         **{"bloom": _OF_BLOOM, "nemotron_h": _OF_MIXERS}.get(case.family, {}),
     }
     for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        if (name == "lm_head.weight" and config.tie_word_embeddings) or _NUMBER in name:
             continue
         layer = next((part for part in name.split(".") if part.isdecimal()), None)
         found = next((own[end] for end in own if name.endswith(end)), None)

@@ -210,7 +210,7 @@ def test_no_list_is_read_that_is_longer_than_any_vocabulary(file: Path) -> None:
     [
         ({"general.type": "mmproj"}, r"is a projector for images or audio \(mmproj\), not a model"),
         ({"general.type": "adapter"}, r"is an adapter \(adapter\), not a model"),
-        ({"general.architecture": "starcoder"}, "is of architecture 'starcoder', known are: arcee, bloom, cohere2"),
+        ({"general.architecture": "starcoder"}, "is of architecture 'starcoder', known are: apertus, arcee, bloom"),
         ({"general.architecture": "clip"}, "is a projector"),
         ({"general.architecture": "nomic-bert"}, r"is a model \(nomic-bert\) for embeddings"),
         ({"general.architecture": "llada-moe"}, r"is a model \(llada-moe\) for texts that are written in no order"),

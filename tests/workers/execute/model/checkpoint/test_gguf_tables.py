@@ -16,7 +16,9 @@ from gguf.quants import dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.workers.execute.model.checkpoint.gguf_tables import CASES, build, write
+from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.checkpoint.gguf.file import GgufFile, open_gguf
+from triptych.workers.execute.model.checkpoint.gguf.numbers import numbers_of
 from triptych.workers.execute.model.checkpoint.gguf.settings import read_settings
 from triptych.workers.execute.model.checkpoint.gguf.tensors import GgufTensors
 
@@ -68,6 +70,19 @@ def test_the_model_is_the_one_that_was_converted(name: str, tmp_path: Path) -> N
     }
     assert weights.keys() == expected.keys()
     assert [n for n in expected if not np.allclose(weights[n], expected[n], rtol=1e-6, atol=1e-6)] == []
+
+
+def test_one_number_may_count_for_all_layers_but_no_other_count(tmp_path: Path) -> None:
+    case = CASES["apertus"]
+    write(tmp_path / "x.gguf", case, model := build(case))
+    file = open_gguf([tmp_path / "x.gguf"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GgufFile, "value", lambda _, key: "apertus" if key == "general.architecture" else 0.5)
+        assert set(numbers_of(file, model).values()) == {0.5}
+        assert len(numbers_of(file, model)) == 4 * 3
+        patch.setattr(GgufFile, "value", lambda _, key: "apertus" if key == "general.architecture" else [0.5] * 2)
+        with pytest.raises(ConfigError, match=r"states xielu.alpha_p for 2 layers and has 3"):
+            numbers_of(file, model)
 
 
 def test_experts_in_mxfp4_stay_in_mxfp4(tmp_path: Path) -> None:

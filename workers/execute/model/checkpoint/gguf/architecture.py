@@ -85,6 +85,8 @@ class Architecture:
     turns: bool = True  # queries and keys, by rotary embeddings
     turns_in_part: bool = False  # the file may state fewer channels than a head has
     names: tuple[Named, ...] = ()  # as NAMES, and before them
+    # The end of the name of a weight that is one number, and the full name of the setting that has it for each layer.
+    numbers: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[tuple[str, Step], ...] = ()  # patterns of weights, and what undoes the converter's change
 
     def attributes(self) -> Mapping[str, str]:

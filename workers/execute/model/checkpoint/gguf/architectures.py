@@ -59,7 +59,9 @@ _LATENTS = Architecture(
         Named(r"\.self_attn\.kv_b_proj\.weight", ("attn_kv_b.weight",)),  # older files
     ),
 )
+_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 _ATTENDING: Mapping[str, Architecture] = {
+    "apertus": Architecture(numbers={f".act_fn.{name}": f"xielu.{name}" for name in _XIELU}),
     "arcee": Architecture(flags=_BIASES, steps=(_TURNED,)),
     "bloom": Architecture(
         settings={_NORM_EPS: "layer_norm_epsilon"},
@@ -243,6 +245,7 @@ _ATTENDING: Mapping[str, Architecture] = {
 FAMILIES: Mapping[str, Architecture] = {**_ATTENDING, **RECURRENT}
 # The name of an architecture in files, and the family, or what tells it.
 BY_NAME: Mapping[str, str | Callable[[GgufFile], str]] = {
+    "apertus": "apertus",
     "arcee": "arcee",
     "bloom": "bloom",
     "cohere2": "cohere2",

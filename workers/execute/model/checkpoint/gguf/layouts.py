@@ -23,7 +23,7 @@ from .architecture import NAMES, Architecture
 from .architectures import FAMILIES, family_of
 from .file import GgufFile
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 _SUFFIXES = (".weight", ".bias")
 Values = Callable[[str], npt.NDArray[np.float32]]  # name of a tensor -> its numbers
 
@@ -68,7 +68,7 @@ class _Table:
 
     def _parts_of(self, weight: str, file: GgufFile) -> tuple[list[str], Callable[[list[torch.Tensor]], torch.Tensor]]:
         """The tensors a weight is made of, and how they are joined."""
-        layer = _LAYER.search(weight)
+        layer = LAYER.search(weight)
         prefix = f"blk.{layer[1]}." if layer else ""
         for named in self._named:
             names = [prefix + name for name in named.tensors]

@@ -22,13 +22,14 @@ from ...give_back import forget_mapped
 from .file import GgufFile
 from .layouts import layout_of
 from .mxfp4 import in_blocks, kept
+from .numbers import numbers_of
 from .settings import OF_CONFIG, layer_of, unused_layers
 
 _RUN = 1 << 20  # numbers dequantised at a time and thread
 
 
 class GgufTensors:
-    """Every tensor of the file has a place in the model, and every weight of the model comes from the file."""
+    """Every tensor of the file has a place in the model, and every weight of the model comes from one or a setting."""
 
     def __init__(self, file: GgufFile, config: PretrainedConfig) -> None:
         """
@@ -38,6 +39,7 @@ class GgufTensors:
         self._file = file
         self.skeleton = _skeleton(config)
         self._layout = layout_of(file, self.skeleton)
+        self._numbers = numbers_of(file, self.skeleton)
         self._sources = self._find_sources()
         self._kept = kept(file)
 
@@ -52,7 +54,7 @@ class GgufTensors:
                 raise ConfigError(f"{name} in {self._file.path} has no place in {what}", param="model")
         wanted = self.skeleton.state_dict().keys()
         made_of_others = getattr(self.skeleton, "all_tied_weights_keys", None) or {}
-        if missing := sorted(wanted - sources.keys() - set(made_of_others)):
+        if missing := sorted(wanted - sources.keys() - self._numbers.keys() - set(made_of_others)):
             text = f"{self._file.path} lacks {len(missing)} of its weights, {missing[0]!r} first"
             raise ConfigError(text, param="model")
         return dict(sources)
@@ -65,6 +67,8 @@ class GgufTensors:
         """
         shapes = {name: tuple(weight.shape) for name, weight in self.skeleton.state_dict().items()}
         done, total = 0, len(self._file.tensors)
+        for weight, number in self._numbers.items():
+            yield self._as_stored(weight, torch.full(shapes[weight], number, dtype=dtype))
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             for weight, sources in self._sources.items():
                 if not self._kept.isdisjoint(sources):
