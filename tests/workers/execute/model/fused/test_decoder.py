@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,7 +23,11 @@ from tests.workers.execute.model.native.decoders import (
     make_request,
     some_of,
 )
+from tests.workers.execute.model.test_embeddings import embedded
+from tests.workers.execute.model.test_embeddings import expected as expected_embedding
+from tests.workers.execute.model.test_embeddings import run as embed
 from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.scheduling.pooling import MEAN, Pooling
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 pytest.importorskip("triton")
@@ -84,6 +89,14 @@ def test_greedy_tokens_equal_those_of_transformers(family: str, tmp_path: Path) 
     expected = [engine.greedy(r.tokens[: r.num_prompt_tokens].tolist(), MAX_TOKENS) for r in requests()]
     assert engine.run(*requests(), prefill_chunk=9) == expected
     assert engine.card.backend == "fused float32"
+
+
+def test_mean_of_hidden_states_is_not_divided_as_logits_are(tmp_path: Path) -> None:
+    """The last norm divides both for logits that are scaled, which a length of 1 would hide."""
+    engine = make_engine("granite", tmp_path)
+    sequence = embedded(0, 11, engine.card.embedding_size, Pooling(MEAN, normalizes=False))
+    found = embed(engine.runner, sequence, prefill_chunk=9)[sequence.key]
+    np.testing.assert_allclose(found, expected_embedding(engine.model.base_model, sequence), atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])
