@@ -12,7 +12,7 @@ from ..protocol.errors import PipelineClosed, RequestTimeout, TriptychError
 from ..protocol.messages import Accepted
 from .choices import choice_ids
 from .session import Session
-from .stream import Completion, Delta, shown
+from .stream import Completion, Delta, shown, told_another
 
 
 class Mailbox:
@@ -139,12 +139,11 @@ class AsyncStream:
         self._mailbox.put(self._finish, completion, error)
 
     def _finish(self, completion: Completion, error: TriptychError | None) -> None:
-        for future, value in ((self._accepted, None), (self._result, completion)):
-            if error is None:
-                _set(future, value)
-            elif not future.done():
-                future.set_exception(error)
-                future.exception()  # marks it as retrieved: awaiting it still raises, but is optional
+        _fail(self._accepted, error or told_another(self.request_id))
+        if error is None:
+            _set(self._result, completion)
+        else:
+            _fail(self._result, error)
         self._deltas.put_nowait(None)
 
 
@@ -162,6 +161,12 @@ class AsyncGroupStream(AsyncStream):
     @property
     def num_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self._choices)
+
+
+def _fail(future: asyncio.Future[Any], error: TriptychError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # marks it as retrieved: awaiting it still raises, but is optional
 
 
 def _set(future: asyncio.Future[Any], value: Any) -> None:

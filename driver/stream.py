@@ -198,6 +198,11 @@ class Assembly:
         )
 
 
+def told_another(request_id: str) -> InvalidRequest:
+    """Why a stream that resumed a request knows nothing of its acceptance."""
+    return InvalidRequest(f"request {request_id} was resumed here: who submitted it was told of its acceptance")
+
+
 def shown(
     stream: object, request_id: str, *, accepted: bool, num_tokens: int, ended: Completion | TriptychError | None
 ) -> str:
@@ -256,15 +261,14 @@ class Stream:
         """Wait until the service has accepted the request: from then on it is answered, whatever crashes.
 
         Raises:
-            RequestError: it was refused.
+            RequestError: it was refused; or it was resumed and has ended, as only who submits a request is told.
             RequestTimeout: no reply within ``timeout`` seconds.
         """
         self._check_origin()
         with self._changed:
             self._wait(lambda: self._accepted or self._completion, timeout)
-            if self._accepted is None and self._error is not None:
-                raise self._error
-            assert self._accepted is not None, "a request ended without being accepted or refused"
+            if self._accepted is None:
+                raise self._error or told_another(self.request_id)
             return self._accepted
 
     def result(self, timeout: float | None = None) -> Completion:

@@ -211,6 +211,17 @@ def test_abort_ends_an_async_stream(driver: Driver) -> None:
     with_client(driver, body)
 
 
+def test_acceptance_of_a_resumed_request_was_told_to_another(driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        await client.submit([5], max_tokens=2, request_id="told", keep=True).result()
+        with pytest.raises(InvalidRequest, match="who submitted it was told"):
+            await client.resume("told", keep=True).accepted()
+        with pytest.raises(InvalidRequest, match="who submitted it was told"):
+            driver.resume("told").accepted(20)
+
+    with_client(driver, body)
+
+
 def test_resuming_an_unknown_request_is_an_error_in_asyncio_too(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         with pytest.raises(UnknownRequest):
