@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "buffers.h"
-#include "matmul.h"
+#include "epilogues.h"
 #include "pack.h"
 #include "rows.h"
 
@@ -50,11 +50,7 @@ void multiply_rows(const Matrix& matrix, const Rows& rows, Range range, float* y
     } else {
       add_rows<Format, 4>(count, sums, 4, pointers, weights, steps, PrefetchLines<0>{}, FromZero{});
     }
-    for (int r = 0; r < count; ++r)
-      for (int v = 0; v < 4; ++v) {
-        const int row = range.begin + r, column = 64 * block + 16 * v;
-        store(y + row * size_t(64) * matrix.num_blocks + column, finished<Format>(sums[r * 4 + v], matrix, rows, row, column));
-      }
+    write_sums<Format, kTileRows, 4>(sums, matrix, rows, block, 0, range, Store{y, size_t(64) * matrix.num_blocks});
   }
 }
 

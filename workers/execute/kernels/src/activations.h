@@ -1,15 +1,15 @@
 // Functions that models apply to single values.
 #pragma once
 
-#include "simd.h"
+#include "powers.h"
 
 namespace triptych {
 
-INLINED Floats silu(Floats x) { return x / (broadcast(1.0f) + exp(broadcast(0.0f) - x)); }
+INLINED Floats silu(Floats x) { return quotient(x, broadcast(1.0f) + exp(broadcast(0.0f) - x)); }
 // x / 2 * (1 + tanh(u)), which is x / (1 + e^-2u), for u = sqrt(2 / pi) * (x + 0.044715 x^3).
 INLINED Floats gelu_tanh(Floats x) {
   const Floats cubic = fma(x * x, broadcast(-2 * 0.7978845608f * 0.044715f), broadcast(-2 * 0.7978845608f));
-  return x / (broadcast(1.0f) + exp(x * cubic));
+  return quotient(x, broadcast(1.0f) + exp(x * cubic));
 }
 // x / 2 * (1 + erf(x / sqrt(2))), which is the positive part of x less |x| / 2 * erfc(|x| / sqrt(2)); NaN if x is
 // infinite. The absolute error of erfc is 2e-7 (Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26).

@@ -83,7 +83,7 @@ class RegisterProduct {
     unrolled<kHigh * kWide>([&](auto tile) {
       store_tile<tile>(sums + tile / kWide * kRegisterRows * kWide + tile % kWide, sizeof *sums * kWide);
     });
-    write_sums<Format, kWide>(sums, matrix_, rows_, block, half, range, write_);
+    write_sums<Format, kHigh * kRegisterRows, kWide>(sums, matrix_, rows_, block, half, range, write_);
   }
 
   // Adds the products of 16 steps.

@@ -8,7 +8,6 @@
 
 #include "attention.h"
 #include "delta_rule.h"
-#include "matmul.h"
 #include "rounding.h"
 #include "state_space.h"
 

@@ -11,6 +11,7 @@
 #include "attention_tiles.h"
 #include "eight_bits.h"
 #include "pages.h"
+#include "powers.h"
 #include "row_lanes.h"
 
 namespace triptych {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "buffers.h"
+#include "epilogues.h"
 #include "rows.h"
 
 namespace triptych {

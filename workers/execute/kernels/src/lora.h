@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "buffers.h"
+#include "epilogues.h"
 
 namespace triptych {
 
@@ -127,8 +128,9 @@ struct Addition {
       weights.start[0] = update.down.blocks + size_t(column) * steps;
       typename Format::Accumulators sums[kTileRows] = {};
       add_rows<Format, 1>(count, sums, 1, pointers, weights, steps, PrefetchLines<0>{});
-      for (int r = 0; r < count; ++r)
-        store_as(inner_of(first + r, part) + column, finished<Format>(sums[r], update.down, inputs, first + r, column));
+      const RowScales<Format, kTileRows> scales(inputs, run.rows);
+      const Finish<Format> found(sums, 1, scales.of, update.down, column);
+      for (int r = 0; r < count; ++r) store_as(inner_of(first + r, part) + column, found(r));
     }
   }
 
@@ -153,12 +155,15 @@ struct AddFirst {
   const Addition<Format>& addition;
   const Write& write;
   void expect(int row, int block) const { write.expect(row, block); }
-  void operator()(int row, int block, int vector, Floats low, Floats high) const {
-    if (addition.rows->adapters[row] >= 0) {
-      low = addition.added(low, row, block, vector);
-      high = addition.added(high, row, block, vector + 2);
-    }
-    write(row, block, vector, low, high);
+  template <class Results>
+  void operator()(const Results& pair) const {
+    const auto updated = [&](Floats found, int r, int vector) {
+      const int row = pair.first + r;
+      return addition.rows->adapters[row] < 0 ? found : addition.added(found, row, pair.block, vector);
+    };
+    write(make_pair(pair.first, pair.count, pair.block, pair.vector,
+                    [&](int r) { return updated(pair.low(r), r, pair.vector); },
+                    [&](int r) { return updated(pair.high(r), r, pair.vector + 2); }));
   }
 };
 

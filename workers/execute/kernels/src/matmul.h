@@ -8,7 +8,6 @@
 #include <algorithm>
 
 #include "abi.h"
-#include "activations.h"
 #include "amx.h"
 #include "mxfp4.h"
 
@@ -74,33 +73,74 @@ inline int num_steps(const Matrix& matrix) {
   return (matrix.num_inputs + Format::kGroup - 1) / Format::kGroup;
 }
 
-// Dequantises the sums of 16 columns and adds the bias.
-template <class Format>
-inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix, const Rows& rows, int row,
-                       int column) {
-  Floats result;
-  if constexpr (std::is_same<Format, Int8>::value) {
-    const Floats exact = to_floats(Int8::kExcess ? sums - load<Ints>(matrix.offsets + column) : sums);
-    result = exact * (load<Floats>(matrix.scales + column) * broadcast(*rows.scale(row)));
-  } else {
-    result = sums;
+// The factors of some rows' sums.
+template <class Format, int kRows>
+struct RowScales {
+  float of[kRows];
+  INLINED RowScales(const Rows& rows, Range range) {
+    if constexpr (std::is_same<Format, Int8>::value)
+      for (int row = range.begin; row < range.end; ++row) of[row - range.begin] = *rows.scale(row);
   }
-  return matrix.bias ? result + load<Floats>(matrix.bias + column) : result;
+};
+
+// Dequantises the sums of 16 columns, row by row, and adds the bias. What belongs to the columns is read once.
+template <class Format>
+class Finish {
+ public:
+  using Accumulators = typename Format::Accumulators;
+
+  // `sums` of rows are `width` apart.
+  INLINED Finish(const Accumulators* sums, int width, const float* row_scales, const Matrix& matrix, int column)
+      : sums_(sums), width_(width), row_scales_(row_scales), bias_(matrix.bias ? matrix.bias + column : nullptr) {
+    if constexpr (std::is_same<Format, Int8>::value) {
+      scales_ = load<Floats>(matrix.scales + column);
+      if (Int8::kExcess) offsets_ = load<Ints>(matrix.offsets + column);
+    }
+  }
+
+  INLINED Floats operator()(int row) const {
+    Floats result;
+    if constexpr (std::is_same<Format, Int8>::value) {
+      const Floats exact = to_floats(Int8::kExcess ? sums_[row * width_] - offsets_ : sums_[row * width_]);
+      result = exact * (scales_ * broadcast(row_scales_[row]));
+    } else {
+      result = sums_[row * width_];
+    }
+    return bias_ ? result + load<Floats>(bias_) : result;
+  }
+
+ private:
+  const Accumulators* sums_;
+  int width_;
+  const float *row_scales_, *bias_;
+  Floats scales_;
+  Ints offsets_;
+};
+
+// The results of a tile in 16 columns, `vector` of a block, and in the 16 that are 32 further: low(r) and high(r) of row
+// `first` + r. These are references, as copies would go through memory.
+template <class Low, class High>
+struct Pair {
+  int first, count, block, vector;
+  const Low& low;
+  const High& high;
+};
+template <class Low, class High>
+INLINED Pair<Low, High> make_pair(int first, int count, int block, int vector, const Low& low, const High& high) {
+  return {first, count, block, vector, low, high};
 }
 
-// Calls write(row, block, vector, values, values of the vector 32 columns further) for the sums of `kVectors` vectors of
-// a block, from `half` on, and a range of rows.
-template <class Format, int kVectors, class Write>
+// Calls write(pair) for the sums of `kVectors` vectors of a block, from `half` on, and a range of at most kRows rows.
+template <class Format, int kRows, int kVectors, class Write>
 INLINED void write_sums(const typename Format::Accumulators* sums, const Matrix& matrix, const Rows& rows, int block,
                         int half, Range range, const Write& write) {
-  const int first = range.begin, count = range.end - range.begin;
-  for (int r = 0; r < count; ++r)
-    for (int v = 0; v < kVectors / 2; ++v) {
-      const int column = 64 * block + 16 * (half + v);
-      const auto *low = sums + r * kVectors + v, *high = low + kVectors / 2;
-      write(first + r, block, half + v, finished<Format>(*low, matrix, rows, first + r, column),
-            finished<Format>(*high, matrix, rows, first + r, column + 32));
-    }
+  const RowScales<Format, kRows> scales(rows, range);
+  for (int v = 0; v < kVectors / 2; ++v) {
+    const int column = 64 * block + 16 * (half + v);
+    const Finish<Format> low(sums + v, kVectors, scales.of, matrix, column);
+    const Finish<Format> high(sums + v + kVectors / 2, kVectors, scales.of, matrix, column + 32);
+    write(make_pair(range.begin, range.end - range.begin, block, half + v, low, high));
+  }
 }
 
 // Cache lines to prefetch while a tile is computed: `lines` at each step, from `start` on.
@@ -205,7 +245,7 @@ __attribute__((noinline)) void multiply_tile(const Tile& tile, const Write& writ
   typename Format::Accumulators sums[kTileRows * kVectors];
   for (int row = tile.range.begin; row < tile.range.end; ++row) write.expect(row, tile.block);
   TileSums<Format>::find(sums, tile);
-  write_sums<Format, kVectors>(sums, tile.matrix, tile.rows, tile.block, tile.half, tile.range, write);
+  write_sums<Format, kTileRows, kVectors>(sums, tile.matrix, tile.rows, tile.block, tile.half, tile.range, write);
 }
 
 template <class Format, class Write>
@@ -249,81 +289,6 @@ void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& 
   }
   multiply_halves<Format>(matrix, rows, range, write);
 }
-
-// Reads the 64 floats that a tile will write into the cache while it computes. A store has to wait for its cache line,
-// and of many rows the lines are far away: that would take a twentieth of the time of a prompt's products in int8.
-inline void prefetch_columns(const float* place) {
-  for (int line = 0; line < 4; ++line) __builtin_prefetch(place + kLanes * line, 1);
-}
-
-// Epilogues: the results are stored, converted and stored, added to a residual, or passed through the activation.
-struct Store {
-  float* to;
-  size_t stride;
-  void expect(int row, int block) const { prefetch_columns(to + row * stride + 64 * block); }
-  void operator()(int row, int block, int vector, Floats low, Floats high) const {
-    float* place = to + row * stride + 64 * block + 16 * vector;
-    store(place, low);
-    store(place + 32, high);
-  }
-};
-
-template <class Element>
-struct StoreAs {
-  Element* to;
-  size_t stride;
-  void expect(int, int) const {}
-  void operator()(int row, int block, int vector, Floats low, Floats high) const {
-    Element* place = to + row * stride + 64 * block + 16 * vector;
-    store_as(place, low);
-    store_as(place + 32, high);
-  }
-};
-
-struct Add {
-  float* to;
-  size_t stride;
-  float multiplier;  // if 1, the fma is an addition, at the same speed
-  const float* weights = nullptr;  // one for each row
-  void expect(int row, int block) const { prefetch_columns(to + row * stride + 64 * block); }
-  void operator()(int row, int block, int vector, Floats low, Floats high) const {
-    float* place = to + row * stride + 64 * block + 16 * vector;
-    const Floats factor = broadcast(weights ? multiplier * weights[row] : multiplier);
-    store(place, fma(low, factor, load<Floats>(place)));
-    store(place + 32, fma(high, factor, load<Floats>(place + 32)));
-  }
-};
-
-template <class Element>
-struct Gate {
-  Element* to;
-  size_t stride;
-  bool has_gates;  // otherwise all columns are ups
-  int32_t activation;
-  float slope, limit;  // see Model
-  Xielu xielu_factors;
-  void expect(int, int) const {}  // half as many lines or fewer: measured to gain nothing
-  void operator()(int row, int block, int vector, Floats gate, Floats up) const {
-    Element* const start = to + row * stride + 16 * vector;
-    if (has_gates) return store_as(start + 32 * block, gated(gate, up));
-    store_as(start + 64 * block, activated(gate));
-    store_as(start + 64 * block + 32, activated(up));
-  }
-  Floats gated(Floats gate, Floats up) const {
-    if (activation == kClampedSwiglu) return clamped_swiglu(gate, up, slope, limit);
-    return activated(gate) * up;
-  }
-  Floats activated(Floats x) const {
-    switch (activation) {
-      case kGelu: return gelu(x);
-      case kGeluTanh: return gelu_tanh(x);
-      case kRelu: return relu(x);
-      case kSquaredRelu: return squared_relu(x);
-      case kXielu: return xielu(x, xielu_factors.squared, xielu_factors.exponential, xielu_factors.linear);
-      default: return silu(x * broadcast(slope));
-    }
-  }
-};
 
 }  // namespace triptych
 

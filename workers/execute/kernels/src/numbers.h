@@ -34,14 +34,12 @@ INLINED Floats store_bytes(uint8_t* to, Floats values, Floats factor) {
 class Magnitude {
  public:
   INLINED Magnitude(const float* from, int count) {
-    Floats top = broadcast(1e-30f), zeros = broadcast(0.0f);
-    for (int i = 0; i < count; i += kLanes) {
-      const Floats x = load<Floats>(from + i);
-      top = max(top, abs(x));
-      zeros = zeros + (x - x);
-    }
-    limit_ = greatest(top);
-    unit_ = limit_ / 127.0f + sum(zeros);
+    // As integers, magnitudes have the order of their values, and infinity and NaN are above all numbers.
+    Ints top = as_ints(broadcast(1e-30f));
+    for (int i = 0; i < count; i += kLanes) top = max(top, as_ints(abs(load<Floats>(from + i))));
+    const int32_t greatest_bits = greatest(top);
+    std::memcpy(&limit_, &greatest_bits, sizeof limit_);
+    unit_ = limit_ / 127.0f + (limit_ - limit_);
   }
   float unit() const { return unit_; }
   Floats factor() const { return broadcast(127.0f / limit_); }

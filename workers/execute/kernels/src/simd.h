@@ -4,6 +4,7 @@
 // gives the same bits in every instantiation of a template.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -150,11 +151,28 @@ INLINED Ints as_ints(Floats a) {
 INLINED Floats to_floats(Ints a) {
   return each<Floats>([&](int i) { return __builtin_convertvector(a.part[i], NativeFloats); });
 }
+// If a lane of either is NaN, or both are zeros, it is that of b. Compilers find the instruction with 256 bits, but not
+// with 512, where a comparison, a mask and a blend in a row take four times as long.
 INLINED Floats max(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return {{(NativeFloats)_mm512_max_ps((__m512)a.part[0], (__m512)b.part[0])}};
+#else
   return each<Floats>([&](int i) { return a.part[i] > b.part[i] ? a.part[i] : b.part[i]; });
+#endif
 }
 INLINED Floats min(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return {{(NativeFloats)_mm512_min_ps((__m512)a.part[0], (__m512)b.part[0])}};
+#else
   return each<Floats>([&](int i) { return a.part[i] < b.part[i] ? a.part[i] : b.part[i]; });
+#endif
+}
+INLINED Ints max(Ints a, Ints b) {
+#if defined(__AVX512F__)
+  return {{(NativeInts)_mm512_max_epi32((__m512i)a.part[0], (__m512i)b.part[0])}};
+#else
+  return each<Ints>([&](int i) { return a.part[i] > b.part[i] ? a.part[i] : b.part[i]; });
+#endif
 }
 INLINED Floats abs(Floats a) {
   return each<Floats>([&](int i) { return (NativeFloats)((NativeInts)a.part[i] & 0x7fffffff); });
@@ -209,9 +227,11 @@ INLINED Floats fma(NativeFloats a, Floats b, Floats c) {  // a is the same for a
   return each<Floats>([&](int i) { return fma(a, b.part[i], c.part[i]); });
 }
 
-// Both reduce by folding the upper half onto the lower one, four times.
+// All reduce by folding the upper half onto the lower one, four times.
 INLINED float sum(Floats a) {
-#if defined(__aarch64__)
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)a.part[0]);
+#elif defined(__aarch64__)
   const float32x4_t part = (float32x4_t)((a.part[0] + a.part[2]) + (a.part[1] + a.part[3]));
   const float32x2_t pair = vadd_f32(vget_low_f32(part), vget_high_f32(part));
   return vget_lane_f32(pair, 0) + vget_lane_f32(pair, 1);
@@ -237,47 +257,13 @@ INLINED float greatest(Floats a) {
   return lanes[0];
 #endif
 }
-
-// e^x with a relative error of 2e-7; exactly 0 below -87, and the value at 88 above that.
-INLINED Floats exp(Floats x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the lowest bits
-  const Floats top = broadcast(88.0f);
-  x = each<Floats>([&](int i) { return x.part[i] < top.part[i] ? x.part[i] : top.part[i]; });
-  const Floats shifted = fma(x, broadcast(1.44269504f), broadcast(kMagic));
-  const Floats n = shifted - broadcast(kMagic);
-  Floats r = fma(n, broadcast(-0.693359375f), x);  // ln 2 in two parts
-  r = fma(n, broadcast(2.12194440e-4f), r);
-  Floats p = broadcast(1.9875691500e-4f);  // Cephes' expf
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-    p = fma(p, r, broadcast(c));
-  p = fma(p, r * r, r + broadcast(1.0f));
-  return each<Floats>([&](int i) {
-    const NativeFloats scaled = (NativeFloats)((NativeBits)p.part[i] + ((NativeBits)shifted.part[i] << 23));
-    return x.part[i] < -87.0f ? NativeFloats{} : scaled;
-  });
-}
-
-// 2^x for x <= 0 with a relative error of 2e-7; 1 for 0, exactly 0 below -150, NaN for NaN.
-INLINED Floats exp2(Floats x) {
+INLINED int32_t greatest(Ints a) {
 #if defined(__AVX512F__)
-  // 1 + r q(r) for the fraction 0 <= r < 1, with the smallest greatest error.
-  const __m512 r = _mm512_reduce_ps((__m512)x.part[0], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  NativeFloats p = broadcast(1.867130213e-3f).part[0];
-  for (float c : {9.017030019e-3f, 5.579991332e-2f, 2.401644501e-1f, 6.931513118e-1f, 1.0f})
-    p = fma(p, (NativeFloats)r, broadcast(c).part[0]);
-  return {{(NativeFloats)_mm512_scalef_ps((__m512)p, (__m512)x.part[0])}};
+  return _mm512_reduce_max_epi32((__m512i)a.part[0]);
 #else
-  // Taylor series of 2^r for |r| <= 1/2, with coefficients ln(2)^n / n!.
-  constexpr float kMagic = 12582912.0f;  // as in exp
-  const Floats shifted = x + broadcast(kMagic), r = x - (shifted - broadcast(kMagic));
-  Floats p = broadcast(1.540353039e-4f);
-  for (float c : {1.333355814e-3f, 9.618129108e-3f, 5.550410866e-2f, 2.402265070e-1f, 6.931471806e-1f, 1.0f})
-    p = fma(p, r, broadcast(c));
-  return each<Floats>([&](int i) {
-    const NativeFloats scaled = (NativeFloats)((NativeBits)p.part[i] + ((NativeBits)shifted.part[i] << 23));
-    const NativeFloats result = x.part[i] < -126.0f ? NativeFloats{} : scaled;
-    return x.part[i] == x.part[i] ? result : x.part[i];
-  });
+  int32_t lanes[kLanes];
+  store(lanes, a);
+  return *std::max_element(lanes, lanes + kLanes);
 #endif
 }
 
