@@ -25,11 +25,11 @@ test: export TOKENIZERS_PARALLELISM = false
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --reruns 2 $(ARGS)
 
-# Twice by mypy, at the same time: what the oldest Python lacks is found too (much of a newer numpy is Any there).
+# mypy at the same time as the oldest Python, which may lack what the package uses (much of a newer numpy is Any there).
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy & this=$$!; $(BIN)/mypy --python-version 3.10 --disable-error-code no-any-return; oldest=$$?; \
+	$(BIN)/mypy & this=$$!; $(BIN)/mypy --python-version 3.10 --disable-error-code no-any-return triptych; oldest=$$?; \
 	  wait $$this && exit $$oldest
 
 # One JSON line each; a script that fails does not keep the others from running, but the exit code tells.
