@@ -50,6 +50,7 @@ class ModelCard:
     can_generate: bool = True  # False: it has no head, so that it only makes embeddings
     why_slow: str = ""  # why no faster backend runs it here; empty if it is the fastest
     kv_dtype: str = "model"  # of keys and values: model (its own dtype) or int8
+    sampling: dict[str, float] = field(default_factory=dict)  # values that its files recommend, as in SamplingParams
     checkpoint: str = ""  # a hash of its files; of large ones, of their sizes and times
 
     @property

@@ -22,6 +22,7 @@ ALIASES = {
     "max-queued-requests": "max-queue",  # SGLang
     "shutdown-timeout": "drain-timeout",  # vLLM
     "tool-call-parser": "tool-parser",  # vLLM, SGLang
+    "generation-config": "sampling-defaults",  # vLLM
     "max-new-tokens": "max-tokens",  # transformers
 }
 

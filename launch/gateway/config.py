@@ -14,6 +14,8 @@ from ...protocol.settings import between, one_of, option
 from ..terminal.not_utf8 import why_file_not_utf8
 
 LOG_FORMATS = ("text", "json")
+SAMPLING_DEFAULTS = ("model", "openai")
+SAMPLING_DEFAULTS_OF_VLLM = {"auto": "model", "vllm": "openai"}  # what its --generation-config calls them
 TOOL_PARSERS = (
     "auto", "apertus", "cohere", "deepseek", "gemma", "glm45", "granite", "harmony", "hermes", "hunyuan", "internlm",
     "jamba", "lfm2", "llama3_json", "minimax", "mistral", "nemotron", "olmo3", "pythonic", "qwen3_coder", "seed_oss",
@@ -67,6 +69,11 @@ class GatewayConfig:
     lora_root: str | None = option(
         None, "folder below which POST /v1/load_lora_adapter may load adapters; by default that route is closed"
     )
+    sampling_defaults: str = option(
+        "model",
+        "where temperature, top_p, top_k, min_p and repetition_penalty come from if a request leaves them out: "
+        "model (its generation_config.json) or openai (temperature 1)",
+    )
     tool_parser: str = option("auto", f"{', '.join(TOOL_PARSERS)}; auto derives it from the chat template")
     reasoning_parser: str = option("auto", f"{', '.join(REASONING_PARSERS)}; auto derives it from the chat template")
     otlp_traces_endpoint: str | None = option(None, "OTLP/HTTP endpoint that receives a span per stage of a request")
@@ -92,6 +99,7 @@ class GatewayConfig:
         for field, known, alias_of in (
             ("tool_parser", TOOL_PARSERS, PARSERS_OF_VLLM),
             ("reasoning_parser", REASONING_PARSERS, REASONING_PARSERS_OF_VLLM),
+            ("sampling_defaults", SAMPLING_DEFAULTS, SAMPLING_DEFAULTS_OF_VLLM),
         ):
             given = getattr(self, field)
             object.__setattr__(self, field, alias_of.get(given, given))

@@ -84,6 +84,12 @@ class Gateway:
         assert card is not None, "a loaded model has a card"
         return card
 
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """Values for sampling that requests leave out, by their names in ``SamplingParams``."""
+        of_model = self.card.sampling if self.config.sampling_defaults == "model" else {}
+        return {"temperature": 1.0, **of_model}
+
     @cached_property
     def facts(self) -> TokenizerFacts:
         facts = load_facts(self.run_dir)

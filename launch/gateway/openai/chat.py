@@ -76,7 +76,7 @@ def chat_request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[st
     if body.top_logprobs and not body.logprobs:
         raise ApiError(f"top_logprobs is {body.top_logprobs}, it needs logprobs: true", param="top_logprobs")
     options = pipeline_options(
-        body, gateway.config, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs
+        body, gateway, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs
     )
     options |= structured_options(body.response_format, body.structured_outputs) | tools.options()
     template = gateway.facts.chat_template or ""

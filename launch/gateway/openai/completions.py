@@ -72,7 +72,7 @@ def _requests(gateway: Gateway, body: CompletionRequest) -> list[dict[str, Any]]
     max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
     options = pipeline_options(
-        body, gateway.config, max_tokens=max_tokens, logprobs=body.logprobs,
+        body, gateway, max_tokens=max_tokens, logprobs=body.logprobs,
         prompt_logprobs=max((count for count in asked if count is not None), default=None),
     )  # fmt: skip
     options |= structured_options(body.response_format, body.structured_outputs)

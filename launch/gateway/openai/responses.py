@@ -51,7 +51,7 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
     structured = structured_options(_format(body), body.structured_outputs)
     tools = tool_use(gateway, _tools(body), _choice(body), single=body.parallel_tool_calls is False)
     tools = await tools.beside(gateway, structured)
-    options = pipeline_options(body, gateway.config, max_tokens=body.max_output_tokens, logprobs=body.num_logprobs())
+    options = pipeline_options(body, gateway, max_tokens=body.max_output_tokens, logprobs=body.num_logprobs())
     options |= structured | tools.options()
     form = "tools" if tools.is_forced else "structured_outputs" if body.structured_outputs else "text.format"
     names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": form}
@@ -199,6 +199,7 @@ class ResponseReply:
         """The response object; without a completion it is in progress."""
         body, is_cut = self.body, completion is not None and completion.finish_reason == "length"
         num_reasoning = 0 if completion is None else self._num_thoughts(completion.token_ids)
+        defaults = self.gateway.sampling_defaults
         status = "in_progress" if completion is None else "incomplete" if is_cut else "completed"
         return {
             "id": self.request_id,
@@ -216,14 +217,14 @@ class ResponseReply:
             "previous_response_id": None,
             "reasoning": {"effort": body.effort, "summary": None},
             "store": False,
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": defaults["temperature"] if body.temperature is None else body.temperature,
             "text": {"format": _format_map(body)},
             "tool_choice": body.model_dump(exclude_none=True).get("tool_choice", "auto"),
             "tools": [
                 {"strict": None, "parameters": None, **tool.model_dump(exclude_none=True)} for tool in body.tools or []
             ],
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None if completion is None else response_usage([completion], num_reasoning=num_reasoning),
             "metadata": body.metadata or {},

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.errors import TriptychError
 from ....protocol.sampling import SamplingParams
-from ..config import GatewayConfig
 from ..errors import ApiError, unsupported
 from ..schemas.sampling import PromptFields, SamplingFields, bias_map
 
+if TYPE_CHECKING:
+    from ..state import Gateway
+
 COMPLETION_TOKENS = 16  # the default of OpenAI's completions
-TEMPERATURE = 1.0
 _SAME_NAME = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
     "stop", "stop_token_ids", "skip_special_tokens", "ignore_eos", "min_tokens", "n",
@@ -22,7 +23,7 @@ _SAME_NAME = (
 
 def pipeline_options(
     body: SamplingFields,
-    config: GatewayConfig,
+    gateway: Gateway,
     *,
     max_tokens: int | None,
     logprobs: int | None = None,
@@ -38,7 +39,7 @@ def pipeline_options(
         given["seed"] = body.seed % 2**63  # OpenAI allows signed 64-bit values, the pipeline only non-negative ones
     params = SamplingParams(
         **{
-            "temperature": TEMPERATURE,
+            **gateway.sampling_defaults,
             **given,
             "max_tokens": max_tokens,
             "logprobs": logprobs,
@@ -50,7 +51,7 @@ def pipeline_options(
     # to_wire leaves out the pipeline's defaults; max_tokens None is not one.
     options: dict[str, Any] = {**params.to_wire(), **prompt_options(body)}
     if body.resumable:
-        options["lease_s"] = config.resume_s
+        options["lease_s"] = gateway.config.resume_s
     if body.return_token_ids:
         options["return_prompt"] = True
     return options

@@ -115,7 +115,7 @@ class MessageRequest(CountRequest):
         "diagnostics": (),
     }
     max_tokens: int = Field(ge=1, le=2**31 - 1, description="limited by the context")
-    temperature: float | None = limited("temperature", description="1 by default; 0 is greedy")
+    temperature: float | None = limited("temperature", description="0: greedy; the default is the model's, or 1")
     top_p: float | None = limited("top_p")
     top_k: int | None = limited("top_k")
     stop_sequences: List[str] | None = Field(None, description="at most 16 strings of at most 256 characters")

@@ -98,7 +98,7 @@ class PromptFields(ServiceFields):
 class SamplingFields(PromptFields):
     """Named as in OpenAI's and vLLM's APIs. Null means the default."""
 
-    temperature: float | None = limited("temperature", description="1 by default; 0 is greedy")
+    temperature: float | None = limited("temperature", description="0: greedy; the default is the model's, or 1")
     top_p: float | None = limited("top_p")
     top_k: int | None = limited("top_k", description="0 and -1: off")
     min_p: float | None = limited("min_p")

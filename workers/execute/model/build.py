@@ -10,7 +10,7 @@ from ....protocol.config import CacheConfig, ModelConfig, PipelineConfig, Schedu
 from ....protocol.errors import ConfigError
 from ....protocol.model_card import ModelCard
 from .backends import Backends, Loaded
-from .checkpoint.find import find_checkpoint
+from .checkpoint.find import find_checkpoint, read_sampling
 from .checkpoint.stored_weights import family_of
 from .draft.build import check_device_of_draft, load_draft, prove_draft
 from .facts import Progress, take_device
@@ -141,6 +141,7 @@ def _model_card(
         can_generate=facts.has_head,
         kv_dtype=backends.cache.kv_dtype,
         why_slow="; ".join(backends.obstacles),
+        sampling=read_sampling(backends.folder),
         checkpoint=digest_of(backends.folder),
     )
 

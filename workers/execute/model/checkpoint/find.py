@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,16 +13,21 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from .....protocol.config import DEMO_CHECKPOINT, DEMO_MODEL
-from .....protocol.errors import ConfigError
+from .....protocol.errors import ConfigError, InvalidRequest
+from .....protocol.sampling import SamplingParams
 from .gguf.cache import SUFFIX, find_unpacked, is_gguf
 from .hub import fetch, first_line
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+logger = logging.getLogger(__name__)
+
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
+_GENERATION = "generation_config.json"
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 _NUM_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # settings, of which a family has one
 _MOST_LAYERS = 10_000
@@ -118,15 +124,44 @@ def check_weights(folder: Path) -> None:
 
 def read_end_tokens(folder: Path) -> list[int] | None:
     """Return the ids of the tokens that end an answer, as generation_config.json states them; None if there is no such
-    file.
-
-    transformers ignores a damaged one, and answers would not end. Its other settings, some of which transformers
-    refuses, do not matter here.
+    file. transformers ignores a damaged one, and answers would not end.
 
     Raises:
         ConfigError: it is damaged.
     """
-    file = folder / "generation_config.json"
+    if (settings := _read_generation_config(folder)) is None:
+        return None
+    stated = settings.get("eos_token_id")
+    ends = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    if not all(type(token_id) is int for token_id in ends):
+        text = f"eos_token_id is {stated!r:.80}, it must be a token id, a list of them, or null"
+        raise ConfigError(f"{folder / _GENERATION} is damaged: {text}", param="model")
+    return ends
+
+
+def read_sampling(folder: Path) -> dict[str, float]:
+    """Return the values for sampling that generation_config.json recommends, by their names in ``SamplingParams``; none
+    if one of them is out of range.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    settings = _read_generation_config(folder) or {}
+    found = {name: value for name in _SAMPLING if (value := settings.get(name)) is not None}
+    try:
+        params = SamplingParams(**found)
+    except InvalidRequest as error:
+        logger.warning("%s recommends nothing for sampling that could be used: %s", folder / _GENERATION, error)
+        return {}
+    return {name: getattr(params, name) for name in found}
+
+
+def _read_generation_config(folder: Path) -> dict[str, Any] | None:
+    """
+    Raises:
+        ConfigError: it is damaged.
+    """
+    file = folder / _GENERATION
     if not file.is_file():
         return None
     try:
@@ -135,12 +170,7 @@ def read_end_tokens(folder: Path) -> list[int] | None:
         raise ConfigError(f"{file} is damaged: {first_line(error)}", param="model") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{file} is damaged: {settings!r:.80} is not a JSON object", param="model")
-    stated = settings.get("eos_token_id")
-    ends = stated if isinstance(stated, list) else [] if stated is None else [stated]
-    if not all(type(token_id) is int for token_id in ends):
-        text = f"eos_token_id is {stated!r:.80}, it must be a token id, a list of them, or null"
-        raise ConfigError(f"{file} is damaged: {text}", param="model")
-    return ends
+    return settings
 
 
 def weight_files(folder: Path) -> list[Path]:
