@@ -14,7 +14,7 @@ from triptych.driver.choices import choice_ids
 from triptych.driver.session import LAST_ABORTS_S, Session
 from triptych.driver.stream import Stream
 from triptych.protocol import messages as m
-from triptych.protocol.errors import PipelineClosed, PipelineFailed
+from triptych.protocol.errors import ConfigError, PipelineClosed, PipelineFailed
 
 pytestmark = pytest.mark.usefixtures("fast_repeats")
 
@@ -211,9 +211,13 @@ def test_close_does_not_wait_for_a_server(service: FakeService, session: Session
     assert time.monotonic() - started < 2
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(RuntimeError, ConfigError), (KeyboardInterrupt, KeyboardInterrupt)],
+    ids=["none left", "signal"],
+)
 def test_client_whose_thread_could_not_start_leaves_no_socket(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], raised: type[BaseException]
 ) -> None:
     """There are no threads left, or a signal came while it started."""
     start, num_open = threading.Thread.start, len(os.listdir("/proc/self/fd"))
@@ -225,7 +229,7 @@ def test_client_whose_thread_could_not_start_leaves_no_socket(
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
-        with pytest.raises(error):
+        with pytest.raises(raised):
             service.client()
     eventually(lambda: len(os.listdir("/proc/self/fd")) == num_open)
 

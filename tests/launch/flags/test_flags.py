@@ -117,7 +117,7 @@ def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, na
 
 def test_flag_names_of_other_servers_are_accepted() -> None:
     for alias, name in ALIASES.items():
-        if name not in ("drain-timeout", "tool-parser"):  # of serve only
+        if name not in ("drain-timeout", "tool-parser", "sampling-defaults"):  # of serve only
             known = {"lora-modules": "a=b", "kv-dtype": "int8", "num-speculative-tokens": "3"}
             value = [] if name.startswith("no-") else [known.get(name, "64")]
             assert parse([f"--{alias}", *value]) == parse([f"--{name}", *value]) != parse([])
@@ -235,6 +235,7 @@ def test_every_setting_of_the_gateway_is_a_flag_and_a_variable() -> None:
     flags = {item.name: "--" + item.name.replace("_", "-") for item in dataclasses.fields(GatewayConfig)}
     values = dict.fromkeys(flags, "7") | {"tool_parser": "hermes", "log_format": "json", "max_body_bytes": "4096"}
     values |= {"reasoning_parser": "think", "allowed_origin": "http://a:3000", "otlp_traces_endpoint": "http://a:4318/"}
+    values["sampling_defaults"] = "openai"
     arguments = [part for name, flag in flags.items() for part in (flag, values[name])]
     environment = {f"TRIPTYCH_{name.upper()}": value for name, value in values.items()}
     for result in (CliRunner().invoke(probe, arguments), CliRunner().invoke(probe, [], env=environment)):

@@ -209,7 +209,7 @@ def test_decodes_of_one_token_that_are_wrong_are_refused(tmp_path: Path, monkeyp
     def double(*arguments: Any, **options: Any) -> torch.Tensor:
         return one_row_linear(*arguments, **options).mul_(2)
 
-    monkeypatch.setattr("triptych.workers.execute.model.fused.decoder.one_row_linear", double)
+    monkeypatch.setattr("triptych.workers.execute.model.fused.weights.one_row_linear", double)
     with pytest.raises(ConfigError, match="its logits differ from transformers'"):
         make_engine("qwen3", tmp_path)
 
