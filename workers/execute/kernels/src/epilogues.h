@@ -16,20 +16,6 @@ inline void prefetch_columns(const float* place) {
   for (int line = 0; line < 4; ++line) __builtin_prefetch(place + kLanes * line, 1);
 }
 
-struct Store {
-  float* to;
-  size_t stride;
-  void expect(int row, int block) const { prefetch_columns(to + row * stride + 64 * block); }
-  template <class Results>
-  INLINED void operator()(const Results& pair) const {
-    float* place = to + pair.first * stride + 64 * pair.block + 16 * pair.vector;
-    for (int r = 0; r < pair.count; ++r, place += stride) {
-      store(place, pair.low(r));
-      store(place + 32, pair.high(r));
-    }
-  }
-};
-
 template <class Element>
 struct StoreAs {
   Element* to;
@@ -43,6 +29,10 @@ struct StoreAs {
       store_as(place + 32, pair.high(r));
     }
   }
+};
+
+struct Store : StoreAs<float> {
+  void expect(int row, int block) const { prefetch_columns(to + row * stride + 64 * block); }
 };
 
 struct Add {
