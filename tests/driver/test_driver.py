@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import subprocess
@@ -13,14 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.proc import is_alive
 from tests.waiting import eventually
 from triptych import Client, Driver, PipelineConfig
-from triptych.driver import preparing
 from triptych.driver.journal_keeper import num_unanswered
 from triptych.driver.parts import Parts
 from triptych.driver.run_dir import RunDir
@@ -365,34 +362,6 @@ def test_foreign_journal_is_refused_and_kept(tmp_path: Path) -> None:
 
 def test_new_journal_has_no_unanswered_requests(tmp_path: Path) -> None:
     assert num_unanswered(Journal.create(tmp_path / "journal", num_records=2, arena_bytes=1 << 12)) == 0
-
-
-def test_run_directory_that_cannot_be_written_is_an_error_with_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(preparing, "write_private", fail)
-    with pytest.raises(ConfigError, match=f"run directory {tmp_path} cannot be written: No space") as caught:
-        Driver("hash-lm", run_dir=tmp_path).start()
-    assert caught.value.param == "run_dir"
-
-
-def test_run_directory_that_has_become_read_only_does_not_keep_a_driver_from_stopping(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after an error of its disk."""
-
-    def refuse(path: Any, **_: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    driver = Driver("hash-lm", run_dir=tmp_path / "run").start(wait=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", refuse)
-        patch.setattr(os, "unlink", refuse)
-        assert set(driver.stop()) <= set(ROLES)
-    RunDir(tmp_path / "run").unlock()
 
 
 def test_journal_too_small_for_its_model_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 
 from tests.protocol.factories import accept, make_journal
+from triptych import Driver
+from triptych.driver import preparing
 from triptych.driver import run_dir as module
 from triptych.driver.run_dir import RunDir
+from triptych.protocol.board import ROLES
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.lock import LockFile
@@ -245,3 +248,31 @@ def test_folder_that_was_deleted_is_left_and_unlocked(tmp_path: Path) -> None:
     run_dir.remove_sockets()
     run_dir.unlock()
     assert not run_dir.path.exists()
+
+
+def test_run_directory_that_cannot_be_written_is_an_error_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(preparing, "write_private", fail)
+    with pytest.raises(ConfigError, match=f"run directory {tmp_path} cannot be written: No space") as caught:
+        Driver("hash-lm", run_dir=tmp_path).start()
+    assert caught.value.param == "run_dir"
+
+
+def test_run_directory_that_has_become_read_only_does_not_keep_a_driver_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an error of its disk."""
+
+    def refuse(path: Any, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    driver = Driver("hash-lm", run_dir=tmp_path / "run").start(wait=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        patch.setattr(os, "unlink", refuse)
+        assert set(driver.stop()) <= set(ROLES)
+    RunDir(tmp_path / "run").unlock()
