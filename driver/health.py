@@ -15,8 +15,8 @@ from .worker import CROWDED, WorkerHealth
 class Health:
     """``status`` is "ok", "degraded" (one sequence at a time, after repeated crashes; the journal could not be written
     to disk; the run directory was deleted; or a worker ends again and again because it may open no file for another
-    client), "starting" (also: a
-    worker is being replaced or makes no progress), "draining", or "failed" (the driver gave up).
+    client), "starting" (also: a worker is being replaced or makes no progress), "draining", or "failed" (the driver
+    gave up).
     """
 
     status: str

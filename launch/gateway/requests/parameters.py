@@ -98,9 +98,8 @@ def named_as(**names: str) -> Iterator[None]:
         yield
     except TriptychError as error:
         name = names.get(error.param or "", error.param)
-        if (
-            error.param == "structured" and name is not None
-        ):  # what no client calls it; the others read well as they are
+        # No client calls it that; the others read well as they are.
+        if error.param == "structured" and name is not None:
             error.message = error.message.replace("structured", name, 1)
         error.param = name
         raise

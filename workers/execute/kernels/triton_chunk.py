@@ -6,7 +6,7 @@ several tokens of one chunk, so a key is loaded once for all of them.
 A row's result depends on its own query and keys only: tiles of keys begin at multiples of their size, in increasing
 order, and a tile that is masked entirely for a row leaves every bit of it unchanged. So a token has the same bits in a
 chunk of any size, and also if it is decoded by this kernel. Sums that are rounded once are written as such (``fma``): a
-compiler left to decide could decide differently for the loop with masks and for the one without.
+compiler left to decide could decide differently where keys are split.
 
 The tiles of all chunks are numbered one after the other, and a program finds its chunk by the number of its tile. So a
 launch is as large as the tokens and chunks of a step, however long each chunk is; a CUDA graph contains it for any.
@@ -313,6 +313,7 @@ def chunk_attention(
     tile = tile or chunk_tile(max(key_dim, value_dim), query.dtype)
     group = num_heads // num_kv_heads
     split_keys, is_parallel, _ = splits or (1, False, None)
+    is_summed = splits is not None and not is_parallel
     num_splits, parts, weights, sinks_or_any = 1, output, output, output if sinks is None else sinks
     if splits is not None:
         if is_parallel:
@@ -331,10 +332,10 @@ def chunk_attention(
         P=page_size, G=group, H=num_heads, D=key_dim, E=value_dim,
         BLOCK_M=tile.num_rows, BLOCK_D=max(16 if scales is None else KEY_GROUP, next_power_of_2(key_dim)),
         BLOCK_E=max(16, next_power_of_2(value_dim)), BLOCK_N=tile.num_keys, HOLDS=tile.holds,
-        IS_SPLIT=is_parallel, IS_SUMMED=splits is not None and not is_parallel,
+        IS_SPLIT=is_parallel, IS_SUMMED=is_summed,
         HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
-        **_limited(None if splits is not None and not is_parallel else tile.max_registers),
+        **_limited(None if is_summed else tile.max_registers),  # what it sums would not fit
     )  # fmt: skip
     if is_parallel:
         _sum_splits[(num_tokens * num_heads,)](
