@@ -23,6 +23,8 @@ ALIASES = {
     "shutdown-timeout": "drain-timeout",  # vLLM
     "tool-call-parser": "tool-parser",  # vLLM, SGLang
     "generation-config": "sampling-defaults",  # vLLM
+    "ssl-cert-file": "ssl-certfile",  # llama.cpp
+    "ssl-key-file": "ssl-keyfile",  # llama.cpp
     "max-new-tokens": "max-tokens",  # transformers
 }
 
@@ -38,6 +40,7 @@ INSTEAD = {
     "api-server-count": "--http-workers",  # vLLM
     "threads-http": "--http-workers",  # llama.cpp
     "alias": "--served-model-name",  # llama.cpp
+    "ssl-cert-reqs": "--ssl-ca-certs",  # vLLM
     "allowed-origins": "--allowed-origin, several times",  # vLLM
     "ctx-size": "--max-model-len",  # llama.cpp
     "split-mode": "--tensor-parallel-size",  # llama.cpp
@@ -64,6 +67,7 @@ INSTEAD = {
     "spec-type": _GUESSES,  # llama.cpp
     "reasoning-format": "--reasoning-parser",  # llama.cpp
     "predict": "--max-tokens",  # llama.cpp
+    "enable-ssl-refresh": _NOTHING,  # vLLM
     "enable-lora": _NOTHING,  # vLLM, SGLang
     "enable-prefix-caching": _NOTHING,  # vLLM
     "enable-chunked-prefill": _NOTHING,  # vLLM

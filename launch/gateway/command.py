@@ -45,7 +45,7 @@ def gateway(
     exit_on_signals()  # uvicorn re-raises the signal that stopped it; the socket's file must still be removed
     with listening(config.http or DEFAULT_ADDRESS) as listener:
         made = make_gateway(config, run_dir, index=MAX_WORKERS + os.getpid())  # above the indices of `serve`
-        logger.info("%s serves the pipeline in %s", url_of(listener), run_dir)
+        logger.info("%s serves the pipeline in %s", url_of(listener, is_tls=config.is_tls), run_dir)
         serve(made, listener)
 
 

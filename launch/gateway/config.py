@@ -57,6 +57,13 @@ class GatewayConfig:
         None, "key required from clients, as bearer token or x-api-key; better a file or the environment", secret=True
     )
     api_key_file: str | None = option(None, "a file with keys accepted from clients, one per line")
+    ssl_certfile: str | None = option(
+        None, "serve HTTPS with the certificate (and those between it and its authority) in this PEM file"
+    )
+    ssl_keyfile: str | None = option(None, "its private key, if that is not in the same file")
+    ssl_ca_certs: str | None = option(
+        None, "PEM file with authorities: a client needs a certificate of one of them to connect"
+    )
     allowed_origin: tuple[str, ...] = option(
         (), "origin allowed by CORS, scheme://host[:port] or *; by default none. May be given several times"
     )
@@ -88,6 +95,9 @@ class GatewayConfig:
         between("resume_s", self.resume_s, MIN_LEASE_S, MAX_LEASE_S)
         if "" in self.served_model_name:
             raise ConfigError("served_model_name is empty", param="served_model_name")
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ConfigError(f"{name} needs ssl_certfile, the server's own certificate", param=name)
         for origin in self.allowed_origin:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 text = f"allowed_origin is {origin!r}, must be scheme://host[:port] or *"
@@ -105,6 +115,10 @@ class GatewayConfig:
             object.__setattr__(self, field, alias_of.get(given, given))
             one_of(field, getattr(self, field), known)
         one_of("log_format", self.log_format, LOG_FORMATS)
+
+    @property
+    def is_tls(self) -> bool:
+        return self.ssl_certfile is not None
 
     def check_names(self, model: ModelConfig) -> None:
         """

@@ -16,6 +16,7 @@ from ...protocol.errors import ConfigError, PipelineClosed, TriptychError
 from ..gateway.config import GatewayConfig
 from ..gateway.serving.address import check_address
 from ..gateway.serving.processes import gateways
+from ..gateway.serving.tls import check_certificate
 from ..signals import handle_unless_ignored, signals_ignored
 from ..terminal.report import model_line, statistics_line
 from ..terminal.startup import start
@@ -55,12 +56,13 @@ def serve(task: Task, *, console: Console) -> int:
 
     Raises:
         ConfigError: the run directory is in use or unsafe, the HTTP address is not available, its keys are not
-            readable, or the folder for adapters does not exist.
+            readable, its certificate cannot be used, or the folder for adapters does not exist.
         WorkerDied: a worker failed to start.
     """
     handle_unless_ignored(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
     if task.gateway.http is not None:
         check_address(task.gateway.http)
+    check_certificate(task.gateway)
     task.gateway.check_names(task.config.model)
     task.gateway.check_lora_root()
     task.gateway.api_keys()

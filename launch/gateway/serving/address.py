@@ -78,12 +78,12 @@ def _is_path(address: str) -> bool:
     return address.startswith(_UNIX) and address != _UNIX
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
     """The URL for clients on this machine."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if is_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from ....protocol.errors import ConfigError
 from ..config import GatewayConfig
+from .file_version import version_of
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +23,12 @@ class ApiKeys:
             ConfigError: see ``GatewayConfig.api_keys``.
         """
         self._config = config
-        self._version = self._version_of_file()  # before it is read: what changes meanwhile is then read again
+        self._version = version_of(config.api_key_file)  # before it is read: what changes meanwhile is then read again
         self._keys = config.api_keys()
 
     def read(self) -> tuple[str, ...]:
         """Every key that is accepted now; empty: no key is required."""
-        if (version := self._version_of_file()) != self._version:
+        if (version := version_of(self._config.api_key_file)) != self._version:
             self._version = version
             try:
                 self._keys = self._config.api_keys()
@@ -36,13 +36,3 @@ class ApiKeys:
             except ConfigError as error:
                 logger.warning("%s; the keys read before are still accepted", error)
         return self._keys
-
-    def _version_of_file(self) -> tuple[int, ...]:
-        """Empty if there is no file: none is configured, or it was removed."""
-        if self._config.api_key_file is None:
-            return ()
-        try:
-            facts = Path(self._config.api_key_file).stat()
-        except OSError:
-            return ()
-        return facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size

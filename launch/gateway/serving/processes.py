@@ -53,7 +53,7 @@ def gateways(config: GatewayConfig, run_dir: Path, *, log_level: str) -> Iterato
         return
     check_installed()
     with listening(config.http) as listener:
-        url = url_of(listener)
+        url = url_of(listener, is_tls=config.is_tls)
         write_private(run_dir / URL_FILE, url)
         forget_counts(run_dir)
         running = [

@@ -23,6 +23,7 @@ from ..errors import stopped
 from ..settings import Settings
 from ..state import Gateway
 from .patience import impatient
+from .tls import Certificate
 from .tracing import make_tracer
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,11 @@ def serve(gateway: Gateway, listener: socket.socket, *, heartbeat_fd: int | None
 
 
 def make_server(gateway: Gateway, *, heartbeat_fd: int | None = None) -> uvicorn.Server:
-    """The HTTP server; call ``run`` with its sockets. ``should_exit`` ends it."""
+    """The HTTP server; call ``run`` with its sockets. ``should_exit`` ends it.
+
+    Raises:
+        ConfigError: the certificate for HTTPS cannot be used.
+    """
     config = uvicorn.Config(
         create_app(gateway),
         http=impatient(gateway.config.body_timeout_s),
@@ -82,15 +87,21 @@ def make_server(gateway: Gateway, *, heartbeat_fd: int | None = None) -> uvicorn
         timeout_keep_alive=int(gateway.config.keep_alive_s),
         timeout_graceful_shutdown=int(GRACE_S),
     )
-    return _Server(config, gateway, heartbeat_fd)
+    certificate = Certificate(gateway.config) if gateway.config.is_tls else None
+    if certificate is not None:
+        config.load()
+        config.ssl = certificate.context
+    return _Server(config, gateway, heartbeat_fd, certificate)
 
 
 class _Server(uvicorn.Server):
     """Adds a heartbeat: one byte to the supervisor twice a second, as long as the event loop runs."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, heartbeat_fd: int | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, heartbeat_fd: int | None, certificate: Certificate | None
+    ) -> None:
         super().__init__(config)
-        self._gateway = gateway
+        self._gateway, self._certificate = gateway, certificate
         self._heartbeat_fd = heartbeat_fd
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -131,6 +142,8 @@ class _Server(uvicorn.Server):
                 with contextlib.suppress(OSError):  # the supervisor is gone, or the pipe is full
                     os.write(self._heartbeat_fd, b".")
             self._gateway.counters.publish()
+            if self._certificate is not None:
+                self._certificate.renew()
             with contextlib.suppress(OSError, TriptychError):  # all files are taken, or one is damaged
                 self._gateway.get_ready()
             await asyncio.sleep(HEARTBEAT_S)

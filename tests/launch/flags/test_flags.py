@@ -117,7 +117,7 @@ def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, na
 
 def test_flag_names_of_other_servers_are_accepted() -> None:
     for alias, name in ALIASES.items():
-        if name not in ("drain-timeout", "tool-parser", "sampling-defaults"):  # of serve only
+        if name not in ("drain-timeout", "tool-parser", "sampling-defaults", "ssl-certfile", "ssl-keyfile"):  # serve
             known = {"lora-modules": "a=b", "kv-dtype": "int8", "num-speculative-tokens": "3"}
             value = [] if name.startswith("no-") else [known.get(name, "64")]
             assert parse([f"--{alias}", *value]) == parse([f"--{name}", *value]) != parse([])

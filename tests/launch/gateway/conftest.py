@@ -52,7 +52,7 @@ def site(run_dir: Path, **options: Any) -> Iterator[Site]:
     gateway = make_gateway(GatewayConfig(**options), run_dir)
     server = make_server(gateway)
     with listen("127.0.0.1:0") as listener:
-        url = url_of(listener)
+        url = url_of(listener, is_tls=gateway.config.is_tls)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -55,6 +55,7 @@ def test_interrupted_start_exits_with_0_only_if_no_request_waits(
     ("setting", "name", "why"),
     [
         ("api_key_file", "keys", "cannot be read"),
+        ("ssl_certfile", "certificate.pem", "cannot be read"),
         ("lora_root", "adapters", "does not exist"),
         ("lora_root", "file", "is not a directory"),
     ],
