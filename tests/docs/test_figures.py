@@ -63,7 +63,7 @@ def of_the_fastest(name: str, workload: str, dtype: str) -> float:
 @pytest.mark.parametrize("workload", ["W1", "W2", "W3", "W5"])
 def test_throughput_beside_other_engines(workload: str) -> None:
     [row] = [cells for first, cells in table(README, "0.6B int4 |").items() if first.startswith(workload)]
-    large = "peers-0.6b-streams" if workload in ("W2", "W3") else "peers-0.6b"
+    large = "peers-0.6b-streams" if workload == "W2" else "peers-0.6b"
     files = ["peers-135m", "peers-135m", "peers-int4", large, large, "peers-int4-0.6b"]
     if workload == "W2":  # with bfloat16, llama.cpp is the fastest of the others
         files[0], files[3] = "peers-135m-llama", "peers-0.6b-llama"
