@@ -294,7 +294,7 @@ class Step(ctypes.Structure):
         ("query_starts", c_void_p),
         ("context_lens", c_void_p),
         ("block_tables", c_void_p),
-        ("sample_rows", c_void_p),
+        ("wanted_rows", c_void_p),
         ("carried", c_void_p),
         ("last_tokens", c_void_p),
         ("adapters", c_void_p),

@@ -234,7 +234,7 @@ struct Sharing {
   int32_t num_own;         // threads that keep running while the caller is busy elsewhere
 };
 
-// Names are those of StepInputs.
+// Names are those of StepInputs, where it has the same.
 struct Step {
   const int32_t* token_ids;
   const int32_t* positions;
@@ -242,7 +242,7 @@ struct Step {
   const int32_t* query_starts;
   const int32_t* context_lens;
   const int32_t* block_tables;
-  const int32_t* sample_rows;
+  const int32_t* wanted_rows;  // [num_rows], the tokens whose logits or hidden states are wanted, increasing
   const int32_t* carried;      // [num_tokens], or null
   const int32_t* last_tokens;  // tokens of the previous step, for the carried rows
   const int32_t* adapters;     // [num_tokens], -1: none; or null

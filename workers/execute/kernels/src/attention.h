@@ -8,11 +8,12 @@
 // block of keys are adjacent in a page, and all of them are read before the next block.
 #pragma once
 
-#include "abi.h"
 #include "activations.h"
+#include "attention_tiles.h"
 #include "byte_attention.h"
 #include "pages.h"
 #include "queries.h"
+#include "row_lanes.h"
 
 namespace triptych {
 

@@ -1,13 +1,16 @@
 // The activations of one step. Buffers grow to the largest step seen so far and are reused.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <type_traits>
 #include <vector>
 
 #include "attention.h"
 #include "delta_rule.h"
+#include "queries.h"
 #include "rounding.h"
 #include "state_space.h"
 

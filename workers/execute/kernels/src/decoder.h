@@ -1,11 +1,17 @@
-// One step of a Llama-shaped decoder, stage by stage.
+// One step of a decoder, stage by stage.
 //
 // The residual stays in float. What a stage computes for one row never depends on the other rows of the step or on the
 // number of threads.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+
+#include "attention.h"
 #include "latents.h"
 #include "recurrent_layers.h"
+#include "team.h"
 
 namespace triptych {
 
@@ -77,7 +83,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     num_query_blocks_ =
         plan_queries(model_, step, max_members, buffers_.sequences.get(), buffers_.query_blocks.get());
     num_last_blocks_ =
-        triptych::keep_sampled(step, buffers_.query_blocks.get(), num_query_blocks_, buffers_.last_blocks.get());
+        keep_wanted_blocks(step, buffers_.query_blocks.get(), num_query_blocks_, buffers_.last_blocks.get());
   }
 
   void compute(Member& me) override {
@@ -92,7 +98,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
       const Added to_gate_up = added(kGateUpProduct), to_down = added(kDownProduct);
       const Found of_space = layer.space.output.num_blocks ? apply_state_space(layer, i, me) : Found{};
       const Found found = mix(layer, i, me);
-      if (is_last) num_rows = keep_sampled({found, of_space}, me);
+      if (is_last) num_rows = keep_wanted_rows({found, of_space}, me);
       const auto add_found = [&] {
         if (layer.space.output.num_blocks)
           add(layer.space.output, of_space, num_rows, added(kSpaceOutputProduct), nullptr, model_.space_multiplier, me);
@@ -156,13 +162,12 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     return row < 0 ? step_->token_ids[t] : step_->last_tokens[row];
   }
 
-  // Once the last layer's keys and values, or its states, are written, only the sampled rows continue. They are in
-  // increasing order.
-  int keep_sampled(std::initializer_list<Found> found, Member& me) {
+  // Once the last layer's keys and values, or its states, are written, only the wanted rows continue, moved to the front.
+  int keep_wanted_rows(std::initializer_list<Found> found, Member& me) {
     if (step_->num_rows == step_->num_tokens) return step_->num_tokens;
     stages_.run(me, [&] {
       for (int row = 0; me.rank == 0 && row < step_->num_rows; ++row) {
-        const int from = step_->sample_rows[row];
+        const int from = step_->wanted_rows[row];
         std::copy_n(residual(from), hidden_width(), residual(row));
         for (const Found& each : found)
           if (each.rows) std::copy_n(each.row(from), each.width, each.row(row));
@@ -196,7 +201,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     return {&buffers_.attended, heads_width()};
   }
 
-  // The outputs of the layer's attention, for all tokens; in the last layer, for those that are sampled.
+  // The outputs of the layer's attention, for all tokens; in the last layer, for those that are wanted.
   void attend(const Layer& layer, int number, Member& me) {
     project(layer, number, me);
     stages_.run(me, [&] { turn(layer, me); });
@@ -244,7 +249,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     for (int t : part(step_->num_tokens, me)) {
       float* head = buffers_.qkv.get() + t * width_of(layer.qkv);
       const size_t angle = size_t(step_->positions[t]) * (model_.rotary_dim / 2);
-      const float *cosines = layer.cosines ? layer.cosines + angle : nullptr, *sines = layer.sines + angle;
+      const float* cosines = layer.cosines ? layer.cosines + angle : nullptr;
+      const float* sines = layer.cosines ? layer.sines + angle : nullptr;
       auto* query = buffers_.queries.get() + size_t(t) * num_heads * size;
       const float factor = scale * query_factor(step_->positions[t]);
       if (model_.norms_whole_queries) {

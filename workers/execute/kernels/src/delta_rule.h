@@ -16,7 +16,6 @@
 
 #include "abi.h"
 #include "causal_convolution.h"
-#include "tile.h"
 
 namespace triptych {
 

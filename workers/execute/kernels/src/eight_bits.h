@@ -12,6 +12,7 @@
 
 #include <algorithm>
 
+#include "formats.h"
 #include "hadamard.h"
 #include "numbers.h"
 

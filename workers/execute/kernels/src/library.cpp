@@ -133,12 +133,7 @@ void triptych_decoder_delete(void* decoder) { delete static_cast<Decoder*>(decod
 
 // Allocates for steps of up to `num_tokens` tokens; no step may be running. 0, or 1 if out of memory.
 int32_t triptych_decoder_reserve(void* decoder, int32_t num_tokens) {
-  try {
-    static_cast<Decoder*>(decoder)->reserve(num_tokens);
-    return 0;
-  } catch (...) {
-    return 1;
-  }
+  return status_of([&] { static_cast<Decoder*>(decoder)->reserve(num_tokens); });
 }
 
 // Queues a step behind those submitted before. Its arrays must live until the step has been waited for, and `tokens`

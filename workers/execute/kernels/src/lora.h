@@ -167,7 +167,7 @@ struct AddFirst {
   }
 };
 
-// The adapters of a model, and which rows of the current step use which.
+// The adapters of a model, and which rows of the current step use which: all of its rows, and those that are wanted.
 template <class Format>
 class Adapters {
  public:
@@ -176,7 +176,7 @@ class Adapters {
   void reserve(int num_tokens) {
     constexpr int kMostParts = 3;
     inner_.reserve(size_t(num_tokens) * kMostParts * model_.max_rank);
-    for (AdapterRows* rows : {&all_, &sampled_}) {
+    for (AdapterRows* rows : {&all_, &wanted_}) {
       rows->adapters.reserve(num_tokens);
       rows->runs.reserve(num_tokens);
     }
@@ -187,20 +187,20 @@ class Adapters {
     is_used_ = adapters != nullptr;
     if (!is_used_) return;
     all_.assign(step.num_tokens, [&](int row) { return adapters[row]; });
-    sampled_.assign(step.num_rows, [&](int row) { return adapters[step.sample_rows[row]]; });
+    wanted_.assign(step.num_rows, [&](int row) { return adapters[step.wanted_rows[row]]; });
   }
 
-  Addition<Format> to(Product product, int layer, bool is_sampled) const {
+  Addition<Format> to(Product product, int layer, bool is_of_wanted) const {
     if (!is_used_ || !(model_.adapted_products >> product & 1)) return {};
     return {model_.updates + size_t(layer) * kNumTensors, size_t(model_.num_layers) * kNumTensors,
-            parts_of(model_, model_.layers[layer], product), is_sampled ? &sampled_ : &all_, inner_.get(),
+            parts_of(model_, model_.layers[layer], product), is_of_wanted ? &wanted_ : &all_, inner_.get(),
             size_t(model_.max_rank)};
   }
 
  private:
   const Model& model_;
   bool is_used_ = false;
-  AdapterRows all_, sampled_;
+  AdapterRows all_, wanted_;
   Buffer<typename Format::Cache::Element> inner_;
 };
 

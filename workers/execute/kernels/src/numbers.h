@@ -1,7 +1,7 @@
 // Floats rounded to bytes, at -127..127 or 0..255 times a unit.
 #pragma once
 
-#include "formats.h"
+#include "simd.h"
 
 namespace triptych {
 
@@ -9,8 +9,7 @@ namespace triptych {
 // as floats.
 template <int kExcess>
 INLINED Floats store_bytes(uint8_t* to, Floats values, Floats factor) {
-  constexpr float kRounding = 12582912.0f;  // adding it rounds to an integer, held in the lowest bits
-  const Floats shifted = fma(values, factor, broadcast(kRounding + kExcess));
+  const Floats shifted = fma(values, factor, broadcast(kRounder + kExcess));
 #if defined(__AVX512F__)
   const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)shifted.part[0]);
   std::memcpy(to, &bytes, sizeof bytes);
@@ -26,7 +25,7 @@ INLINED Floats store_bytes(uint8_t* to, Floats values, Floats factor) {
   for (int lane = 0; lane < kLanes; ++lane) to[lane] = uint8_t(lanes[lane]);
 #endif
 #endif
-  return shifted - broadcast(kRounding);
+  return shifted - broadcast(kRounder);
 }
 
 // The greatest magnitude of some floats, which becomes 127. If any of them is infinite or NaN, the unit is NaN, and so is
@@ -47,11 +46,5 @@ class Magnitude {
  private:
   float limit_, unit_;
 };
-
-// The binary logarithms of positive floats, or at most 0.09 more.
-INLINED Floats log2_or_more(Floats x) {
-  // The exponent and, for its fraction, the mantissa, which is at most 0.0861 below the logarithm.
-  return fma(to_floats(as_ints(x)), broadcast(1.0f / (1 << 23)), broadcast(-127.0f + 0.0861f));
-}
 
 }  // namespace triptych

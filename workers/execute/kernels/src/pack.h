@@ -76,12 +76,11 @@ struct Narrowing<Int8> {
   }
   template <class Source>
   void operator()(int r, const Source* from, int count, uint32_t* groups) {
-    constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the lowest bits
     auto* to = reinterpret_cast<int8_t*>(groups);
     const float factor = 127.0f / limits[r];
     int32_t total = 0;
     for (int i = 0; i < count; ++i) {
-      const float shifted = widen(from[i]) * factor + kMagic;
+      const float shifted = widen(from[i]) * factor + kRounder;
       int32_t bits;
       std::memcpy(&bits, &shifted, sizeof bits);
       to[i] = int8_t(bits);

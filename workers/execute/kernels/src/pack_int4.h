@@ -39,13 +39,12 @@ struct Quantised {
 
   // Rounds every weight to the nearest of the 16 values.
   void assign(const Group<kInputs>& group, float new_scale, float new_least) {
-    constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     scale = from_bf16(to_bf16(new_scale));
     least = from_bf16(to_bf16(new_least));
     const Floats start = broadcast(least), factor = broadcast(scale > 0 ? 1 / scale : 0);
-    const Floats magic = broadcast(kMagic), none = broadcast(0.0f), most = broadcast(15.0f);
+    const Floats rounder = broadcast(kRounder), none = broadcast(0.0f), most = broadcast(15.0f);
     for (int v = 0; v < kVectors; ++v)
-      numbers[v] = min(max((group.weights[v] - start) * factor, none), most) + magic - magic;
+      numbers[v] = min(max((group.weights[v] - start) * factor, none), most) + rounder - rounder;
   }
 
   // The sum of the squares of all errors, each times its importance.
@@ -93,7 +92,7 @@ inline Quantised<kInputs> quantise(const Group<kInputs>& group) {
     zeros = zeros + (weights[v] - weights[v]);
   }
   const float least = -greatest(broadcast(0.0f) - low), range = greatest(high) - least + sum(zeros);
-  constexpr float kParts[] = {0.95f, 0.8f};
+  constexpr float kShares[] = {0.95f, 0.8f};  // of the range
   constexpr int kRefinements = 4;  // more gain little
   const Totals totals(group);
   Quantised<kInputs> best, others[2];
@@ -103,7 +102,7 @@ inline Quantised<kInputs> quantise(const Group<kInputs>& group) {
     const float error = other.error(group);
     if (error < least_error) best = other, least_error = error;
   };
-  for (int k = 0; k < 2; ++k) others[k].assign(group, kParts[k] * range / 15, least + (1 - kParts[k]) / 2 * range);
+  for (int k = 0; k < 2; ++k) others[k].assign(group, kShares[k] * range / 15, least + (1 - kShares[k]) / 2 * range);
   for (int i = 0; i < kRefinements; ++i)  // alternately, as each waits for its own sums
     for (Quantised<kInputs>& other : others) other.refine(group, totals);
   for (const Quantised<kInputs>& other : others) compare(other);

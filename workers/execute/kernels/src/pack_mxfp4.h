@@ -43,7 +43,8 @@ inline float mxfp4_value(int number, uint16_t half_scale) {
 // Weight `input` of a column, dequantised.
 inline float mxfp4_weight(const Matrix& matrix, int column, int input) {
   const Grouped weight = grouped(matrix, column, input);
-  return mxfp4_value(weight.number, uint16_t(input % kGroupInputs < MxWeights::kInputs ? weight.worth : weight.worth >> 16));
+  const bool is_first = input % kGroupInputs < MxWeights::kInputs;
+  return mxfp4_value(weight.number, uint16_t(is_first ? weight.worth : weight.worth >> 16));
 }
 
 }  // namespace triptych

@@ -1,4 +1,4 @@
-// Powers of e and of two, and what activations divide by.
+// Powers of e and of two, logarithms, and what activations divide by.
 #pragma once
 
 #include "simd.h"
@@ -17,7 +17,7 @@ INLINED __m512 power_of_fraction(__m512 r) {
 }
 #endif
 
-// e^x with a relative error of 2e-7; exactly 0 below -87, and the value at 88 above that.
+// e^x with a relative error of 2e-7; exactly 0 below -87, and the value at 88 above that and for NaN.
 INLINED Floats exp(Floats x) {
 #if defined(__AVX512F__)
   // As a power of two, whose exponent is the sum of two numbers: what the first one lacks goes to its fraction.
@@ -29,10 +29,9 @@ INLINED Floats exp(Floats x) {
   const __mmask16 is_more = _mm512_cmp_ps_mask(limited, _mm512_set1_ps(-87.0f), _CMP_GE_OQ);
   return {{(NativeFloats)_mm512_maskz_scalef_ps(is_more, powers, exponents)}};
 #else
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the lowest bits
   x = min(x, broadcast(88.0f));
-  const Floats shifted = fma(x, broadcast(1.44269504f), broadcast(kMagic));
-  const Floats n = shifted - broadcast(kMagic);
+  const Floats shifted = fma(x, broadcast(1.44269504f), broadcast(kRounder));
+  const Floats n = shifted - broadcast(kRounder);
   Floats r = fma(n, broadcast(-0.693359375f), x);  // ln 2 in two parts
   r = fma(n, broadcast(2.12194440e-4f), r);
   Floats p = broadcast(1.9875691500e-4f);  // Cephes' expf
@@ -53,8 +52,7 @@ INLINED Floats exp2(Floats x) {
   return {{(NativeFloats)_mm512_scalef_ps(power_of_fraction(fraction(exponents)), exponents)}};
 #else
   // Taylor series of 2^r for |r| <= 1/2, with coefficients ln(2)^n / n!.
-  constexpr float kMagic = 12582912.0f;  // as in exp
-  const Floats shifted = x + broadcast(kMagic), r = x - (shifted - broadcast(kMagic));
+  const Floats shifted = x + broadcast(kRounder), r = x - (shifted - broadcast(kRounder));
   Floats p = broadcast(1.540353039e-4f);
   for (float c : {1.333355814e-3f, 9.618129108e-3f, 5.550410866e-2f, 2.402265070e-1f, 6.931471806e-1f, 1.0f})
     p = fma(p, r, broadcast(c));
@@ -64,6 +62,12 @@ INLINED Floats exp2(Floats x) {
     return x.part[i] == x.part[i] ? result : x.part[i];
   });
 #endif
+}
+
+// The binary logarithms of positive floats, or at most 0.09 more.
+INLINED Floats log2_or_more(Floats x) {
+  // The exponent and, for its fraction, the mantissa, which is at most 0.0861 below the logarithm.
+  return fma(to_floats(as_ints(x)), broadcast(1.0f / (1 << 23)), broadcast(-127.0f + 0.0861f));
 }
 
 // a / b for 1 <= b < 2^127, with a relative error of 2e-7.

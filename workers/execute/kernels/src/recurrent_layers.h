@@ -1,4 +1,4 @@
-// Layers that keep a state per sequence instead of keys and values, stage by stage.
+// What layers that keep a state per sequence compute in place of attention or beside it, stage by stage.
 #pragma once
 
 #include "expert_layers.h"

@@ -24,7 +24,7 @@ inline Rounding::Kind rounding_of(const Matrix& matrix) {
 // Converts a row of floats to the form that the next product reads. `count` is a multiple of 64.
 template <class Element>
 inline void write_row(const float* from, int count, Element* to, float*, const Rounding&) {
-  for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
+  store_all(to, from, count);
 }
 
 // For weights in four bits: with a sign, and a unit for each group.

@@ -1,4 +1,4 @@
-// Operations on single rows of the batch: embedding, RMS norm, rotary embedding.
+// Operations on single rows of the batch: embedding, norms, rotary embedding, gates, choice of a token.
 #pragma once
 
 #include <algorithm>

@@ -33,6 +33,9 @@ typedef float NativeFloats __attribute__((vector_size(64 / kParts)));
 typedef int32_t NativeInts __attribute__((vector_size(64 / kParts)));
 typedef uint32_t NativeBits __attribute__((vector_size(64 / kParts)));
 
+// 1.5 * 2^23: added to a float of less than 2^22, it rounds to an integer, held in the lowest bits; ties go to even.
+constexpr float kRounder = 12582912.0f;
+
 struct Floats {
   NativeFloats part[kParts];
 };
@@ -177,36 +180,11 @@ INLINED Ints max(Ints a, Ints b) {
 INLINED Floats abs(Floats a) {
   return each<Floats>([&](int i) { return (NativeFloats)((NativeInts)a.part[i] & 0x7fffffff); });
 }
-INLINED Floats load_bytes(const int8_t* from) {
-#if defined(__AVX512F__)
-  return to_floats({{(NativeInts)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))}});
-#elif defined(__AVX2__)
-  return to_floats(each<Ints>([&](int i) {
-    return (NativeInts)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * i)));
-  }));
-#elif defined(__aarch64__)
-  const int8x16_t bytes = vld1q_s8(from);
-  const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
-  return to_floats({{(NativeInts)vmovl_s16(vget_low_s16(low)), (NativeInts)vmovl_high_s16(low),
-                     (NativeInts)vmovl_s16(vget_low_s16(high)), (NativeInts)vmovl_high_s16(high)}});
-#else
-  int32_t lanes[kLanes];
-  for (int i = 0; i < kLanes; ++i) lanes[i] = from[i];
-  return to_floats(load<Ints>(lanes));
-#endif
-}
 // Lanes of a where low <= position <= high, otherwise of b.
 INLINED Floats where_between(Ints position, int32_t low, int32_t high, Floats a, Floats b) {
   return each<Floats>([&](int i) {
     return ((position.part[i] >= low) & (position.part[i] <= high)) ? a.part[i] : b.part[i];
   });
-}
-
-// The nearest integers, ties to even, clamped to +-`limit`, which is at most 2^22.
-INLINED Ints rounded(Floats a, float limit) {
-  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23, see exp
-  const Floats shifted = min(max(a, broadcast(-limit)), broadcast(limit)) + magic;
-  return each<Ints>([&](int i) { return (NativeInts)shifted.part[i] - (NativeInts)magic.part[i]; });
 }
 
 INLINED NativeFloats fma(NativeFloats a, NativeFloats b, NativeFloats c) {
@@ -290,9 +268,6 @@ INLINED uint16_t to_bf16(float value) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 #if defined(__aarch64__)
-INLINED uint16x8_t upper_halves(NativeInts low, NativeInts high) {
-  return vuzp2q_u16((uint16x8_t)low, (uint16x8_t)high);
-}
 // The same as to_bf16.
 INLINED uint16x8_t narrowed(NativeFloats low, NativeFloats high) {
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -302,7 +277,7 @@ INLINED uint16x8_t narrowed(NativeFloats low, NativeFloats high) {
     const NativeInts bits = (NativeInts)values;
     return values == values ? bits + ((bits >> 16 & 1) + 0x7fff) : bits | 0x400000;
   };
-  return upper_halves(rounded(low), rounded(high));
+  return vuzp2q_u16((uint16x8_t)rounded(low), (uint16x8_t)rounded(high));
 #endif
 }
 #endif
@@ -318,27 +293,6 @@ INLINED void store_as(uint16_t* to, Floats values) {
   float lanes[kLanes];
   store(lanes, values);
   for (int i = 0; i < kLanes; ++i) to[i] = to_bf16(lanes[i]);
-#endif
-}
-// Two adjacent vectors of numbers that the type represents exactly.
-INLINED void store_exact(float* to, Floats low, Floats high) {
-  store(to, low);
-  store(to + kLanes, high);
-}
-INLINED void store_exact(uint16_t* to, Floats low, Floats high) {
-#if defined(__AVX512BF16__)
-  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high.part[0], (__m512)low.part[0]);
-  std::memcpy(to, &both, sizeof both);
-#elif defined(__aarch64__)
-  const Ints a = as_ints(low), b = as_ints(high);
-  const uint16x8_t halves[] = {upper_halves(a.part[0], a.part[1]), upper_halves(a.part[2], a.part[3]),
-                               upper_halves(b.part[0], b.part[1]), upper_halves(b.part[2], b.part[3])};
-  std::memcpy(to, halves, sizeof halves);
-#else
-  uint32_t bits[2 * kLanes];
-  store(bits, low);
-  store(bits + kLanes, high);
-  for (int i = 0; i < 2 * kLanes; ++i) to[i] = uint16_t(bits[i] >> 16);
 #endif
 }
 // Loads sixteen bfloat16 as floats.

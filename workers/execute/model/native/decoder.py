@@ -230,7 +230,7 @@ def _packed(inputs: StepInputs, rows: Int32, others: dict[str, Int32]) -> tuple[
         "query_starts": inputs.query_starts,
         "context_lens": inputs.context_lens,
         "block_tables": inputs.block_tables.ravel(),
-        "sample_rows": rows,
+        "wanted_rows": rows,
         **others,
     }
     if inputs.carried is not None:
