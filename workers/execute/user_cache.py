@@ -86,11 +86,10 @@ def making(target: Path) -> Iterator[Path | None]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for name, scratch in _scratches(target.parent):
-        with _lock_of(target.with_name(name)).open("w") as lock, contextlib.suppress(OSError):  # of who makes it now
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError), _locked(target.with_name(name), waits=False):  # unless someone makes it now
             shutil.rmtree(scratch, ignore_errors=True)
-    with _lock_of(target).open("w") as lock:
-        if _take(lock, target):
+    with _locked(target, waits=True) as is_alone:
+        if is_alone:
             for name, scratch in _scratches(target.parent):
                 if name == target.name:  # of a process that was killed while this one waited for it
                     shutil.rmtree(scratch, ignore_errors=True)
@@ -100,9 +99,6 @@ def making(target: Path) -> Iterator[Path | None]:
         prefix = f"{_SCRATCH}{target.name}-"
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix, ignore_cleanup_errors=True) as folder:
             yield Path(folder)
-        # Only once there is something to find: who waits for this file would not exclude who makes a new one.
-        if target.exists():
-            _lock_of(target).unlink(missing_ok=True)
 
 
 def _scratches(folder: Path) -> list[tuple[str, Path]]:
@@ -110,21 +106,50 @@ def _scratches(folder: Path) -> list[tuple[str, Path]]:
     return [(path.name.removeprefix(_SCRATCH).rpartition("-")[0], path) for path in folder.glob(f"{_SCRATCH}*-*")]
 
 
-def _lock_of(target: Path) -> Path:
-    return target.with_name(f"{target.name}.lock")
+@contextlib.contextmanager
+def _locked(target: Path, *, waits: bool) -> Iterator[bool]:
+    """Yields whether this process is the only one that makes the target. Where files cannot be locked, several may make
+    it at the same time: the last one's stays.
+
+    Raises:
+        OSError: another process may be making it, and this one does not wait; or no file can be written there.
+    """
+    file = target.with_name(f"{target.name}.lock")
+    while True:
+        with file.open("w") as lock:
+            is_alone = _take(lock, target, waits=waits)
+            if is_alone and not _is_at(file, lock):
+                continue  # who had it before has deleted it: there may be a new one, locked by a third process
+            try:
+                yield is_alone
+            finally:
+                with contextlib.suppress(OSError):
+                    file.unlink()
+            return
 
 
-def _take(lock: TextIO, target: Path) -> bool:
-    """Whether this process is now the only one that makes the target. Where files cannot be locked, several may make it
-    at the same time: the last one's stays.
+def _is_at(file: Path, lock: TextIO) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(lock.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _take(lock: TextIO, target: Path, *, waits: bool) -> bool:
+    """Whether the file is now locked by this process; False if files cannot be locked there.
+
+    Raises:
+        OSError: another process has locked it, or files cannot be locked, and this one does not wait.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        if not waits:
+            raise
         logger.info("waiting for another process, which is making %s", target)
         fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in _NO_LOCKS or not waits:
             raise
         logger.warning("%s cannot be locked: processes that start at the same time may make it several times", target)
         return False

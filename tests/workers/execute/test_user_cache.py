@@ -7,7 +7,9 @@ import fcntl
 import logging
 import os
 import pwd
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -75,6 +77,37 @@ def test_waiting_process_finds_it_made(tmp_path: Path, caplog: pytest.LogCapture
         (tmp_path / "x").touch()
     assert waiting.result()
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_nothing_is_left_where_the_target_could_not_be_made(tmp_path: Path) -> None:
+    with suppress(OSError), making(tmp_path / "x"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_process_that_waited_for_one_that_failed_excludes_those_that_come_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file that it waited for is no longer the one that they find."""
+    caplog.set_level(logging.INFO)
+    with ThreadPoolExecutor(2) as beside:
+        with making(tmp_path / "x"):
+            second = beside.submit(_make, tmp_path / "x", may := threading.Event())
+            eventually(lambda: "waiting for another process" in caplog.text)
+        eventually(lambda: list(tmp_path.glob("making-x-*")))
+        caplog.clear()
+        third = beside.submit(_is_made, tmp_path / "x")
+        eventually(lambda: "waiting for another process" in caplog.text)
+        may.set()
+        assert (second.result(), third.result()) == (True, True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def _make(target: Path, may: threading.Event) -> bool:
+    with making(target) as folder:
+        may.wait(20)
+        target.touch()
+        return folder is not None
 
 
 def test_leftovers_of_a_process_that_was_killed_while_another_waited_are_deleted(

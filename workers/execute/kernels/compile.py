@@ -30,6 +30,7 @@ SOURCES = Path(__file__).parent / "src"
 _CPUINFO = Path("/proc/cpuinfo")
 
 _SPACE_BYTES = 64 << 20  # the compiler's temporary files, and the library, take less
+_LEAST_BYTES = 4 << 20  # with less, half a minute of compiling would be in vain
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = [
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread",
@@ -66,6 +67,10 @@ _LONGEST = "int8.cpp"  # to compile: two fifths of all
 
 class NoCompiler(Exception):
     """The kernels cannot be built here; the message says why."""
+
+
+class NoPlace(NoCompiler):
+    """The library cannot be written anywhere, whichever it is."""
 
 
 def available_levels() -> list[str]:
@@ -115,7 +120,8 @@ def build_library(level: str, *, spare_cache: Path | None = None) -> Path:
     cannot take it.
 
     Raises:
-        NoCompiler: there is no C++ compiler, or it fails, or the library cannot be written anywhere.
+        NoCompiler: there is no C++ compiler, or it fails.
+        NoPlace: the library cannot be written anywhere.
     """
     name = library_name(level)
     libraries = [folder / name for folder in places("kernels", spare_cache)]
@@ -130,7 +136,7 @@ def build_library(level: str, *, spare_cache: Path | None = None) -> Path:
         except OSError as error:
             reasons.append(str(error))
             logger.warning("cannot write the kernels to the cache: %s", error)
-    raise NoCompiler(f"cannot write the kernels: {'; '.join(reasons) or 'this user has no home directory'}")
+    raise NoPlace(f"cannot write the kernels: {'; '.join(reasons) or 'this user has no home directory'}")
 
 
 def _build(level: str, library: Path) -> Path:
@@ -141,6 +147,7 @@ def _build(level: str, library: Path) -> Path:
 
 
 def _compile(command: list[str], library: Path, scratch: Path) -> None:
+    _check_space(scratch, _LEAST_BYTES)
     logger.info("compiling the kernels with %s, once: that takes about half a minute", command[0])
     start = time.monotonic()
     output = scratch / library.name
@@ -163,17 +170,17 @@ def _run(command: list[str | Path], *, scratch: Path) -> None:
         apart, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode:
-        _check_space(scratch)
+        _check_space(scratch, _SPACE_BYTES)  # a compiler that fails may have failed for that
         raise NoCompiler(f"{command[0]} fails with {done.returncode}: {done.stderr[-2000:]}")
 
 
-def _check_space(scratch: Path) -> None:
+def _check_space(scratch: Path, num_bytes: int) -> None:
     """
     Raises:
-        OSError: there is too little, and a compiler that fails may have failed for that.
+        OSError: there is less.
     """
     with tempfile.TemporaryFile(dir=scratch) as file:
-        os.posix_fallocate(file.fileno(), 0, _SPACE_BYTES)
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
 
 
 def _compiler() -> str:

@@ -9,7 +9,7 @@ import os
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
-from .compile import NoCompiler, build_library, levels_to_try
+from .compile import NoCompiler, NoPlace, build_library, levels_to_try
 from .structures import (
     DeltaLayer,
     DeltaShape,
@@ -63,6 +63,8 @@ def load_library(wanted: str = "auto", *, spare_cache: Path | None = None) -> Ke
     for each in levels_to_try(wanted):
         try:
             library = _prepared(_open(each, spare_cache), each)
+        except NoPlace:
+            raise
         except NoCompiler as error:
             failures.append(error)
             continue

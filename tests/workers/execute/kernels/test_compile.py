@@ -22,6 +22,7 @@ from triptych.workers.execute.kernels.compile import (
     LEVELS,
     SOURCES,
     NoCompiler,
+    NoPlace,
     available_levels,
     build_library,
     library_name,
@@ -196,6 +197,24 @@ def test_full_cache_is_no_fault_of_the_compiler(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(os, "posix_fallocate", fill_cache)
     assert build_library("portable", spare_cache=tmp_path / "run").is_relative_to(tmp_path / "run")
+
+
+@pytest.mark.usefixtures("short_source")
+def test_nothing_is_compiled_where_no_place_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever the level: each takes half a minute to compile."""
+
+    def fill(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def compile_(*_: object, **__: object) -> None:
+        raise AssertionError("in vain")
+
+    monkeypatch.setattr(os, "posix_fallocate", fill)
+    monkeypatch.setattr(compiling, "_run", compile_)
+    monkeypatch.setattr(compiling, "available_levels", lambda: ["avx2", "portable"])
+    with pytest.raises(NoPlace, match=r"No space left on device.*; .*No space left on device"):
+        load_library(spare_cache=tmp_path / "run")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix == ".lock"]
 
 
 @pytest.mark.usefixtures("short_source")
