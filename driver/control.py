@@ -22,6 +22,7 @@ from typing import Any
 from ..protocol.errors import ConfigError, TriptychError
 from ..protocol.private_file import remove_if_possible
 from ..protocol.run_dir import control_path
+from ..protocol.threads import start_thread
 from .flag import Flag
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class ControlServer:
         self._answering: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name="triptych-control", daemon=True)
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except BaseException:  # no thread available, or a signal while it was starting: then it ends by itself
             self._shut()
             raise

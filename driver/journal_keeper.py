@@ -22,6 +22,7 @@ from ..protocol.lock import LockFile
 from ..protocol.lora import PARAM as LORA_PARAM
 from ..protocol.model_card import ModelCard
 from ..protocol.run_dir import journal_path
+from ..protocol.threads import start_thread
 from .flag import Flag
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class JournalKeeper:
                 target=self._flush_for_ever, args=[interval_s], name="triptych-journal", daemon=True
             )
             try:
-                thread.start()
+                start_thread(thread)
             except BaseException:  # no thread available, or a signal while it was starting: then it ends by itself
                 self.close()
                 raise

@@ -13,7 +13,8 @@ from typing import Any
 
 from ..protocol import messages as m
 from ..protocol.connection import Connection
-from ..protocol.errors import PipelineClosed, RequestError, TriptychError
+from ..protocol.errors import ConfigError, PipelineClosed, RequestError, TriptychError
+from ..protocol.threads import start_thread
 from .choices import Whole
 from .exchange import Exchange
 from .open_request import OpenRequest, check_name, checked_size, copied
@@ -43,9 +44,13 @@ class Session:
         self._thread = threading.Thread(target=self._run, name="triptych-client", daemon=True)
 
     def start(self) -> Session:
+        """
+        Raises:
+            ConfigError: no thread can be started.
+        """
         try:
-            self._thread.start()
-        except RuntimeError:  # out of threads
+            start_thread(self._thread)
+        except ConfigError:
             self._connection.close()
             raise
         except BaseException:  # a signal came while the thread was starting: it ends by itself

@@ -18,6 +18,7 @@ from ..protocol.curve import start_gatekeeper
 from ..protocol.errors import BadFrame, PipelineFailed, TriptychError
 from ..protocol.run_dir import follow_endpoint, submit_endpoint
 from ..protocol.service import curve_server, service_info
+from ..protocol.threads import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class StandIn:
         self._bell = Bell()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"triptych-stand-in-{role}", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def close(self) -> None:
         self._closing = True

@@ -20,6 +20,7 @@ import zmq
 from .codec import Frame, decode, encode
 from .curve import CurveServer, Socket, arm_server, start_gatekeeper
 from .errors import BadFrame, ConfigError
+from .threads import start_thread
 from .unfinished import Unfinished
 from .unsent import MIN_LARGE_BYTES, Unsent
 
@@ -108,10 +109,7 @@ def _check_threads() -> None:
     threads = [threading.Thread(target=done.wait, daemon=True) for _ in range(CONTEXT_THREADS)]
     try:
         for thread in threads:
-            thread.start()
-    except RuntimeError as error:
-        limits = "the limit of processes (ulimit -u), or pids.max of the control group"
-        raise ConfigError(f"no thread can be started: raise {limits}") from error
+            start_thread(thread)
     finally:
         done.set()
         for thread in threads:

@@ -105,6 +105,22 @@ def kept(_kept: Path, tmp_path: Path) -> Path:
     return shutil.copytree(_kept, tmp_path / "k")
 
 
+@pytest.mark.parametrize("name", ["triptych-journal", "triptych-client", "triptych-supervisor", "triptych-control"])
+def test_lack_of_threads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    start = threading.Thread.start
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    before = our_threads()
+    with pytest.raises(ConfigError, match=r"no thread can be started: raise the limit of processes \(ulimit -u\)"):
+        Driver("hash-lm", journal=str(tmp_path / "journal"), journal_flush="interval").start()
+    assert our_threads() == before
+
+
 def our_threads() -> set[threading.Thread]:
     """Including those of pipelines shared with other tests."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("triptych-")}

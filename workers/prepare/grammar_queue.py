@@ -30,15 +30,26 @@ class GrammarQueue:
         self._waiting: Turns[tuple[Structured, Done]] = Turns()
         self._num_forms: Counter[Owner] = Counter()  # by owner: waiting or being compiled
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compiler")
+        self._has_thread = False
 
     def compile(self, owner: Owner, structured: Structured, done: Done) -> None:
         """Calls ``done`` once with the grammar or an error: at once if it is cached, else from the thread."""
         if (verdict := self._checker.known(structured)) is not None:
             done(verdict.result)
-        elif (refused := self._add(owner, structured, done)) is not None:
+        elif (refused := self._start() or self._add(owner, structured, done)) is not None:
             done(refused)
         else:
             self._thread.submit(self._compile_next)
+
+    def _start(self) -> Overloaded | None:
+        """Before anything waits for the thread: what is refused must not be compiled later, and answered again."""
+        try:
+            if not self._has_thread:
+                self._thread.submit(lambda: None)
+        except RuntimeError:
+            return Overloaded("no thread can be started for the grammar compiler: try again later")
+        self._has_thread = True
+        return None
 
     def _add(self, owner: Owner, structured: Structured, done: Done) -> Overloaded | None:
         with self._lock:
@@ -69,6 +80,9 @@ class GrammarQueue:
     def _compile(self, structured: Structured) -> str | RequestError:
         try:
             return self._checker.compile(structured).result
+        except OSError as error:
+            logger.warning("no process can be started for the grammar compiler: %s", error.strerror)
+            return Overloaded(f"no process can be started for the grammar compiler, {error.strerror}: try again later")
         except Exception as error:  # the request must be answered
             logger.exception("a grammar could not be compiled")
             return RequestError(f"the grammar could not be compiled: {type(error).__name__}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 
@@ -64,6 +66,35 @@ def test_queue_is_limited_per_client_and_in_total(num_owners: int) -> None:
     assert len(refused) == 2 * MAX_WAITING - limit
     assert f"{limit}" in refused[0].message
     assert len(clients.receive(2 * MAX_WAITING)) == 2 * MAX_WAITING
+
+
+def test_without_a_thread_each_form_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    clients = Clients()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        clients.send(b"one", "a", "b")
+    assert [str(each) for each in clients.results] == [
+        "no thread can be started for the grammar compiler: try again later"
+    ] * 2
+    clients.send(b"one", "c")
+    assert clients.receive(3)[2:] == ["c"]
+
+
+def test_lack_of_processes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, results = Clients(), list[str | RequestError]()
+
+    def compile_(_: Structured) -> Verdict:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(clients.checker, "compile", compile_)
+    clients.queue.compile(b"one", Structured("regex", "a"), results.append)
+    eventually(lambda: results)
+    clients.queue.close()
+    assert isinstance(results[0], Overloaded)
+    assert "no process can be started for the grammar compiler, Resource temporarily unavailable" in results[0].message
 
 
 def test_answered_client_may_queue_again() -> None:
