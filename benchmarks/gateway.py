@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.report import environment
 from triptych import AsyncClient, Driver
 from triptych.launch.gateway.config import GatewayConfig
-from triptych.launch.gateway.serving.processes import gateways
+from triptych.launch.gateway.serving.processes import gateways, listening_for
 
 STREAMS, OUTPUT_TOKENS, TURNS, STEP_MS = 256, 60, 3, 30.0
 NUM_TOKENS = re.compile(rb"^id: (\d+)$", re.MULTILINE)
@@ -43,7 +43,8 @@ def main() -> None:
     config = GatewayConfig(http=":0", stream_interval=asked.stream_interval, resume_s=1.0)
     with (
         Driver("hash-lm", hash_step_ms=asked.step_ms, **limits) as driver,
-        gateways(config, driver.run_dir, log_level="error") as url,
+        listening_for(config) as listener,
+        gateways(config, listener, driver.run_dir, log_level="error") as url,
     ):
         assert url is not None
         asyncio.run(over_http(url, 4, 0))  # warm-up

@@ -14,8 +14,7 @@ from ...driver.driver import Driver
 from ...protocol.config import PipelineConfig
 from ...protocol.errors import ConfigError, PipelineClosed, TriptychError
 from ..gateway.config import GatewayConfig
-from ..gateway.serving.address import check_address
-from ..gateway.serving.processes import gateways
+from ..gateway.serving.processes import gateways, listening_for
 from ..gateway.serving.tls import check_certificate
 from ..signals import handle_unless_ignored, signals_ignored
 from ..terminal.report import model_line, statistics_line
@@ -60,8 +59,6 @@ def serve(task: Task, *, console: Console) -> int:
         WorkerDied: a worker failed to start.
     """
     handle_unless_ignored(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
-    if task.gateway.http is not None:
-        check_address(task.gateway.http)
     check_certificate(task.gateway)
     task.gateway.check_names(task.config.model)
     task.gateway.check_lora_root()
@@ -69,9 +66,10 @@ def serve(task: Task, *, console: Console) -> int:
     code = 0
     driver = Driver(run_dir=task.run_dir, config=task.config)
     with ExitStack() as stack:
+        listener = stack.enter_context(listening_for(task.gateway))  # first: a taken port is known at once
         try:
             driver.start(wait=False)
-            url = stack.enter_context(gateways(task.gateway, driver.run_dir, log_level=task.log_level))
+            url = stack.enter_context(gateways(task.gateway, listener, driver.run_dir, log_level=task.log_level))
             _start(driver, console, url)
             _report_for_ever(driver)
         except KeyboardInterrupt:

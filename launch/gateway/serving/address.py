@@ -46,16 +46,6 @@ def listening(address: str) -> Iterator[socket.socket]:
                     os.unlink(file)
 
 
-def check_address(address: str) -> None:
-    """Check what can be checked without binding the address.
-
-    Raises:
-        ConfigError: the address is malformed.
-    """
-    if not _is_path(address):
-        split_address(address)
-
-
 def split_address(address: str) -> tuple[str, int]:
     """Host and port.
 

@@ -26,6 +26,7 @@ from ....protocol.errors import ConfigError
 from ....protocol.lifeline import ask_for_stacks, child_environment
 from ....protocol.private_file import write_private
 from ....protocol.starvation import Starvation
+from ....protocol.threads import start_thread
 from ..config import GatewayConfig
 from ..settings import Settings
 from .address import URL_FILE, listening, url_of
@@ -42,8 +43,8 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
 @contextmanager
-def gateways(config: GatewayConfig, run_dir: Path, *, log_level: str) -> Iterator[str | None]:
-    """HTTP for the pipeline in ``run_dir`` inside this block; yields its URL, or None if no address is configured.
+def listening_for(config: GatewayConfig) -> Iterator[socket.socket | None]:
+    """The socket for ``gateways``; None if no address is configured. What connects before they run waits for them.
 
     Raises:
         ConfigError: the address is not available, or a package that HTTP needs is not installed.
@@ -53,22 +54,39 @@ def gateways(config: GatewayConfig, run_dir: Path, *, log_level: str) -> Iterato
         return
     check_installed()
     with listening(config.http) as listener:
-        url = url_of(listener, is_tls=config.is_tls)
-        write_private(run_dir / URL_FILE, url)
-        forget_counts(run_dir)
-        running = [
-            _Process(config, run_dir, index=index, listener=listener, log_level=log_level)
-            for index in range(config.http_workers)
-        ]
+        yield listener
+
+
+@contextmanager
+def gateways(
+    config: GatewayConfig, listener: socket.socket | None, run_dir: Path, *, log_level: str
+) -> Iterator[str | None]:
+    """HTTP for the pipeline in ``run_dir`` inside this block; yields its URL, or None without a ``listener``, which is
+    closed at the end.
+
+    Raises:
+        ConfigError: no thread can be started.
+    """
+    if listener is None:
+        yield None
+        return
+    url = url_of(listener, is_tls=config.is_tls)
+    write_private(run_dir / URL_FILE, url)
+    forget_counts(run_dir)
+    running = [
+        _Process(config, run_dir, index=index, listener=listener, log_level=log_level)
+        for index in range(config.http_workers)
+    ]
+    try:
         for process in running:
-            process.start()
-        try:
-            yield url
-        finally:
-            for process in running:
-                process.begin_stop()
-            listener.close()
-            for process in running:
+            start_thread(process)
+        yield url
+    finally:
+        for process in running:
+            process.begin_stop()
+        listener.close()
+        for process in running:
+            if process.ident is not None:
                 process.join()
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from tests.protocol.factories import TIMES, make_record
 from triptych.launch.gateway.config import GatewayConfig
+from triptych.launch.gateway.serving.address import listen, url_of
 from triptych.launch.terminal import startup
 from triptych.launch.verbs import serve as serve_module
 from triptych.launch.verbs.serve import Task, serve
@@ -73,6 +74,21 @@ def test_unusable_path_is_reported_before_anything_starts(
     )
     with pytest.raises(ConfigError, match=f"{setting} .*{name} {why}"):
         serve(task, console=Console(quiet=True))
+    assert not (tmp_path / "run").exists()
+
+
+def test_taken_port_is_reported_before_anything_starts(tmp_path: Path) -> None:
+    with listen(":0") as other:
+        address = url_of(other).removeprefix("http://")
+        task = Task(
+            config=PipelineConfig.from_options(model="hash-lm"),
+            gateway=GatewayConfig(http=address),
+            run_dir=tmp_path / "run",
+            drain_timeout=0.0,
+            log_level="info",
+        )
+        with pytest.raises(ConfigError, match=f"cannot listen at {address}: Address already in use"):
+            serve(task, console=Console(quiet=True))
     assert not (tmp_path / "run").exists()
 
 

@@ -34,7 +34,7 @@ from triptych import Driver
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.serving import processes, server
 from triptych.launch.gateway.serving.address import URL_FILE
-from triptych.launch.gateway.serving.processes import gateways
+from triptych.launch.gateway.serving.processes import gateways, listening_for
 from triptych.launch.gateway.settings import Settings
 from triptych.protocol import starvation
 
@@ -55,7 +55,7 @@ def connected(url: str) -> httpx2.Client:
 @contextmanager
 def served(driver: Driver, **options: object) -> Iterator[httpx2.Client]:
     config = GatewayConfig(**{"http": ":0", **options})  # type: ignore[arg-type]
-    with gateways(config, driver.run_dir, log_level="error") as url:
+    with listening_for(config) as listener, gateways(config, listener, driver.run_dir, log_level="error") as url:
         assert url is not None
         assert (driver.run_dir / URL_FILE).read_text() == url
         with connected(url) as http:
@@ -272,7 +272,9 @@ def test_full_collections_do_not_visit_what_the_server_is_made_of(monkeypatch: p
         found["is collected"] = any(each is made for each in gc.get_objects())
         found["others are"] = gc.isenabled()
 
-    monkeypatch.setattr(server, "make_server", lambda *_, **__: SimpleNamespace(run=run, started=True))
+    monkeypatch.setattr(
+        server, "make_server", lambda *_, **__: SimpleNamespace(run=run, started=True, has_lost_pipeline=False)
+    )
     with socket.socket() as listener:
         server.serve(SimpleNamespace(board=SimpleNamespace(close=list)), listener)  # type: ignore[arg-type]
     assert found == {"is collected": False, "others are": True}
