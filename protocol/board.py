@@ -70,6 +70,7 @@ class Board:
         """
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            self._path, self._file = path, _identity(os.fstat(file))
             # Allocated up front: a full disk must fail here, not as SIGBUS at a later store into the mapping.
             os.posix_fallocate(file, 0, _SIZE)
             self._map = mmap.mmap(file, 0)
@@ -84,6 +85,16 @@ class Board:
         self._workers = {role: WorkerPage(self._map, PAGE + _STATS_BYTES * i) for i, role in enumerate(ROLES)}
         self.view = View(self._map, _VIEW_AT, WorkerPage(self._map, _VIEW_AT + HEAD_BYTES))
         self._intents = {role: Intent(self._map, _INTENTS_AT + i * INTENT_BYTES) for i, role in enumerate(ROLES)}
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still where it was opened: otherwise the run directory was deleted, and what lies there
+        now belongs to another pipeline.
+        """
+        try:
+            return _identity(self._path.stat()) == self._file
+        except OSError:
+            return False
 
     @property
     def mode(self) -> int:
@@ -127,13 +138,13 @@ class Board:
         return int(self._driver["suspects_version"])
 
     def suspects(self) -> dict[int, int]:
-        """Deaths of prepare held against each request, by its digest (or the count that means poisoned)."""
+        """Deaths of prepare held against each request, by its digest (or a count that is a verdict)."""
         count = min(int(self._driver["num_suspects"]), SUSPECT_SLOTS)
         rows, survived = self._driver["suspects"][:count].tolist(), self._driver["survived"][:count].tolist()
         return {
             digest: deaths
             for (digest, deaths), word in zip(rows, survived, strict=True)
-            if word >> 32 != digest or deaths > word & 0xFFFFFFFF
+            if deaths and (word >> 32 != digest or deaths > word & 0xFFFFFFFF)
         }
 
     def deaths_of(self, digest: int) -> int:
@@ -148,6 +159,12 @@ class Board:
             index, count = count % SUSPECT_SLOTS, count + 1
         self._driver["suspects"][index] = digest, deaths
         self._driver["num_suspects"] = count
+        self._driver["suspects_version"] += 1
+
+    def pardon(self, deaths: int) -> None:
+        """Hold nothing against suspects with this count, which stands for a verdict. Called by the driver."""
+        counts = self._driver["suspects"][:, 1]
+        counts[counts == deaths] = 0
         self._driver["suspects_version"] += 1
 
     def note_survival(self, digest: int, deaths: int) -> None:
@@ -189,6 +206,10 @@ class Board:
         self.view.close()
         with contextlib.suppress(BufferError):  # a reader still holds a view; the mapping goes with the last one
             self._map.close()
+
+
+def _identity(facts: os.stat_result) -> tuple[int, int]:
+    return facts.st_dev, facts.st_ino
 
 
 class WorkerPage:

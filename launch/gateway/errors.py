@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -67,6 +68,11 @@ def stopped() -> ApiError:
     """The service stops before the request ends; the next start may continue it, for those routes that can resume."""
     way_on = "a request sent as resumable may continue after a restart: resume it by its id; send others again"
     return ApiError(f"the service stopped before the answer was complete; {way_on}", status=503, code="stopped")
+
+
+def gone(run_dir: Path) -> ApiError:
+    """No request will be answered again, unless a gateway is started for another pipeline."""
+    return ApiError(f"the pipeline is gone: its run directory {run_dir} was deleted", status=503, code="gone")
 
 
 def error_map(error: TriptychError) -> dict[str, Any]:

@@ -57,18 +57,22 @@ def degradations(board: Board, run_dir: Path, config: PipelineConfig) -> dict[st
         "one_sequence_at_a_time": board.is_degraded,
         "journal_not_written": has_failed,
         "too_many_clients": bool(board.crowded),
+        "run_directory_deleted": not board.is_in_place,
     }
 
 
 def health(board: Board, run_dir: Path, config: PipelineConfig) -> dict[str, Any]:
     """``status`` is "ok" if every stage is ready and makes progress; otherwise it says what is wrong.
 
-    It is "failed" once the driver has given up restarting a worker, whatever the others do.
+    It is "failed" once the driver has given up restarting a worker, whatever the others do, and "gone" if no worker can
+    be started again because the run directory was deleted.
     """
     found = stages(board, config.supervisor)
     ill = [role for role, stage in found.items() if not stage["healthy"]]
     is_starting = any(found[role]["phase"] in ("starting", "loading", "warming") for role in ill)
     status = "ok" if not ill else "loading" if is_starting else "unhealthy"
+    if ill and not board.is_in_place:
+        status = "gone"
     if board.mode == FAILED:
         status = "failed"
     mode = MODES.get(board.mode, "stop")

@@ -18,7 +18,7 @@ from ...protocol.model_card import LatestCard, ModelCard
 from ...protocol.run_dir import board_path, follow_endpoint, read_config, submit_endpoint
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .config import GatewayConfig
-from .errors import ApiError
+from .errors import ApiError, gone
 from .health import health, is_loaded
 from .page.feed import Feed
 from .reasoning.thoughts import find_reasoning_parser
@@ -98,7 +98,13 @@ class Gateway:
 
     @cached_property
     def words(self) -> Words:
-        """The tokenizer. Loaded on first use: most requests are tokenized only by the pipeline."""
+        """The tokenizer. Loaded on first use: most requests are tokenized only by the pipeline.
+
+        Raises:
+            ApiError: 503, the run directory was deleted before.
+        """
+        if not self.board.is_in_place:
+            raise gone(self.run_dir)
         return Words(Tokenizer.from_file(str(self.run_dir / TOKENIZER_FILE)))
 
     @cached_property
@@ -115,7 +121,7 @@ class Gateway:
         """Open what requests need. The connections of a first burst may take all files that this process may open."""
         _ = self.client
         if self.is_loaded:
-            _ = self.tool_parser, self.reasoning_parser
+            _ = self.tool_parser, self.reasoning_parser, self.card
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -140,7 +146,15 @@ class Gateway:
 
     @property
     def is_loaded(self) -> bool:
+        """Also of a pipeline whose run directory was deleted: its workers, if they live, need nothing from there."""
+        if not self.board.is_in_place:
+            return self._latest_card.read() is not None
         return is_loaded(self.board, self.run_dir, self._first_epochs)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the pipeline will not answer again, as its run directory was deleted and a worker is missing."""
+        return not self.board.is_in_place and self.health()["status"] != "ok"
 
     def health(self) -> dict[str, Any]:
         return health(self.board, self.run_dir, self.pipeline)
@@ -153,6 +167,8 @@ class Gateway:
         """
         if self.board.mode not in (RUN, FAILED):  # first: a stop removes what shows that the model was loaded
             raise ApiError("the pipeline is stopping and takes no new requests", status=503, code="draining")
+        if self.is_gone:
+            raise gone(self.run_dir)
         if not self.is_loaded:
             raise ApiError("the model is being loaded, try again later", status=503, code="loading")
         if self.board.mode == FAILED:

@@ -103,11 +103,12 @@ class CompletionReply:
         return {**self.head.fields(), "choices": choices, "usage": usage(completions, num_choices=n)}
 
     def _choice(self, index: int, completion: Completion, *, first: Completion) -> dict[str, Any]:
-        words, echo = self.gateway.words, self.echoes[index // (self.body.n or 1)]
+        echo = self.echoes[index // (self.body.n or 1)]
         logprobs = self._logprobs(completion.token_ids, completion.logprobs, self._offsets(echo))
         if self.body.echo and logprobs is not None:
-            offsets = prompt_offsets(words, echo, prompt_ids(first.summary))
-            logprobs = joined(echo_logprobs(words, first, offsets, top=self.body.logprobs or 0), logprobs)
+            offsets = prompt_offsets(self.gateway.words, echo, prompt_ids(first.summary))
+            echoed = echo_logprobs(self.gateway.words, first, offsets, top=self.body.logprobs or 0)
+            logprobs = joined(echoed, logprobs)
         choice: dict[str, Any] = {
             "index": index,
             "text": echo + completion.text,
@@ -115,19 +116,23 @@ class CompletionReply:
             "finish_reason": completion.finish_reason,
         }
         if self.body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(words, first, top=self.body.prompt_logprobs)
+            choice["prompt_logprobs"] = prompt_logprobs(self.gateway.words, first, top=self.body.prompt_logprobs)
         if self.body.return_token_ids:
             choice["token_ids"] = completion.token_ids
             choice["prompt_token_ids"] = prompt_ids(completion.summary)
         return choice
 
-    def _offsets(self, echo: str) -> TextOffsets:
-        """For the tokens after the prompt."""
+    def _offsets(self, echo: str) -> TextOffsets | None:
+        """For the tokens after the prompt, if their logprobs are wanted."""
+        if self.body.logprobs is None:
+            return None
         skips = self.body.skip_special_tokens is not False
         return TextOffsets(self.gateway.words, start=len(echo), skip_special_tokens=skips)
 
-    def _logprobs(self, token_ids: list[int], rows: Logprobs | None, offsets: TextOffsets) -> dict[str, Any] | None:
-        if self.body.logprobs is None:
+    def _logprobs(
+        self, token_ids: list[int], rows: Logprobs | None, offsets: TextOffsets | None
+    ) -> dict[str, Any] | None:
+        if offsets is None:
             return None
         return completion_logprobs(self.gateway.words, token_ids, rows or [], offsets.of(token_ids))
 

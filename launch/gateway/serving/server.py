@@ -19,7 +19,7 @@ from ....protocol.lifeline import die_with, raise_file_limit, show_stacks_at_the
 from ...terminal.logs import flush_log, set_up_stream_logging
 from ..app import create_app
 from ..config import GatewayConfig
-from ..errors import stopped
+from ..errors import gone, stopped
 from ..settings import Settings
 from ..state import Gateway
 from .patience import impatient
@@ -29,6 +29,7 @@ from .tracing import make_tracer
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+GONE_S = 10.0  # for which the pipeline is gone before a gateway ends: a machine that stood still looks like that too
 GRACE_S = 5.0  # for open connections to finish on a stop
 CUT_S = 0.5  # before that time is over, connections that are still open are cut
 LAST_ENDS_S = 1.0  # for ends of requests to arrive that workers sent before they stopped
@@ -60,18 +61,21 @@ def make_gateway(config: GatewayConfig, run_dir: Path, *, index: int = 0) -> Gat
 
 
 def serve(gateway: Gateway, listener: socket.socket, *, heartbeat_fd: int | None = None) -> None:
-    """Serve on a bound socket until SIGINT or SIGTERM; open requests then get a few seconds to finish."""
+    """Serve on a bound socket until SIGINT or SIGTERM; open requests then get a few seconds to finish.
+
+    The process exits with 1 if it cannot serve, or, where no one supervises it, if its pipeline is gone for good.
+    """
     raise_file_limit()
     server = make_server(gateway, heartbeat_fd=heartbeat_fd)
     gc.freeze()  # 70,000 objects that stay: a full collection that visits them delays every stream by 40 ms
     gc.enable()
     server.run(sockets=[listener])
     gateway.board.close()
-    if not server.started:
+    if not server.started or server.has_lost_pipeline:
         sys.exit(1)
 
 
-def make_server(gateway: Gateway, *, heartbeat_fd: int | None = None) -> uvicorn.Server:
+def make_server(gateway: Gateway, *, heartbeat_fd: int | None = None) -> _Server:
     """The HTTP server; call ``run`` with its sockets. ``should_exit`` ends it.
 
     Raises:
@@ -103,6 +107,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._gateway, self._certificate = gateway, certificate
         self._heartbeat_fd = heartbeat_fd
+        self.has_lost_pipeline = False  # and ends, as no one supervises it
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -137,10 +142,16 @@ class _Server(uvicorn.Server):
             transport.abort()
 
     async def _beat(self) -> None:
+        gone_s = 0.0  # beats, not the clock: see ``GONE_S``
         while True:
             if self._heartbeat_fd is not None:
                 with contextlib.suppress(OSError):  # the supervisor is gone, or the pipe is full
                     os.write(self._heartbeat_fd, b".")
+            else:
+                gone_s = gone_s + HEARTBEAT_S if self._gateway.is_gone else 0.0
+                if gone_s > GONE_S and not self.should_exit:
+                    logger.error("%s", gone(self._gateway.run_dir).message)
+                    self.has_lost_pipeline = self.should_exit = True
             self._gateway.counters.publish()
             if self._certificate is not None:
                 self._certificate.renew()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -22,13 +23,17 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver.first_epochs import first_epochs, note_first_epochs
 from triptych.driver.standing import RequestList
+from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.health import is_loaded
+from triptych.launch.gateway.serving import server
+from triptych.launch.gateway.serving.address import listen
 from triptych.launch.gateway.state import Gateway
 from triptych.launch.watch.watched import Sample, Watched
 from triptych.protocol.board import DRAIN, ROLES, RUN, Board
+from triptych.protocol.config import PipelineConfig
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.model_card import ModelCard
-from triptych.protocol.run_dir import JOURNAL_FILE, board_path
+from triptych.protocol.run_dir import CONFIG_FILE, JOURNAL_FILE, board_path
 
 
 @contextmanager
@@ -160,6 +165,36 @@ def test_pipeline_that_gave_up_a_worker_says_so() -> None:
         reply = eventually(lambda: r if (r := api.http.get("/health")).json()["mode"] == "failed" else None)
         assert (reply.status_code, reply.json()["status"]) == (503, "failed")
         assert api.refusal("/v1/completions", prompt="hi")[1]["code"] == "failed"
+
+
+def test_pipeline_without_its_run_directory_answers_until_a_worker_dies() -> None:
+    with Driver("hash-lm") as driver, site(driver.run_dir) as api:
+        eventually(lambda: "facts" in vars(api.gateway))
+        shutil.rmtree(driver.run_dir)
+        reply = api.http.get("/health")
+        assert (reply.status_code, reply.json()["degraded"]) == (200, ["run_directory_deleted"])
+        assert api.ask("/v1/completions", prompt="hi", max_tokens=3)["usage"]["completion_tokens"] == 3
+        pid = driver.pids["execute"]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: api.http.get("/health").json()["status"] == "gone")
+        status, error = api.refusal("/v1/completions", prompt="hi")
+        assert (status, error["code"]) == (503, "gone")
+        assert error["message"] == f"the pipeline is gone: its run directory {api.gateway.run_dir} was deleted"
+
+
+def test_gateway_that_nobody_supervises_ends_when_its_pipeline_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "GONE_S", 0.0)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / CONFIG_FILE).write_text(PipelineConfig().to_json())
+    gateway = server.make_gateway(GatewayConfig(), run_dir)
+    shutil.rmtree(run_dir)
+    with listen(":0") as listener, pytest.raises(SystemExit, match="1"):
+        server.serve(gateway, listener)
+    assert f"the pipeline is gone: its run directory {run_dir} was deleted" in caplog.text
 
 
 def test_request_waits_for_a_stage_that_restarts(pipeline: Driver, api: Site) -> None:
