@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 
 from ..protocol.board import ROLES, Board
-from ..protocol.journal.deaths import POISONED, DeathWriter
+from ..protocol.journal.deaths import OUT_OF_MEMORY, POISONED, DeathWriter
 from ..protocol.journal.layout import Journal
 from ..protocol.record_key import Key, key_of
 
@@ -28,34 +28,39 @@ class Blame:
         self._board = board
         self._journal = journal
         self._deaths = DeathWriter(journal)
+        board.pardon(OUT_OF_MEMORY)  # it may have more by now
         # Intents of workers that died under an earlier driver say nothing about those started now.
         for role in ROLES:
             board.intent(role).clear()
 
-    def note_death(self, role: str, *, internal: bool) -> int:
+    def note_death(self, role: str, *, internal: bool, out_of_memory: bool = False) -> int:
         """Record a worker's death; returns how many deaths are now explained. Called before the worker is restarted.
 
-        An identified request explains two: this death, and the one that made it a suspect.
+        An identified request explains two: this death, and the one that made it a suspect. ``out_of_memory``: the
+        kernel ended the worker for that.
         """
         intent = self._board.intent(role)
         numbers, num_ahead = (intent.read(), intent.num_ahead) if internal else ([], 0)
         intent.clear()
         if role == "prepare":
-            has_named = self._note_digests(numbers)
+            has_named = self._note_digests(numbers, OUT_OF_MEMORY if out_of_memory else POISONED)
         else:
-            has_named = self._note_requests(role, list(map(key_of, numbers)), num_ahead)
+            keys = list(map(key_of, numbers))
+            has_named = self._note_requests(role, keys, num_ahead, OUT_OF_MEMORY if out_of_memory else POISONED)
         return 2 if has_named else 0
 
-    def _note_requests(self, role: str, keys: list[Key], num_ahead: int) -> bool:
+    def _note_requests(self, role: str, keys: list[Key], num_ahead: int, verdict: int) -> bool:
         num_suspects, has_named = 0, False
         is_alone = len(set(map(self._request_of, keys))) == 1
         for key in keys:
-            deaths = self._deaths.add(role, key, is_alone=is_alone, num_ahead=num_ahead)
+            deaths = self._deaths.add(role, key, is_alone=is_alone, num_ahead=num_ahead, verdict=verdict)
             num_suspects += deaths is not None
-            if deaths == POISONED:
+            if deaths == verdict:
                 has_named = True
-                self._board.set_suspect(int(self._journal.records["digest"][key[0]]), POISONED)
-                logger.error("record %d crashed %s twice, the second time alone: it is poisoned", key[0], role)
+                self._board.set_suspect(int(self._journal.records["digest"][key[0]]), verdict)
+                logger.error(
+                    "record %d crashed %s twice, the second time alone%s: it is poisoned", key[0], role, _why(verdict)
+                )
         if num_suspects:
             logger.warning("%s died while processing %d requests: they run alone first", role, num_suspects)
         return has_named
@@ -68,13 +73,18 @@ class Blame:
         entry = self._journal.records[slot]
         return int(entry["last_slot"]), int(entry["last_generation"])
 
-    def _note_digests(self, digests: list[int]) -> bool:
+    def _note_digests(self, digests: list[int], verdict: int) -> bool:
         """Requests not yet accepted have no record: they are identified by their content, whatever their id."""
         suspects, has_named = self._board.suspects(), False
         for digest in digests:
             is_named = digest in suspects and len(digests) == 1
-            self._board.set_suspect(digest, POISONED if is_named else min(self._board.deaths_of(digest) + 1, POISONED))
+            self._board.set_suspect(digest, verdict if is_named else min(self._board.deaths_of(digest) + 1, POISONED))
             if is_named:
                 has_named = True
-                logger.error("a request with the digest %08x crashed prepare twice: it is poisoned", digest)
+                why = _why(verdict)
+                logger.error("a request with the digest %08x crashed prepare twice%s: it is poisoned", digest, why)
         return has_named
+
+
+def _why(verdict: int) -> str:
+    return ", as memory ran out" if verdict == OUT_OF_MEMORY else ""

@@ -40,14 +40,14 @@ class OomWatch:
         if time.monotonic() - self._looked_at > LOOK_S:
             self._count_kills()
 
-    def has_killed(self) -> bool:
-        """Whether the OOM killer has killed a process of this control group in the last ``RECENT_S`` seconds, and since
-        the last call.
+    def has_killed(self, code: int) -> bool:
+        """Whether the OOM killer has killed the process that ended with this exit code: it has killed one of this
+        control group in the last ``RECENT_S`` seconds, and since the last call.
         """
         self._count_kills()
         is_recent = self._looked_at - self._killed_at < RECENT_S
         self._killed_at = -math.inf
-        return is_recent
+        return is_recent and code == -signal.SIGKILL
 
     def _count_kills(self) -> None:
         before, self._count = self._count, _num_kills(self._read()) or 0
@@ -98,7 +98,7 @@ def is_internal(code: int, *, was_hung: bool, out_of_memory: bool) -> bool:
     """Whether an exit was caused by what the worker was doing. ``code`` is negative for a signal."""
     if was_hung or code > 0:
         return True
-    return -code in _SELF_INFLICTED or (-code == signal.SIGKILL and out_of_memory)
+    return -code in _SELF_INFLICTED or out_of_memory
 
 
 def ran_out_of_files(code: int, log: str) -> bool:

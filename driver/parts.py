@@ -104,7 +104,9 @@ def open_parts(
         board,
         config.supervisor,
         on_give_up=client.fail,
-        on_death=lambda role, internal: blame.note_death(role, internal=internal),
+        on_death=lambda role, internal, out_of_memory: blame.note_death(
+            role, internal=internal, out_of_memory=out_of_memory
+        ),
         on_vacancy=stand_ins.replace,
         on_look=sockets.look,
     )

@@ -21,6 +21,7 @@ from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
 from ..protocol.starvation import OwnTime
+from ..protocol.threads import start_thread
 from .deaths import OomWatch, exit_code, is_internal, ran_out_of_files
 from .flag import Flag
 from .processes import last_log_lines, open_cwd, start_process, why_not_started
@@ -48,14 +49,14 @@ class Supervisor:
         config: SupervisorConfig,
         *,
         on_give_up: Callable[[TriptychError], None],
-        on_death: Callable[[str, bool], int] = lambda role, internal: 0,
+        on_death: Callable[[str, bool, bool], int] = lambda *_: 0,
         on_vacancy: Callable[[str], None] = lambda role: None,
         on_look: Callable[[Worker], None] = lambda worker: None,
     ) -> None:
         """All callbacks run in the supervisor's thread: ``on_give_up`` once, when a worker will not be restarted any
-        more; ``on_death(role, internal)`` before a dead one is restarted, with whether it died through its own fault:
-        it returns how many deaths this one explains, as their cause is now known; ``on_vacancy(role)`` once a worker
-        that will not be restarted is gone; ``on_look(worker)`` for each worker, a few times per second.
+        more; ``on_death(role, internal, out_of_memory)`` before a dead one is restarted, which returns how many deaths
+        its own explains, as their cause is now known; ``on_vacancy(role)`` once a worker that will not be restarted is
+        gone; ``on_look(worker)`` for each worker, a few times per second.
         """
         self._on_give_up, self._on_death, self._on_vacancy, self._on_look = on_give_up, on_death, on_vacancy, on_look
         self._oom = OomWatch()
@@ -82,7 +83,7 @@ class Supervisor:
         self.error: TriptychError | None = None  # why the supervisor gave up
 
     def start(self) -> None:
-        self._thread.start()
+        start_thread(self._thread)
 
     @property
     def pids(self) -> dict[str, int | None]:
@@ -281,7 +282,7 @@ class Supervisor:
         os.close(worker.pidfd)
         worker.process, worker.pidfd, worker.is_news = None, -1, True
         self._exit_codes[worker.role] = code
-        out_of_memory, log = self._oom.has_killed(), self.last_log_lines(worker.role)
+        out_of_memory, log = self._oom.has_killed(code), self.last_log_lines(worker.role)
         if self._is_wanted(worker):
             internal = is_internal(code, was_hung=worker.hung, out_of_memory=out_of_memory)
             if ran_out_of_files(code, log):
@@ -289,8 +290,8 @@ class Supervisor:
                 worker.note_crowd(time.monotonic(), window_s=self._config.restart_window_s)
             elif internal and self._was_ready:  # a failed start is reported by its error
                 logger.error("the last lines of %s were:\n%s", worker.role, log)  # the next process overwrites them
-            num_explained = self._on_death(worker.role, internal)
-            error = worker.why_died(code, log if internal else "")
+            num_explained = self._on_death(worker.role, internal, out_of_memory)
+            error = worker.why_died(code, log if internal else "", out_of_memory=out_of_memory)
             self._plan_restart(worker, error, internal=internal, num_explained=num_explained)
         with self._changed:
             self._changed.notify_all()

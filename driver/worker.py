@@ -8,6 +8,7 @@ import subprocess
 from collections import deque
 from dataclasses import dataclass, field
 
+from ..protocol.cgroups import memory_ran_out
 from ..protocol.errors import TriptychError, WorkerDied
 from ..protocol.lifeline import ask_for_stacks
 from ..protocol.starvation import Starvation
@@ -83,9 +84,10 @@ class Worker:
             self.seen_running_at = now
         return now - max(self.seen_running_at, self.started_at)
 
-    def why_died(self, code: int, log: str) -> WorkerDied:
-        """``log``: its last lines, if they are of interest."""
-        return WorkerDied(self.role, code, log, hint=explain(self.version) if self.version and code > 0 else "")
+    def why_died(self, code: int, log: str, *, out_of_memory: bool = False) -> WorkerDied:
+        """``log``: its last lines, if they are of interest. ``out_of_memory``: the kernel ended it for that."""
+        hint = explain(self.version) if self.version and code > 0 else memory_ran_out() if out_of_memory else ""
+        return WorkerDied(self.role, code, log, hint=hint)
 
     def excuse(self, until: float) -> None:
         """Do not count its silence until then: after the whole machine stood still, as a paused container does, or was
@@ -180,4 +182,5 @@ def _summary(error: TriptychError) -> str:
     """In one line."""
     if not isinstance(error, WorkerDied):
         return error.message
-    return ": ".join(filter(None, [f"exit code {error.exit_code}", last_words(error.stderr)]))[:_MAX_SUMMARY]
+    code = f"exit code {error.exit_code}" + (f", {error.hint}" if error.hint else "")
+    return ": ".join(filter(None, [code, last_words(error.stderr)]))[:_MAX_SUMMARY]

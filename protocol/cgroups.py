@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+_MEMORY_FILES = {1: ("memory.limit_in_bytes", "memory.max_usage_in_bytes"), 2: ("memory.max", "memory.peak")}
+_NO_LIMIT_BYTES = 1 << 60  # version 1 shows such a number where there is none
 
 
 class Group(NamedTuple):
@@ -40,6 +42,19 @@ def groups(controller: str) -> list[Group]:
         elif controller in controllers.split(","):
             found += _with_parents(ROOT / controller, path, version=1)
     return found
+
+
+def memory_ran_out() -> str:
+    """Words for that, with the smallest limit of a control group, if there is one, and how much was used at most."""
+    found = []
+    for group in groups("memory"):
+        limit, peak = (group.read(name) for name in _MEMORY_FILES[group.version])
+        if limit.isdigit() and int(limit) < _NO_LIMIT_BYTES:
+            found.append((int(limit), f", peak {int(peak) >> 20} MiB" if peak.isdigit() else ""))
+    if not found:
+        return "memory ran out"
+    num_bytes, peak = min(found)
+    return f"memory ran out (limit {num_bytes >> 20} MiB{peak})"
 
 
 def _with_parents(root: Path, path: str, *, version: int) -> list[Group]:

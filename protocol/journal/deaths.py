@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..cgroups import memory_ran_out
+from ..errors import Poisoned
 from ..record_key import Key
 from .layout import FREE, Journal, split_word, word
 
-POISONED = 0xFFFF  # as a number of deaths: identified as the cause, and not run any more
+# As numbers of deaths: identified as the cause, and not run any more; by the second one the kernel ended the worker
+# because memory ran out.
+POISONED, OUT_OF_MEMORY = 0xFFFF, 0xFFFE
 MAX_AHEAD = 0xFFFF  # steps
 _DEATHS = {"execute": "deaths_word", "summarize": "summarize_deaths_word"}
 _SURVIVED = {"execute": "survived_word", "summarize": "summarize_survived_word"}
@@ -24,10 +28,10 @@ class DeathWriter:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    def add(self, role: str, key: Key, *, is_alone: bool, num_ahead: int = 0) -> int | None:
+    def add(self, role: str, key: Key, *, is_alone: bool, num_ahead: int = 0, verdict: int = POISONED) -> int | None:
         """Count a death against the request ``key``; its deaths, or None if it is gone.
 
-        A suspect that ran alone becomes ``POISONED``. ``num_ahead``: see ``Intent.begin``.
+        ``verdict``: what a suspect that ran alone becomes. ``num_ahead``: see ``Intent.begin``.
         """
         slot, generation = key
         if slot >= self._journal.num_records:
@@ -38,13 +42,22 @@ class DeathWriter:
         entry = self._journal.records[slot]
         deaths = _value(entry[_DEATHS[role]], generation)
         is_suspect = deaths > _value(entry[_SURVIVED[role]], generation)
-        deaths = POISONED if is_suspect and is_alone else min(deaths + 1, POISONED - 1)
+        deaths = verdict if is_suspect and is_alone else min(deaths + 1, OUT_OF_MEMORY - 1)
         entry[_DEATHS[role]] = word(generation, min(num_ahead, MAX_AHEAD) << 16 | deaths)
         return deaths
 
 
+def poisoned(deaths: int, text: str) -> Poisoned | None:
+    """The error of a request with that many deaths held against it, if it is identified as the cause. ``text`` is its
+    message, unless memory ran out.
+    """
+    if deaths == OUT_OF_MEMORY:
+        return Poisoned(f"each time it ran alone, {memory_ran_out()}")
+    return Poisoned(text) if deaths == POISONED else None
+
+
 def num_deaths(journal: Journal, role: str, slot: int, generation: int) -> int:
-    """Deaths this request was ever suspected of causing, or ``POISONED``."""
+    """Deaths this request was ever suspected of causing, or the verdict."""
     return _value(journal.records[_DEATHS[role]][slot], generation)
 
 
@@ -54,7 +67,7 @@ def num_ahead(journal: Journal, role: str, slot: int, generation: int) -> int:
 
 
 def held_against(journal: Journal, role: str, slot: int, generation: int) -> int:
-    """0, the number of deaths this request is suspected of causing, or ``POISONED``."""
+    """0, the number of deaths this request is suspected of causing, or the verdict."""
     deaths = num_deaths(journal, role, slot, generation)
     return deaths if deaths > _value(journal.records[_SURVIVED[role]][slot], generation) else 0
 
@@ -75,7 +88,7 @@ def suspects(journal: Journal, role: str) -> list[int]:
 
 
 def _value(stored: int, generation: int) -> int:
-    return _word_of(stored, generation) & POISONED
+    return _word_of(stored, generation) & 0xFFFF
 
 
 def _word_of(stored: int, generation: int) -> int:

@@ -10,7 +10,15 @@ import pytest
 from tests.protocol.factories import TIMES, accept, make_record
 from triptych.driver.blame import Blame
 from triptych.protocol.board import Board
-from triptych.protocol.journal.deaths import MAX_AHEAD, POISONED, held_against, note_survival, num_ahead
+from triptych.protocol.journal.deaths import (
+    MAX_AHEAD,
+    OUT_OF_MEMORY,
+    POISONED,
+    held_against,
+    note_survival,
+    num_ahead,
+    poisoned,
+)
 from triptych.protocol.journal.deaths import suspects as slots_of_suspects
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestWriter
@@ -77,6 +85,23 @@ def test_request_that_crashed_a_worker_twice_is_recognised_by_its_content(
         board.intent(role).begin_one(number_of(view.key))
         blame.note_death(role, internal=True)
         assert board.suspects() == suspects
+
+
+@pytest.mark.parametrize("role", ["execute", "summarize"])
+def test_request_for_which_memory_ran_out_may_be_sent_again_to_the_next_driver(
+    board: Board, journal: Journal, role: str
+) -> None:
+    """There may be more memory by then."""
+    view, blame = accept(RequestWriter(journal), journal, make_record(digest=DIGEST)), Blame(board, journal)
+    for deaths, suspects in ((1, {}), (OUT_OF_MEMORY, {DIGEST: OUT_OF_MEMORY})):
+        board.intent(role).begin_one(number_of(view.key))
+        blame.note_death(role, internal=True, out_of_memory=True)
+        assert (held_against(journal, role, *view.key), board.suspects()) == (deaths, suspects)
+    error = poisoned(OUT_OF_MEMORY, "it crashed")
+    assert error is not None
+    assert "each time it ran alone, memory ran out" in error.message
+    Blame(board, journal)
+    assert board.suspects() == {}
 
 
 def test_poisoned_request_stays_poisoned(board: Board, journal: Journal) -> None:

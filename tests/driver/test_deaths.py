@@ -52,10 +52,12 @@ def test_oom_kill_is_detected_once(place: Place, membership: str | None, name: s
     place("vmstat", "oom_kill 9\n")  # of the whole machine: only counts where no cgroup does
     place(name, text.format(2))
     watch = OomWatch()
-    assert not watch.has_killed()
+    assert not watch.has_killed(-9)
     place(name, text.format(3))
-    assert watch.has_killed()
-    assert not watch.has_killed()
+    assert watch.has_killed(-9)
+    assert not watch.has_killed(-9)
+    place(name, text.format(4))
+    assert not watch.has_killed(-11)  # it has killed another process
 
 
 def test_oom_kill_of_another_process_is_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +72,9 @@ def test_oom_kill_of_another_process_is_forgotten(place: Place, monkeypatch: pyt
     watch.look()
     seconds = 11.0 + deaths.RECENT_S
     watch.look()
-    assert not watch.has_killed()
+    assert not watch.has_killed(-9)
     place("groups/a/memory.events", "oom_kill 4\n")
-    assert watch.has_killed()
+    assert watch.has_killed(-9)
 
 
 def test_oom_kills_elsewhere_are_ignored_if_our_cgroup_has_its_own_count(place: Place) -> None:
@@ -81,13 +83,31 @@ def test_oom_kills_elsewhere_are_ignored_if_our_cgroup_has_its_own_count(place: 
     place("vmstat", "oom_kill 1\n")
     watch = OomWatch()
     place("vmstat", "oom_kill 2\n")
-    assert not watch.has_killed()
+    assert not watch.has_killed(-9)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "said"),
+    [
+        ("0::/a/b\n", {"a/memory.max": 3 << 20, "a/memory.peak": 2 << 20, "a/b/memory.max": "max"},
+         " (limit 3 MiB, peak 2 MiB)"),
+        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": 5 << 20}, " (limit 5 MiB)"),
+        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": 0x7FFFFFFFFFFFF000}, ""),
+        ("0::/\n", {}, ""),
+    ],
+    ids=["of a parent", "version 1", "version 1 without a limit", "none"],
+)  # fmt: skip
+def test_limit_of_memory_is_named(place: Place, membership: str, files: dict[str, object], said: str) -> None:
+    place("membership", membership)
+    for name, text in files.items():
+        place(f"groups/{name}", f"{text}\n")
+    assert cgroups.memory_ran_out() == f"memory ran out{said}"
 
 
 def test_kernel_without_counters_reports_nothing(place: Place) -> None:
     place("membership", "4:memory:/a\n")
     place("groups/memory/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n")
-    assert not OomWatch().has_killed()
+    assert not OomWatch().has_killed(-9)
 
 
 @pytest.mark.parametrize(

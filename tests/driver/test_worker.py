@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from triptych.driver import worker as worker_module
 from triptych.driver.worker import CROWD_LASTS_S, MAX_BACK_OFF_S, Worker
 from triptych.protocol import starvation
 from triptych.protocol.errors import WorkerDied
@@ -50,6 +51,15 @@ class Ending(Worker):
 
     @process.setter
     def process(self, _: subprocess.Popen[bytes] | None) -> None: ...
+
+
+def test_death_for_lack_of_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "memory_ran_out", lambda: "memory ran out (limit 9 MiB)")
+    worker = Worker("execute")
+    error = worker.why_died(-9, "loading", out_of_memory=True)
+    worker.note_death(0.0, error, num_explained=0)
+    assert "ended with exit code -9, memory ran out (limit 9 MiB); " in error.message
+    assert worker.last_death == "exit code -9, memory ran out (limit 9 MiB): loading"
 
 
 def test_health_names_the_last_death_in_one_line() -> None:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from ...protocol import messages as m
 from ...protocol.errors import JournalError, Poisoned
-from ...protocol.journal.deaths import POISONED, held_against, num_deaths
+from ...protocol.journal.deaths import held_against, num_deaths, poisoned
 from ...protocol.journal.layout import DISPATCHED
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import RequestView, read_request
@@ -256,15 +256,13 @@ class Execute:
             sequence.chance = 0.0  # a proposal may have been the cause, and these are optional: make no more
         self._held[slot] = view.generation
         self._stats.changed = True
-        self._continue(sequence, view, is_poisoned=against == POISONED)
+        self._continue(sequence, view, poisoned(against, "the request crashed the process that ran it, twice"))
 
-    def _continue(self, sequence: Sequence, view: RequestView, *, is_poisoned: bool) -> None:
+    def _continue(self, sequence: Sequence, view: RequestView, refusal: Poisoned | None) -> None:
         """Begin with the request, or go on with it, unless it ends here."""
         reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None
-        if is_poisoned:
-            self._books.finish(
-                sequence.key, "error", f"{Poisoned.code}\nthe request crashed the process that ran it, twice"
-            )
+        if refusal is not None:
+            self._books.finish(sequence.key, "error", f"{refusal.code}\n{refusal.message}")
         elif error := self._unknown_adapter(view) or self._too_many_beams(view):
             self._books.fail(sequence.key, error)
         elif reason is not None:  # crashed after writing the last token, before writing the end

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ...protocol.board import Board
-from ...protocol.errors import Poisoned
-from ...protocol.journal.deaths import POISONED
+from ...protocol.journal.deaths import poisoned
 
 
 class Suspects:
@@ -28,8 +27,9 @@ class Suspects:
         """
         if self._version != self._board.suspects_version:  # a crash of execute or summarize has been attributed
             self._version, self._deaths = self._board.suspects_version, self._board.suspects()
-        if self._deaths.get(key) == POISONED:
-            raise Poisoned("the request, or one with the same content, crashed the worker that processed it, twice")
+        text = "the request, or one with the same content, crashed the worker that processed it, twice"
+        if error := poisoned(self._deaths.get(key, 0), text):
+            raise error
         return key in self._deaths
 
     def clear(self, key: int) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 from ...protocol import messages as m
 from ...protocol.board import FAILED, STOP
 from ...protocol.codec import decode_public, peek_request_id
-from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned
-from ...protocol.journal.deaths import POISONED, held_against
+from ...protocol.errors import BadFrame, JournalError, PipelineFailed
+from ...protocol.journal.deaths import held_against, poisoned
 from ...protocol.journal.layout import split_word
 from ...protocol.journal.releases import is_acknowledged, is_forgotten, read_release
 from ...protocol.journal.requests import read_request
@@ -239,8 +239,8 @@ class Summarize:
         answer.is_acknowledged = is_acknowledged(self._journal, *answer.key)
         against = held_against(self._journal, "summarize", slot, view.generation)
         answer.is_suspect = against > 0
-        if against == POISONED:
-            self._ends.fail(answer, Poisoned("the request crashed the process that turned it into text, twice"))
+        if refusal := poisoned(against, "the request crashed the process that turned it into text, twice"):
+            self._ends.fail(answer, refusal)
         else:
             self._rebuild(answer)
         self._ends.end_search(answer.choices)
