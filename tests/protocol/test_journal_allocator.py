@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import deque
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.protocol.factories import TIMES, make_journal, make_record
+from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from triptych.protocol.errors import InvalidRequest, Overloaded
 from triptych.protocol.journal.layout import DISPATCHED, FREE, extent
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter, logprob_words, read_request
 from triptych.protocol.journal.tokens import TokenWriter
+from triptych.protocol.record import RequestRecord
 
 NUM_RECORDS = 6
 ARENA_BYTES = 4096
@@ -142,3 +145,38 @@ def gaps_between(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 TestAllocator = Allocator.TestCase
 TestAllocator.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+NUM_PIECES, PIECE_BYTES = 4, 1024
+FREED = [order for count in (2, 3) for order in itertools.permutations(range(NUM_PIECES), count)]
+
+
+def record_of(num_pieces: int) -> RequestRecord:
+    """A record whose extent has that many pieces of the arena."""
+    fixed = len(make_record().to_bytes()) + 16
+    return make_record(token_capacity=(num_pieces * PIECE_BYTES - fixed) // 8)
+
+
+@pytest.mark.parametrize("freed", FREED, ids=str)
+def test_freed_pieces_are_merged_with_their_neighbours_only(tmp_path: Path, freed: tuple[int, ...]) -> None:
+    journal = make_journal(tmp_path, num_records=NUM_PIECES + 1, arena_bytes=NUM_PIECES * PIECE_BYTES)
+    writer = RequestWriter(journal)
+    views = [accept(writer, journal, record_of(1)) for _ in range(NUM_PIECES)]
+    for index in freed:
+        ReleaseWriter(journal).forget(*views[index].key)
+        assert writer.recycle(*views[index].key)
+    kept = [view for view in views if view.slot not in freed]
+    longest = max(sum(1 for _ in run) for is_free, run in itertools.groupby(range(4), freed.__contains__) if is_free)
+    with pytest.raises((Overloaded, InvalidRequest)):
+        writer.accept(record_of(longest + 1), TIMES)
+    writer.accept(record_of(longest), TIMES)
+    assert [read_request(journal, view.slot) for view in kept] == kept
+
+
+def test_group_that_does_not_fit_gives_back_what_its_first_records_took(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path, arena_bytes=NUM_PIECES * PIECE_BYTES)
+    writer = RequestWriter(journal)
+    writer.accept(record_of(1), TIMES)
+    with pytest.raises(Overloaded):
+        writer.accept_all([record_of(2), record_of(2)], TIMES)
+    writer.accept(record_of(NUM_PIECES - 1), TIMES)

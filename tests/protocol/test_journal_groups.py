@@ -13,7 +13,7 @@ from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from triptych.protocol.errors import InvalidRequest
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.releases import ReleaseWriter
-from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
+from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request, slots_of_group
 from triptych.protocol.request_ids import member_id, member_seed, request_of
 
 SIZE = 3
@@ -93,6 +93,16 @@ def test_single_request_is_its_own_group(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     view = accept(RequestWriter(journal), journal)
     assert view.group == (view.slot, view.generation)
+
+
+def test_records_of_a_request_are_found_in_order_of_arrival(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    writer = RequestWriter(journal)
+    first, *_ = [accept(writer, journal) for _ in range(3)]
+    ReleaseWriter(journal).forget(*first.key)
+    assert writer.recycle(*first.key)
+    keys = writer.accept_all(GROUP[:2], TIMES)
+    assert [slot for slot, _ in keys] == slots_of_group(journal, keys[-1]) == [3, 0]
 
 
 def test_ids_and_seeds_of_members_are_functions_of_the_request() -> None:
