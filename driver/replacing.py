@@ -9,15 +9,16 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..protocol.board import KEEP, STOP, Board
 from ..protocol.config import HASH_MODEL, PipelineConfig
 from ..protocol.errors import ConfigError, TriptychError
 from ..protocol.lora import PARAM as LORA_PARAM
-from ..protocol.model_card import Offer
+from ..protocol.model_card import ModelCard, Offer
 from ..protocol.private_file import FOLDER_MODE, write_private
-from ..protocol.run_dir import CONFIG_FILE
+from ..protocol.run_dir import ADAPT_FILE, CONFIG_FILE
 from .journal_keeper import JournalKeeper
 from .preparing import writing
 from .processes import last_log_lines, start_process
@@ -133,7 +134,8 @@ def rehearse(running: Running, config: PipelineConfig, *, timeout_s: float) -> N
 
 
 def reload_model(running: Running, config: PipelineConfig, changed: PipelineConfig, *, timeout_s: float) -> None:
-    """Replace execute by one that runs the model of the ``changed`` config. Requests continue where they were.
+    """Let execute take up the adapters of the ``changed`` config, or replace it by one that runs its model. Requests
+    continue where they were.
 
     Raises:
         ConfigError: the model or an adapter cannot be loaded, or has another vocabulary: those of ``config`` are loaded
@@ -145,6 +147,8 @@ def reload_model(running: Running, config: PipelineConfig, changed: PipelineConf
     with writing(running.run_dir):
         rehearse(running, changed, timeout_s=timeout_s)
         write_private(file, changed.to_json())
+        if _adapts(running, config, changed, timeout_s=timeout_s):
+            return
         try:
             replace_worker(running, "execute", timeout_s=timeout_s)
         except BaseException:
@@ -154,6 +158,29 @@ def reload_model(running: Running, config: PipelineConfig, changed: PipelineConf
                 _restart_worker(running, "execute")  # it may only be late, and would start with the changed settings
             raise
     running.keeper.name_model(changed.model.model)
+
+
+def _adapts(running: Running, config: PipelineConfig, changed: PipelineConfig, *, timeout_s: float) -> bool:
+    """Whether execute has taken up the adapters of ``changed``, which are all that is new in it, while it runs.
+
+    Otherwise it has to be replaced: it cannot, or has crashed meanwhile and may have found either settings.
+    """
+    with_adapters = replace(config, model=replace(config.model, lora_modules=changed.model.lora_modules))
+    epoch, board = running.board.epoch("execute"), running.board
+    if with_adapters != changed or not board.ready("execute"):
+        return False
+    file, deadline = running.run_dir.path / ADAPT_FILE, time.monotonic() + timeout_s
+    write_private(file, "")
+    try:
+        while file.exists():
+            if time.monotonic() >= deadline or board.epoch("execute") != epoch:
+                return False
+            running.check()
+            time.sleep(POLL_S)
+    finally:
+        file.unlink(missing_ok=True)
+    card = ModelCard.read(running.run_dir.path)
+    return card is not None and set(card.adapters) == {module.name for module in changed.model.adapters}
 
 
 def _restart_worker(running: Running, role: str) -> None:

@@ -11,6 +11,7 @@ from .config import PipelineConfig, ServiceConfig
 from .errors import ConfigError
 
 CONFIG_FILE = "config.json"
+ADAPT_FILE = "execute.adapt"  # while execute should take up the adapters of the settings
 JOURNAL_FILE = "journal"
 SUBMIT_SOCKET, FOLLOW_SOCKET = "submit", "follow"  # for clients, unless the settings name other ones
 

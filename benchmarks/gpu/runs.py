@@ -139,6 +139,7 @@ class TimedRunner:
         self._begin: Any = None
         self.move, self.collect, self.is_fatal = runner.move, runner.collect, runner.is_fatal
         self.prepare, self.show_progress = runner.prepare, runner.show_progress
+        self.load_adapters = runner.load_adapters
         self.is_batch_invariant, self.overlaps = runner.is_batch_invariant, runner.overlaps
         self.hides_planning = runner.hides_planning
         self.proposer, self.check_costs = runner.proposer, runner.check_costs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from triptych import Driver
 from triptych.driver import replacing
 from triptych.driver.adapters import LoadedAdapters
 from triptych.protocol.errors import ConfigError, InvalidRequest
+from triptych.protocol.run_dir import ADAPT_FILE
 
 PROMPT = list(range(40, 140))
 
@@ -39,11 +42,18 @@ def fixture_driver(folder: Path) -> Iterator[Driver]:
         assert_quiet(driver)
 
 
-def test_adapter_is_loaded_used_and_unloaded_while_streams_continue(driver: Driver, folder: Path) -> None:
-    streams = [driver.submit(PROMPT, max_tokens=300, lora=name) for name in ("", "fixed")]
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_adapter_is_loaded_used_and_unloaded_while_streams_continue(
+    driver: Driver, folder: Path, is_replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the execute that runs, or by a new one where that cannot take it up."""
+    if is_replaced:
+        monkeypatch.setattr(replacing, "_adapts", lambda *_, **__: False)
+    streams, pid = [driver.submit(PROMPT, max_tokens=300, lora=name) for name in ("", "fixed")], driver.pids["execute"]
     for stream in streams:
         next(iter(stream))
     assert driver.load_adapter("new", folder) > 0
+    assert (driver.pids["execute"] != pid) == is_replaced
     adapted = driver.submit(PROMPT, max_tokens=200, lora="new")
     kill(driver, "execute")
     assert adapted.result(30).token_ids == expected(PROMPT, 200, adapter=2)
@@ -56,6 +66,53 @@ def test_adapter_is_loaded_used_and_unloaded_while_streams_continue(driver: Driv
     for number, stream in enumerate(streams):
         assert stream.result(30).token_ids == expected(PROMPT, 300, adapter=number)
     assert list(driver.info()["model"]["adapters"]) == ["fixed"]
+
+
+def test_adapters_keep_their_numbers_while_others_come_and_go(driver: Driver, folder: Path) -> None:
+    pid = driver.pids["execute"]
+    for name in ("first", "second"):
+        driver.load_adapter(name, folder)
+    stream = driver.submit(PROMPT, max_tokens=300, lora="second")
+    next(iter(stream))
+    driver.unload_adapter("first")
+    driver.load_adapter("third", folder)
+    for name, number in (("second", 3), ("third", 2)):
+        assert generated_by(driver, name) == expected([1, 2], 4, adapter=number)
+    assert stream.result(30).token_ids == expected(PROMPT, 300, adapter=3)
+    for name in ("second", "third"):
+        driver.unload_adapter(name)
+    assert driver.pids["execute"] == pid
+
+
+def test_execute_that_dies_while_it_takes_up_an_adapter_has_it_afterwards(driver: Driver, folder: Path) -> None:
+    stream, pid = driver.submit(PROMPT, max_tokens=300, lora="fixed"), driver.pids["execute"]
+    assert pid is not None
+    next(iter(stream))
+    os.kill(pid, signal.SIGSTOP)
+    loading = threading.Thread(target=driver.load_adapter, args=["new", folder])
+    loading.start()
+    eventually((driver.run_dir / ADAPT_FILE).exists)
+    os.kill(pid, signal.SIGKILL)
+    loading.join(30)
+    assert not (driver.run_dir / ADAPT_FILE).exists()
+    assert generated_by(driver, "new") == expected([1, 2], 4, adapter=2)
+    assert stream.result(30).token_ids == expected(PROMPT, 300, adapter=1)
+    driver.unload_adapter("new")
+
+
+def test_name_of_other_weights_is_taken_up_by_a_new_process(driver: Driver, tmp_path: Path) -> None:
+    """The old one may have keys and values of the former adapter in its cache."""
+    own = make_nominal_adapter(tmp_path / "own")
+    driver.load_adapter("own", own)
+    driver.unload_adapter("own")
+    pid = driver.pids["execute"]
+    driver.load_adapter("own", own)
+    driver.unload_adapter("own")
+    assert driver.pids["execute"] == pid
+    make_nominal_adapter(own, b"other weights")
+    driver.load_adapter("own", own)
+    assert driver.pids["execute"] != pid
+    driver.unload_adapter("own")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +148,7 @@ def test_adapter_that_cannot_be_unloaded_stays(driver: Driver, folder: Path, mon
         raise ConfigError("no room")
 
     with monkeypatch.context() as patch:
+        patch.setattr(replacing, "_adapts", lambda *_, **__: False)
         patch.setattr(replacing, "replace_worker", fail)
         with pytest.raises(ConfigError, match="no room"):
             driver.unload_adapter("new")
@@ -108,6 +166,7 @@ def test_failed_replacement_of_execute_still_ends_the_old_process(
 
     pid = driver.pids["execute"]
     with monkeypatch.context() as patch:
+        patch.setattr(replacing, "_adapts", lambda *_, **__: False)
         patch.setattr(replacing, "replace_worker", fail)
         with pytest.raises(ConfigError, match="no room"):
             driver.load_adapter("new", folder)
@@ -211,5 +270,9 @@ def test_adapter_refused_by_execute_disturbs_no_request(tmp_path: Path) -> None:
             driver.load_adapter("bad", bad)
         assert driver.pids == pids, "it was tried in a process beside the running one"
         driver.load_adapter("good", good)
+        assert driver.pids == pids, "the running one takes it up"
         assert stream.result(60).token_ids == plain
-        assert driver.generate(PROMPT, max_tokens=60, ignore_eos=True, lora="good").token_ids != plain
+        adapted = driver.generate(PROMPT, max_tokens=60, ignore_eos=True, lora="good").token_ids
+        assert adapted != plain
+        kill(driver, "execute")
+        assert driver.generate(PROMPT, max_tokens=60, ignore_eos=True, lora="good").token_ids == adapted

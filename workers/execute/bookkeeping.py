@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -55,15 +55,17 @@ class Bookkeeper:
         journal: Journal,
         *,
         eos_token_ids: frozenset[int],
-        adapters: Iterable[str] = (),
+        adapters: Mapping[str, int] | None = None,
         pooling: Pooling = LAST_STATE,
     ) -> None:
-        """``pooling`` is that of the model's embeddings."""
+        """``adapters`` are the numbers of those that are served, by name, which may change. ``pooling`` is that of the
+        model's embeddings.
+        """
         self._journal = journal
         self._pooling = pooling
         self._writer = TokenWriter(journal)
         self._eos = eos_token_ids
-        self._adapters = {name: number for number, name in enumerate(adapters, 1)}
+        self._adapters = {} if adapters is None else adapters
         self._views: dict[Key, RequestView] = {}
         self._sequences: dict[Key, Sequence] = {}
         self._interruptions: dict[Key, _Interruption] = {}

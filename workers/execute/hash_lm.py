@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 
+from ...protocol.config import ModelConfig
 from ...protocol.scores import ScoreColumns
 from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
 from .scheduling.beam_search import Candidates, num_candidates
@@ -32,6 +33,7 @@ from .step import (
     Float32,
     Int32,
     Int64,
+    Places,
     PromptScores,
     PromptStates,
     ScoreSpan,
@@ -105,6 +107,9 @@ class HashRunner:
 
     def show_progress(self, word: Int64) -> int:
         return 1
+
+    def load_adapters(self, config: ModelConfig, places: Places) -> Callable[[], None] | None:
+        return lambda: None  # an adapter is its number
 
     def move(self, moves: Moves) -> None:
         cells, host_cells = self._cells, self._host_cells

@@ -33,6 +33,7 @@ from .scheduling.audit import measure_memory
 from .scheduling.pooling import Pooling
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key, Sequence
+from .served_adapters import ServedAdapters
 from .showing import Showing
 from .step import Runner
 from .step_intent import StepIntent
@@ -87,11 +88,11 @@ class Execute:
         self._quarantine = Quarantine(context.journal, num_steps=num_alone)
         self._intent = StepIntent(context.intent)
         self._flushes = context.config.service.flushes_steps
-        self._adapters, self._vocab_size = card.adapters, card.vocab_size
+        self._adapters, self._vocab_size = ServedAdapters(card, runner, context.run_dir), card.vocab_size
         self._books = Bookkeeper(
             context.journal,
             eos_token_ids=frozenset(card.eos_token_ids),
-            adapters=self._adapters,
+            adapters=self._adapters.numbers,
             pooling=Pooling(card.pooling, card.normalizes_embeddings),
         )
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
@@ -128,6 +129,7 @@ class Execute:
         self._next_look = now + LOOK_S
         patience = self._stats.publish_if_due()
         self._showing.show_if_due()
+        self._adapters.change_if_told(may_change=not (self._quarantine.is_on or self._is_degraded))
         if not self._engine.has_work:
             self._tell()
             due_s = 0.0 if self._quarantine.has_next else max(0.0, self._next_scan - time.monotonic())
@@ -274,7 +276,7 @@ class Execute:
     def _unknown_adapter(self, view: RequestView) -> str:
         """Why this request, accepted for an adapter that has since been unloaded, cannot be served; empty if it can."""
         name, digest = view.record.lora, view.record.lora_digest
-        return f"the adapter {name!r} is no longer served" if self._adapters.get(name, "") != digest else ""
+        return f"the adapter {name!r} is no longer served" if self._adapters.digest_of(name) != digest else ""
 
     def _too_many_beams(self, view: RequestView) -> str:
         """Why the search of this beam can never start, as its beams only run together; empty if it can."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -9,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ...protocol.config import ModelConfig
 from ...protocol.scores import ScoreColumns
 from .scheduling.beam_search import Candidates
 from .scheduling.moves import Moves
@@ -169,6 +171,9 @@ class StepResult:
     states: Rows[PromptStates] = ()  # one for each of ``StepInputs.embedded``
 
 
+Places = Rows[str | None]  # names of adapters by their numbers in steps, counted from 1; None: nobody has this number
+
+
 class Runner(Protocol):
     """Computes steps over pages it owns. ``launch`` may return before the result is ready; ``collect`` waits for it."""
 
@@ -196,6 +201,17 @@ class Runner(Protocol):
 
         Returns into how many parts of about the same duration a step is divided by that, at least; 1 if this runner
         shows nothing.
+        """
+        ...
+
+    def load_adapters(self, config: ModelConfig, places: Places) -> Callable[[], None] | None:
+        """Load the adapters of ``config``, which are at these places, in any thread, while steps run.
+
+        Returns what puts them to use from the next step on, and must be called between two steps; or None, if it takes
+        another runner to serve them.
+
+        Raises:
+            ConfigError: an adapter cannot be read.
         """
         ...
 

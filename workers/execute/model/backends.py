@@ -25,6 +25,7 @@ from .guard.proof import ProofStore
 from .lora import Adapter
 from .memory import available_bytes
 from .native.build import NativeModel, NativeSetting, load_proven
+from .native.late_adapters import LateAdapters
 from .native.runner import NativeRunner
 from .parallel.group import ALONE, Group, check_divides
 from .pool import LayerShape, PoolSize, bytes_per_token, size_pages
@@ -231,7 +232,7 @@ class Backends:
         if self._why_not_native() is not None or (proof := proofs.find(run_dir)) is None:
             return None
         try:
-            return self._native(load_proven(self.folder, proof, self._native_setting))
+            return self._native(load_proven(self.folder, proof, self._native_setting), proofs, run_dir)
         except Unsupported:
             return None  # load_native will say why
 
@@ -282,20 +283,21 @@ class Backends:
                 self._refuse("the compiled kernels", error, slower)
             return None
         proofs.keep(native.proof, run_dir)
-        return self._native(native)
+        return self._native(native, proofs, run_dir)
 
     def _refuse(self, backend: str, why: Unsupported, consequence: str) -> None:
         self.refusals.append(f"{backend}: {why}")
         self.obstacles.append(f"{consequence} {self.refusals[-1]}")
         logger.warning("%s", self.obstacles[-1])
 
-    def _native(self, native: NativeModel) -> Loaded:
+    def _native(self, native: NativeModel, proofs: ProofStore, run_dir: Path) -> Loaded:
         logger.info("the compiled kernels run %s: %s", self.config.model, native.why)
         facts = native.proof.facts
 
         def make_runner(size: PoolSize) -> NativeRunner:
             decoder = native.make_decoder(size.num_pages, size.max_model_len, self.num_state_rows)
-            return NativeRunner(decoder, Sampler(facts.eos_token_ids), **self._runner_sizes(size))
+            late = LateAdapters(proofs, run_dir, native.pack_adapter)
+            return NativeRunner(decoder, Sampler(facts.eos_token_ids), late, **self._runner_sizes(size))
 
         state_bytes = native.state_bytes(self.num_state_rows)
         return Loaded(facts, native.dtype, native.backend, native.shapes, make_runner, state_bytes=state_bytes)

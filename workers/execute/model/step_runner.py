@@ -10,13 +10,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ....protocol.config import ModelConfig
 from ....protocol.sampling import MAX_LOGPROBS, SamplingParams
 from ..grammar.masks import MaskMaker
 from ..scheduling.moves import Moves
 from ..scheduling.proposals import CheckCosts, Proposer
 from ..scheduling.sequence import Sequence
 from ..scheduling.states import NO_ROW, Segment
-from ..step import Int64, ScoreSpan, StepCut, StepInputs, StepResult
+from ..step import Int64, Places, ScoreSpan, StepCut, StepInputs, StepResult
 from .memory import is_out_of_memory
 from .moves import PageMover
 from .prefault import Prefault
@@ -59,6 +60,9 @@ class StepRunner(ABC):
 
     def show_progress(self, word: Int64) -> int:
         return 1
+
+    def load_adapters(self, config: ModelConfig, places: Places) -> Callable[[], None] | None:
+        return None
 
     @torch.inference_mode()
     def move(self, moves: Moves) -> None:

@@ -31,7 +31,7 @@ from .calibration import NUM_STEPS, calibrate
 from .calibration_store import CalibrationStore
 from .decoder import NativeDecoder
 from .latent import check_latents
-from .lora import PackedAdapters
+from .lora import PackedAdapter, PackedAdapters
 from .states import state_bytes
 from .weights import PackedWeights
 
@@ -46,7 +46,7 @@ QUANTISED = {"int8": Format.INT8, "int4": Format.INT4}
 @dataclass(frozen=True, slots=True)
 class NativeModel:
     """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len, num_state_rows)`` adds pages and
-    states.
+    states, and ``pack_adapter`` prepares another adapter, or raises a ConfigError if that does not fit.
     """
 
     proof: Proof
@@ -54,6 +54,7 @@ class NativeModel:
     backend: str
     shapes: list[LayerShape]
     make_decoder: Callable[[int, int, int], NativeDecoder]
+    pack_adapter: Callable[[Adapter], PackedAdapter]
     state_bytes: Callable[[int], int]  # number of sequences -> bytes of their states; 0: no layer has state
     why: str  # for the log: what runs where, and how much its logits differ from those of transformers
 
@@ -167,7 +168,7 @@ class NativeSetting:
         Raises:
             ConfigError: an adapter does not fit the model.
         """
-        return PackedAdapters(weights.spec, self.adapters, weights.format)
+        return PackedAdapters([PackedAdapter(weights.spec, adapter, weights.format) for adapter in self.adapters])
 
     def model(self, library: Kernels, weights: PackedWeights, adapters: PackedAdapters, proof: Proof) -> NativeModel:
         """Assemble the model described by ``proof``."""
@@ -192,6 +193,7 @@ class NativeSetting:
             backend=f"native {name} on {library.level}",
             shapes=[LayerShape(spec.num_kv_heads, key_bytes, value_bytes, torch.uint8)] * spec.num_attending,
             make_decoder=make_decoder,
+            pack_adapter=partial(PackedAdapter, spec, format_=format_),
             state_bytes=lambda num_rows: state_bytes(spec, num_rows=num_rows),
             why=f"{name} on {library.level}, {threads} threads; "
             f"its logits differ from transformers' by {proof.difference:.1g} of the greatest",

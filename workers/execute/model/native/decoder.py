@@ -104,20 +104,39 @@ class NativeDecoder:
         model.eight_bit_pages = eight_bit_pages
         model.layers = ctypes.addressof(self._layers)
         model.page_size = page_size
-        self._adapters = adapters
-        if adapters is not None and adapters.names:
-            model.updates = ctypes.addressof(adapters.updates)
-            model.max_rank, model.adapted_products = adapters.max_rank, adapters.adapted_products
-        self.overlaps = overlaps
-        sharing = Sharing(*thresholds, num_threads=num_threads, num_own=max(num_threads - 1, int(overlaps)))
-        self._decoder = library.triptych_decoder_new(model, sharing)
-        if not self._decoder:
-            raise ConfigError(f"cannot start {num_threads} threads", param="threads")
-        weakref.finalize(self, library.triptych_decoder_delete, self._decoder)
+        self._model, self.overlaps = model, overlaps
+        self._num_tokens = 0  # that there is memory for
+        self._progress_word: Int64 | None = None
+        self._sharing = Sharing(*thresholds, num_threads=num_threads, num_own=max(num_threads - 1, int(overlaps)))
+        self._start(adapters or PackedAdapters([]))
         self._hidden_scaling = np.float32(weights.spec.logits_scaling)  # by which the last norm divides them
         self._hidden_size, self.num_layers = weights.spec.hidden_size, weights.spec.num_layers
         self._rooms = [_Room(padded(self._vocab_size), padded(self._hidden_size)) for _ in range(2)]
         self._submitted: deque[_Submitted] = deque()  # not waited for yet
+
+    def _start(self, adapters: PackedAdapters) -> None:
+        """Make the kernels' own decoder, with these adapters, and start its threads."""
+        self._model.updates = ctypes.addressof(adapters.updates) if adapters.updates else None
+        self._model.max_rank, self._model.adapted_products = adapters.max_rank, adapters.adapted_products
+        self._decoder = self._library.triptych_decoder_new(self._model, self._sharing)
+        if not self._decoder:
+            raise ConfigError(f"cannot start {self._sharing.num_threads} threads", param="threads")
+        self._end = weakref.finalize(self, self._library.triptych_decoder_delete, self._decoder)
+        self.adapters = adapters
+
+    def adapt(self, adapters: PackedAdapters) -> None:
+        """Replace the adapters; pages, states and weights stay. No step may be in flight.
+
+        Raises:
+            ConfigError: its threads cannot be started, and there is no decoder any more.
+            MemoryError: there is not enough memory.
+        """
+        self._end()
+        self._start(adapters)
+        if self._num_tokens:
+            self._reserve(self._num_tokens)
+        if self._progress_word is not None:
+            self.show_progress(self._progress_word)
 
     def reserve(self, *, num_tokens: int, num_rows: int) -> None:
         """Allocate memory for steps of ``num_tokens`` tokens and ``num_rows`` logit rows. No step may be in flight.
@@ -127,8 +146,12 @@ class NativeDecoder:
         """
         for room in self._rooms:
             room.reserve(num_rows)
+        self._reserve(num_tokens)
+
+    def _reserve(self, num_tokens: int) -> None:
         if self._library.triptych_decoder_reserve(self._decoder, num_tokens):
             raise MemoryError(f"no memory for a step of {num_tokens} tokens")
+        self._num_tokens = num_tokens
 
     def show_progress(self, word: Int64) -> None:
         """See ``Runner.show_progress``: several times in each layer."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 import torch
@@ -19,25 +21,23 @@ _TENSORS = 12
 _PRODUCTS = (0, 0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 7)  # the packed matrix that contains each of them
 
 
-class PackedAdapters:
-    """The adapters of a decoder, in order. Without adapters, nothing is allocated."""
+class PackedAdapter:
+    """One adapter: what it adds to each tensor of each layer, in memory of its own."""
 
-    def __init__(self, spec: DecoderSpec, adapters: Sequence[Adapter], format_: Format) -> None:
+    def __init__(self, spec: DecoderSpec, adapter: Adapter, format_: Format) -> None:
         """
         Raises:
-            ConfigError: an adapter does not fit the model.
+            ConfigError: the adapter does not fit the model.
         """
-        shapes = _module_shapes(spec)
-        for adapter in adapters:
-            adapter.check_modules(shapes)
-        self.names = [adapter.name for adapter in adapters]
+        adapter.check_modules(_module_shapes(spec))
+        self.name = adapter.name
         self.max_rank = 0  # padded to a multiple of LANES
         self.adapted_products = 0  # bit mask over products
-        self.updates = (Update * (len(adapters) * spec.num_layers * _TENSORS))()
         self._format = format_.arithmetic
         self._cached = torch.float32 if format_ is Format.FLOAT32 else torch.bfloat16
-        parts = list(_all_parts(spec, adapters))
-        self._arena = Arena(sum(_num_bytes(part) for part in parts if part is not None)) if parts else None
+        parts = list(_all_parts(spec, adapter))
+        self.updates = (Update * len(parts))()
+        self._arena = Arena(sum(_num_bytes(part) for part in parts if part is not None))
         for index, part in enumerate(parts):
             if part is not None:
                 self._fill(self.updates[index], part)
@@ -68,11 +68,25 @@ class PackedAdapters:
 
     def _keep(self, tensor: torch.Tensor) -> int:
         """Copy a tensor into the arena and return the address."""
-        assert self._arena is not None, "there are adapters"
         data = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
         place = self._arena.take(len(data))
         place[:] = data
         return int(place.ctypes.data)
+
+
+class PackedAdapters:
+    """The adapters of a decoder by their places. Some may be free, and no request has the adapter of a free place."""
+
+    def __init__(self, places: Sequence[PackedAdapter | None]) -> None:
+        self.places = places
+        known = [adapter for adapter in places if adapter is not None]
+        self.max_rank = max((adapter.max_rank for adapter in known), default=0)
+        self.adapted_products = reduce(or_, (adapter.adapted_products for adapter in known), 0)
+        size = max((len(adapter.updates) for adapter in known), default=0)
+        self.updates = (Update * (len(places) * size))()
+        for place, adapter in enumerate(places):
+            if adapter is not None:
+                self.updates[place * size : (place + 1) * size] = list(adapter.updates)
 
 
 def transformed(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -157,13 +171,12 @@ def _module_shapes(spec: DecoderSpec) -> dict[str, tuple[int, int]]:
     return {module.name: (sum(module.sizes), module.num_inputs) for layer in layers for module in layer}
 
 
-def _all_parts(spec: DecoderSpec, adapters: Sequence[Adapter]) -> Iterator[LowRank | None]:
-    """The update of each adapter to each tensor of each layer, or None."""
-    for adapter in adapters:
-        for layer in range(spec.num_layers):
-            parts: list[LowRank | None] = [None] * _TENSORS
-            for name, _, sizes, first, order in _modules(spec, layer):
-                if (update := adapter.updates.get(name)) is not None:
-                    rows = torch.split(update.b if order is None else update.b[order], sizes)
-                    parts[first : first + len(sizes)] = (LowRank(update.a, each) for each in rows)
-            yield from parts
+def _all_parts(spec: DecoderSpec, adapter: Adapter) -> Iterator[LowRank | None]:
+    """The adapter's update to each tensor of each layer, or None."""
+    for layer in range(spec.num_layers):
+        parts: list[LowRank | None] = [None] * _TENSORS
+        for name, _, sizes, first, order in _modules(spec, layer):
+            if (update := adapter.updates.get(name)) is not None:
+                rows = torch.split(update.b if order is None else update.b[order], sizes)
+                parts[first : first + len(sizes)] = (LowRank(update.a, each) for each in rows)
+        yield from parts

@@ -7,19 +7,24 @@ other step are sampled here, and if the next step needs them, before that step i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
+from .....protocol.config import ModelConfig
 from ...grammar.masks import PendingMasks
 from ...sampling.kinds import SamplingKind, kind_of
 from ...sampling.sampler import Sampler
 from ...scheduling.moves import Moves
 from ...scheduling.proposals import CheckCosts
-from ...step import Int64, StepInputs, StepResult, resolve, states_of
+from ...step import Int64, Places, StepInputs, StepResult, resolve, states_of
 from ..step_runner import StepRunner, trash_decodes, trash_prefill
 from .decoder import NativeDecoder
+from .late_adapters import LateAdapters
+from .lora import PackedAdapters
 
 _WARM_UP_TOKENS = 64  # enough to extrapolate to larger steps
 
@@ -45,12 +50,15 @@ class NativeRunner(StepRunner):
     is_batch_invariant = True  # each row of a matrix product is summed in a fixed order
     check_costs: CheckCosts | None = CheckCosts()
 
-    def __init__(self, decoder: NativeDecoder, sampler: Sampler, **sizes: int) -> None:
+    def __init__(
+        self, decoder: NativeDecoder, sampler: Sampler, adapters: LateAdapters | None = None, **sizes: int
+    ) -> None:
         """``sizes`` are those of ``StepRunner``."""
         super().__init__([torch.from_numpy(pool) for pool in decoder.pools], **sizes)
         self.overlaps = decoder.overlaps
         self._decoder = decoder
         self._sampler = sampler
+        self._adapters = adapters
         self._pending: deque[_Pending] = deque()
         self._last_tokens = np.empty(0, np.int32)  # of the step finished last
 
@@ -66,6 +74,15 @@ class NativeRunner(StepRunner):
         if self.proposer is not None:
             self.proposer.show_progress(word)
         return self._decoder.num_layers
+
+    def load_adapters(self, config: ModelConfig, places: Places) -> Callable[[], None] | None:
+        if self._adapters is None or (packed := self._adapters.load(config, places, self._decoder.adapters)) is None:
+            return None
+        return partial(self._use_adapters, packed)
+
+    def _use_adapters(self, adapters: PackedAdapters) -> None:
+        self._finish_all()
+        self._decoder.adapt(adapters)
 
     def move(self, moves: Moves) -> None:
         self._finish_all()  # steps in flight may read and write these pages

@@ -30,7 +30,7 @@ from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.checkpoint.stored_weights import open_tensors
 from triptych.workers.execute.model.lora import load_adapters
 from triptych.workers.execute.model.native.decoder import NativeDecoder
-from triptych.workers.execute.model.native.lora import PackedAdapters
+from triptych.workers.execute.model.native.lora import PackedAdapter, PackedAdapters
 from triptych.workers.execute.model.spec.describe import describe_decoder
 
 Int32 = npt.NDArray[np.int32]
@@ -59,9 +59,10 @@ def make_adapted(checkpoint: Path, adapters: list[Path], level: str, format_: Fo
     config = AutoConfig.from_pretrained(checkpoint)
     spec = describe_decoder(config, open_tensors(checkpoint).shapes())
     loaded = load_adapters(LoraModule(folder.name, folder) for folder in adapters)
+    packed = PackedAdapters([PackedAdapter(spec, adapter, format_) for adapter in loaded])
     return make_decoder(
         checkpoint, level, format_,
-        num_pages=NUM_PAGES, thresholds=EVERY_STEP, adapters=PackedAdapters(spec, loaded, format_),
+        num_pages=NUM_PAGES, thresholds=EVERY_STEP, adapters=packed,
         **{"num_threads": 2, **options},
     )  # fmt: skip
 
@@ -129,3 +130,32 @@ def test_logits_have_the_same_bits_in_any_chunks_and_batches(level: str, format_
     assert np.array_equal(together, np.concatenate(expected))
     single = make_adapted(checkpoint, folders, level, format_, num_threads=1)
     assert np.array_equal(run_chunks(single, tokens, [NUM_TOKENS], 2), alone[2])
+
+
+@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
+def test_decoder_takes_up_adapters_between_steps(format_: Format, tmp_path: Path) -> None:
+    """With the bits of one that has had them from the start, and with the pages of the steps before."""
+    checkpoint = make_checkpoint("llama", tmp_path / "model")
+    folders = [
+        make_adapter(tmp_path / "a", checkpoint, rank=8, seed=1),
+        make_adapter(tmp_path / "b", checkpoint, rank=20, seed=2, targets=("q_proj", "down_proj")),
+    ]
+    level, tokens = available_levels()[0], random_tokens(NUM_TOKENS)
+    whole, late = (make_adapted(checkpoint, each, level, format_) for each in (folders, []))
+    word = np.zeros(1, np.int64)
+    late.reserve(num_tokens=NUM_TOKENS, num_rows=NUM_TOKENS)
+    late.show_progress(word)
+    start = run_chunks(late, tokens[:40], [40], 0)
+    first, second = whole.adapters.places
+    for places, numbers in (
+        ([None, second], {0: 0, 2: 2}),
+        ([first, None], {0: 0, 1: 1}),
+        ([second, first], {1: 2, 2: 1}),
+    ):
+        late.adapt(PackedAdapters(places))
+        for number, same in numbers.items():
+            word[0] = 0
+            assert np.array_equal(run_chunks(late, tokens, [40, 20], number), run_chunks(whole, tokens, [40, 20], same))
+            assert word[0] > 0, "progress is shown as before"
+    late.adapt(PackedAdapters([]))
+    assert np.array_equal(run_chunks(late, tokens[:40], [40], 0), start)
