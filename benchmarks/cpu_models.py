@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -139,7 +138,6 @@ _WEIGHT_BYTES = {
     "int8": (1.0, 1.0), "q8_0": (1.0, 1.0), "int4": (9 / 16, 1.0), "q4_0": (9 / 16, 1.0), "mxfp4": (9 / 16, 1.0),
 }  # fmt: skip
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])  # with 4-bit weights
-_BLOCK = 128  # size of the square blocks of FP8 weights that share a scale
 _COMMON = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
@@ -150,14 +148,12 @@ _COMMON = {
 }
 
 
-def make_model(name: str, *, has_mxfp4: bool = False, has_fp8: bool = False) -> Path:
+def make_model(name: str, *, has_mxfp4: bool = False) -> Path:
     """The directory of a bfloat16 checkpoint of that shape with random weights, made if it does not exist; for gpt-oss
-    also with experts in MXFP4, for others with the layers' weights in FP8, by blocks.
+    also with experts in MXFP4.
     """
     folder = Path(os.environ.get("TRIPTYCH_BENCH_DIR") or Path.home() / ".cache" / "triptych" / "bench") / name
     make_checkpoint(folder, SHAPES[name])
-    if has_fp8:
-        return _in_fp8(folder, folder.with_name(f"{name}-fp8"))
     return _in_mxfp4(folder, folder.with_name(f"{name}-mxfp4")) if has_mxfp4 else folder
 
 
@@ -176,45 +172,18 @@ def make_checkpoint(folder: Path, shape: dict[str, Any], *, device: str = "cpu")
 
 
 def _in_mxfp4(checkpoint: Path, folder: Path) -> Path:
-    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+    """In ``folder``, the checkpoint with its experts in MXFP4, made if it does not exist."""
+    if not (folder / "model.safetensors").exists():
+        shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        config = json.loads((checkpoint / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+        tensors = load_file(checkpoint / "model.safetensors")
         for name in [name for name, tensor in tensors.items() if tensor.dim() == 3]:
             numbers, scales = zip(*map(_mxfp4, tensors.pop(name)), strict=True)
             tensors |= {f"{name}_blocks": torch.stack(numbers), f"{name}_scales": torch.stack(scales)}
-
-    return _quantised(checkpoint, folder, {"quant_method": "mxfp4"}, quantise)
-
-
-def _in_fp8(checkpoint: Path, folder: Path) -> Path:
-    def quantise(tensors: dict[str, torch.Tensor]) -> None:
-        for name in [name for name in tensors if name.endswith("_proj.weight")]:
-            tensors[name], tensors[f"{name}_scale_inv"] = _fp8(tensors[name])
-
-    return _quantised(checkpoint, folder, {"quant_method": "fp8", "weight_block_size": [_BLOCK, _BLOCK]}, quantise)
-
-
-def _quantised(
-    checkpoint: Path, folder: Path, settings: dict[str, Any], quantise: Callable[[dict[str, torch.Tensor]], None]
-) -> Path:
-    """In ``folder``, the checkpoint with its tensors changed by ``quantise``, made if it does not exist."""
-    if not (folder / "model.safetensors").exists():
-        shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-        config = json.loads((checkpoint / "config.json").read_text()) | {"quantization_config": settings}
-        (folder / "config.json").write_text(json.dumps(config))
-        tensors = load_file(checkpoint / "model.safetensors")
-        quantise(tensors)
         save_file(tensors, folder / "model.safetensors.part", metadata={"format": "pt"})
         (folder / "model.safetensors.part").rename(folder / "model.safetensors")
     return folder
-
-
-def _fp8(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers [outputs, inputs] in e4m3, and a scale for each block of 128 by 128."""
-    outputs, inputs = weights.shape
-    padded = F.pad(weights.float(), (0, -inputs % _BLOCK, 0, -outputs % _BLOCK))
-    blocks = padded.reshape(-1, _BLOCK, padded.shape[1] // _BLOCK, _BLOCK)  # [i, outputs, j, inputs]
-    scales = blocks.abs().amax(dim=(1, 3)) / torch.finfo(torch.float8_e4m3fn).max
-    numbers = (blocks / scales[:, None, :, None]).flatten(2).flatten(0, 1)[:outputs, :inputs]
-    return numbers.to(torch.float8_e4m3fn).contiguous(), scales
 
 
 def _mxfp4(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from tokenizers.decoders import DecodeStream
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment
+from benchmarks.report import environment, spread
 from tests.workers import tokenizer_zoo
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.summarize.detokenizer import make_detokenizer
@@ -84,13 +83,12 @@ def us_per_token(run: Callable[[], object], num_tokens: int) -> dict[str, float]
         run()
         if repeat >= WARM_UP:
             samples.append((perf_counter_ns() - start) / 1000 / num_tokens)
-    quarters = statistics.quantiles(samples, n=4)
-    return {"median": round(quarters[1], 3), "spread": round(quarters[2] - quarters[0], 3)}
+    return spread(samples)
 
 
 def about() -> dict[str, object]:
     config = {"stop": STOP, "num_tokens": NUM_TOKENS, "vocabulary": "400 to 511 tokens, tests/workers"}
-    return {**environment("tokenizers"), "config": config, "seed": SEED, "warm_up": WARM_UP, "repeats": REPEATS}
+    return {**environment("tokenizers"), "config": config, "seed": SEED, "warm_up": WARM_UP}
 
 
 if __name__ == "__main__":

@@ -193,9 +193,7 @@ class Decodes(_Scene):
         default = kernel._num_splits(len(self.query) * self.cache.keys.shape[2], int(self.contexts[0]))
         tile = decode_tile(self.query.shape[2], self.query.dtype, has_eight_bits=self.cache.scales is not None)
         cuts = {"default": (default, tile)}
-        if (
-            self.page_size == GPU_PAGE_SIZE
-        ):  # for each page size, tiles are separate kernels, and compiling takes seconds
+        if self.page_size == GPU_PAGE_SIZE:  # of others, each tile is one more kernel to compile, for seconds
             splits = sorted({1, default, 2 * default, 4 * default})
             cuts |= {f"splits {default}, {tuple(tile)}": (default, tile) for tile in DECODE_TILES}
             cuts |= {f"splits {n}, {tuple(tile)}": (n, tile) for n in splits for tile in DECODE_TILES}
