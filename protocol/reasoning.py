@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Int32 = npt.NDArray[np.int32]
+from .arrays import Int32
 
 START, END = "<think>", "</think>"
 TURN, CHANNEL, FINAL, MESSAGE = "<|start|>", "<|channel|>", "final", "<|message|>"

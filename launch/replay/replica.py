@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
+from ...protocol.arrays import Int32
 from ...protocol.sampling import SamplingParams
 from ...workers.execute.scheduling.cost import Prices, Work
 from ...workers.execute.scheduling.plan import Plan
 from ...workers.execute.scheduling.progress import Progress
 from ...workers.execute.scheduling.scheduler import Scheduler
-from ...workers.execute.scheduling.sequence import Int32, Key, Sequence
+from ...workers.execute.scheduling.sequence import Key, Sequence
 from .measurements import GAP_NS, NS_A_MS, Measurements
 from .workload import Arrival
 

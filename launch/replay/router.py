@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ...protocol.arrays import Int32
 from ...protocol.errors import ConfigError
-from ...workers.execute.scheduling.sequence import Int32
 
 _MAX_PREFIXES = 1 << 17  # remembered
 _MOST_LOAD = 2.0  # of a replica that has a prefix, relative to the least loaded; above it another one gets the request

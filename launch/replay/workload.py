@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ...protocol.arrays import Int32
 from ...protocol.errors import ConfigError
-from ...workers.execute.scheduling.sequence import Int32
 from .options import LENGTHS
 from .trace_file import malformed, read_json_lines
 

@@ -12,9 +12,9 @@ import numpy as np
 from tests.simulation.plan import Plan
 from tests.simulation.requests import PREPARE_KILLER, Request
 from triptych.driver.stream import Completion
+from triptych.protocol.arrays import Float32
 from triptych.workers.execute.hash_lm import EMBEDDING_SIZE, hidden_of, state_of
 from triptych.workers.execute.scheduling.pooling import LAST_TOKEN, MEAN
-from triptych.workers.execute.step import Float32
 
 if TYPE_CHECKING:
     from tests.simulation.users import Reader

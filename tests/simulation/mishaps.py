@@ -13,8 +13,9 @@ import numpy as np
 
 from tests.simulation.plan import Plan
 from tests.simulation.requests import EXECUTE_KILLER
+from triptych.protocol.arrays import Int32, Int64
 from triptych.workers.execute.scheduling.sequence import Key
-from triptych.workers.execute.step import Int32, Int64, StepInputs
+from triptych.workers.execute.step import StepInputs
 
 CHANCE = 0.15  # probability that a step raises, in a run with mishaps
 ALONE_CHANCE = 0.1  # of these steps, of one with a single sequence, which fails

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.simulation.mutations import Patch, by_name
+from triptych.protocol.arrays import Int32
 from triptych.protocol.journal.requests import RequestView
 from triptych.protocol.record import RequestRecord
 from triptych.workers.execute.grammar.intake import GrammarIntake
-from triptych.workers.execute.grammar.matcher import Bits, GrammarMatcher, Int32
+from triptych.workers.execute.grammar.matcher import Bits, GrammarMatcher
 from triptych.workers.execute.process import Execute
 from triptych.workers.execute.sampling.token_counts import TokenCounts
 from triptych.workers.execute.scheduling.sequence import Sequence

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from tests.simulation.plan import Plan
+from triptych.protocol.arrays import Int64
 from triptych.workers.execute.scheduling.states import num_state_rows
-from triptych.workers.execute.step import Int64, StepInputs
+from triptych.workers.execute.step import StepInputs
 
 
 def keep_states(plan: Plan, dice: random.Random) -> None:

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...protocol.arrays import Int32
 from .scheduling.plan import Chunk, Plan
 from .scheduling.rows import Rows
 from .scheduling.sequence import Key, Sequence
 from .scheduling.states import Segment
-from .step import Int32, ScoreSpan, StateSpan, StepCut, StepInputs
+from .step import ScoreSpan, StateSpan, StepCut, StepInputs
 
 _NONE_CARRIED: Mapping[Key, int] = MappingProxyType({})
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ...protocol.arrays import Float32
 from .batch import build_inputs
 from .isolation import Computed, IsolatingRunner
 from .scheduling.ahead import may_plan_ahead
@@ -24,7 +25,7 @@ from .scheduling.pooling import pool
 from .scheduling.progress import Progress
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key, Sequence
-from .step import Float32, PromptScores, Runner, StepInputs, TokenLogprobs
+from .step import PromptScores, Runner, StepInputs, TokenLogprobs
 
 _NO_DIRECTION = "the hidden states of the prompt are zero or not finite"
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...protocol.arrays import Float32, Int32, Int64
 from ...protocol.config import ModelConfig
 from ...protocol.scores import ScoreColumns
 from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
@@ -30,9 +31,6 @@ from .scheduling.moves import Moves
 from .scheduling.proposals import CheckCosts, Proposer
 from .scheduling.sequence import Sequence
 from .step import (
-    Float32,
-    Int32,
-    Int64,
     Places,
     PromptScores,
     PromptStates,

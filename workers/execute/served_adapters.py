@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -43,7 +42,7 @@ class ServedAdapters:
     def change_if_told(self, *, may_change: bool) -> None:
         """Load what the driver wants, and put it to use when that is done. Called between steps."""
         if self._loading is None:
-            if os.path.exists(self._file) and not (may_change and self._begin()):
+            if self._file.exists() and not (may_change and self._begin()):
                 self._answer()
         elif not self._loading.is_alive():
             loading, self._loading = self._loading, None

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from ...protocol.arrays import Float32, Int32, Int64
 from ...protocol.config import ModelConfig
 from ...protocol.scores import ScoreColumns
 from .scheduling.beam_search import Candidates
@@ -17,10 +17,6 @@ from .scheduling.moves import Moves
 from .scheduling.proposals import CheckCosts, Proposer
 from .scheduling.sequence import Key, Sequence
 from .scheduling.states import Segment
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 
 
 class StateSpan(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
+from ...protocol.arrays import Int32
 from ...protocol.errors import ConfigError
 from .engine import StepOutputs
 from .scheduling.audit import take_stats
@@ -28,7 +29,7 @@ from .scheduling.recording import (
     pack_tokens,
 )
 from .scheduling.scheduler import Scheduler
-from .scheduling.sequence import Int32, Key, Sequence
+from .scheduling.sequence import Key, Sequence
 
 logger = logging.getLogger(__name__)
 

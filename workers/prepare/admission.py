@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...protocol.arrays import Int32
 from ...protocol.errors import InvalidRequest, RequestTooLong
 from ...protocol.model_card import ModelCard
 from ...protocol.sampling import SamplingParams
 from ...protocol.scores import MAX_SCORE_BYTES, score_words
-from .request import GenerationRequest, Int32, Truncation
+from .request import GenerationRequest, Truncation
 
 
 class Truncated(NamedTuple):

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from ...protocol.arrays import Int32
 from ...protocol.errors import InvalidRequest
 from ...protocol.sampling import SamplingParams
 from ...protocol.service_config import MAX_LEASE_S, MIN_LEASE_S
 from .structured import Structured, checked_structured, refusal
 from .tool_fields import CALL_FIELDS, Message, add_calls, checked_template_kwargs, checked_tools
 
-Int32 = npt.NDArray[np.int32]
 Truncation = Literal["none", "left", "right", "middle"]
 
 MAX_MESSAGES = 1024

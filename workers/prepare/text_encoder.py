@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from ...protocol.arrays import Int32
 from ...protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed, encodable
 from ...protocol.reasoning import (
     CALL,
@@ -28,7 +29,7 @@ from ...protocol.reasoning import (
 )
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .chat_template import ChatTemplate
-from .request import GenerationRequest, Int32
+from .request import GenerationRequest
 from .structured import AFTER_REASONING, refusal
 from .tool_fields import Message, chat_values
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from triptych.protocol.arrays import Int32
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.model.states import SequenceStates, StateKey, StateLayout, StateShape
-from triptych.workers.execute.step import Int32, StepInputs, resolve
+from triptych.workers.execute.step import StepInputs, resolve
 
 NUM_ROWS = 256
 LAYOUT = StateLayout({StateKey(0, "recurrent", 0): StateShape((1,), torch.int64)}, frozenset())

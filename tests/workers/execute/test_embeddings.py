@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from tests.workers.execute.factories import expected_output, make_engine, make_sequence
+from triptych.protocol.arrays import Float32
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import EMBEDDING_SIZE, HashRunner, hidden_of, state_of
 from triptych.workers.execute.scheduling.pooling import LAST_STATE, MEAN, POOLINGS, Pooling, pool
 from triptych.workers.execute.scheduling.recording import describe_sequence, rebuild_sequence
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
-from triptych.workers.execute.step import Float32, StepInputs
+from triptych.workers.execute.step import StepInputs
 
 ALL_POOLINGS = pytest.mark.parametrize("pooling", [Pooling(mode, mode != "mean") for mode in POOLINGS], ids=POOLINGS)
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.protocol.factories import accept, make_journal, make_record
+from triptych.protocol.arrays import Int64
 from triptych.protocol.board import Board, WorkerPage
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.journal.requests import RequestWriter
+from triptych.workers.execute.hash_build import build_hash_runner
 from triptych.workers.execute.hash_lm import HashRunner
-from triptych.workers.execute.hash_model import build_hash_runner
 from triptych.workers.execute.patience import FACTOR, NUM_STEPS, Patience
 from triptych.workers.execute.process import Execute
 from triptych.workers.execute.scheduling.plan import Chunk, Plan
-from triptych.workers.execute.step import Int64
 from triptych.workers.process import WorkerContext
 
 FULL_S, DECODE_S = 6.0, 0.3  # of a model with 4B parameters on two processors

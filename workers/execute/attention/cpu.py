@@ -18,10 +18,9 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from ....protocol.arrays import Int64
 from ..step import StepInputs
 from .interface import AttentionForm, LayerCache
-
-Int64 = npt.NDArray[np.int64]
 
 _MAX_GROUP_KEYS = 16_384  # keys gathered at once: bounds the copies of a decode group with long contexts
 _SMALL_CONTEXT_BITS = 7  # contexts of up to 128 keys decode together, whatever their lengths

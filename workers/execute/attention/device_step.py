@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..step import Float32, StepCut, StepInputs
+from ....protocol.arrays import Float32
+from ..step import StepCut, StepInputs
 
 
 class Taken:

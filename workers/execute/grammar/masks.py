@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....protocol.arrays import Int32
 from ..scheduling.sequence import Sequence
-from .matcher import Bits, GrammarMatcher, Int32, ReasoningLimit, ids_of
+from .matcher import Bits, GrammarMatcher, ReasoningLimit, ids_of
 
 ROWS_A_JOB = 8  # a mask usually takes tens of microseconds, about what handing it to a thread costs
 MAX_THREADS = 4

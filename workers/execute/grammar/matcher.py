@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ....protocol.arrays import Int32
 from ....protocol.grammar import PARSER_LIMITS, tokenizer_options
 from ....protocol.model_card import ModelCard
 from ....protocol.reasoning import Channels, Reasoning, Tags
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Bits = npt.NDArray[np.uint8]  # [ceil(V / 8)], the bit of token t is bit t % 8 of byte t // 8
-Int32 = npt.NDArray[np.int32]
 
 
 class GrammarError(Exception):

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ....protocol.arrays import Int32
 from ....protocol.errors import ConfigError
-from ..step import Int32, StepCut
+from ..step import StepCut
 
 _NOBODY = -1
 

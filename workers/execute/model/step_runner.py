@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ....protocol.arrays import Int64
 from ....protocol.config import ModelConfig
 from ....protocol.sampling import MAX_LOGPROBS, SamplingParams
 from ..grammar.masks import MaskMaker
@@ -17,7 +18,7 @@ from ..scheduling.moves import Moves
 from ..scheduling.proposals import CheckCosts, Proposer
 from ..scheduling.sequence import Sequence
 from ..scheduling.states import NO_ROW, Segment
-from ..step import Int64, Places, ScoreSpan, StepCut, StepInputs, StepResult
+from ..step import Places, ScoreSpan, StepCut, StepInputs, StepResult
 from .memory import is_out_of_memory
 from .moves import PageMover
 from .prefault import Prefault

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ....protocol.arrays import Int32
 from ..kernels.support import has_compiled_kernels
 from ..scheduling.sequence import Sequence
-from ..step import Int32
 from .draw import LEAST_TEMPERATURE, block_sums, in_order, invert, invert_whole, top_k_of
 from .kinds import SamplingKind
 from .rng import uniforms

@@ -10,11 +10,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ....protocol.arrays import Float32, Int32
 from ....protocol.sampling import SamplingParams
 from ..grammar.masks import NO_MASKS, PendingMasks
 from ..scheduling.beam_search import Candidates, num_candidates
 from ..scheduling.sequence import Sequence
-from ..step import Float32, Int32, StepInputs, StepResult, states_of
+from ..step import StepInputs, StepResult, states_of
 from .adjust import adjust_logits
 from .draw import Filters, draw, top_k_of
 from .logprobs import find_logprobs, logprobs_by_row, wanted_logprobs

@@ -10,12 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from ....protocol.arrays import Float32, Int32
 from ....protocol.sampling import SamplingParams
-
-Int32 = npt.NDArray[np.int32]
-Float32 = npt.NDArray[np.float32]
 
 
 class Candidates(NamedTuple):

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ....protocol.arrays import Float64
 from ....protocol.config import SchedulerConfig
 from .plan import Plan
-
-Float64 = npt.NDArray[np.float64]
 
 _WINDOW = 128  # steps remembered of each kind
 _MIN_STEPS = 8  # required before anything is predicted

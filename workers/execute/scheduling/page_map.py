@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....protocol.arrays import Int32
 from .scheduler import Scheduler
-from .sequence import Int32, Sequence
+from .sequence import Sequence
 
 MAX_CELLS = 2048
 FREE, CACHED, LIMBO, SHARED, FIRST_OWNER = range(5)  # codes of a cell; the owner in slot s is FIRST_OWNER + s

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from ....protocol.arrays import Float32, Float64
 
 if TYPE_CHECKING:
     from .sequence import Sequence
 
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
 
 LAST_TOKEN, MEAN, MEAN_SQRT, WEIGHTED_MEAN = "lasttoken", "mean", "mean_sqrt_len_tokens", "weightedmean"
 POOLINGS = (LAST_TOKEN, MEAN, MEAN_SQRT, WEIGHTED_MEAN)

@@ -14,11 +14,9 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ....protocol.arrays import Int32
 from .pages import TRASH_PAGE, PageLedgerError
-
-Int32 = npt.NDArray[np.int32]
 
 _MAX_TAILS = 16  # pages compared token by token at the end of a match, the latest first
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ....protocol.arrays import Int32
 from ....protocol.config import SchedulerConfig
 from ....protocol.sampling import SamplingParams
 from .audit import Stats
@@ -21,7 +22,7 @@ from .plan import Plan
 from .pooling import MEAN, Pooling
 from .progress import Progress
 from .scheduler import Scheduler
-from .sequence import Int32, Key, Sequence
+from .sequence import Key, Sequence
 
 FORMAT = 1  # of a recording; changes whenever the meaning does
 STOP = -1  # in a recording, the token that ended its sequence

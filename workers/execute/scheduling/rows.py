@@ -8,7 +8,8 @@ from bisect import bisect_left
 
 import numpy as np
 
-from .sequence import Int32, Sequence
+from ....protocol.arrays import Int32
+from .sequence import Sequence
 
 
 class Rows:

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
+from ....protocol.arrays import Float64, Int32
 from ....protocol.record_key import Key as Key
 from ....protocol.sampling import SamplingParams
 from .pooling import LAST_STATE, Pooling
@@ -18,9 +16,6 @@ if TYPE_CHECKING:
     from .groups import Group
     from .shared_prompts import Leader
     from .states import StateRows
-
-Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
 
 
 class SequenceState(Enum):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from triptych.workers.execute.grammar.matcher import Bits, GrammarError, GrammarMatcher, Int32
+from triptych.protocol.arrays import Int32
+from triptych.workers.execute.grammar.matcher import Bits, GrammarError, GrammarMatcher
 
 
 class Only(GrammarMatcher):

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from tests.workers.execute.factories import make_sequence
+from triptych.protocol.arrays import Int32
 from triptych.protocol.reasoning import Tags
 from triptych.workers.execute.grammar import masks
 from triptych.workers.execute.grammar.masks import MAX_THREADS, ROWS_A_JOB, MaskMaker, TokenMasks, first_allowed
-from triptych.workers.execute.grammar.matcher import Bits, GrammarError, GrammarMatcher, Int32, ReasoningLimit, ids_of
+from triptych.workers.execute.grammar.matcher import Bits, GrammarError, GrammarMatcher, ReasoningLimit, ids_of
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 NUM_ROWS = 2 * ROWS_A_JOB + 3

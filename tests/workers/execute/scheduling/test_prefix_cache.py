@@ -16,9 +16,10 @@ from tests.workers.execute.factories import (
     make_sequence,
     run,
 )
+from triptych.protocol.arrays import Int32
 from triptych.workers.execute.scheduling import shared_prompts
 from triptych.workers.execute.scheduling.audit import check, take_stats
-from triptych.workers.execute.scheduling.prefix import Int32, Match, PrefixIndex
+from triptych.workers.execute.scheduling.prefix import Match, PrefixIndex
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence, num_common
 

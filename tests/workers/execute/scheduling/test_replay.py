@@ -16,10 +16,11 @@ from tests.workers.execute.factories import (
     step_tokens,
     tokens_of,
 )
+from triptych.protocol.arrays import Int32, Int64
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.moves import Moves
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
-from triptych.workers.execute.step import Int32, Int64, StepInputs
+from triptych.workers.execute.step import StepInputs
 
 TWIST = 7  # error of a cell per token of the chunk in which it was computed
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .....protocol.arrays import Int32
 from .....protocol.sampling import MAX_LOGPROBS, SamplingParams
 from ...attention.device_step import DeviceStep, Taken
 from ...grammar.masks import NO_MASKS, PendingMasks
@@ -29,7 +30,7 @@ from ...sampling.logprobs import Logprobs, find_logprobs, logprobs_by_row, wante
 from ...sampling.sampler import Sampler, failures
 from ...scheduling.plan import MAX_SCORED_TOKENS
 from ...scheduling.sequence import Sequence
-from ...step import Int32, StepInputs, StepResult
+from ...step import StepInputs, StepResult
 from ..step_runner import (
     StepRunner,
     trash_checks,

@@ -19,8 +19,9 @@ from itertools import compress, count
 import numpy as np
 import numpy.typing as npt
 
+from .....protocol.arrays import Int32
 from ...scheduling.proposals import MAX_CHECKED_TOKENS, Proposer
-from ...scheduling.sequence import Int32, Key, Sequence
+from ...scheduling.sequence import Key, Sequence
 from ...step import StepInputs
 from ..step_runner import StepRunner, trash_decodes
 

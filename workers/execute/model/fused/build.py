@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
+from .....protocol.arrays import Int32
 from ...attention.device_step import upload
 from ...attention.triton import TritonAttention
-from ...step import Int32, StepInputs
+from ...step import StepInputs
 from ..checkpoint.dense import choose_dtype, open_checkpoint, read_facts
 from ..facts import ModelFacts, Progress
 from ..guard.oracle import DecoderOutputs, Oracle, refusing

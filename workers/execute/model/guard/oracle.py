@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from .....protocol.arrays import Int32
 from .....protocol.errors import ConfigError
-from ...step import Int32
 from ..lora import Adapter
 from ..memory import available_bytes, is_out_of_memory
 from ..modules.exchange import exchanged

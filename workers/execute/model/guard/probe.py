@@ -8,8 +8,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from .....protocol.arrays import Int32
 from ...scheduling.states import Segment
-from ...step import Int32, StepCut, StepInputs
+from ...step import StepCut, StepInputs
 
 PAGE_SIZE = 16
 Chunks = tuple[tuple[int, int], ...]  # tokens of each sequence in the first step and in the second

@@ -7,7 +7,7 @@ import inspect
 import torch
 from transformers import PreTrainedModel
 
-from ...step import Int32
+from .....protocol.arrays import Int32
 
 
 class RaggedForward:

@@ -19,10 +19,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from .....protocol.arrays import Int32
 from .....protocol.errors import ConfigError
 from ...attention.forward_context import PagedLayers, attending, use_paged_attention
 from ...attention.interface import AttentionForm, PagedAttention
-from ...step import Int32, StepInputs
+from ...step import StepInputs
 from ..checkpoint.find import NO_MIXING
 from ..guard.probe import NUM_PAGES, NUM_STATE_ROWS, Chunks, paged_rows, random_sequences
 from ..guard.tolerances import ROUNDED, TOLERANCES

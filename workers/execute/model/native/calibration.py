@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from .....protocol.arrays import Float32, Int32
 from ...scheduling.states import Segment
-from ...step import Float32, Int32, StepCut, StepInputs
+from ...step import StepCut, StepInputs
 from ..facts import Progress
 from ..spec.decoder import DecoderSpec
 from ..spec.ropes import Rope

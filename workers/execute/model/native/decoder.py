@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .....protocol.arrays import Float32, Int32, Int64
 from .....protocol.errors import ConfigError
 from ...kernels.memory import Arena, padded
 from ...kernels.structures import Layer, Model, Sharing, Step
-from ...step import Float32, Int32, Int64, StepInputs
+from ...step import StepInputs
 from ..threads import THRESHOLDS, Thresholds
 from .lora import PackedAdapters
 from .states import NativeStates

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .....protocol.arrays import Float32
 from ...kernels.matrix import COLUMNS, FourBits, Mxfp4, Packer, Placement, new_matrix
 from ...kernels.memory import Arena, padded
 from ...kernels.structures import Format, Matrix
-from ...step import Float32
 from ..checkpoint.mapped import Checkpoint
 from ..facts import Progress
 from ..spec.decoder import DecoderSpec

@@ -14,13 +14,14 @@ from functools import partial
 import numpy as np
 import torch
 
+from .....protocol.arrays import Int64
 from .....protocol.config import ModelConfig
 from ...grammar.masks import PendingMasks
 from ...sampling.kinds import SamplingKind, kind_of
 from ...sampling.sampler import Sampler
 from ...scheduling.moves import Moves
 from ...scheduling.proposals import CheckCosts
-from ...step import Int64, Places, StepInputs, StepResult, resolve, states_of
+from ...step import Places, StepInputs, StepResult, resolve, states_of
 from ..step_runner import StepRunner, trash_decodes, trash_prefill
 from .decoder import NativeDecoder
 from .late_adapters import LateAdapters

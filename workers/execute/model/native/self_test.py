@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
+from .....protocol.arrays import Int32
 from ...kernels.structures import Format
-from ...step import Int32, StepInputs
+from ...step import StepInputs
 from ..checkpoint.mapped import Checkpoint
 from ..guard.oracle import DecoderOutputs, Oracle
 from ..guard.probe import NUM_PAGES, NUM_POSITIONS, NUM_STATE_ROWS, PAGE_SIZE, paged_rows, random_sequences, whole_rows

@@ -7,10 +7,11 @@ from itertools import compress
 
 import numpy as np
 
+from .....protocol.arrays import Int32
 from .....protocol.errors import ConfigError
 from ...kernels.memory import Arena, padded
 from ...kernels.structures import Layer
-from ...step import Int32, StepInputs
+from ...step import StepInputs
 from ..spec.decoder import DecoderSpec
 from ..states import StateLedger, num_stored_rows
 

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from .....protocol.arrays import Float32
 from ...kernels.matrix import COLUMNS, Placement, new_matrix
 from ...kernels.memory import padded
 from ...kernels.structures import (
@@ -24,7 +25,6 @@ from ...kernels.structures import (
     StateSpaceShape,
     Xielu,
 )
-from ...step import Float32
 from ..checkpoint.mapped import Checkpoint
 from ..facts import Progress
 from ..spec.decoder import DecoderSpec

@@ -22,6 +22,7 @@ from tests import tiny
 from tests.workers.execute.factories import Propose, make_scheduler, run
 from tests.workers.execute.kernels.levels import FASTEST, WHOLE_LEVELS, load_cached
 from tests.workers.execute.model.native.families import FAMILIES
+from triptych.protocol.arrays import Float32, Int32
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
@@ -36,7 +37,7 @@ from triptych.workers.execute.model.spec.ropes import find_ropes
 from triptych.workers.execute.model.threads import Thresholds
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.scheduling.states import Segment
-from triptych.workers.execute.step import Float32, Int32, StepCut, StepInputs
+from triptych.workers.execute.step import StepCut, StepInputs
 
 PAGE_SIZE, NUM_PAGES = 16, 64
 FEW_PAGES = 12  # enough for a sequence of 150 tokens

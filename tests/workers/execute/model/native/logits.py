@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.workers.execute.model.native.decoders import FEW_PAGES, PLAINLY, make_inputs, make_small_decoder, run_chunks
+from triptych.protocol.arrays import Int32
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.step import Int32
 
 NUM_TOKENS = 150
 

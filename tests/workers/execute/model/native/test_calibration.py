@@ -22,6 +22,7 @@ from tests.workers.execute.model.native.decoders import (
     make_checkpoint,
     pack,
 )
+from triptych.protocol.arrays import Float32, Int32
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.checkpoint.stored_weights import open_tensors
 from triptych.workers.execute.model.facts import Progress
@@ -32,7 +33,7 @@ from triptych.workers.execute.model.native.calibration_store import CalibrationS
 from triptych.workers.execute.model.native.weights import PackedWeights
 from triptych.workers.execute.model.spec.describe import describe_decoder
 from triptych.workers.execute.model.spec.ropes import find_ropes
-from triptych.workers.execute.step import Float32, Int32, StepInputs
+from triptych.workers.execute.step import StepInputs
 
 FOUND = {"a": np.arange(1, 4, dtype=np.float32), "b": np.ones(2, np.float32)}
 

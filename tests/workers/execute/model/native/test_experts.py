@@ -34,6 +34,7 @@ from tests.workers.execute.model.native.logits import (
     exact_logits,
     random_tokens,
 )
+from triptych.protocol.arrays import Int32
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.checkpoint.stored_weights import open_tensors
@@ -42,7 +43,6 @@ from triptych.workers.execute.model.native.decoder import NativeDecoder
 from triptych.workers.execute.model.spec.decoder import DecoderSpec
 from triptych.workers.execute.model.spec.describe import describe_decoder
 
-Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 NUM_PAGES = FEW_PAGES

@@ -23,6 +23,7 @@ from tests.workers.execute.model.native.decoders import (
     make_inputs,
 )
 from tests.workers.execute.model.native.logits import exact_logits, random_tokens
+from triptych.protocol.arrays import Int32
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.lora import LoraModule
 from triptych.workers.execute.kernels.compile import available_levels
@@ -33,7 +34,6 @@ from triptych.workers.execute.model.native.decoder import NativeDecoder
 from triptych.workers.execute.model.native.lora import PackedAdapter, PackedAdapters
 from triptych.workers.execute.model.spec.describe import describe_decoder
 
-Int32 = npt.NDArray[np.int32]
 NUM_PAGES, NUM_TOKENS = 12, 60
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2, Format.INT4: 0.2}  # of the greatest logit
 PHI3 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")

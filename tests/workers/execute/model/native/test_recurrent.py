@@ -49,7 +49,6 @@ from triptych.workers.execute.model.spec.describe import describe_decoder
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
-Int32 = npt.NDArray[np.int32]
 
 WITH_EXPERTS = "qwen3_5_moe_text"
 CONVOLVED = "lfm2"

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 from tests.tiny import needs_states
 from tests.workers.execute.kernels.levels import load_cached
 from tests.workers.execute.model.native.decoders import changed_tensors, make_checkpoint
+from triptych.protocol.arrays import Int32
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.checkpoint.mapped import Checkpoint
@@ -26,7 +27,7 @@ from triptych.workers.execute.model.spec.decoder import Unsupported
 from triptych.workers.execute.model.spec.describe import describe_decoder
 from triptych.workers.execute.model.spec.ropes import find_ropes
 from triptych.workers.execute.model.states import StateLedger
-from triptych.workers.execute.step import Int32, StepCut
+from triptych.workers.execute.step import StepCut
 
 
 @pytest.fixture
