@@ -166,14 +166,15 @@ def _adapts(running: Running, config: PipelineConfig, changed: PipelineConfig, *
     Otherwise it has to be replaced: it cannot, or has crashed meanwhile and may have found either settings.
     """
     with_adapters = replace(config, model=replace(config.model, lora_modules=changed.model.lora_modules))
-    epoch, board = running.board.epoch("execute"), running.board
+    epoch, board, supervisor = running.board.epoch("execute"), running.board, running.supervisor
     if with_adapters != changed or not board.ready("execute"):
         return False
     file, deadline = running.run_dir.path / ADAPT_FILE, time.monotonic() + timeout_s
     write_private(file, "")
     try:
         while file.exists():
-            if time.monotonic() >= deadline or board.epoch("execute") != epoch:
+            is_same = board.epoch("execute") == epoch and supervisor.error is None
+            if not is_same or time.monotonic() >= deadline:
                 return False
             running.check()
             time.sleep(POLL_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,18 +17,31 @@ from tests.simulation.proposals import Drafts, Guesses
 from tests.simulation.requests import EXECUTE_KILLER, POISON, num_tokens_before_death
 from tests.simulation.rules import penalized
 from tests.simulation.states import States
+from triptych.protocol.config import ModelConfig
+from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 from triptych.workers.execute.scheduling.audit import check_plan
 from triptych.workers.execute.scheduling.moves import Moves
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
-from triptych.workers.execute.step import StepInputs, StepResult
+from triptych.workers.execute.step import Places, StepInputs, StepResult
 
 if TYPE_CHECKING:
     from tests.simulation.processes import Worker
     from triptych.protocol.model_card import ModelCard
     from triptych.workers.execute.engine import Engine
+
+
+BROKEN = "broken"  # a folder of an adapter that execute refuses
+
+
+def added_by(model: ModelConfig, places: Places) -> list[int]:
+    """What the adapters at these places add to each token: the name of their folder."""
+    folders = {module.name: module.folder.name for module in model.adapters}
+    if BROKEN in folders.values():
+        raise ConfigError("an adapter is broken")
+    return [0 if name is None else int(folders[name]) for name in places]
 
 
 class _Step(NamedTuple):
@@ -62,6 +75,14 @@ class Device(HashRunner):
         self._outcomes: deque[StepResult | Exception] = deque()  # not collected yet
         self._has_failed = False  # the last computed step
         self._writers: dict[int, dict[int, Key]] = {}  # by step in flight: page -> the sequence that writes to it
+
+    def load_adapters(self, config: ModelConfig, places: Places) -> Callable[[], None]:
+        added = added_by(config, places)
+
+        def use() -> None:
+            self.what_adapters_add = added
+
+        return use
 
     def move(self, moves: Moves) -> None:
         self._orders.append(moves)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.simulation.device import Device
+from tests.simulation.device import BROKEN, Device, added_by
 from tests.simulation.folder import Disk, Folder, write_private
 from tests.simulation.processes import BUILDERS, RUN_DIR, Died, Process, Worker
 from tests.simulation.strand import Strand
@@ -31,7 +31,7 @@ from triptych.protocol.errors import ConfigError, TriptychError
 from triptych.protocol.lora import LoraModule
 from triptych.protocol.model_card import CARD_FILE, OFFERED_FILE, LatestCard, ModelCard, Offer
 from triptych.protocol.run_dir import CONFIG_FILE
-from triptych.workers.execute import loading
+from triptych.workers.execute import loading, served_adapters
 from triptych.workers.execute.process import Execute
 from triptych.workers.process import WorkerContext
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 FOLDERS = {"a": ("1", "2"), "b": ("2", "3"), "c": ("3", "4")}  # of an adapter: what the hash model adds
-BROKEN = "broken"  # a folder that execute refuses
 ACT_NS = (10_000, 2_000_000)  # duration of an act of the driver
 ORDER_NS = (1, 5_000_000)  # delay until the supervisor's thread executes a command
 LOAD_NS = (1, 20_000_000)
@@ -283,11 +282,9 @@ class Drivers:
     ) -> tuple[Device, ModelCard]:
         worker, card = run_dir.owner, self.world.card
         worker.stay(self.dice.randrange(*LOAD_NS))
-        folders = [module.folder.name for module in model.adapters]
-        if BROKEN in folders:
-            raise ConfigError("an adapter is broken")
+        added = added_by(model, [module.name for module in model.adapters])
         device = Device(worker, card, num_host_pages=cache.host_pages)
-        device.what_adapters_add = [int(folder) for folder in folders]
+        device.what_adapters_add = added
         return device, card
 
     def check_at_rest(self) -> None:
@@ -311,3 +308,4 @@ class Drivers:
             monotonic=clock.monotonic, monotonic_ns=clock.monotonic_ns, sleep=lambda s: self.turning.sleep(s)
         )
         patch.setattr(replacing, "time", times)
+        patch.setattr(served_adapters, "start_thread", lambda thread: thread.run())

@@ -7,6 +7,7 @@ from triptych.driver import driver
 from triptych.driver.adapters import LoadedAdapters
 from triptych.protocol.board import WorkerPage
 from triptych.protocol.model_card import LatestCard
+from triptych.workers.execute.served_adapters import ServedAdapters
 
 
 def every_loaded_adapter_is_offered(patch: Patch) -> None:
@@ -32,9 +33,14 @@ def loaded_adapters_are_forgotten_with_the_driver(patch: Patch) -> None:
     patch.setattr(LoadedAdapters, "keep", lambda *_: None)
 
 
+def adapters_change_their_numbers_while_requests_run(patch: Patch) -> None:
+    patch.setattr(ServedAdapters, "_places", lambda self, names: sorted(names))
+
+
 LOADING_MUTATIONS = by_name(
     every_loaded_adapter_is_offered,
     accepted_requests_are_not_waited_for,
     requests_being_accepted_are_not_waited_for,
     loaded_adapters_are_forgotten_with_the_driver,
+    adapters_change_their_numbers_while_requests_run,
 )
