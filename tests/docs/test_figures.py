@@ -30,10 +30,10 @@ def measured(name: str) -> Any:
     return json.loads((BENCHMARKS / f"{name}_epyc-2core_202611.json").read_text(encoding="utf-8"))
 
 
-def test_every_file_is_one_value_of_json() -> None:
-    assert [
-        path.name for path in BENCHMARKS.glob("*.json") if not isinstance(json.loads(path.read_bytes()), dict)
-    ] == []
+def test_every_result_says_what_was_measured_on_what_and_with_which_sources() -> None:
+    names = {"what", "hardware", "commit", "versions"}
+    lacking = {path.name: names - json.loads(path.read_bytes()).keys() for path in BENCHMARKS.glob("*.json")}
+    assert {name: missing for name, missing in lacking.items() if missing} == {}
 
 
 def table(page: str, header: str) -> dict[str, list[str]]:
