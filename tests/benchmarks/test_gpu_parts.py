@@ -122,7 +122,7 @@ def test_kernels_are_tested_without_packages_that_only_processes_need(tmp_path: 
 
 def test_models_run_on_every_backend_without_packages_that_only_processes_need() -> None:
     ways = "; ".join(
-        f"import triptych.workers.execute.model.{way}" for way in ("device.runner", "fused.build", "modules.build")
+        f"import triptych.workers.execute.model.{way}" for way in ("device.runner", "fused.proven", "modules.build")
     )
     parts = ", ".join(sorted({part.module for part in gpu_check.PARTS}))
     code = f"import sys; sys.modules.update(zmq=None, msgpack=None); from benchmarks.gpu import {parts}; {ways}"

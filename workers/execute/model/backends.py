@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,16 +19,16 @@ from ..sampling.sampler import Sampler
 from ..scheduling.states import num_state_rows
 from .checkpoint.find import read_config
 from .device.overhead import step_overhead
-from .device.proof import DeviceProof
 from .facts import ModelFacts, Progress, wanted_len
 from .guard.proof import ProofStore
+from .loaded import Loaded
 from .lora import Adapter
 from .memory import available_bytes
 from .native.build import NativeModel, NativeSetting, load_proven
 from .native.late_adapters import LateAdapters
 from .native.runner import NativeRunner
 from .parallel.group import ALONE, Group, check_divides
-from .pool import LayerShape, PoolSize, bytes_per_token, size_pages
+from .pool import PoolSize, bytes_per_token, size_pages
 from .spec.decoder import Unsupported
 from .step_runner import StepRunner
 from .threads import num_processors
@@ -39,24 +39,12 @@ if TYPE_CHECKING:
     from ..attention.interface import LayerCache
     from .device.forward import DeviceForward
     from .device.runner import DeviceRunner
-    from .fused.build import FusedModel
+    from .fused.build import FusedModel, FusedSetting
     from .parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
 PROOF_SHARE = 3  # multiple of the checkpoint's size that must be free to try it alongside the running model
-
-
-class Loaded(NamedTuple):
-    """A model in memory, before it has pages."""
-
-    facts: ModelFacts
-    dtype: torch.dtype
-    backend: str
-    shapes: list[LayerShape]
-    make_runner: Callable[[PoolSize], StepRunner]
-    make_follower: Callable[[PoolSize], StepRunner] | None = None  # of ranks: computes its share and orders nothing
-    state_bytes: int = 0  # of the states of recurrent layers; 0: there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +126,7 @@ class Backends:
             may_shrink=self.config.max_model_len is None,
         )
 
-    def load_fused(self) -> Loaded | None:
+    def load_fused(self, proofs: ProofStore, run_dir: Path) -> Loaded | None:
         """Load the model on fused GPU kernels; None if another backend has to serve it.
 
         Raises:
@@ -153,46 +141,48 @@ class Backends:
         if not is_asked_for and (config.backend != "auto" or self.device.type != "cuda"):
             return None
         try:
-            fused = self._fused_model()
+            if (why_not := self._why_not_fused()) is not None:
+                raise Unsupported(why_not)
+            with importing(MODELS):
+                from .fused.proven import load_fused
+
+            fused, proof = load_fused(self.folder, self._tokenizer, dtype=config.dtype, setting=self._fused_setting)
         except Unsupported as error:
             if is_asked_for:
                 reason = f"{config.model} cannot run on the fused kernels: {error}"
                 raise ConfigError(reason, param="backend") from error
             self._refuse("the fused kernels", error, "transformers' own modules run the model, not")
             return None
+        if self.device.type == "cuda":  # elsewhere the kernels are interpreted, in tests
+            proofs.keep(proof, run_dir)
+        return self._fused(fused, proof.facts)
 
+    def _fused(self, fused: FusedModel, facts: ModelFacts) -> Loaded:
         def make_runner(size: PoolSize) -> DeviceRunner:
-            decoder = fused.make_decoder(size.num_pages, size.max_model_len)
-            runner = self._device_runner(decoder, decoder.caches, fused.facts, size)
+            decoder = fused.make_decoder(size.num_pages, size.max_model_len, self.cache.page_tokens)
+            runner = self._device_runner(decoder, decoder.caches, facts, size)
             runner.is_batch_invariant = self.config.deterministic
             return runner
 
-        return Loaded(fused.facts, fused.dtype, fused.backend, fused.shapes, make_runner)
+        return Loaded(facts, fused.weights.format.dtype, fused.backend, fused.shapes, make_runner)
 
-    def _fused_model(self) -> FusedModel:
+    def _why_not_fused(self) -> str | None:
         if self.config.backend not in ("auto", "fused"):
-            raise Unsupported(f"backend is {self.config.backend!r}, it must be 'fused' or 'auto'")
-        if (why := why_no_triton(self.device)) is not None:
-            raise Unsupported(why)
-        with importing(MODELS):
-            from .fused.build import load_fused  # here, as Triton is not available for every device
+            return f"backend is {self.config.backend!r}, it must be 'fused' or 'auto'"
+        return why_no_triton(self.device)
 
-        proof = DeviceProof(self.folder, self.config, self.device, self.cache.kv_dtype)
-        fused = load_fused(
-            self.folder,
-            self._tokenizer,
-            dtype=self.config.dtype,
+    @property
+    def _fused_setting(self) -> FusedSetting:
+        from .fused.build import FusedSetting  # here, as Triton is not available for every device
+
+        return FusedSetting(
             quantization=self.config.quantization,
             is_invariant=self.config.deterministic,
             has_eight_bit_pages=self.has_eight_bit_pages,
-            page_size=self.cache.page_tokens,
             device=self.device,
             adapters=self.adapters,
             progress=self.progress,
-            is_proven=proof.exists(),
         )
-        proof.keep()
-        return fused
 
     def _device_runner(
         self,
@@ -224,17 +214,23 @@ class Backends:
         return runner
 
     def load_proven(self, proofs: ProofStore, run_dir: Path) -> Loaded | None:
-        """Load the model on the compiled kernels if an earlier start has proven it there, otherwise return None.
+        """Load the model on the kernels of the device if an earlier start has proven it there, otherwise return None.
 
         Raises:
             ConfigError: the checkpoint is damaged, or another tokenizer is being served.
         """
-        if self._why_not_native() is not None or (proof := proofs.find(run_dir)) is None:
+        on_gpu = self.device.type == "cuda" and self.config.tensor_parallel_size == 1
+        why_not = self._why_not_fused() if on_gpu else self._why_not_native()
+        if why_not is not None or (proof := proofs.find(run_dir)) is None:
             return None
         try:
-            return self._native(load_proven(self.folder, proof, self._native_setting), proofs, run_dir)
+            if not on_gpu:
+                return self._native(load_proven(self.folder, proof, self._native_setting), proofs, run_dir)
+            from .fused.build import load_proven as load_fused
+
+            return self._fused(load_fused(self.folder, proof, self._fused_setting), proof.facts)
         except Unsupported:
-            return None  # load_native will say why
+            return None  # load_fused or load_native will say why
 
     def prove(self, proofs: ProofStore, run_dir: Path) -> None:
         """Prove that the model runs on the compiled kernels, unless an earlier start has or there is too little memory.
@@ -313,7 +309,7 @@ class Backends:
     @property
     def proofs(self) -> ProofStore:
         """Where the proof of this model is kept."""
-        return ProofStore(self.folder, self.config, self.cache.kv_dtype, self.spare_cache)
+        return ProofStore(self.folder, self.config, self.cache.kv_dtype, self.spare_cache, self.device)
 
     @property
     def _native_setting(self) -> NativeSetting:

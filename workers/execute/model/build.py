@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, cast
 from ....protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
 from ....protocol.errors import ConfigError
 from ....protocol.model_card import ModelCard
-from .backends import Backends, Loaded
+from .backends import Backends
 from .checkpoint.find import find_checkpoint, read_sampling
 from .checkpoint.stored_weights import family_of
 from .draft.build import check_device_of_draft, load_draft, prove_draft
 from .facts import Progress, take_device
 from .give_back import trim_heap
 from .guard.proof import digest_of
+from .loaded import Loaded
 from .lora import load_adapters
 from .parallel.group import Group
 from .pooling import describe_embeddings
@@ -58,7 +59,11 @@ def build_runner(
     loaded = backends.load_proven(proofs, run_dir)
     if loaded is None:
         backends = backends.with_tokenizer(run_dir).with_ranks(run_dir)
-        loaded = backends.load_fused() or backends.load_native(proofs, run_dir) or backends.load_transformers()
+        loaded = (
+            backends.load_fused(proofs, run_dir)
+            or backends.load_native(proofs, run_dir)
+            or backends.load_transformers()
+        )
     if loaded.state_bytes and cache.host_pages:
         raise ConfigError(
             f"host_pages is {cache.host_pages}, the limit is 0: {loaded.facts.model_type} has recurrent "

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from triptych.workers.execute.model.device import proof as device_proof
 from triptych.workers.execute.model.guard import proof
 
 
@@ -18,5 +17,4 @@ def own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.getbasetemp() / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proof, "places", lambda name, spare: [folder / name])
-        patch.setattr(device_proof, "cache_folder", lambda: folder)
         yield

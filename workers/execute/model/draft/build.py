@@ -14,8 +14,9 @@ from .....protocol.config import ModelConfig
 from .....protocol.errors import ConfigError
 from .....protocol.tokenizer_files import TOKENIZER_FILE
 from ...scheduling.proposals import MAX_CHECKED_TOKENS
-from ..backends import Backends, Loaded
+from ..backends import Backends
 from ..checkpoint.find import attributed_to_draft
+from ..loaded import Loaded
 from ..pool import PoolSize
 from .model import MAX_STEP_TOKENS, DraftModel
 

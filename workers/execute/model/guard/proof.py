@@ -1,8 +1,8 @@
-"""A cache of what a start determined about a checkpoint that runs on the compiled kernels, for later starts.
+"""A cache of what a start determined about a checkpoint that runs on compiled or fused kernels, for later starts.
 
-Importing transformers takes two of the four seconds of a start. It is needed to read the config of any family, to read
-any tokenizer, and to prove that the kernels compute the model as defined. All three have the same outcome as long as
-the checkpoint, this package and the libraries are the same.
+Importing transformers takes two of the four seconds of a start on a CPU. It is needed to read the config of any family,
+to read any tokenizer, and to prove that the kernels compute the model as defined. All three have the same outcome as
+long as the checkpoint, this package, the libraries and the device are the same.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .....protocol.lora import parse_modules
 from .....protocol.plain import load_map, make
 from .....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
 from ...kernels.compile import NoCompiler, levels_to_try, library_name
+from ...kernels.support import triton_version
 from ...user_cache import keep_in_one, keep_newest, note_use, places
 from ..facts import ModelFacts
 from ..spec.decoder import DecoderSpec
@@ -42,6 +43,7 @@ _WEIGHTS = ".safetensors"
 _MOST_BYTES = 64 << 20  # a larger file is no config or tokenizer, but for example the state of an optimizer
 _KEY_SIZE = 32
 _NUM_KEPT = 64  # proofs kept in the cache
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +65,21 @@ class ProofStore:
     config: ModelConfig
     kv_dtype: str = "model"  # as resolved for the device
     spare_cache: Path | None = None  # for what the user's cache cannot take
+    device: torch.device = _CPU
 
     @cached_property
     def folders(self) -> list[Path]:
         """Where it may be, in order of preference."""
-        form = f"{self.config.dtype} {self.config.quantization} {self.kv_dtype} {_library(self.config.kernels)}"
+        form = f"{self.config.dtype} {self.config.quantization} {self.kv_dtype} {self._kernels()}"
         key = outcome_key(self.checkpoint, self.config, form)
         return [place / key for place in places("proofs", self.spare_cache)]
+
+    def _kernels(self) -> str:
+        """What computes the model: a compiled library, or Triton's kernels on such a GPU."""
+        if self.device.type != "cuda":
+            return _library(self.config.kernels)
+        name, capability = torch.cuda.get_device_name(self.device), torch.cuda.get_device_capability(self.device)
+        return f"fused {self.config.deterministic} {name} {capability} {triton_version()}"
 
     def find(self, run_dir: Path) -> Proof | None:
         """The stored proof, or None. Writes the tokenizer stored with it to ``run_dir``.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,15 @@ from tests.workers.execute.model.fused.short_self_test import shorten_self_test
 from tests.workers.execute.model.native.decoders import NUM_PAGES, NativeEngine, make_checkpoint, make_request, some_of
 from tests.workers.execute.model.test_embeddings import embedded
 from tests.workers.execute.model.test_embeddings import run as embed
+from triptych.protocol.config import ModelConfig
 from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import moves
 from triptych.workers.execute.model.device.graphs import CudaGraphCapture
 from triptych.workers.execute.model.device.runner import DeviceRunner
 from triptych.workers.execute.model.fused.fp8 import defined_scaled
+from triptych.workers.execute.model.guard import proof
+from triptych.workers.execute.model.guard.proof import ProofStore
 from triptych.workers.execute.model.moves import PageMover
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.moves import Moves
@@ -285,23 +290,68 @@ def test_whole_model_gives_the_tokens_of_a_cpu(way: str, tmp_path: Path, monkeyp
     assert found[0] == engine.greedy(make_requests()[0].tokens[: LENGTHS[0]].tolist(), MAX_TOKENS)
 
 
-def test_checkpoint_that_passed_on_this_device_is_not_tested_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A restart after a crash need not prove again what the first start has proven."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture(name="self_tests")
+def fixture_self_tests(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Grows with every self-test of the fused decoder, all of which are passed."""
     tests: list[object] = []
-    monkeypatch.setattr("triptych.workers.execute.model.fused.build._self_test", lambda *_: tests.append(1))
+
+    def passed(*arguments: object) -> float:
+        tests.append(arguments)
+        return 0.0
+
+    monkeypatch.setattr("triptych.workers.execute.model.fused.proven._self_test", passed)
+    return tests
+
+
+FUSED: dict[str, Any] = {**SIZES, "backend": "fused", "device": "cuda", "num_pages": NUM_PAGES}
+
+
+def test_checkpoint_that_passed_on_this_device_is_not_tested_again(tmp_path: Path, self_tests: list[object]) -> None:
+    """A restart after a crash need not prove again what the first start has proven."""
     checkpoint = make_checkpoint("qwen3", tmp_path / "checkpoint", **SMALL)
-    options: dict[str, Any] = {**SIZES, "backend": "fused", "device": "cuda", "num_pages": NUM_PAGES}
     counts = []
     with pytest.MonkeyPatch.context() as patch, fake_cuda(patch):
         for dtype in ("float32", "float32", "float16"):
-            NativeEngine(checkpoint, tmp_path, **options, dtype=dtype)
-            counts.append(len(tests))
+            NativeEngine(checkpoint, tmp_path, **FUSED, dtype=dtype)
+            counts.append(len(self_tests))
         os.utime(checkpoint / "model.safetensors", ns=(1, 1))
-        NativeEngine(checkpoint, tmp_path, **options, dtype="float16")
-    assert [*counts, len(tests)] == [1, 1, 2, 3]
+        NativeEngine(checkpoint, tmp_path, **FUSED, dtype="float16")
+        patch.setattr(torch.cuda, "get_device_name", lambda device: "another")
+        NativeEngine(checkpoint, tmp_path, **FUSED, dtype="float16")
+    assert [*counts, len(self_tests)] == [1, 1, 2, 4]
+
+
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"kv_dtype": "int8"}], ids=str)
+def test_proven_decoder_is_the_same_without_transformers(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, self_tests: list[object]
+) -> None:
+    """Whose import takes five seconds of a restart on a GPU."""
+    checkpoint = make_checkpoint("qwen3", tmp_path / "checkpoint", **SMALL)
+    with pytest.MonkeyPatch.context() as patch, fake_cuda(patch):
+        first = NativeEngine(checkpoint, tmp_path, **FUSED, **options)
+        found = first.run(make_request(1, 9, 3))
+        monkeypatch.setitem(sys.modules, "transformers", None)  # to import from it is an error
+        second = NativeEngine(checkpoint, tmp_path, **FUSED, **options)
+        assert second.run(make_request(1, 9, 3)) == found
+    assert len(self_tests) == 1
+    assert second.card == replace(first.card, load_s=second.card.load_s)
+
+
+def test_decoder_on_one_kind_of_device_proves_nothing_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = make_checkpoint("qwen3", tmp_path / "checkpoint", **SMALL)
+    config, cuda = ModelConfig(model=str(checkpoint)), torch.device("cuda")
+    with pytest.MonkeyPatch.context() as patch, fake_cuda(patch):
+        stores = [ProofStore(checkpoint, each, device=cuda) for each in (config, replace(config, deterministic=True))]
+        folders = [store.folders[0] for store in (*stores, ProofStore(checkpoint, config))]
+        for change in ("get_device_name", "get_device_capability"):
+            with patch.context() as other:
+                other.setattr(torch.cuda, change, lambda device: "another")
+                folders.append(ProofStore(checkpoint, config, device=cuda).folders[0])
+        monkeypatch.setattr(proof, "triton_version", lambda: "another")
+        folders.append(ProofStore(checkpoint, config, device=cuda).folders[0])
+    assert len({*folders}) == 6
 
 
 @pytest.mark.slow

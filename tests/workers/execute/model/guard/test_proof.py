@@ -214,7 +214,8 @@ def test_tokenizer_different_from_the_served_one_is_refused(start: Start, checkp
 
 
 def test_proven_decoder_starts_without_importing_transformers() -> None:
-    code = "import sys; import triptych.workers.execute.model.build; print('transformers' in sys.modules)"
+    imports = ", ".join(f"triptych.workers.execute.model.{name}" for name in ("build", "fused.build", "device.runner"))
+    code = f"import sys; import {imports}; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

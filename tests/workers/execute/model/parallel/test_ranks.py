@@ -25,8 +25,9 @@ from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import backends
-from triptych.workers.execute.model.backends import Backends, Loaded
+from triptych.workers.execute.model.backends import Backends
 from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.loaded import Loaded
 from triptych.workers.execute.model.modules.build import ModelOnPages, _device_kernel
 from triptych.workers.execute.model.modules.runner import TorchRunner
 from triptych.workers.execute.model.modules.self_test import LayerMemory
