@@ -19,6 +19,7 @@ from ...protocol.lifeline import die_with
 from ...protocol.model_card import ModelCard
 from ...protocol.tokenizer_files import TOKENIZER_FILE
 
+_MAX_REASON_CHARS = 500  # of a message, which may quote all of the form, or list all that was expected
 _JSON_DEFAULTS: Any = {"whitespace_pattern": JSON_WHITESPACE}
 
 
@@ -64,7 +65,7 @@ class _Compiler:
             if not matcher.is_error():
                 matcher.compute_bitmask()  # much of it is built lazily, for the first token
         except Exception as error:
-            return "", f"does not compile: {error}"
+            return "", f"does not compile: {_reason(str(error))}"
         return (grammar, "") if not matcher.is_error() else ("", f"does not compile: {_reason(matcher.get_error())}")
 
     def _grammar(self, kind: str, source: str) -> str:
@@ -92,7 +93,8 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _reason(error: str) -> str:
-    return error.partition("<non-verbose/>")[0].strip()
+    reason = error.partition("<non-verbose/>")[0].strip()
+    return reason if len(reason) <= _MAX_REASON_CHARS else f"{reason[:_MAX_REASON_CHARS]} ..."
 
 
 def _answer(grammar: str, error: str) -> None:

@@ -1,18 +1,22 @@
 """Limits for connections that send nothing, or too much. uvicorn limits the time between two requests, but neither the
 time nor the size of a request's headers: clients that connect and stay silent could use up all connections, and clients
-that send endless headers all memory. It also loses the body of a request that offers another protocol, and sends chunks
-to clients that do not know them.
+that send endless headers all memory. It also loses the body of a request that offers another protocol, sends chunks to
+clients that do not know them, and has one line for all that is not HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from .foreign import foreign_protocol
 from .until_close import until_close
+
+logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 1 << 16  # for headers that arrive in several pieces; h11 has such a limit, httptools does not
 _UPGRADE = re.compile(rb"^upgrade(?=[ \t]*:)", re.IGNORECASE | re.MULTILINE)
@@ -24,16 +28,21 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
     """
 
     limit_s: float
+    told: set[str]  # what the log has been told about clients that speak something else
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._until_headers: asyncio.TimerHandle | None = None
         self._is_in_head, self._num_head_bytes = False, 0
-        self._is_before_body = True
+        self._is_before_body = self._is_new = True
         self._answered: Any = None  # the request being answered, if httptools is installed
         self._look()
 
     def data_received(self, data: bytes) -> None:
+        is_new, self._is_new = self._is_new, False
+        if is_new and (spoken := foreign_protocol(data)) is not None:
+            self._refuse(spoken)
+            return
         was_in_head = self._is_in_head
         super().data_received(without_upgrade(data) if self._is_before_body else data)
         if was_in_head and self._is_in_head:
@@ -80,6 +89,14 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
         elif self._until_headers is None:
             self._until_headers = self.loop.call_later(self.limit_s, self._give_up)
 
+    def _refuse(self, spoken: str) -> None:
+        self._disarm()
+        if spoken not in self.told:
+            self.told.add(spoken)
+            client = self.client[0] if self.client else "a client"
+            logger.warning("refused a connection of %s, as any other of its kind: it speaks %s", client, spoken)
+        self.send_400_response(f"This connection speaks {spoken}.")
+
     def _give_up(self) -> None:
         self._disarm()
         if not self.transport.is_closing():
@@ -103,4 +120,4 @@ def without_upgrade(data: bytes) -> bytes:
 
 def impatient(limit_s: float) -> type[asyncio.Protocol]:
     """A class with this limit, as uvicorn instantiates its protocols itself."""
-    return type("TimeLimitedProtocol", (TimeLimitedProtocol,), {"limit_s": limit_s})
+    return type("TimeLimitedProtocol", (TimeLimitedProtocol,), {"limit_s": limit_s, "told": set()})

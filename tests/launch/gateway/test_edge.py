@@ -103,6 +103,30 @@ def test_headers_that_do_not_arrive_time_out(pipeline: Driver, before: bytes, be
         assert connection.recv(4096) == b""
 
 
+BEGINNINGS = {
+    b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03": "TLS",
+    b"PROXY TCP4 192.0.2.1 192.0.2.2 5000 80\r\nGET / HTTP/1.1\r\n\r\n": "the PROXY protocol",
+    b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c": "the PROXY protocol",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": "HTTP/2",
+}
+
+
+def test_client_that_speaks_another_protocol_is_told_so_and_the_log_once(
+    pipeline: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with site(pipeline.run_dir) as api:
+        for beginning, spoken in [*BEGINNINGS.items()] * 2:
+            with raw(api) as connection:
+                connection.sendall(beginning)
+                reply = connection.makefile("rb").read()
+            assert reply.startswith(b"HTTP/1.1 400 ")
+            assert f"speaks {spoken}".encode() in reply
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.partition("speaks ")[2].partition(",")[0] for text in warned] == [
+        "TLS", "the PROXY protocol", "HTTP/2 from its first byte",
+    ]  # fmt: skip
+
+
 def test_answer_may_take_longer_than_the_header_timeout(slow: Driver) -> None:
     with site(slow.run_dir, body_timeout_s=0.1) as api:
         assert api.post(PATH, **{**LONG, "max_tokens": 100}).status_code == 200

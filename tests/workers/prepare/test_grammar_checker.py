@@ -57,6 +57,15 @@ def compiler_s(checker: GrammarChecker) -> float:
     return ended.ru_utime + ended.ru_stime + (alive.user + alive.system if alive else 0.0)
 
 
+@pytest.mark.parametrize(
+    "form", [{"json_schema": {"type": "x" * 9000}}, {"grammar": "start: " + "x" * 9000}], ids=["schema", "grammar"]
+)
+def test_reason_is_no_longer_than_a_person_reads(checker: GrammarChecker, form: dict[str, Any]) -> None:
+    reason = refused(checker, form)
+    assert reason.startswith("structured does not compile: ")
+    assert len(reason) < 600
+
+
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(depth):
