@@ -139,6 +139,7 @@ CASES = {
         ),
         Case("falcon-h1", "falcon_h1", {**_STATE_SPACE, "mamba_d_ssm": "ssm.inner_size"}, options=_FOLDED),
         Case("gemma", "gemma"),
+        Case("chatglm", "glm", extra=_turned, options=_HALF),
         Case("glm4", "glm4", extra=_turned, options=_HALF),
         Case("glm4moe", "glm4_moe", _EXPERTS, lambda config: {**_turned(config), "expert_gating_func": 2}, _HALF),
         Case("deepseek2", "glm4_moe_lite", {**_EXPERTS, **_LATENTS},

@@ -123,6 +123,7 @@ _ATTENDING: Mapping[str, Architecture] = {
         steps=((r"\.query_key_value\.", steps.by_key_heads),),
     ),
     "gemma": Architecture(steps=((r"norm\.weight", steps.minus_one),)),
+    "glm": Architecture(flags={"attention_bias": "attn_q.bias"}, turns_in_part=True),
     "glm4": Architecture(flags={"attention_bias": "attn_q.bias"}, turns_in_part=True),
     "glm4_moe": Architecture(
         settings=_ROUTED,
@@ -248,6 +249,7 @@ BY_NAME: Mapping[str, str | Callable[[GgufFile], str]] = {
     "apertus": "apertus",
     "arcee": "arcee",
     "bloom": "bloom",
+    "chatglm": "glm",
     "cohere2": "cohere2",
     "command-r": "cohere",
     "deepseek2": complete.family_with_latents,
