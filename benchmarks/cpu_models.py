@@ -302,7 +302,7 @@ def _parameter_sizes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
     config = AutoConfig.for_model(**{**_COMMON, **shape})
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config)
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 

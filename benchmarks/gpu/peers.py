@@ -28,7 +28,7 @@ def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str,
     folder = setting.checkpoint(name)
     prompts = [s.tokens[: s.num_prompt_tokens].tolist() for s in make_sequences(peer_lengths(setting))]
     num_out = peer_lengths(setting)[0][1]
-    config = GenerationConfig(  # type: ignore[no-untyped-call]
+    config = GenerationConfig(
         max_new_tokens=num_out, min_new_tokens=num_out, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     for implementation in implementations:
@@ -62,7 +62,7 @@ class Done(NamedTuple):
 
 
 def _few(config: GenerationConfig) -> GenerationConfig:
-    short = GenerationConfig(**config.to_diff_dict())  # type: ignore[no-untyped-call]
+    short = GenerationConfig(**config.to_diff_dict())
     short.max_new_tokens = short.min_new_tokens = 2
     return short
 
@@ -84,9 +84,7 @@ def _continuous(model: Any, prompts: list[list[int]], config: GenerationConfig) 
     """
     if model.device.type == "cpu":
         raise NotImplementedError("on a CPU its default cache takes most of the memory")
-    config = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=config.max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
-    )
+    config = GenerationConfig(max_new_tokens=config.max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
     outputs = model.generate_batch(prompts, generation_config=config, progress_bar=False)
     num_tokens = sum(len(output.generated_tokens) for output in outputs.values())
     wanted = len(prompts) * config.max_new_tokens

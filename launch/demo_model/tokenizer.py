@@ -46,7 +46,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD_TOKEN,
         eos_token=END_TOKEN,

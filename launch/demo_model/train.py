@@ -153,7 +153,7 @@ def make_batches(rows: Sequence[EncodedConversation], *, batch_tokens: int, rng:
 
 def save_checkpoint(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write the model in bfloat16, greedy by default, and the tokenizer with its chat template to ``folder``."""
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(
         do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     model.bfloat16().save_pretrained(folder)

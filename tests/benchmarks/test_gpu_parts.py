@@ -294,6 +294,6 @@ def test_peer_is_not_timed_while_it_creates_its_cache() -> None:
         return {i: types.SimpleNamespace(generated_tokens=[1] * 4, lifespan=span) for i, span in enumerate(spans)}
 
     model = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda"), generate_batch=generate_batch)
-    config = GenerationConfig(max_new_tokens=4, min_new_tokens=4)  # type: ignore[no-untyped-call]
+    config = GenerationConfig(max_new_tokens=4, min_new_tokens=4)
     assert peers._continuous(model, [[1], [2], [3]], config) == (12, 4.0)
     assert peers._attempt(peers._continuous, model, [[1], [2], [3]], config) == 3.0

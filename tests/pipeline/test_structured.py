@@ -73,7 +73,7 @@ def sentence_piece(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pieces")
     tokenizer = tokenizer_zoo.llama2()
     special: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     eos = tokenizer_zoo.id_of(tokenizer, "</s>")
     build_tiny_model("llama", vocab_size=tokenizer.get_vocab_size() + 37, eos_token_id=eos).save_pretrained(folder)
     prove(folder, "float32")

@@ -119,7 +119,7 @@ def test_r_cf_16_beam_search_equals_that_of_transformers(tiny: TinyEngine) -> No
 
     prompt = [40, 41, 42]
     options: Any = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 8, "do_sample": False}
-    wanted = tiny.model.generate(torch.tensor([prompt]), **options)  # type: ignore[operator]
+    wanted = tiny.model.generate(torch.tensor([prompt]), **options)
     beams = [sequence_of(prompt, index, max_tokens=8, num_beams=3, stop_ids=frozenset({2, 7})) for index in range(3)]
     for beam in beams:
         beam.group_key = (0, 0)

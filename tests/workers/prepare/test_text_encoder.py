@@ -96,7 +96,7 @@ def with_bos(tokenizer: Tokenizer) -> Tokenizer:
 
 def reference(tokenizer: Tokenizer, folder: Path, template: str | None = None) -> Any:
     """The same tokenizer as loaded by transformers from a checkpoint."""
-    wrapped: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **SPECIAL)  # type: ignore[no-untyped-call]
+    wrapped: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **SPECIAL)
     wrapped.save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
 

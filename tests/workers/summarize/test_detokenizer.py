@@ -80,7 +80,7 @@ def test_sentence_cut_after_any_token_is_decoded_as_in_one_call(name: str, sente
 @pytest.mark.parametrize("sentence", SENTENCES, ids=ascii)
 def test_text_cut_after_any_byte_ends_in_at_most_one_replacement_character(sentence: str) -> None:
     vocabulary, raw = Vocabulary(tokenizer_zoo.byte_level()), sentence.encode()
-    names: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    names: dict[int, str] = bytes_to_unicode()
     ids = [id_of(vocabulary.tokenizer, names[byte]) for byte in raw]
     for num_bytes in range(len(raw) + 1):
         assert "".join(pieces_of(vocabulary, ids[:num_bytes])) == raw[:num_bytes].decode("utf-8", "replace")
@@ -89,7 +89,7 @@ def test_text_cut_after_any_byte_ends_in_at_most_one_replacement_character(sente
 @pytest.mark.parametrize("name", ALL)
 def test_text_equals_that_of_transformers(name: str) -> None:
     tokenizer = ALL[name]()
-    theirs: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")  # type: ignore[no-untyped-call]
+    theirs: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
     for sentence in SENTENCES:
         ids = [0, *tokenizer.encode(sentence).ids, 1]
         text = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -43,7 +43,8 @@ def by_transformers(logits: torch.Tensor, temperature: float, top_k: int, top_p:
     if min_p > 0.0:
         chain.append(MinPLogitsWarper(min_p))
     ids: Any = torch.zeros(1, 1, dtype=torch.int64)
-    return chain(ids, logits.clone()).double().softmax(-1)[0]
+    edited: torch.Tensor = chain(ids, logits.clone())
+    return edited.double().softmax(-1)[0]
 
 
 def probabilities(logits: torch.Tensor, filters: Filters, num_candidates: int) -> torch.Tensor:

@@ -60,7 +60,8 @@ def by_transformers(logits: torch.Tensor, *, min_tokens: int = 0, **params: Any)
     if min_tokens:
         chain.insert(0, MinNewTokensLengthLogitsProcessor(len(PROMPT), min_tokens, [EOS]))
     ids: Any = torch.tensor([PROMPT + OUTPUT])
-    return LogitsProcessorList(chain)(ids, logits.clone()).softmax(-1)[0]
+    edited: torch.Tensor = LogitsProcessorList(chain)(ids, logits.clone())
+    return edited.softmax(-1)[0]
 
 
 COMBINATIONS: list[dict[str, Any]] = [

@@ -111,7 +111,7 @@ def _is_known_to_transformers(settings: dict[str, Any]) -> bool:
     from transformers.quantizers.auto import AutoHfQuantizer  # here: a proven checkpoint starts without it
 
     try:
-        return bool(AutoHfQuantizer.supports_quant_method(settings))  # type: ignore[no-untyped-call]
+        return bool(AutoHfQuantizer.supports_quant_method(settings))
     except ValueError:  # no method is named
         return False
 

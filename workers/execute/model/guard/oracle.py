@@ -243,7 +243,7 @@ def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     attention = "sdpa" if model_class._supports_sdpa and not has_cap else "eager"
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)  # type: ignore[no-untyped-call]
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     known = model.state_dict()
     tensors = {
         name: oracle.tensors[name].to(dtype) for name in oracle.tensors.keys() & known.keys() - oracle.made.keys()
@@ -272,7 +272,7 @@ def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
 def _state_space_multipliers(config: PretrainedConfig) -> torch.Tensor:
     from transformers.models.falcon_h1.modeling_falcon_h1 import compute_mup_vector  # here: few models need it
 
-    vector: torch.Tensor = compute_mup_vector(config)  # type: ignore[no-untyped-call]
+    vector: torch.Tensor = compute_mup_vector(config)
     return vector
 
 

@@ -38,7 +38,7 @@ def hidden_size(model: PreTrainedModel) -> int:
     """Channels of its hidden states; 0 if the model is not a head on a base model, which alone puts them out."""
     if model.base_model is model:
         return 0
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head = model.get_output_embeddings()
     if isinstance(head, nn.Linear):  # of some models, the base model projects them to what the head reads
         return head.in_features
     return int(getattr(model.config.get_text_config(), "hidden_size", 0))
@@ -46,6 +46,6 @@ def hidden_size(model: PreTrainedModel) -> int:
 
 def head_names(model: PreTrainedModel) -> set[str]:
     """The names of the parameters of its head."""
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head = model.get_output_embeddings()
     names = [name for name, module in model.named_modules() if module is head]
     return {f"{name}.{own}" for name in names for own, _ in head.named_parameters(recurse=False)}

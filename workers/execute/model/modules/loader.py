@@ -62,7 +62,7 @@ def load_model(
         config = text  # vision and audio towers would only waste memory
     with _reporting(progress), _quiet() if config is not whole else nullcontext():
         model, has_head = _read_weights(folder, config, dtype, group, tensors)
-    on_device: Any = model.to(device)  # type: ignore[arg-type]
+    on_device: Any = model.to(device)
     if ends is None:  # as transformers finds them in the config
         ends = model.generation_config.eos_token_id if model.generation_config else None
     return LoadedModel(on_device, _facts(model, end_tokens(tokenizer, ends), has_head=has_head))

@@ -124,7 +124,7 @@ def _try(
 
 def _has_room_for_float32(model: PreTrainedModel) -> bool:
     """Whether there is memory for an extra float32 copy plus a quarter for computing. False on ranks: none sees all."""
-    weights = list(model.parameters())
+    weights: list[torch.Tensor] = list(model.parameters())
     if any(isinstance(weight, DTensor) for weight in weights):
         return False
     return available_bytes(model.device) > 5 * sum(weight.numel() for weight in weights)

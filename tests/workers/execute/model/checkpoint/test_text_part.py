@@ -110,7 +110,7 @@ def make_seeing(family: str, folder: Path) -> Any:
     of_text, of_whole = (MODELS | RECURRENT)[family]
     config = AutoConfig.for_model(family.split()[-1], text_config={**tiny.LLAMA_LIKE, **of_text}, **of_whole)
     torch.manual_seed(0)
-    model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     tiny.make_tiny_tokenizer().save_pretrained(folder)
     model.save_pretrained(folder)
     return model.eval()

@@ -38,7 +38,7 @@ def test_right_family_is_accepted(family: str, dtype: torch.dtype, kernel: type[
 def test_experts_of_any_size_are_accepted(dtype: torch.dtype) -> None:
     """torch multiplies with all experts at once only if their rows are multiples of 16 bytes."""
     sizes = {**LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 14}
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **sizes))  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **sizes))
     assert switch_to_pages(model.to(dtype).eval(), CpuAttention(), max_model_len=512).pages
 
 
@@ -99,7 +99,7 @@ def make_wavering() -> Any:
     sizes = {**LLAMA_LIKE, "num_local_experts": 32, "num_hidden_layers": 6}
     torch.manual_seed(0)
     config = AutoConfig.for_model("gpt_oss", **sizes)
-    return AutoModelForCausalLM.from_config(config).bfloat16().eval()  # type: ignore[no-untyped-call]
+    return AutoModelForCausalLM.from_config(config).bfloat16().eval()
 
 
 def test_rounding_sensitive_model_is_compared_in_float32() -> None:

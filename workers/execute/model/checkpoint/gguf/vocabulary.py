@@ -52,7 +52,7 @@ def write_tokenizer_files(file: GgufFile, source: Path, name: str, target: Path)
     _complete(backend, file)
     special = {f"{kind}_token": getattr(read, f"{kind}_token") for kind in _SPECIAL}
     template = file.value("tokenizer.chat_template")
-    tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer: Any = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(backend)),
         chat_template=template if isinstance(template, str) else None,
         clean_up_tokenization_spaces=False,
@@ -79,7 +79,7 @@ def write_generation_config(file: GgufFile, target: Path) -> None:
         ends.discard(special.get(_END))
         names.discard(_END)
     ends |= {special.get(name) for name in names}
-    config: Any = GenerationConfig(  # type: ignore[no-untyped-call]
+    config: Any = GenerationConfig(
         bos_token_id=file.value("tokenizer.ggml.bos_token_id"),
         eos_token_id=sorted(end for end in ends if end is not None) or None,
         pad_token_id=file.value("tokenizer.ggml.padding_token_id"),
