@@ -17,24 +17,24 @@ from triptych import Driver
 from triptych.protocol.board import ROLES
 
 NUM_STREAMS = 32
-KILLS_A_ROLE = 20
+KILLS_A_ROLE = 10
 PAIRS = list(product(ROLES, repeat=2))  # the second is killed during the recovery from the first
 
 
 def draw_kills(rng: random.Random) -> list[tuple[str, ...]]:
-    """Each pair twice, and the rest of each role's kills alone, in any order."""
-    num_alone = KILLS_A_ROLE - 2 * 2 * len(ROLES)
-    kills: list[tuple[str, ...]] = [*2 * PAIRS, *num_alone * [(role,) for role in ROLES]]
+    """Each pair once, and the rest of each role's kills alone, in any order."""
+    num_alone = KILLS_A_ROLE - 2 * len(ROLES)
+    kills: list[tuple[str, ...]] = [*PAIRS, *num_alone * [(role,) for role in ROLES]]
     rng.shuffle(kills)
     return kills
 
 
 @pytest.mark.slow
-def test_killing_each_worker_twenty_times_changes_no_text() -> None:
+def test_killing_each_worker_ten_times_changes_no_text() -> None:
     rng = random.Random(7)
     prompts = [random_prompt(rng) for _ in range(NUM_STREAMS)]
     with hash_driver(hash_step_ms=32.0, lease_s=30.0) as driver:
-        num_tokens = 750
+        num_tokens = 400
         streams = [driver.submit(prompt, max_tokens=num_tokens) for prompt in prompts]
         for roles in draw_kills(rng):
             before = num_steps(driver)
