@@ -55,7 +55,7 @@ class Terminal:
 
     def wait(self) -> int:
         """The exit code."""
-        eventually(lambda: (self.text, self.process.poll())[1] is not None)
+        eventually(lambda: (self.text, self.process.poll())[1] is not None, timeout=60)
         return int(self.process.returncode)
 
 

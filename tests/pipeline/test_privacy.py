@@ -64,6 +64,6 @@ def test_no_worker_opens_a_network_connection(tmp_path: Path, monkeypatch: pytes
         list(everything(driver))
         pids = [pid for pid in driver.pids.values() if pid is not None]
         connections = [c for pid in pids for c in psutil.Process(pid).net_connections("inet")]
-    assert (tmp_path / "seen.lives").read_text() == "xxx"
+    assert (tmp_path / "seen.lives").read_text().startswith("xxx")  # more, if one had to be replaced meanwhile
     assert not (tmp_path / "seen").exists(), (tmp_path / "seen").read_text()
     assert connections == []

@@ -36,7 +36,7 @@ def test_sockets_that_were_deleted_are_bound_again(driver: Driver) -> None:
     files = [driver.run_dir / name for name in ("submit", "follow", "execute.inbox")]
     for file in files:
         file.unlink()
-    eventually(lambda: all(file.exists() for file in files))
+    eventually(lambda: all(file.exists() for file in files), timeout=60)  # three processes are replaced
     with Client(driver.run_dir) as client:
         assert client.generate([3, 4], max_tokens=4).token_ids == expected([3, 4], 4)
 

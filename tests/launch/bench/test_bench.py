@@ -154,7 +154,7 @@ def test_ctrl_c_reports_the_requests_that_ended(run_dir: str, tmp_path: Path) ->
     load = ("--num-prompts", "2000", "--request-rate", "50", "--output-len", "2", "--output", str(output))
     with terminal("bench", "--connect", run_dir, *load) as screen:
         screen.see("under way")
-        eventually(lambda: re.search(r" ([3-9]|\d\d+)/2000", screen.text))
+        eventually(lambda: re.search(r" ([3-9]|\d\d+)/2000", screen.text), timeout=60)
         screen.type("\x03")
         assert screen.wait() == 130
         assert "these are the requests that had ended" in screen.text
