@@ -40,7 +40,7 @@ class Allocator(RuleBasedStateMachine):
         self.num_accepted = 0
 
     @rule(
-        prompt=st.integers(0, 300), capacity=st.integers(1, 200), logprobs=st.none() | st.integers(0, 3)
+        prompt=st.integers(0, 100), capacity=st.integers(1, 60), logprobs=st.none() | st.integers(0, 3)
     )  # fmt: skip
     def accept(self, prompt: int, capacity: int, logprobs: int | None) -> None:
         record = make_record(
