@@ -17,6 +17,8 @@ from triptych.protocol.journal.prompt_results import read_embedding, read_scores
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter
 from triptych.protocol.journal.tokens import (
+    FEW,
+    SHORT,
     TokenWriter,
     check_of,
     pack_logprobs,
@@ -24,6 +26,7 @@ from triptych.protocol.journal.tokens import (
     read_logprobs,
     read_times,
     read_tokens,
+    was_scheduled,
 )
 from triptych.protocol.scores import ScoreColumns
 
@@ -47,10 +50,12 @@ def hash_of(generation: int, tokens: list[int], rows: list[list[int]] | None = N
     return value
 
 
-def adopted(folder: Path, *, num_requests: int = 1, **sampling: Any) -> tuple[Journal, list[RequestView], TokenWriter]:
-    journal = make_journal(folder)
+def adopted(
+    folder: Path, *, num_requests: int = 1, num_prompt_tokens: int = 5, **sampling: Any
+) -> tuple[Journal, list[RequestView], TokenWriter]:
+    journal = make_journal(folder, num_records=max(4, num_requests))
     requests, tokens = RequestWriter(journal), TokenWriter(journal)
-    record = make_record(num_prompt_tokens=5, token_capacity=CAPACITY, **sampling)
+    record = make_record(num_prompt_tokens=num_prompt_tokens, token_capacity=CAPACITY, **sampling)
     views = [accept(requests, journal, record) for _ in range(num_requests)]
     for view in views:
         tokens.adopt(view)
@@ -77,6 +82,13 @@ def published(journal: Journal, view: RequestView) -> list[int] | None:
 @given(st.integers(0, 2**32 - 1), st.lists(TOKEN_IDS, max_size=50))
 def test_check_is_the_documented_hash(generation: int, tokens: list[int]) -> None:
     assert check_of(generation, int32(*tokens)) == hash_of(generation, tokens)
+
+
+@pytest.mark.parametrize("size", [SHORT, SHORT + 1, 2 * SHORT])
+def test_check_of_many_tokens_is_the_same_hash(size: int) -> None:
+    tokens, rows = list(range(7, 7 + size)), [[index, 5] for index in range(size)]
+    assert check_of(3, int32(*tokens)) == hash_of(3, tokens)
+    assert check_of(3, int32(*tokens), np.array(rows, np.uint32)) == hash_of(3, tokens, rows)
 
 
 @settings(max_examples=20, deadline=None)
@@ -164,6 +176,31 @@ def test_several_steps_at_once_are_read_as_if_written_one_by_one(data: st.DataOb
             read.append(([published(journal, view) for view in views], times))
     assert read[0] == read[1]
     assert read[0][0] == [[*[7] * (slot % 2), *column] for slot, column in enumerate(token_ids.T.tolist())]
+
+
+def test_rows_of_large_steps_may_change_with_every_step(tmp_path: Path) -> None:
+    """From some number of rows on, a step is written at once, to places that are kept while the rows stay the same."""
+    journal, views, writer = adopted(tmp_path, num_requests=FEW + 3)
+    expected: list[list[int]] = [[] for _ in views]
+    ascending, some = np.arange(FEW + 3), np.arange(FEW + 1)
+    for step, slots in enumerate((ascending, ascending, ascending[::-1].copy(), some)):
+        indices, token_ids = np.array([len(expected[slot]) for slot in slots]), 10 * step + slots.astype(np.int32)
+        writer.publish(slots, indices, token_ids, TIMES.accepted_ns + (step + 1) * TIME_UNIT_NS)
+        for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
+            expected[slot].append(token_id)
+    assert [published(journal, view) for view in views] == expected
+    for view, tokens in zip(views, expected, strict=True):
+        times_ns = TIMES.accepted_ns + TIME_UNIT_NS * np.arange(1, len(tokens) + 1)
+        np.testing.assert_array_equal(read_times(journal, view, len(tokens)).tokens_ns, times_ns)
+
+
+def test_answer_that_is_cleared_begins_anew(tmp_path: Path) -> None:
+    journal, [view], writer = adopted(tmp_path)
+    publish(writer, view, 5, 6)
+    writer.clear(view)
+    assert published(journal, view) == []
+    publish(writer, view, 7)
+    assert published(journal, view) == [7]
 
 
 def test_before_adoption_there_are_no_tokens(tmp_path: Path) -> None:
@@ -254,6 +291,28 @@ def test_times_are_summed_but_the_first_schedule_is_set(tmp_path: Path) -> None:
     assert read_times(journal, view, 0)[1:] == (later, 6, 4, 0, 5, 1, 0, 0)
 
 
+@pytest.mark.parametrize("field", ["preempted_ns", "recovered_ns"])
+@pytest.mark.parametrize("num_tokens", [0, 1])
+def test_loss_counts_while_it_lasts_and_once_when_it_has_ended(tmp_path: Path, field: str, num_tokens: int) -> None:
+    journal, [view], writer = adopted(tmp_path)
+    publish(writer, view, *range(num_tokens))
+    writer.begin_loss(view.slot, field, 100)
+    during = read_times(journal, view, num_tokens).until(130)
+    assert (getattr(during, field), during.lost_early_ns) == (30, 0 if num_tokens else 30)
+    writer.end_loss(view.slot, field, 40)
+    after = read_times(journal, view, num_tokens).until(1000)
+    assert (getattr(after, field), after.lost_early_ns) == (40, 0)
+
+
+def test_request_was_scheduled_once_a_step_of_its_own_has_started(tmp_path: Path) -> None:
+    journal, [view], writer = adopted(tmp_path)
+    seen = []
+    for scheduled_ns in (view.accepted_ns - 1, view.accepted_ns, view.accepted_ns + 1):  # the first: of an earlier one
+        writer.add_times(view.slot, scheduled_ns=scheduled_ns)
+        seen.append(was_scheduled(journal, view.slot, view.accepted_ns))
+    assert seen == [False, True, True]
+
+
 @pytest.mark.parametrize("reason", ["stop", "length", "error"])
 def test_finish_is_read_back(tmp_path: Path, reason: str) -> None:
     journal, [view], writer = adopted(tmp_path)
@@ -284,6 +343,20 @@ def test_logprobs_are_read_back(rows: list[list[tuple[int, float]]]) -> None:
         expected = [[-0.5, [list(pair) for pair in alternatives]] for alternatives in rows]
         assert read_logprobs(journal, views[1], 0, len(rows)) == expected
         assert read_logprobs(journal, views[1], 1, len(rows)) == expected[1:]
+
+
+def test_missing_alternatives_are_left_out(tmp_path: Path) -> None:
+    """Whatever the chosen token's logprob is."""
+    journal, [view], writer = adopted(tmp_path, logprobs=2)
+    writer.publish_logprobs(view, 0, pack_logprobs(0.0, int32(), np.empty(0, np.float32), 2))
+    assert read_logprobs(journal, view, 0, 1) == [[0.0, []]]
+
+
+def test_prompt_of_one_token_has_all_of_its_no_scores(tmp_path: Path) -> None:
+    journal, [view], _ = adopted(tmp_path, num_prompt_tokens=1, prompt_logprobs=1)
+    scores = read_scores(journal, view)
+    assert scores is not None
+    assert len(scores.logprobs) == 0
 
 
 def test_excess_alternatives_are_cut() -> None:
