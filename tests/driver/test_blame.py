@@ -14,13 +14,15 @@ from triptych.protocol.journal.deaths import (
     MAX_AHEAD,
     OUT_OF_MEMORY,
     POISONED,
+    DeathWriter,
     held_against,
     note_survival,
     num_ahead,
     poisoned,
 )
 from triptych.protocol.journal.deaths import suspects as slots_of_suspects
-from triptych.protocol.journal.layout import Journal
+from triptych.protocol.journal.layout import ACCEPTED, Journal, word
+from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.record_key import number_of
 
@@ -140,7 +142,9 @@ def test_crash_records_how_far_the_worker_was_ahead_of_the_journal(board: Board,
         assert slots_of_suspects(journal, "execute") == []
 
 
-def test_suspects_of_two_requests_are_not_poisoned_together(board: Board, journal: Journal) -> None:
+def test_suspects_of_two_requests_are_not_poisoned_together(
+    board: Board, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
     writer, blame = RequestWriter(journal), Blame(board, journal)
     views = [accept(writer, journal, make_record(name)) for name in "ab"]
     for deaths in (1, 2):
@@ -148,6 +152,58 @@ def test_suspects_of_two_requests_are_not_poisoned_together(board: Board, journa
         board.intent("execute").begin()
         assert blame.note_death("execute", internal=True) == 0
         assert [held_against(journal, "execute", v.slot, v.generation) for v in views] == [deaths] * 2
+    assert caplog.messages == ["execute died while processing 2 requests: they run alone first"] * 2
+
+
+def test_prompts_that_were_handled_together_are_not_poisoned_together(board: Board, journal: Journal) -> None:
+    blame = Blame(board, journal)
+    for deaths in (1, 2):
+        board.intent("prepare").set_others([DIGEST + 1])
+        work_on(board, DIGEST)
+        assert blame.note_death("prepare", internal=True) == 0
+        assert board.suspects() == {DIGEST: deaths, DIGEST + 1: deaths}
+
+
+def test_request_in_a_step_with_one_whose_record_was_reused_was_not_alone(board: Board, journal: Journal) -> None:
+    view = accept(RequestWriter(journal), journal, make_record())
+    blame = Blame(board, journal)
+    for _ in range(2):
+        board.intent("execute").set_others([number_of(view.key), number_of((view.slot, view.generation + 1))])
+        board.intent("execute").begin()
+        assert blame.note_death("execute", internal=True) == 0
+    assert held_against(journal, "execute", *view.key) == 2
+
+
+@pytest.mark.parametrize("is_free", [False, True], ids=["reused", "free"])
+def test_request_that_is_gone_is_not_blamed(
+    board: Board, journal: Journal, is_free: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer, blame = RequestWriter(journal), Blame(board, journal)
+    view = accept(writer, journal)
+    ReleaseWriter(journal).forget(*view.key)
+    assert writer.recycle(*view.key)
+    if not is_free:
+        journal.prepare_words[view.slot] = word(view.generation + 1, ACCEPTED)
+    before = journal.records.tobytes()
+    board.intent("execute").begin_one(number_of(view.key))
+    assert blame.note_death("execute", internal=True) == 0
+    assert (journal.records.tobytes(), caplog.messages) == (before, [])
+
+
+def test_many_deaths_among_others_poison_no_request(journal: Journal) -> None:
+    key = accept(RequestWriter(journal), journal).key
+    journal.records["deaths_word"][key[0]] = word(key[1], POISONED - 2)
+    assert [DeathWriter(journal).add("execute", key, is_alone=False) for _ in range(2)] == [POISONED - 1] * 2
+
+
+def test_record_that_was_freed_is_no_suspect(journal: Journal) -> None:
+    writer = RequestWriter(journal)
+    key = accept(writer, journal).key
+    DeathWriter(journal).add("execute", key, is_alone=False)
+    assert slots_of_suspects(journal, "execute") == [key[0]]
+    ReleaseWriter(journal).forget(*key)
+    assert writer.recycle(*key)
+    assert slots_of_suspects(journal, "execute") == []
 
 
 @pytest.mark.parametrize("role", ["prepare", "execute"])

@@ -18,6 +18,7 @@ from triptych.protocol.journal.layout import (
     LAYOUT_VERSION,
     RECORD,
     Journal,
+    bytes_of_answers,
     extent,
     split_word,
     word,
@@ -51,6 +52,24 @@ def test_journal_can_be_opened_by_another_process(tmp_path: Path) -> None:
 def test_new_journal_is_empty(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=3)
     assert [read_request(journal, slot) for slot in range(3)] == [None, None, None]
+
+
+def test_arena_is_rounded_up_to_a_whole_number_of_extents(tmp_path: Path) -> None:
+    assert make_journal(tmp_path, arena_bytes=65).arena_bytes == 128
+
+
+def test_bytes_of_answers_are_those_of_their_extents() -> None:
+    assert bytes_of_answers(3, 72) == 3 * extent(0, 0, 72, 0).end
+
+
+def test_closed_journal_keeps_no_file_open(tmp_path: Path) -> None:
+    def num_open() -> int:
+        return sum(file.resolve().is_relative_to(tmp_path.resolve()) for file in Path("/proc/self/fd").iterdir())
+
+    journal = make_journal(tmp_path)
+    assert num_open() == 2  # itself, and the one of its mapping
+    journal.close()
+    assert num_open() == 0
 
 
 def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from tests.protocol.crashing import Died, MortalJournal, StoreCounter
-from tests.protocol.factories import TIMES, make_journal, make_record
+from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from triptych.protocol.journal.clock import wind_clock
-from triptych.protocol.journal.layout import ACCEPTED, Journal, word
+from triptych.protocol.journal.layout import ACCEPTED, FREE, Journal, word
 from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_end_code
 from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
 from triptych.protocol.journal.salvage import salvage
 from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_tokens
+from triptych.protocol.messages import FINISH_REASONS
 from triptych.protocol.record import RequestRecord
 from triptych.protocol.scores import ScoreColumns
 
@@ -32,6 +33,11 @@ def filled(tmp_path: Path, count: int = 4) -> Journal:
 def live_ids(journal: Journal) -> list[str]:
     views = [read_request(journal, slot) for slot in range(journal.num_records)]
     return [view.record.request_id for view in views if view is not None]
+
+
+def free(journal: Journal, writer: RequestWriter, view: RequestView) -> None:
+    ReleaseWriter(journal).forget(*view.key)
+    assert writer.recycle(*view.key)
 
 
 def test_sound_journal_is_left_unchanged(tmp_path: Path) -> None:
@@ -84,8 +90,24 @@ def test_invalid_end_is_taken_back(tmp_path: Path, name: str, why: str) -> None:
     journal.records[name][0] = word(int(journal.generations()[0]), 99)
     (line,) = salvage(journal)
     assert f"{name} {why}" in line
+    assert not journal.records[name][0]
     assert live_ids(journal) == ["r0", "r1", "r2", "r3"]
     assert not journal.release_states().any()
+
+
+@pytest.mark.parametrize("number", [len(FINISH_REASONS), 2**32 - 1])
+def test_end_with_an_unknown_reason_is_taken_back(tmp_path: Path, number: int) -> None:
+    journal = filled(tmp_path)
+    ReleaseWriter(journal).release(2, 1, num_tokens=0, reason="abort")
+    journal.records["end_reason"][2] = number
+    assert salvage(journal) == [f"record 2: its end has the reason {number}; it is taken as not ended"]
+    assert not journal.records["release_word"][2]
+
+
+def test_leftover_reason_of_an_earlier_end_is_no_damage(tmp_path: Path) -> None:
+    journal = filled(tmp_path)
+    journal.records["end_reason"][2] = 99
+    assert salvage(journal) == []
 
 
 def test_one_of_two_records_that_share_bytes_is_given_up(tmp_path: Path) -> None:
@@ -96,6 +118,19 @@ def test_one_of_two_records_that_share_bytes_is_given_up(tmp_path: Path) -> None
     assert len(lines) == 1
     assert "shares bytes" in lines[0]
     RequestWriter(journal)
+
+
+def test_old_record_whose_bytes_were_given_to_two_is_given_up_once(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    writer = RequestWriter(journal)
+    old = accept(writer, journal, make_record("old", token_capacity=200))
+    page, payload = journal.records[old.slot].copy(), journal.arena[: 4 * old.extent.tokens_at].copy()
+    free(journal, writer, old)
+    first, *_ = [accept(writer, journal, make_record(name)) for name in ("first", "a", "b")]
+    free(journal, writer, first)
+    journal.records[old.slot], journal.arena[: len(payload)] = page, payload
+    assert salvage(journal) == [f"record {old.slot} is given up: it shares bytes with another one"]
+    assert live_ids(journal) == ["a", "b"]
 
 
 def test_clock_continues_over_a_reboot(tmp_path: Path) -> None:
@@ -109,6 +144,20 @@ def test_clock_continues_over_a_reboot(tmp_path: Path) -> None:
     assert 3599 * 10**9 < moved < 3601 * 10**9
     journal.close()
     assert Journal.open(tmp_path / "journal").now_ns() - before >= moved
+
+
+def test_clock_of_every_boot_adds_the_time_that_the_machine_was_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = {"time_ns": 0, "monotonic_ns": 0}
+    for name in now_s:
+        monkeypatch.setattr(time, name, lambda name=name: now_s[name] * 10**9)
+    journal, moved_s, shown_s = make_journal(tmp_path), [], []
+    for boot, wall_s, up_s in (("a", 1000, 500), ("b", 1100, 10), ("b", 1105, 15), ("c", 1200, 20)):
+        now_s.update(time_ns=wall_s, monotonic_ns=up_s)
+        moved_s.append(wind_clock(journal, boot_id=boot) / 10**9)
+        shown_s.append(up_s + int(journal.header["clock_shift_ns"]) / 10**9)
+    assert (moved_s, shown_s) == ([0, 590, 0, 90], [500, 600, 605, 700])
 
 
 @pytest.mark.parametrize("field", ["dispatched_ns", "told_ns", "scheduled_ns"])
@@ -155,7 +204,7 @@ def test_driver_killed_while_it_winds_the_clock_does_not_wind_it_twice(tmp_path:
     assert int(journal.header["clock_shift_ns"]) < 3601 * 10**9
 
 
-@pytest.mark.parametrize("num_tokens", [0, 2])
+@pytest.mark.parametrize("num_tokens", [0, 3])
 def test_tokens_and_steps_before_a_reboot_are_earlier_than_those_after_it(tmp_path: Path, num_tokens: int) -> None:
     journal, now_ns = make_journal(tmp_path), time.monotonic_ns()
     RequestWriter(journal).accept(make_record(), replace(TIMES, accepted_ns=now_ns))
@@ -229,6 +278,7 @@ def test_leftovers_of_an_answered_request_are_not_damage(tmp_path: Path) -> None
 def with_answers(tmp_path: Path, *records: RequestRecord) -> tuple[Journal, list[RequestView]]:
     """One request, each sequence of which has produced two tokens and ended."""
     journal = make_journal(tmp_path)
+    journal.prepare_words[:] = word(6, FREE)  # a generation that is no other number, either
     writer, tokens = RequestWriter(journal), TokenWriter(journal)
     keys = writer.accept_all(records, TIMES)
     views = [view for slot, _ in keys if (view := read_request(journal, slot)) is not None]
@@ -294,6 +344,24 @@ def test_end_whose_tokens_are_lost_is_taken_back(
     assert live_ids(journal) == ["a"]
     assert not has_begun(journal, view)
     assert journal.states()[view.slot] == ACCEPTED  # its credit may belong to another request
+
+
+def test_end_at_a_stop_string_whose_tokens_are_lost_is_taken_back(tmp_path: Path) -> None:
+    """summarize ended it before execute knew."""
+    journal, [view] = with_answers(tmp_path, make_record())
+    journal.finish_words[view.slot] = 0
+    ReleaseWriter(journal).release(*view.key, num_tokens=1, reason="stop")
+    assert salvage(journal) == []
+    lose_tokens(journal, view)
+    assert salvage(journal) == ["record 0: the tokens of its answer are lost; it is taken as not ended"]
+
+
+def test_failure_without_tokens_is_no_loss(tmp_path: Path) -> None:
+    journal, [view] = with_answers(tmp_path, make_record())
+    TokenWriter(journal).finish(*view.key, "error", "why")
+    lose_tokens(journal, view)
+    assert salvage(journal) == []
+    assert read_finish(journal, *view.key) == ("error", "why")
 
 
 def test_end_that_nobody_follows_any_more_needs_no_tokens(tmp_path: Path) -> None:
