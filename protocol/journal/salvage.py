@@ -7,7 +7,6 @@ from collections import Counter
 from ..errors import JournalError
 from ..messages import FINISH_REASONS
 from .layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, FREE, Journal, split_word, word
-from .prompt_results import has_prompt_results
 from .releases import is_forgotten, read_release
 from .requests import RequestView, drop, read_request
 from .tokens import read_finish, read_tokens
@@ -124,4 +123,4 @@ def _has_lost_tokens(journal: Journal, view: RequestView) -> bool:
         return True
     if finish is None or finish[0] not in ("stop", "length"):
         return False
-    return tokens is None or (view.record.asks_about_prompt and not has_prompt_results(journal, view))
+    return tokens is None  # which stands for lost results of the prompt too: the check of the tokens covers them
