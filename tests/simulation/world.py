@@ -225,6 +225,7 @@ class World:
         return "\n".join([f"seed {self.seed}: {text}", f"(again with: {replay})", *self.log])
 
     def _begin(self) -> None:
+        self.journal.prepare_words[:] = 6 << 32  # generations that are no other number of the journal
         if self.drivers is not None:
             self.drivers.begin()
         for role in ROLES:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.protocol.factories import TIMES, make_record
 from tests.simulation.world import World
-from tests.workers.summarize.conftest import begin, begin_search
+from tests.workers.summarize.conftest import begin, begin_search, publish_tokens
 from triptych.protocol import messages as m
 from triptych.protocol.codec import encode
-from triptych.protocol.journal.releases import (
-    ReleaseWriter,
-)
+from triptych.protocol.journal.releases import ReleaseWriter, was_read
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.workers.process import RECEIVING_S
 from triptych.workers.summarize.process import Summarize
@@ -96,3 +95,39 @@ def test_disconnected_reader_is_not_retried_and_another_one_is_answered(
     assert not body._delivery.pending
     [end] = answers_to(body, monkeypatch, frame)
     assert (end.request_id, end.finish_reason) == ("a", "abort")
+
+
+def test_reader_gets_no_more_than_a_window_beyond_what_it_has(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.config = replace(world.config, service=replace(world.config.service, window_tokens=2))
+    publish_tokens(world, *[TIMES.accepted_ns] * 6)
+    body, sent = begin(world), list[tuple[int, int]]()
+    for offset, again in ((0, True), (1, False), (1, False), (3, False)):
+        for text in answers_to(body, monkeypatch, m.Follow([["a", offset, again]])):
+            sent += [(row[1], len(row[3]) // 4) for row in text.deltas]
+    assert sent == [(0, 2), (2, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("wire_id", ["b 2", "b 02", "b x"])
+def test_choice_that_does_not_exist_is_unknown(world: World, monkeypatch: pytest.MonkeyPatch, wire_id: str) -> None:
+    """Or its follower would wait for ever."""
+    body, keys = begin(world), accept_choices(world)
+    [answer] = answers_to(body, monkeypatch, m.Follow([[wire_id, 0, True]]))
+    assert (answer.request_id, answer.code) == (wire_id, "unknown_id")
+    body._on_frame_safely(b"client", encode(m.Acknowledge([wire_id])))
+    assert not any(was_read(world.journal, *key) for key in keys)
+
+
+def test_all_choices_are_acknowledged_by_the_id_of_their_request(world: World) -> None:
+    body, keys = begin(world), accept_choices(world)
+    body.turn()
+    body._on_frame_safely(b"client", encode(m.Acknowledge(["b"])))
+    assert all(was_read(world.journal, *key) for key in keys)
+
+
+def accept_choices(world: World) -> list[tuple[int, int]]:
+    """A request with two choices that have ended."""
+    records = [replace(make_record(f"b {i}", n=2), index=i) for i in range(2)]
+    keys = RequestWriter(world.journal).accept_all(records, TIMES)
+    for key in keys:
+        ReleaseWriter(world.journal).release(*key, num_tokens=0, reason="length")
+    return keys

@@ -13,17 +13,17 @@ from tests.workers.summarize.conftest import KEY, TURN_NS, begin, begin_search, 
 from tests.workers.summarize.test_columns import step_of
 from triptych.protocol import messages as m
 from triptych.protocol.codec import encode
-from triptych.protocol.journal.deaths import DeathWriter
+from triptych.protocol.journal.deaths import DeathWriter, held_against
 from triptych.protocol.journal.releases import (
     ReleaseWriter,
     is_forgotten,
-    is_released,
     read_end_code,
     read_release,
     was_read,
 )
-from triptych.protocol.journal.requests import RequestWriter, read_request
+from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.journal.tokens import TokenWriter
+from triptych.protocol.record_key import number_of
 from triptych.workers.summarize.ends import MAX_COUNTED_ADAPTERS
 
 
@@ -104,6 +104,53 @@ def test_request_that_could_not_be_turned_into_text_is_not_suspected_of_what_hap
     body._step_done(step_done((0, 5, 0)))
     assert read_release(world.journal, *KEY) == (0, "error")
     assert world.board.intent("summarize").read() == []
+
+
+def test_suspect_that_could_be_turned_into_text_is_cleared(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is turned into text, this process may crash on it."""
+    DeathWriter(world.journal).add("summarize", KEY, is_alone=True)
+    body, busy_with = begin(world), list[list[int]]()
+    [answer] = body._answers.values()
+    assert held_against(world.journal, "summarize", *KEY) == 1
+    intent = world.board.intent("summarize")
+    monkeypatch.setattr(answer.stream, "push", lambda _: busy_with.append(intent.read()))
+    for index in range(2):
+        body._step_done(step_done((index, 5, 0)))
+    assert (busy_with, intent.read()) == ([[number_of(KEY)]] * 2, [])
+    assert held_against(world.journal, "summarize", *KEY) == 0
+
+
+def test_answer_that_ended_at_a_stop_token_ends_once(world: World) -> None:
+    ReleaseWriter(world.journal).forget(*KEY)
+    key = RequestWriter(world.journal).accept(make_record("b", stop_token_ids=[5]), TIMES)
+    body = begin(world)
+    body._step_done(step_of((*key, 0, 5, 0)))
+    body._on_frame_safely(b"client", encode(m.Abort("b")))
+    assert (body._ends.num_ended, read_release(world.journal, *key)) == ({"stop": 1}, (1, "stop"))
+
+
+@pytest.mark.parametrize(
+    ("size", "reason", "counted"), [(0, "length", "length"), (4, "length", "embedding"), (4, "abort", "abort")]
+)
+def test_embeddings_are_not_counted_as_answers_that_were_cut(
+    world: World, size: int, reason: str, counted: str
+) -> None:
+    ReleaseWriter(world.journal).forget(*KEY)
+    RequestWriter(world.journal).accept(make_record("b", embedding_size=size), TIMES)
+    body = begin(world)
+    [answer] = body._answers.values()
+    body._ends.end(answer, reason)
+    assert body._ends.num_ended == {counted: 1}
+
+
+# -- what is left of an earlier request in the same record
+
+
+def test_tokens_of_an_earlier_request_are_not_those_of_the_next(world: World) -> None:
+    body = begin(world)
+    body._step_done(step_of((KEY[0], KEY[1] - 1, 0, 5, 0)))
+    [answer] = body._answers.values()
+    assert (answer.stream.token_ids, body._collect()["stale_tokens"]) == ([], 1)
 
 
 # -- several tokens of a sequence at once
@@ -218,22 +265,6 @@ def test_tokens_found_in_the_journal_are_flushed_before_a_client_sees_them(
     publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, TURN_NS)
     assert done == ["flush", "Text"]
-
-
-def test_queue_limit_is_met_for_all_sequences_by_the_first_one_to_start(world: World) -> None:
-    """Even while execute is down, so that no other process checks deadlines."""
-    writer, deadline_at = RequestWriter(world.journal), world.journal.now_ns() + SECOND_NS
-    records = [replace(make_record(f"b {i}", n=2), index=i, queue_deadline_at=deadline_at) for i in range(2)]
-    keys = writer.accept_all(records, TIMES)
-    for key in keys:
-        writer.dispatch(*key, 1)
-    view, tokens = read_request(world.journal, keys[0][0]), TokenWriter(world.journal)
-    assert view is not None
-    tokens.adopt(view)
-    tokens.add_times(view.slot, scheduled_ns=world.journal.now_ns())
-    body = begin(world)
-    turn_after(world, body, 2 * SECOND_NS)
-    assert not [key for key in keys if is_released(world.journal, *key)]
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["first", "last"])
