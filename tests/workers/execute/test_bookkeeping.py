@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
 from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_times, read_tokens
 from triptych.protocol.record import RequestRecord
-from triptych.workers.execute.bookkeeping import Bookkeeper
+from triptych.workers.execute.bookkeeping import NO_TOKEN, Bookkeeper
 from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -199,6 +200,53 @@ def test_torn_time_of_an_earlier_process_has_no_effect(tmp_path: Path) -> None:
     books.record(outputs)
     assert len(books.take_rows()) == 1
     assert read_times(journal, view, 0).recovered_ns == 0
+
+
+def test_cuts_of_a_prompt_are_known_after_a_crash(tmp_path: Path) -> None:
+    """A prompt that is cut elsewhere may give other tokens."""
+    journal = make_journal(tmp_path)
+    [view] = dispatched(journal, [make_record(num_prompt_tokens=11)])
+    books = Bookkeeper(journal, eos_token_ids=frozenset())
+    engine = make_engine(sequence := books.adopt(view), prefill_chunk=4, replays=True)
+    while not sequence.num_output_tokens:
+        books.record(next_step(engine))
+    assert adopted(journal, view).chunk_ends == sequence.chunk_ends == [4, 8, 11]
+
+
+def test_limits_and_ends_of_a_request_are_those_of_its_sequence(tmp_path: Path) -> None:
+    journal, times = make_journal(tmp_path), {"deadline_at": 9_000_000, "queue_deadline_at": 8_000_000}
+    fields: dict[str, Any] = {**times, "priority": 3, "grammar": "start: /x/"}
+    [view] = dispatched(journal, [replace(make_record(stop_token_ids=[5]), **fields)])
+    sequence = Bookkeeper(journal, eos_token_ids=frozenset([2])).adopt(view)
+    assert (sequence.deadline_at, sequence.queue_deadline_at, sequence.priority) == (9_000_000, 8_000_000, 3)
+    assert (sequence.stop_ids, sequence.final_ids) == (frozenset([2, 5]), frozenset([2]))
+
+
+def test_end_that_was_written_is_not_changed_when_its_request_is_dropped(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    [view] = dispatched(journal, [make_record()])
+    books = Bookkeeper(journal, eos_token_ids=frozenset())
+    books.adopt(view)
+    books.fail(view.key, "why")
+    books.drop(view.key)
+    assert read_finish(journal, *view.key) == ("error", "model_failed\nwhy")
+
+
+def test_ends_without_a_token_follow_the_tokens_of_their_step(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    views = dispatched(journal, [make_record(name) for name in "abc"])
+    books = Bookkeeper(journal, eos_token_ids=frozenset())
+    engine = make_engine(*map(books.adopt, views))
+    books.record(next_step(engine))
+    books.take_rows()
+    engine.release(views[1].key)
+    outputs = next_step(engine)
+    outputs.progress.expired[views[1].key] = "its deadline has passed"
+    books.record(outputs)
+    [rows] = books.take_rows()
+    assert rows.slots.tolist() == [views[0].slot, views[2].slot, views[1].slot]
+    assert rows.indices.tolist() == [1, 1, NO_TOKEN]
+    assert [bool(reason) for reason in rows.reasons] == [False, False, True]
 
 
 def dispatched(journal: Journal, records: list[RequestRecord]) -> list[RequestView]:
