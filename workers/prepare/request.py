@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -230,7 +229,7 @@ def _checked_lease(value: Any) -> float | None:
         return None
     if type(value) not in (int, float):
         raise InvalidRequest(f"lease_s must be a number, got {value!r:.80}", param="lease_s")
-    if not math.isfinite(value) or not MIN_LEASE_S <= value <= MAX_LEASE_S:
+    if not MIN_LEASE_S <= value <= MAX_LEASE_S:  # true for NaN as well
         raise InvalidRequest(f"lease_s is {value}, the limits are {MIN_LEASE_S} and {MAX_LEASE_S}", param="lease_s")
     return float(value)
 

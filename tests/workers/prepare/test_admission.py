@@ -45,6 +45,25 @@ def test_prompt_must_leave_space_for_one_token(card: ModelCard, limit: int) -> N
         admit_prompt(limit + 1, card=card)
 
 
+@pytest.mark.parametrize("num_pages", [3, 7, 8, 30])
+@pytest.mark.parametrize("num_beams", [2, 3])
+@pytest.mark.parametrize("num_tokens", [1, 4, 6, 11])
+def test_beams_are_as_long_as_all_of_them_fit_into_the_pool(num_pages: int, num_beams: int, num_tokens: int) -> None:
+    """Counted page by page: full pages of the prompt are shared, all others are needed by each beam."""
+    card = replace(CARD, num_pages=num_pages)
+    num_shared = num_tokens // card.page_size
+    own = [-(-end // card.page_size) - num_shared for end in range(card.max_model_len + 1)]
+    ends = [end for end, each in enumerate(own) if num_shared + num_beams * max(each, 0) <= num_pages]
+    longest = max(ends, default=0)
+    if longest <= num_tokens:
+        with pytest.raises(RequestTooLong):
+            admit_prompt(num_tokens, card=card, num_beams=num_beams)
+    else:
+        assert (
+            admit_prompt(num_tokens, card=card, num_beams=num_beams, max_tokens=None).capacity == longest - num_tokens
+        )
+
+
 CUTS: list[tuple[Truncation, list[int]]] = [
     ("left", [3, 4, 5, 6]),
     ("right", [0, 1, 2, 3]),

@@ -70,6 +70,20 @@ def test_frame_that_crashed_prepare_twice_is_not_read(world: World, monkeypatch:
     assert prepare._num_rejected["poisoned"] == 1
 
 
+def test_frame_that_has_to_wait_is_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a suspect must be alone. Its client sends it again."""
+    intents, prepare = intents_while_reading(world, monkeypatch), make_prepare(world)
+    monkeypatch.setattr(prepare._tokenizing, "has_to_wait", lambda key: True)
+    prepare._on_frame_alone(b"peer", FRAME)
+    assert (intents, prepare._num_rejected) == ([], {})
+
+
+def test_bad_frame_is_refused_once(world: World) -> None:
+    prepare = make_prepare(world)
+    prepare._on_frame_alone(b"peer", b"no frame")
+    assert prepare._num_rejected == {"bad_frame": 1}
+
+
 def test_suspected_frame_that_causes_no_crash_is_cleared(world: World) -> None:
     world.board.set_suspect(KEY, 1)
     make_prepare(world)._on_frame_alone(b"peer", FRAME)
@@ -220,6 +234,18 @@ def test_partly_dispatched_search_is_dispatched_completely(world: World) -> None
     prepare = make_prepare(world)
     assert [int(world.journal.states()[slot]) for slot, _ in (*keys, behind)] == [DISPATCHED, DISPATCHED, ACCEPTED]
     assert sorted(prepare._live.items()) == sorted(keys)
+
+
+@pytest.mark.parametrize(("asked", "num_begun"), [({"num_beams": 2}, 0), ({"n": 2}, 1)], ids=["search", "samples"])
+def test_other_sequences_without_a_credit_wait_for_one_again(
+    world: World, asked: dict[str, int], num_begun: int
+) -> None:
+    writer = RequestWriter(world.journal)
+    keys = writer.accept_all([replace(make_record(f"b {i}", **asked), index=i) for i in range(2)], TIMES)
+    for key in keys[:num_begun]:
+        writer.dispatch(*key, 1)
+    assert make_prepare(world)._live == dict(keys[:num_begun])
+    assert [int(world.journal.state(slot)) for slot, _ in keys[num_begun:]] == [ACCEPTED] * (2 - num_begun)
 
 
 def test_request_in_the_tokenizer_when_a_stop_begins_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

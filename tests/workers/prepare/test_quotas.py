@@ -45,6 +45,16 @@ def test_waiting_bytes_are_counted_per_client() -> None:
     quotas.check(b"a", 101)  # a frame may be larger than this limit, and would never be accepted
 
 
+def test_bytes_that_still_wait_are_counted_when_others_no_longer_do() -> None:
+    quotas = make_quotas()
+    for num_bytes in (50, 40):
+        quotas.waits(b"a", num_bytes)
+    quotas.waited(b"a", 50)
+    quotas.check(b"a", 60)
+    with pytest.raises(Overloaded, match="40 bytes"):
+        quotas.check(b"a", 61)
+
+
 def test_request_of_an_earlier_process_is_not_counted() -> None:
     quotas = make_quotas()
     quotas.released(5, 5)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from triptych.protocol.errors import InvalidRequest
 from triptych.protocol.sampling import SamplingParams
+from triptych.protocol.service_config import MAX_LEASE_S, MIN_LEASE_S
 from triptych.workers.prepare.request import MAX_MESSAGES, GenerationRequest
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -70,7 +71,22 @@ def test_absent_field_may_be_sent_as_nil() -> None:
     assert GenerationRequest.from_wire({"prompt": "x", "messages": None, "lease_s": None}).messages is None
 
 
+@pytest.mark.parametrize("lease_s", [MIN_LEASE_S, MAX_LEASE_S])
+def test_lease_may_be_at_its_limits(lease_s: float) -> None:
+    assert GenerationRequest.from_wire({"prompt": "x", "lease_s": lease_s}).lease_s == lease_s
+
+
+def test_tools_are_kept_for_the_template() -> None:
+    tools = '[{"type": "function", "function": {"name": "f"}}]'
+    assert GenerationRequest.from_wire({"messages": [HELLO], "tools": tools}).tools == tools
+
+
 REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
+    "form without an end": (
+        {"prompt": "x", "structured": {"regex": "a"}, "ignore_eos": True},
+        "structured",
+        "exclude each other",
+    ),
     "no prompt": ({}, "prompt", "got none"),
     "two prompts": ({"prompt": "x", "messages": [HELLO]}, "prompt", "got prompt and messages"),
     "unknown field": ({"prompt": "x", "tempratur": 1}, "tempratur", "unknown field 'tempratur'"),
