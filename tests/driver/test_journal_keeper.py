@@ -6,13 +6,15 @@ import errno
 import logging
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.cards import CARD
 from tests.protocol.factories import TIMES, fail_to_sync, make_record
 from tests.waiting import eventually
-from triptych.driver.journal_keeper import JournalKeeper
+from triptych.driver.journal_keeper import JournalKeeper, warn_of_small_arena
 from triptych.driver.run_dir import RunDir
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError, JournalError
@@ -82,6 +84,15 @@ def test_log_says_how_many_requests_are_taken_over(tmp_path: Path, caplog: pytes
         keeper.close()
         keep(tmp_path).close()
     assert caplog.messages == [f"{tmp_path / 'journal'}: unanswered requests of an earlier driver: 1"]
+
+
+@pytest.mark.parametrize(("max_model_len", "num_warnings"), [(1 << 14, 0), ((1 << 14) + 1, 1)])
+def test_arena_without_room_for_the_answers_that_may_be_live_is_logged(
+    max_model_len: int, num_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = PipelineConfig.from_options(model="hash-lm", arena_bytes=8 * 8 << 14)  # 8 bytes a token, as for 8 answers
+    warn_of_small_arena(config, replace(CARD, max_live=8, max_model_len=max_model_len))
+    assert len(caplog.messages) == num_warnings
 
 
 def test_flushing_thread_ends_at_the_first_error(
