@@ -9,7 +9,7 @@ import pytest
 
 from tests.protocol.factories import TIMES, make_record
 from tests.simulation.world import World
-from tests.workers.summarize.conftest import begin, begin_search, publish_tokens
+from tests.workers.summarize.conftest import TURN_NS, begin, begin_search, publish_tokens, turn_after
 from triptych.protocol import messages as m
 from triptych.protocol.codec import encode
 from triptych.protocol.journal.releases import ReleaseWriter, was_read
@@ -105,6 +105,27 @@ def test_reader_gets_no_more_than_a_window_beyond_what_it_has(world: World, monk
         for text in answers_to(body, monkeypatch, m.Follow([["a", offset, again]])):
             sent += [(row[1], len(row[3]) // 4) for row in text.deltas]
     assert sent == [(0, 2), (2, 1), (3, 2)]
+
+
+@pytest.mark.parametrize(("is_gone", "tries"), [(False, [1, 2, 3, 4]), (True, [1])], ids=["full", "gone"])
+def test_text_that_a_reader_could_not_take_is_sent_later_unless_it_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_gone: bool, tries: list[int]
+) -> None:
+    world.config = replace(world.config, service=replace(world.config.service, window_tokens=9))
+    body, num_tokens = begin(world), list[int]()
+
+    def deliver(_: bytes, message: Any) -> bool:
+        num_tokens.append(len(message.deltas[0][3]) // 4)
+        if is_gone:
+            raise ConnectionError
+        return len(num_tokens) == 4
+
+    monkeypatch.setattr(body._router, "deliver", deliver)
+    body._on_frame_safely(b"client", encode(m.Follow([["a", 0, True]])))
+    for _ in range(4):
+        publish_tokens(world, world.journal.now_ns())
+        turn_after(world, body, TURN_NS)
+    assert num_tokens == tries
 
 
 @pytest.mark.parametrize("wire_id", ["b 2", "b 02", "b x"])
