@@ -14,7 +14,7 @@ from ..protocol.errors import Overloaded, RequestTimeout, TriptychError
 from .async_stream import AsyncGroupStream, AsyncStream, Mailbox
 from .embedding import Embedding
 from .questions import Question
-from .requests import MAX_IN_FLIGHT, OVERLOADED_S, arguments_of, several
+from .requests import MAX_IN_FLIGHT, OVERLOADED_S, arguments_of, is_full_of_kept, several
 from .standing import RequestList, RequestStatus, list_of, status_of
 from .stream import Completion
 from .submitting import Prompt, Submitting
@@ -96,9 +96,11 @@ class AsyncRequests(Submitting[AsyncStream]):
             arguments, stream = waiting[0]
             try:
                 completion = await stream.result()
-            except Overloaded:  # retried once an answer of ours made room, or after a pause if others fill the queue
+            except Overloaded as error:  # retried once an answer of ours ended, or after a pause if others fill it
                 running = next((s for _, s in waiting if not s.done), None)
                 if running is None:
+                    if is_full_of_kept(error, arguments):
+                        raise
                     await asyncio.sleep(OVERLOADED_S)
                 else:
                     with suppress(TriptychError):  # reported when its turn comes

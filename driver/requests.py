@@ -52,10 +52,12 @@ class Requests(Submitting[Stream]):
     ) -> list[Completion]:
         """Answers to many prompts, in their order, with as many in flight as the pipeline accepts.
 
-        A prompt may be a mapping with its own arguments for ``submit``. ``progress`` is called with each completion.
+        A prompt may be a mapping with its own arguments for ``submit``. ``progress`` is called with each completion;
+        it may store an answer that is kept (``keep``), and then ``forget`` it.
 
         Raises:
             RequestError: a request failed; the others are aborted, except those with ``keep``.
+            Overloaded: so many answers are kept and not forgotten that there is no room for another.
         """
         waiting: deque[tuple[dict[str, Any], Stream]] = deque()
         results: list[Completion] = []
@@ -97,10 +99,12 @@ class Requests(Submitting[Stream]):
             try:
                 completion = stream.result()
                 break
-            except Overloaded:  # retried once an answer of ours made room, or after a pause if others fill the queue
+            except Overloaded as error:  # retried once an answer of ours ended, or after a pause if others fill it
                 running = next((s for _, s in waiting if not s.done), None)
                 if running is not None:
                     running.wait()
+                elif is_full_of_kept(error, arguments):
+                    raise
                 else:
                     time.sleep(OVERLOADED_S)
                 waiting[0] = arguments, self.submit(**arguments)
@@ -132,6 +136,11 @@ class Requests(Submitting[Stream]):
         except FutureTimeout as error:
             future.cancel()  # it is not repeated any more
             raise RequestTimeout(f"{type(question).__name__}: no answer within {timeout} s") from error
+
+
+def is_full_of_kept(error: Overloaded, arguments: Mapping[str, Any]) -> bool:
+    """Whether answers that this client keeps leave no room for another, so that waiting would take a whole lease."""
+    return error.param == "lease_s" and bool(arguments.get("keep"))
 
 
 def several(prompts: Iterable[Prompt | Mapping[str, Any]]) -> Iterable[Prompt | Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from ...protocol.codec import MAX_DEPTH
-from ...protocol.errors import TriptychError
+from ...protocol.errors import Overloaded, TriptychError
 
 T = TypeVar("T")
 RETRY_AFTER_S = 1
@@ -81,7 +81,8 @@ def error_map(error: TriptychError) -> dict[str, Any]:
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     code = _OPENAI_CODES.get(error.code, error.code)
     message = _BEFORE.get(error.code, "") + error.message
-    return {"error": {"message": message, "type": kind, "param": error.param, "code": code}}
+    param = None if isinstance(error, Overloaded) else error.param  # the gateway's field, not its client's
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def message_error_map(error: TriptychError) -> dict[str, Any]:

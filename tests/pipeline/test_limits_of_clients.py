@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from functools import partial
@@ -13,7 +14,7 @@ from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.conftest import hash_driver
 from tests.pipeline.raw import ACCEPTED, ACKNOWLEDGE, FINISHED, REJECTED, SUBMIT, RawClient
 from tests.waiting import eventually
-from triptych import Client, Driver
+from triptych import AsyncClient, Client, Driver
 from triptych.protocol.errors import InvalidRequest, Overloaded, TokenizationFailed
 from triptych.protocol.tokenizer_files import FACTS_FILE
 
@@ -67,6 +68,24 @@ def test_one_client_cannot_fill_the_journal_with_unread_answers() -> None:
         client.send("follow", ACKNOWLEDGE, ["unread-0"])
         eventually(lambda: driver.stats()["prepare"]["records_used"] == 3)
         client.submit("one-more", **request)
+
+
+def test_kept_answers_of_a_list_are_forgotten_one_by_one_or_end_it_once_there_is_no_room_for_more() -> None:
+    """A list that waited for room would wait for a whole lease."""
+    prompts, kept = [[number] for number in range(1, 11)], {"max_tokens": 2, "keep": True, "lease_s": 5.0}
+    with hash_driver(max_client_requests=2, max_records=16) as driver:
+        with Client(driver.run_dir) as client:
+            answers = client.generate_all(prompts, progress=lambda answer: client.forget(answer.request_id), **kept)
+            assert [answer.token_ids for answer in answers] == [expected(prompt, 2) for prompt in prompts]
+            with pytest.raises(Overloaded, match="8 sequences with unacknowledged ends"):
+                client.generate_all(prompts, **kept)
+
+        async def ask() -> None:
+            async with AsyncClient(driver.run_dir) as client:
+                await client.generate_all(prompts, **kept)
+
+        with pytest.raises(Overloaded, match="8 sequences with unacknowledged ends"):
+            asyncio.run(ask())
 
 
 def has_released(driver: Driver, num_accepted: int) -> bool:

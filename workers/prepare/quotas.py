@@ -40,7 +40,8 @@ class Quotas:
         if self._records[owner] >= self._max_unread:
             raise Overloaded(
                 f"this client has {self._records[owner]} sequences with unacknowledged ends,"
-                f" the limit is {self._max_unread}"
+                f" the limit is {self._max_unread}; each is kept until it is acknowledged or its lease ends",
+                param="lease_s",
             )
         # One request is allowed however large: refused as "overloaded", it would be sent again and again.
         if num_bytes and self._bytes[owner] and self._bytes[owner] + num_bytes > self._max_bytes:

@@ -8,6 +8,8 @@ import pytest
 
 from tests.launch.gateway.conftest import Site, site
 from triptych import Driver
+from triptych.launch.gateway.errors import error_map
+from triptych.protocol.errors import Overloaded
 
 CHAT = "/v1/chat/completions"
 
@@ -35,6 +37,10 @@ def test_unknown_route_gives_an_error_of_the_same_shape(api: Site, method: str, 
 def test_wrong_method_lists_the_allowed_ones(api: Site, method: str, path: str, allowed: set[str]) -> None:
     reply = api.http.request(method, path)
     assert (reply.status_code, set(reply.headers["allow"].split(", "))) == (405, allowed)
+
+
+def test_full_journal_is_not_blamed_on_a_field_of_the_pipeline_that_http_does_not_have() -> None:
+    assert error_map(Overloaded("full", param="lease_s"))["error"]["param"] is None
 
 
 def test_slash_at_the_end_makes_no_difference(pipeline: Driver) -> None:
