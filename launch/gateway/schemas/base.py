@@ -28,9 +28,21 @@ MAX_MESSAGES = MAX_PARTS = 1024  # the pipeline's limits, checked before any of 
 MAX_TOOLS = 1024  # the pipeline's limit
 MAX_PARTS_IN_ALL = 8192  # of a conversation or of questions: each blocks the event loop for up to 30 us
 # What to do instead of asking for what is not supported, behind the refusal.
-_WAYS_OUT = dict.fromkeys(
-    ("previous_response_id", "conversation"), ": nothing is stored here, send the whole conversation"
-)
+_WAYS_OUT = {
+    **dict.fromkeys(("previous_response_id", "conversation"), ": nothing is stored here, send the whole conversation"),
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"), ": use structured_outputs"
+    ),
+    "chat_template": ": use chat_template_kwargs",
+    "lora_path": ": use model, which may be an adapter's name",
+    "functions": ": use tools",
+}
+# What other servers call a field, where the names are not alike.
+_NAMES_HERE = {
+    **dict.fromkeys(("enable_thinking", "thinking"), "chat_template_kwargs"),
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "max_tokens"),
+    "grammar": "structured_outputs",
+}
 _HALF = re.compile("[\ud800-\udfff]")
 ANYTHING: tuple[Any, ...] = (...,)  # the field has no effect here, whatever its value
 
@@ -137,7 +149,9 @@ def _if_of_other_type(model: type[BaseModel], value: dict[str, Any]) -> dict[str
 
 def _unknown(model: type[BaseModel], name: str) -> PydanticCustomError:
     known = [item.alias or field for field, item in model.model_fields.items()]
-    text = f"unknown field {name!r:.80}{did_you_mean(name, known)}"
+    name_here = _NAMES_HERE.get(name)
+    meant = f"; use {name_here}" if name_here in known else did_you_mean(name, known)
+    text = f"unknown field {name!r:.80}{meant}"
     param = name[:80] if encodable(name) == name else ""
     return PydanticCustomError("unknown", "{text}", {"param": param, "text": text})
 

@@ -132,10 +132,15 @@ def test_wrong_field_is_named(api: Site, path: str, field: dict[str, Any], param
         (COMPLETIONS, {"max_toks": 1}, "unknown field 'max_toks'; did you mean max_tokens?"),
         (CHAT, {"messages": [{**MESSAGES[0], "nme": "me"}]}, "unknown field 'nme'; did you mean name?"),
         (CHAT, {"query": "hi"}, "unknown field 'query'"),
+        (CHAT, {"enable_thinking": False}, "unknown field 'enable_thinking'; use chat_template_kwargs"),
+        (COMPLETIONS, {"enable_thinking": False}, "unknown field 'enable_thinking'"),
+        (COMPLETIONS, {"n_predict": 5}, "unknown field 'n_predict'; use max_tokens"),
+        (COMPLETIONS, {"guided_regex": "a+"}, "guided_regex is 'a+', which is not supported: use structured_outputs"),
+        (CHAT, {"chat_template": "x"}, "chat_template is 'x', which is not supported: use chat_template_kwargs"),
     ],
     ids=str,
 )
-def test_refusal_of_an_unknown_field_says_what_was_probably_meant(
+def test_refusal_of_a_field_says_what_was_probably_meant(
     api: Site, path: str, field: dict[str, Any], told: str
 ) -> None:
     _, error = api.refusal(path, **{**BASE[path], **field})
