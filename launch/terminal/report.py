@@ -49,7 +49,8 @@ def model_line(card: Mapping[str, Any]) -> str:
     """The model card in one line, and more lines for what is missing: a head, and the reason why it is slow."""
     line = (
         f"{card['model']} · {card['model_type']}, {number(card['num_parameters'])} parameters, {card['dtype']} on"
-        f" {card['device']} · context {card['max_model_len']} · {card['num_pages']} pages of {card['page_size']} tokens"
+        f" {card['device']} ({card['backend']}) · context {card['max_model_len']}"
+        f" · {card['num_pages']} pages of {card['page_size']} tokens"
     )
     if not card.get("can_generate", True):
         line += "\nonly embeddings: the checkpoint has no head"

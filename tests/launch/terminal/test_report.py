@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from triptych.launch.terminal.report import facts_table, number, say, statistics_line
+from triptych.launch.terminal.report import facts_table, model_line, number, say, statistics_line
 
 WHY = "the modules of transformers run the model, which takes 3 to 10 times as long as the compiled kernels"
 PATH = "/" + "x" * 70
@@ -28,6 +28,15 @@ def test_what_looks_like_markup_is_shown_as_it_is() -> None:
         console.print(facts_table(texts[0], {"model": texts[1], "token": texts[2]}))
         say(console, "".join(texts))
     assert [text for text in (*texts, "".join(texts)) if text not in capture.get()] == []
+
+
+def test_line_about_a_quantised_model_does_not_say_only_what_it_is_made_of() -> None:
+    card = {
+        "model": "m", "model_type": "llama", "num_parameters": 135e6, "dtype": "bfloat16", "device": "cpu",
+        "backend": "native int8 on avx2", "max_model_len": 64, "num_pages": 9, "page_size": 16,
+    }  # fmt: skip
+    line = "m · llama, 135 M parameters, bfloat16 on cpu (native int8 on avx2) · context 64 · 9 pages of 16 tokens"
+    assert model_line(card) == line
 
 
 def test_work_on_prompts_alone_is_seen_in_the_statistics() -> None:
