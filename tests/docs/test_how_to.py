@@ -43,7 +43,7 @@ from triptych.workers.execute.hash_model import byte_tokenizer_json
 from triptych.workers.execute.model.checkpoint.four_bit_layouts import find_layout
 
 ROOT = Path(__file__).parents[2]
-FASTAPI, CELERY, POOL, CHOICES, BEGUN, VECTORS, JOURNAL, MODELS, ROUNDING, ADAPTERS = blocks("how-to.md", "python")
+FASTAPI, CELERY, POOL, JOB, CHOICES, BEGUN, VECTORS, JOURNAL, MODELS, ROUNDING, ADAPTERS = blocks("how-to.md", "python")
 SHELL = blocks("how-to.md", "sh")
 CALLS = [line for block in SHELL for line in block.text.splitlines()]
 FASTAPI_CALLS = [line for block in SHELL if "FastAPI" in block.heading for line in block.text.splitlines()]
@@ -149,6 +149,21 @@ def test_celery_children_share_the_pipeline(driver: Driver, tmp_path: Path) -> N
         child.join(120)
         assert child.exitcode == 0
     assert texts == [driver.generate(messages=[{"role": "user", "content": "hello"}], max_tokens=100).text] * 2
+
+
+def test_program_that_keeps_its_answers_asks_for_none_twice(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "job.py"
+    path.write_text(JOB.text.replace("/run/triptych", str(driver.run_dir)))
+    messages = [{"role": "user", "content": "What does zip do?"}]
+    with Client(driver.run_dir) as killed:  # before it stored the answer
+        text = killed.generate(request_id="job7-zip", messages=messages, max_tokens=50, keep=True, lease_s=3600).text
+    found = runpy.run_path(str(path))
+    assert dict(found["table"].execute("SELECT id, text FROM answers"))["job7-zip"] == text
+    eventually(lambda: driver.client.status("job7-zip").state == "unknown")
+    assert runpy.run_path(str(path))["prompts"] == []
 
 
 def num_accepted(driver: Driver) -> int:
