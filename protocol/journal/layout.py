@@ -12,7 +12,7 @@ The four publishing words hold ``generation << 32 | value`` (``tokens_word``: ``
 one aligned eight-byte write. ``check`` is a hash of the generation, of the prompt's results and of the counted tokens
 with their logprobs, a request carries a CRC, and ``finish_word`` holds, besides the reason, a check of ``tokens_word``
 and of the error: so a reader never trusts a partial write, in whatever order a weakly ordered machine shows it, or a
-disk has written it.
+disk has written it. ``release_word`` holds a check of how the answer ended, for the driver that opens the file next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..errors import ConfigError, JournalError
 from ..lock import LockFile
 
 MAGIC = b"TRIPTYCH"
-LAYOUT_VERSION = 10
+LAYOUT_VERSION = 11
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 BYTES_A_TOKEN = 8  # per output token: its id and its time; a prompt token takes half
@@ -42,9 +42,10 @@ MAX_CHUNK_ENDS = 6
 
 # prepare_word
 FREE, ACCEPTED, DISPATCHED = 0, 1, 2
-# release_word
+# release_word, in its lowest bits
 RELEASED, FORGOTTEN, UNREAD = 1, 2, 3  # UNREAD: forgotten without an acknowledgement from any client
 ACKNOWLEDGED = 4  # released and read, but kept because other choices of its request are not
+RELEASE_STATE = 7  # mask of these
 
 HEADER = np.dtype(
     [
@@ -121,7 +122,7 @@ Slots = npt.NDArray[np.int64]
 SomeOrAll = Slots | slice
 ALL = slice(None)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_SHIFT, _VALUE = np.uint64(32), np.uint64(0xFFFFFFFF)
+_SHIFT, _VALUE, _RELEASE_STATE = np.uint64(32), np.uint64(0xFFFFFFFF), np.uint64(RELEASE_STATE)
 
 
 class Extent(NamedTuple):
@@ -294,7 +295,7 @@ class Journal:
     def release_states(self, slots: SomeOrAll = ALL) -> npt.NDArray[np.uint64]:
         """uint64 [slots]: 0, RELEASED, FORGOTTEN, UNREAD or ACKNOWLEDGED, for the current generation."""
         words = self.release_words[slots]
-        states: npt.NDArray[np.uint64] = (words & _VALUE) * (words >> _SHIFT == self.generations(slots))
+        states: npt.NDArray[np.uint64] = (words & _RELEASE_STATE) * (words >> _SHIFT == self.generations(slots))
         return states
 
     def slots_in_use(self) -> Slots:

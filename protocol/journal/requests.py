@@ -15,7 +15,7 @@ from ..errors import InvalidRequest, JournalError, Overloaded
 from ..record import RequestRecord, mark_of
 from ..record_key import Key
 from .layout import ACCEPTED, DISPATCHED, FREE, UNREAD, Extent, Journal, extent, split_word, word
-from .releases import is_forgotten
+from .releases import is_forgotten, release_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class RequestWriter:
         entries = (self._journal.records[slot] for slot in self._free)
         # An id whose generation was never published belongs to a request that prepare was writing when it was killed.
         written = [e for e in entries if e["request_id"] and e["id_generation"] == split_word(e["prepare_word"])[0]]
-        answered = [e for e in written if int(e["release_word"]) != word(int(e["id_generation"]), UNREAD)]
+        answered = [e for e in written if release_state(e["release_word"], int(e["id_generation"])) != UNREAD]
         # A damaged id does not decode; replaced characters match no request.
         marks = [mark_of(int(e["digest"]), int(e["owner"])) for e in answered]
         return [

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from ..errors import JournalError
-from ..messages import FINISH_REASONS
-from .layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, FREE, Journal, split_word, word
-from .releases import is_forgotten, read_release
+from .layout import ACCEPTED, DISPATCHED, FREE, Journal, split_word, word
+from .releases import has_sound_end, is_forgotten, read_release
 from .requests import RequestView, drop, read_request
 from .tokens import read_finish, read_tokens
 
@@ -57,15 +56,9 @@ def _reset_impossible_ends(journal: Journal, slot: int, lines: list[str]) -> Non
     if split_word(entry["finish_word"])[0] == generation and read_finish(journal, slot, generation) is None:
         entry["finish_word"] = 0
         lines.append(f"record {slot}: finish_word does not match its tokens and error; it is taken as not written")
-    current, value = split_word(entry["release_word"])
-    if current == generation and value > ACKNOWLEDGED:
+    if split_word(entry["release_word"])[0] == generation and not has_sound_end(journal, slot):
         entry["release_word"] = 0
-        lines.append(
-            f"record {slot}: release_word says {value}, the limit is {ACKNOWLEDGED}; it is taken as not written"
-        )
-    if split_word(entry["release_word"])[0] == generation and int(entry["end_reason"]) >= len(FINISH_REASONS):
-        entry["release_word"] = 0
-        lines.append(f"record {slot}: its end has the reason {int(entry['end_reason'])}; it is taken as not ended")
+        lines.append(f"record {slot}: release_word does not match how its answer ended; it is taken as not written")
 
 
 def _free_overlapping(journal: Journal, views: list[RequestView]) -> list[str]:

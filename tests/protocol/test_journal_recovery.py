@@ -12,7 +12,7 @@ import pytest
 from tests.protocol.crashing import Died, MortalJournal, StoreCounter
 from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from triptych.protocol.journal.clock import wind_clock
-from triptych.protocol.journal.layout import ACCEPTED, FREE, Journal, word
+from triptych.protocol.journal.layout import ACCEPTED, FREE, UNREAD, Journal, word
 from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_end_code
 from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
 from triptych.protocol.journal.salvage import salvage
@@ -84,7 +84,7 @@ def test_id_of_a_given_up_record_is_free_again(tmp_path: Path) -> None:
     assert RequestWriter(journal).past_ids() == []
 
 
-@pytest.mark.parametrize(("name", "why"), [("finish_word", "does not match"), ("release_word", "says 99")])
+@pytest.mark.parametrize(("name", "why"), [("finish_word", "does not match"), ("release_word", "does not match")])
 def test_invalid_end_is_taken_back(tmp_path: Path, name: str, why: str) -> None:
     journal = filled(tmp_path)
     journal.records[name][0] = word(int(journal.generations()[0]), 99)
@@ -171,12 +171,27 @@ def test_time_that_cannot_be_does_not_set_the_clock(tmp_path: Path, field: str) 
     assert abs(int(journal.header["clock_shift_ns"])) < 10**9
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("end_tokens", 2), ("end_reason", 2), ("end_code", b"over\xffoaded"), ("release_word", 1 << 32 | UNREAD)],
+)
+def test_damaged_end_is_taken_back(tmp_path: Path, name: str, value: object) -> None:
+    """It would be an answer that is cut, or one that nobody gets."""
+    journal = filled(tmp_path)
+    ReleaseWriter(journal).release(1, 1, num_tokens=0, reason="error", code="overloaded")
+    assert salvage(journal) == []
+    journal.records[name][1] = value
+    assert salvage(journal) == [
+        "record 1: release_word does not match how its answer ended; it is taken as not written"
+    ]
+    assert not is_released(journal, 1, 1)
+
+
 def test_damaged_code_of_an_end_can_be_read(tmp_path: Path) -> None:
-    """Or no summarize could start on this journal."""
+    """Or summarize would end."""
     journal = filled(tmp_path)
     ReleaseWriter(journal).release(1, 1, num_tokens=0, reason="error", code="overloaded")
     journal.records["end_code"][1] = b"over\xffoaded"
-    assert salvage(journal) == []
     assert read_end_code(journal, 1, 1) == "over\ufffdoaded"
 
 

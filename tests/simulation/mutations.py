@@ -14,8 +14,8 @@ from triptych.driver.exchange import Exchange
 from triptych.driver.stream import Assembly
 from triptych.protocol import messages as m
 from triptych.protocol.intent import Intent
-from triptych.protocol.journal.layout import ACCEPTED, FREE, extent, split_word, word
-from triptych.protocol.journal.releases import ReleaseWriter
+from triptych.protocol.journal.layout import ACCEPTED, FREE, RELEASED, extent, split_word, word
+from triptych.protocol.journal.releases import ReleaseWriter, release_word
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.journal.tokens import MULTIPLIER, TokenWriter
 from triptych.workers.execute import hash_lm
@@ -168,7 +168,7 @@ def answers_end_before_their_tokens_are_counted(patch: Patch) -> None:
         self: ReleaseWriter, slot: int, generation: int, *, num_tokens: int, reason: str, code: str = ""
     ) -> None:
         entry = self._journal.records[slot]
-        entry["release_word"] = word(generation, 1)
+        entry["release_word"] = release_word(self._journal, slot, generation, RELEASED)
         entry["end_code"] = code.encode()
         entry["end_tokens"], entry["end_reason"] = num_tokens, m.FINISH_REASONS.index(reason)
 

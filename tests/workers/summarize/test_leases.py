@@ -7,10 +7,11 @@ import pytest
 from tests.protocol.factories import make_record
 from tests.simulation.world import World
 from tests.workers.summarize.conftest import KEY, begin, follow, publish_tokens, turn_after
-from triptych.protocol.journal.layout import UNREAD, word
+from triptych.protocol.journal.layout import UNREAD
 from triptych.protocol.journal.releases import (
     is_released,
     read_release,
+    release_state,
 )
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.journal.tokens import TokenWriter
@@ -24,7 +25,7 @@ def test_request_that_is_never_followed_expires_with_its_lease(world: World) -> 
     turn_after(world, body, LEASE_NS // 2)
     assert not is_released(world.journal, *KEY)
     turn_after(world, body, LEASE_NS)
-    assert int(world.journal.release_words[KEY[0]]) == word(KEY[1], UNREAD)
+    assert release_state(world.journal.release_words[KEY[0]], KEY[1]) == UNREAD
 
 
 def test_lease_does_not_expire_while_the_process_is_stopped(world: World) -> None:
@@ -65,4 +66,4 @@ def test_end_is_kept_for_one_more_lease(world: World) -> None:
     turn_after(world, body, LEASE_NS // 2)
     assert list(body._answers) == [0]
     turn_after(world, body, LEASE_NS)
-    assert int(world.journal.release_words[KEY[0]]) == word(KEY[1], UNREAD)
+    assert release_state(world.journal.release_words[KEY[0]], KEY[1]) == UNREAD
