@@ -7,6 +7,7 @@ library in the cache, starting costs one hash of the sources.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import platform
@@ -31,6 +32,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 _SPACE_BYTES = 64 << 20  # the compiler's temporary files, and the library, take less
 _LEAST_BYTES = 4 << 20  # with less, half a minute of compiling would be in vain
+_BY_SIGNAL = 128  # exit codes above it
+_KILLED = ("signal terminated program", "unable to execute command: ")  # how GCC and Clang report it of their parts
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = [
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread",
@@ -67,6 +70,10 @@ _LONGEST = "int8.cpp"  # to compile: two fifths of all
 
 class NoCompiler(Exception):
     """The kernels cannot be built here; the message says why."""
+
+
+class CompilerKilled(NoCompiler):
+    """Something ended the compiler, such as the kernel for lack of memory."""
 
 
 class NoPlace(NoCompiler):
@@ -154,8 +161,22 @@ def _compile(command: list[str], library: Path, scratch: Path) -> None:
     sources = {source: scratch / f"{source.stem}.o" for source in SOURCES.glob("*.cpp")}
     # In the order of the file system, it could be the last to begin, with nothing left for the other processors.
     in_order = sorted(sources, key=lambda source: source.name != _LONGEST)
+
+    def compile_one(source: Path) -> None:
+        _run([*command, "-c", source, "-o", sources[source]], scratch=scratch)
+
+    def was_killed(source: Path) -> bool:
+        try:
+            compile_one(source)
+        except CompilerKilled as error:
+            logger.warning("%s: compiling it again, alone: %s", source.name, error)
+            return True
+        return False
+
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as beside:
-        list(beside.map(lambda file: _run([*command, "-c", file, "-o", sources[file]], scratch=scratch), in_order))
+        killed = list(beside.map(was_killed, in_order))
+    for source in itertools.compress(in_order, killed):  # another level would take as much memory, and be slower
+        compile_one(source)
     _run([*command, "-shared", *sources.values(), "-o", output], scratch=scratch)
     os.replace(output, library)  # atomically
     keep_newest(library.parent, "*.so", _NUM_KEPT)
@@ -165,13 +186,15 @@ def _compile(command: list[str], library: Path, scratch: Path) -> None:
 def _run(command: list[str | Path], *, scratch: Path) -> None:
     """Compile something. The compiler keeps its temporary files in ``scratch``, as it may be killed."""
     apart = [sys.executable, "-m", f"{__package__}.compiler_process", str(os.getpid()), *command]
-    environment = {**child_environment(computes=True), "TMPDIR": str(scratch)}
+    environment = {**child_environment(computes=True), "TMPDIR": str(scratch), "LC_ALL": "C"}
     done = subprocess.run(
         apart, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode:
         _check_space(scratch, _SPACE_BYTES)  # a compiler that fails may have failed for that
-        raise NoCompiler(f"{command[0]} fails with {done.returncode}: {done.stderr[-2000:]}")
+        is_killed = done.returncode > _BY_SIGNAL or any(words in done.stderr for words in _KILLED)
+        kind = CompilerKilled if is_killed else NoCompiler
+        raise kind(f"{command[0]} fails with {done.returncode}: {done.stderr[-2000:]}")
 
 
 def _check_space(scratch: Path, num_bytes: int) -> None:

@@ -200,6 +200,22 @@ def test_full_cache_is_no_fault_of_the_compiler(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("short_source")
+@pytest.mark.parametrize(
+    "death", ["kill -9 $$", "echo 'c++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1"]
+)
+def test_killed_compiler_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str) -> None:
+    """As it is for lack of memory. A slower level would need as much."""
+    compiler, real, mark = tmp_path / "c++", shutil.which("c++"), tmp_path / "killed"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *" -c "*) mkdir {mark} 2>&- && {{ {death}; }};; esac\nexec {real} "$@"\n'
+    )
+    compiler.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert build_library("portable").exists()
+    assert mark.exists()
+
+
+@pytest.mark.usefixtures("short_source")
 def test_nothing_is_compiled_where_no_place_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever the level: each takes half a minute to compile."""
 
