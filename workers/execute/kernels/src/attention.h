@@ -44,14 +44,19 @@ class Attention {
         num_vectors_(pages.value_dim / kLanes) {}
 
   // Attention for consecutive tokens, the first of them at `position`. Queries must be scaled so that scores are base-2
-  // logarithms. The result is in scratch.outputs, one row for each query row.
-  void run(const Queries<Element>& queries, int position, const int32_t* table, int first_kv_head, int num_kv_heads) {
+  // logarithms. The result is in scratch.outputs, one row for each query row. Calls expect(row) for each of them before
+  // keys are read, which is the time to prefetch where its result will go.
+  template <class Expect>
+  void run(const Queries<Element>& queries, int position, const int32_t* table, int first_kv_head, int num_kv_heads,
+           const Expect& expect) {
     queries_ = queries;
     first_position_ = position;
     const int rows_per_group = queries.rows_per_group(), num_rows = num_kv_heads * rows_per_group;
     const int last = position + queries.num_tokens - 1;
     const int first = window_ ? std::max(0, position - window_ + 1) : 0;
     for (int r = 0; r < num_rows; ++r) {
+      expect(r);
+      prefetch_query(r + kRowsAhead);
       scratch_.maxima[r] = kNoMaximum;
       scratch_.sums[r] = broadcast(0.0f);
       std::fill_n(output(r), num_vectors_, broadcast(0.0f));
@@ -95,6 +100,7 @@ class Attention {
  private:
   using Tiles = AttentionTiles<Cache>;
   static constexpr float kNoMaximum = -1e30f, kMasked = -2e30f;
+  static constexpr int kRowsAhead = 4;
 
   KeyTiles find_tiles(const int32_t* table, int kv_head, int first_key, int last_key) const {
     KeyTiles tiles;
@@ -132,10 +138,17 @@ class Attention {
     scratch_.sums[row] = load<Floats>(kOne);
   }
 
-  void round_query(int row) {
+  // `row` counts the groups one after the other.
+  const Element* query(int row) const {
     const int per_group = queries_.rows_per_group();
     const int token = queries_.token(row % per_group), head = queries_.head(row / per_group, row % per_group);
-    bytes_.round_query(row, reinterpret_cast<const Element*>(queries_.row(token, head)));
+    return reinterpret_cast<const Element*>(queries_.row(token, head));
+  }
+  void round_query(int row) { bytes_.round_query(row, query(row)); }
+  // Tokens are too far apart for the hardware's prefetcher. Behind the last row, any address will do.
+  void prefetch_query(int row) const {
+    const char* const from = reinterpret_cast<const char*>(query(row));
+    for (size_t at = 0; at < pages_.head_dim * sizeof(Element); at += 64) __builtin_prefetch(from + at);
   }
 
   // Turns scores of a group's rows against the block of keys into weights, and rescales outputs to the new maxima.

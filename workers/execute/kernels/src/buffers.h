@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <vector>
 
+#include <sys/mman.h>
+
 #include "attention.h"
 #include "delta_rule.h"
 #include "queries.h"
@@ -29,15 +31,21 @@ class Buffer {
     if (count <= count_) return;
     std::free(start_);
     count_ = 0;  // stays 0 if the allocation fails
-    const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-    start_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+    const size_t alignment = count * sizeof(T) < kHugePage ? 64 : kHugePage;
+    const size_t bytes = (count * sizeof(T) + alignment - 1) / alignment * alignment;
+    start_ = static_cast<T*>(std::aligned_alloc(alignment, bytes));
     if (!start_) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    if (alignment == kHugePage) madvise(start_, bytes, MADV_HUGEPAGE);
+#endif
     std::memset(static_cast<void*>(start_), 0, bytes);
     count_ = count;
   }
   T* get() const { return start_; }
 
  private:
+  static constexpr size_t kHugePage = 2 << 20;
+
   T* start_ = nullptr;
   size_t count_ = 0;
 };

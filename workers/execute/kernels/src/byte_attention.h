@@ -80,8 +80,7 @@ class ByteAttention {
     for (int b = 0; b < key_bits_.num_blocks(); ++b, query += block) {
       float mixed[EightBits::kMostMixed];
       convert(query, block, mixed);
-      transform(mixed, mixed, block, block);
-      const Magnitude magnitude(mixed, block);
+      const Magnitude magnitude = transform(mixed, mixed, block, block);
       uint8_t* const to = scratch_.queries + row * head_dim_ + b * block;
       Floats total = broadcast(0.0f);
       for (int d = 0; d < block; d += kLanes)

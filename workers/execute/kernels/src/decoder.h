@@ -241,13 +241,14 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   void turn(const Layer& layer, const Member& me) {
     const int size = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
     const int query_stride = this->query_stride();
+    const size_t width = width_of(layer.qkv);
     const float scale = kLog2E / model_.score_divisor;  // scores are base-2 logarithms
     const float* query_norm = model_.norms_whole_queries ? nullptr : layer.query_norm;  // of each head
     const float* key_norm = model_.norms_whole_queries ? nullptr : layer.key_norm;
     const Pages<Cache> pages = pages_of(layer);
     auto* room = buffers_.threads[me.place].head.get();
     for (int t : part(step_->num_tokens, me)) {
-      float* head = buffers_.qkv.get() + t * width_of(layer.qkv);
+      float* head = buffers_.qkv.get() + t * width;
       const size_t angle = size_t(step_->positions[t]) * (model_.rotary_dim / 2);
       const float* cosines = layer.cosines ? layer.cosines + angle : nullptr;
       const float* sines = layer.cosines ? layer.sines + angle : nullptr;
@@ -257,12 +258,16 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
         norm_heads(head, num_heads * size, layer.query_norm, model_.norm_eps);
         norm_heads(head + num_heads * size, num_kv_heads * size, layer.key_norm, model_.norm_eps);
       }
-      if (model_.qkv_limit != 0.0f) clip_row(head, int(width_of(layer.qkv)), model_.qkv_limit);
+      if (model_.qkv_limit != 0.0f) clip_row(head, int(width), model_.qkv_limit);
+      // The next token's heads are prefetched: each page of memory would stop the hardware's prefetcher.
       for (int h = 0; h < num_heads; ++h, head += query_stride, query += size) {
+        prefetch_row(head + width, query_stride);
         turn_head(head, model_, query_norm, cosines, sines, factor);
         store_all(query, head, size);
       }
       for (int h = 0; h < num_kv_heads; ++h, head += size) {
+        prefetch_row(head + width, size);
+        prefetch_row(head + num_kv_heads * size + width, size);
         turn_head(head, model_, key_norm, cosines, sines, 1.0f);
         pages.write(step_->slot_mapping[t], h, head, head + num_kv_heads * size, is_last(t), room);
       }
@@ -287,12 +292,19 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
                                                      size_t(model_.num_heads) * size, block.count, block.group_size,
                                                      size, layer.sinks ? layer.sinks + block.first_head : nullptr,
                                                      model_.slopes ? model_.slopes + block.first_head : nullptr};
+      const int per_group = queries.rows_per_group();
+      const auto attended_of = [&](int group, int r) {
+        const int token = block.first_token + queries.token(r), head = block.first_head + queries.head(group, r);
+        return buffers_.attended.get() + token * heads_width() + size_t(head) * size;
+      };
       attention.run(queries, step_->positions[block.first_token],
                     step_->block_tables + size_t(block.sequence) * step_->table_width, block.first_kv_head,
-                    block.num_kv_heads);
+                    block.num_kv_heads, [&](int row) {
+                      if (!layer.latent.key_ups) prefetch_row(attended_of(row / per_group, row % per_group), size);
+                    });
       float* from = reinterpret_cast<float*>(scratch.outputs);
       for (int group = 0; group < block.num_kv_heads; ++group)
-        for (int r = 0; r < queries.rows_per_group(); ++r, from += value_size) {
+        for (int r = 0; r < per_group; ++r, from += value_size) {
           const int token = block.first_token + queries.token(r), head = block.first_head + queries.head(group, r);
           if (layer.latent.key_ups) {
             LatentHeads<Format>(model_, layer, buffers_).keep(token, head, from, this->scratch(me));
@@ -300,7 +312,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
           }
           if (model_.gates_outputs)
             gate_head(from, size, buffers_.qkv.get() + token * width_of(layer.qkv) + head * query_stride() + size);
-          store_all(buffers_.attended.get() + token * heads_width() + size_t(head) * size, from, size);
+          store_all(attended_of(group, r), from, size);
         }
     });
   }

@@ -38,21 +38,17 @@ class EightBits {
     float mixed[kMostMixed];
     uint8_t numbers[kMostMixed];
     for (int block = 0; block < num_blocks(); ++block) {
-      transform(key + block * block_, mixed, block_, block_);
-      scales_of(tile)[block * kLanes + token] = round<kExcess>(mixed, block_, numbers);
+      const Scale scale(transform(key + block * block_, mixed, block_, block_));
+      scale.template round<kExcess>(mixed, block_, numbers);
+      scales_of(tile)[block * kLanes + token] = scale.stored;
       char* to = tile + (block * block_ / kGroup * kLanes + token) * kGroup;
       for (int d = 0; d < block_; d += kGroup, to += kLanes * kGroup) std::memcpy(to, numbers + d, kGroup);
     }
   }
   void write_value(char* tile, int token, const float* value) const {
-    uint8_t numbers[kMostMixed];
-    const Scale scale(value, head_dim_);
-    char* to = tile + token / kGroup * head_dim_ * kGroup + token % kGroup;
-    for (int begin = 0; begin < head_dim_; begin += kMostMixed) {
-      const int count = std::min(kMostMixed, head_dim_ - begin);
-      scale.round<0>(value + begin, count, numbers);
-      for (int d = 0; d < count; ++d, to += kGroup) *to = char(numbers[d]);
-    }
+    const Scale scale(Magnitude(value, head_dim_));
+    char* const to = tile + token / kGroup * head_dim_ * kGroup;
+    for (int d = 0; d < head_dim_; d += kLanes) store_apart(to + d * kGroup, token % kGroup, scale, value + d);
     scales_of(tile)[token] = scale.stored;
   }
 
@@ -67,8 +63,8 @@ class EightBits {
     uint16_t stored;
     float inverse;
 
-    Scale(const float* from, int count) {
-      stored = to_bf16(Magnitude(from, count).unit());
+    explicit Scale(const Magnitude& magnitude) {
+      stored = to_bf16(magnitude.unit());
       inverse = 1.0f / from_bf16(stored);
     }
     template <int kShift>
@@ -76,11 +72,18 @@ class EightBits {
       for (int d = 0; d < count; d += kLanes) store_bytes<kShift>(to + d, load<Floats>(from + d), broadcast(inverse));
     }
   };
-  template <int kShift>
-  static uint16_t round(const float* from, int count, uint8_t* to) {
-    const Scale scale(from, count);
-    scale.template round<kShift>(from, count, to);
-    return scale.stored;
+
+  // Rounds sixteen numbers into byte `place` of as many groups. Others may be writing the other bytes.
+  static void store_apart(char* to, int place, const Scale& scale, const float* from) {
+#if defined(__AVX512BW__)
+    const Ints numbers = rounded_bits<0>(load<Floats>(from), broadcast(scale.inverse));
+    const __m512i shifted = _mm512_sll_epi32((__m512i)numbers.part[0], _mm_cvtsi32_si128(8 * place));
+    _mm512_mask_storeu_epi8(to, 0x1111111111111111u << place, shifted);
+#else
+    uint8_t numbers[kLanes];
+    scale.round<0>(from, kLanes, numbers);
+    for (int lane = 0; lane < kLanes; ++lane) to[kGroup * lane + place] = char(numbers[lane]);
+#endif
   }
 
   uint16_t* scales_of(char* tile) const { return reinterpret_cast<uint16_t*>(tile + num_numbers()); }

@@ -13,7 +13,7 @@
 
 #include <algorithm>
 
-#include "simd.h"
+#include "numbers.h"
 
 namespace triptych {
 
@@ -57,9 +57,10 @@ INLINED Floats with_neighbours(Floats a) {
   return fma(a, signs, exchanged<kDistance>(a));  // times 1 or -1, so only the sum is rounded
 }
 
-// The channels of a few vectors, `stride` floats apart: within the vectors if kHasLanes, then among them.
+// The channels of a few vectors, `stride` floats apart: within the vectors if kHasLanes, then among them. `top` becomes
+// the greatest of itself and the magnitudes of the results, see Magnitude.
 template <int kVectors, bool kHasLanes>
-INLINED void transform_vectors(const float* from, float* to, size_t stride) {
+INLINED void transform_vectors(const float* from, float* to, size_t stride, Ints& top) {
   Floats vectors[kVectors];
   unrolled<kVectors>([&](auto v) {
     vectors[v] = load<Floats>(from + v * stride);
@@ -77,18 +78,24 @@ INLINED void transform_vectors(const float* from, float* to, size_t stride) {
         }
       });
   });
-  unrolled<kVectors>([&](auto v) { store(to + v * stride, vectors[v]); });
+  unrolled<kVectors>([&](auto v) {
+    store(to + v * stride, vectors[v]);
+    top = max(top, as_ints(abs(vectors[v])));
+  });
 }
 
 // One pass over a row, of all distances from `stride` floats to kVectors / 2 times that; within vectors if kHasLanes.
+// Returns the greatest magnitudes by lane.
 template <int kVectors, bool kHasLanes>
-inline void transform_pass(const float* from, float* to, int count, int stride) {
+inline Ints transform_pass(const float* from, float* to, int count, int stride) {
+  Ints top{};
   for (int first = 0; first < count; first += kVectors * stride)
     for (int i = first; i < first + stride; i += kLanes)
-      transform_vectors<kVectors, kHasLanes>(from + i, to + i, stride);
+      transform_vectors<kVectors, kHasLanes>(from + i, to + i, stride, top);
+  return top;
 }
 template <bool kHasLanes>
-inline void transform_pass(int num_vectors, const float* from, float* to, int count, int stride) {
+inline Ints transform_pass(int num_vectors, const float* from, float* to, int count, int stride) {
   switch (num_vectors) {
     case 1: return transform_pass<1, kHasLanes>(from, to, count, stride);
     case 2: return transform_pass<2, kHasLanes>(from, to, count, stride);
@@ -97,26 +104,33 @@ inline void transform_pass(int num_vectors, const float* from, float* to, int co
   }
 }
 
-// Transforms the blocks of a row of `count` channels, a multiple of the block. `to` may be `from`.
-inline void transform(const float* from, float* to, int count, int block) {
+// Within blocks that are smaller than a vector.
+inline void transform_few(const float* from, float* to, int count, int block) {
+  if (to != from) std::copy_n(from, count, to);
+  for (int distance = 1; distance < block; distance *= 2)
+    for (int i = 0; i < count; ++i) {
+      if (i & distance) continue;
+      const float x = to[i], y = to[i + distance];
+      to[i] = x + y;
+      to[i + distance] = x - y;
+    }
+}
+
+// Transforms the blocks of a row of `count` channels, a multiple of the block. `to` may be `from`. Returns the greatest
+// magnitude of the results if `count` is a multiple of 16: it costs nothing here, and a pass of its own otherwise.
+inline Magnitude transform(const float* from, float* to, int count, int block) {
   constexpr int kMostVectors = 8;
   if (block < kLanes) {
-    if (to != from) std::copy_n(from, count, to);
-    for (int distance = 1; distance < block; distance *= 2)
-      for (int i = 0; i < count; ++i) {
-        if (i & distance) continue;
-        const float x = to[i], y = to[i + distance];
-        to[i] = x + y;
-        to[i + distance] = x - y;
-      }
-    return;
+    transform_few(from, to, count, block);
+    return Magnitude(to, count / kLanes * kLanes);
   }
   int num_vectors = std::min(block / kLanes, kMostVectors);
-  transform_pass<true>(num_vectors, from, to, count, kLanes);
+  Ints top = transform_pass<true>(num_vectors, from, to, count, kLanes);
   for (int stride = num_vectors * kLanes; stride < block; stride *= num_vectors) {
     num_vectors = std::min(block / stride, kMostVectors);
-    transform_pass<false>(num_vectors, to, to, count, stride);
+    top = transform_pass<false>(num_vectors, to, to, count, stride);
   }
+  return Magnitude(top);
 }
 
 }  // namespace triptych

@@ -5,11 +5,16 @@
 
 namespace triptych {
 
-// Sixteen floats times the factor, rounded to the nearest integers and shifted by kExcess, as bytes. Returns them, shifted,
-// as floats.
+// Sixteen floats times the factor, rounded to the nearest integers and shifted by kExcess, in the lowest bytes.
+template <int kExcess>
+INLINED Ints rounded_bits(Floats values, Floats factor) {
+  return as_ints(fma(values, factor, broadcast(kRounder + kExcess)));
+}
+
+// The same, stored as bytes. Returns them, shifted, as floats.
 template <int kExcess>
 INLINED Floats store_bytes(uint8_t* to, Floats values, Floats factor) {
-  const Floats shifted = fma(values, factor, broadcast(kRounder + kExcess));
+  const Floats shifted = as_floats(rounded_bits<kExcess>(values, factor));
 #if defined(__AVX512F__)
   const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)shifted.part[0]);
   std::memcpy(to, &bytes, sizeof bytes);
@@ -32,18 +37,23 @@ INLINED Floats store_bytes(uint8_t* to, Floats values, Floats factor) {
 // every product.
 class Magnitude {
  public:
-  INLINED Magnitude(const float* from, int count) {
-    // As integers, magnitudes have the order of their values, and infinity and NaN are above all numbers.
-    Ints top = as_ints(broadcast(1e-30f));
-    for (int i = 0; i < count; i += kLanes) top = max(top, as_ints(abs(load<Floats>(from + i))));
-    const int32_t greatest_bits = greatest(top);
+  // Of magnitudes as integers, which have the order of their values; infinity and NaN are above all numbers.
+  INLINED explicit Magnitude(Ints magnitudes) {
+    const int32_t greatest_bits = greatest(max(magnitudes, as_ints(broadcast(1e-30f))));
     std::memcpy(&limit_, &greatest_bits, sizeof limit_);
     unit_ = limit_ / 127.0f + (limit_ - limit_);
   }
+  INLINED Magnitude(const float* from, int count) : Magnitude(top_of(from, count)) {}
   float unit() const { return unit_; }
   Floats factor() const { return broadcast(127.0f / limit_); }
 
  private:
+  INLINED static Ints top_of(const float* from, int count) {
+    Ints top{};
+    for (int i = 0; i < count; i += kLanes) top = max(top, as_ints(abs(load<Floats>(from + i))));
+    return top;
+  }
+
   float limit_, unit_;
 };
 

@@ -58,8 +58,7 @@ inline void add_squares(const Matrix& matrix, const Rows& rows) {
 inline void write_row(const float* from, int count, Int8::Element* to, float* scale, const Rounding& rounding) {
   auto* const bytes = reinterpret_cast<uint8_t*>(to);
   if (rounding.kind == Rounding::kInGroups) return write_groups(from, count, bytes, reinterpret_cast<GroupWorth*>(scale));
-  transform(from, rounding.scratch, count, rounding.block);
-  const Magnitude magnitude(rounding.scratch, count);
+  const Magnitude magnitude = transform(from, rounding.scratch, count, rounding.block);
   *scale = magnitude.unit();
   for (int i = 0; i < count; i += kLanes)
     store_bytes<Int8::kExcess>(bytes + i, load<Floats>(rounding.scratch + i), magnitude.factor());

@@ -9,6 +9,13 @@
 
 namespace triptych {
 
+// Reads what will soon be read or written into the L2 cache.
+template <class Element>
+inline void prefetch_row(const Element* row, int count) {
+  const char* const from = reinterpret_cast<const char*>(row);
+  for (size_t at = 0; at < count * sizeof(Element); at += 64) __builtin_prefetch(from + at, 0, 2);
+}
+
 // 1 / sqrt(mean of squares + eps) of `count` values, stored in a padded row.
 inline float inverse_rms(const float* values, int count, float eps) {
   Floats squares = broadcast(0.0f);
