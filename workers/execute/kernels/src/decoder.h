@@ -203,9 +203,28 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
 
   // The outputs of the layer's attention, for all tokens; in the last layer, for those that are wanted.
   void attend(const Layer& layer, int number, Member& me) {
-    project(layer, number, me);
+    const bool is_last = number + 1 == model_.num_layers, are_few = step_->num_rows < step_->num_tokens;
+    const bool saves_queries = is_last && are_few && !adapters_.to(kQkvProduct, number, false);
+    saves_queries ? project_last(layer, me) : project(layer, number, me);
     stages_.run(me, [&] { turn(layer, me); });
     stages_.run(me, [&] { attend_blocks(layer, number, me); });
+  }
+
+  // Projects the normed rows of the last layer: without queries of the tokens before the first that is sampled and after
+  // the last one, which are left as they were.
+  void project_last(const Layer& layer, Member& me) {
+    const Matrix& qkv = layer.qkv;
+    const int32_t* const sampled = step_->sample_rows;
+    const Range asked = step_->num_rows ? Range{sampled[0], sampled[step_->num_rows - 1] + 1} : Range{0, 0};
+    const Rows normed = norm(qkv, false, step_->num_tokens, layer.attention_norm, 2, me,
+                             [&](int) { return buffers_.threads[me.place].rows.get(); });
+    const auto multiply = [&](Range blocks, Range rows) {
+      const Store store{buffers_.qkv.get() + rows.begin * width_of(qkv), width_of(qkv)};
+      this->template multiply_blocks<Format>(qkv, blocks, normed.of(qkv).part(rows), me, store);
+    };
+    const int num_blocks = model_.num_heads * query_stride() / 64;  // with nothing but queries
+    multiply({0, num_blocks}, asked);
+    multiply({num_blocks, qkv.num_blocks}, {0, step_->num_tokens});
   }
 
   // The same if all heads attend to latents.

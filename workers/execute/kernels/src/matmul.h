@@ -49,6 +49,10 @@ struct Rows {
 
   // For weights in eight bits.
   Rows whole() const { return whole_groups ? Rows{whole_groups, stride, whole_scales, scale_stride, count} : *this; }
+  // Consecutive rows.
+  Rows part(Range range) const {
+    return {row(range.begin), stride, scale(range.begin), scale_stride, range.end - range.begin};
+  }
   Rows of(const Matrix& matrix) const { return matrix.format >= kInt4 ? *this : whole(); }
   int place(int row) const { return places ? places[row] : row; }
   const uint32_t* row(int row) const { return groups + place(row) * stride; }

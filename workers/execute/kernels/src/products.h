@@ -49,15 +49,23 @@ class Products {
 
   template <class Arithmetic, class Write>
   void multiply_all(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
+    multiply_blocks<Arithmetic>(matrix, {0, matrix.num_blocks}, rows, me, write);
+  }
+
+  // The columns of some blocks. In calibrations, inputs are counted with the last one.
+  template <class Arithmetic, class Write>
+  void multiply_blocks(const Matrix& matrix, Range blocks, const Rows& rows, Member& me, const Write& write) {
     stages_.run(me, [&] {
-      if (me.rank == 0) add_squares(matrix, rows);
-      const int num_blocks = matrix.num_blocks, num_halves = 2 * num_blocks, num_members = stages_.num_members();
-      if (rows.count <= kFewRows)  // limited by memory bandwidth, which is best with one contiguous run for each thread
-        return multiply<Arithmetic>(matrix, rows, share(num_halves, me.rank, num_members), write);
+      if (me.rank == 0 && blocks.end == matrix.num_blocks) add_squares(matrix, rows);
+      const int num_members = stages_.num_members(), first = 2 * blocks.begin, num_halves = 2 * blocks.end - first;
+      if (rows.count <= kFewRows) {  // limited by memory bandwidth, best with one contiguous run for each thread
+        const Range halves = share(num_halves, me.rank, num_members);
+        return multiply<Arithmetic>(matrix, rows, {first + halves.begin, first + halves.end}, write);
+      }
       // Block by block, the last ones by halves so that all threads finish at about the same time.
-      const int num_whole = std::max(0, num_blocks - num_members);
+      const int num_whole = std::max(0, num_halves / 2 - num_members);
       stages_.for_items(num_halves - num_whole, [&](int item) {
-        const int half = item < num_whole ? 2 * item : item + num_whole;
+        const int half = first + (item < num_whole ? 2 * item : item + num_whole);
         multiply<Arithmetic>(matrix, rows, {half, half + (item < num_whole ? 2 : 1)}, write);
       });
     });
