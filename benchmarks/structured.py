@@ -31,7 +31,7 @@ from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.grammar.masks import MaskMaker
 from triptych.workers.execute.grammar.matcher import GrammarCompiler
-from triptych.workers.execute.hash_model import byte_tokenizer_json
+from triptych.workers.execute.hash_build import byte_tokenizer_json
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.scheduler import Scheduler

@@ -25,8 +25,8 @@ from triptych.protocol.errors import (
     RequestError,
     TriptychError,
 )
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens, hidden_of, state_of
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 ANSWER_S = 180.0  # a request without an answer for this long is lost
 LEASE_S, VANISHED_LEASE_S = 60.0, 2.0

@@ -39,7 +39,7 @@ from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.protocol.config import ServiceConfig
-from triptych.workers.execute.hash_model import byte_tokenizer_json
+from triptych.workers.execute.hash_build import byte_tokenizer_json
 from triptych.workers.execute.model.checkpoint.four_bit_layouts import find_layout
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from tests.waiting import eventually
 from triptych import AsyncDriver, Driver
 from triptych.protocol.board import ROLES
 from triptych.protocol.errors import ConfigError, PipelineClosed
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 SAID = expected_tokens([5, 6, 7], 9, VOCAB_SIZE)
 

@@ -34,8 +34,8 @@ from triptych.protocol.errors import (
 from triptych.protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys, own_keys
 from triptych.protocol.run_dir import CONFIG_FILE
 from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 BAD_IDS = [2**31, -(2**31) - 1, 1.5, "5", None, True]
 

@@ -26,8 +26,8 @@ from triptych.driver.stream import Stream
 from triptych.protocol.board import ROLES
 from triptych.protocol.errors import ConfigError, Draining, PipelineClosed, TriptychError
 from triptych.protocol.journal.layout import Journal
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 FORGET = """
 from triptych import Driver

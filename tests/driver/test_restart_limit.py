@@ -19,8 +19,8 @@ from triptych.driver.supervisor import Supervisor
 from triptych.protocol.board import STOP
 from triptych.protocol.errors import ConfigError, WorkerDied
 from triptych.protocol.run_dir import CONFIG_FILE
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 
 def break_settings(run_dir: Path) -> None:

@@ -31,8 +31,8 @@ from triptych.protocol.errors import ConfigError, PipelineClosed, WorkerDied
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.model_card import CARD_FILE
 from triptych.protocol.run_dir import CONFIG_FILE, JOURNAL_FILE, board_path
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 HANG_S = 0.5
 soon = partial(eventually, timeout=60.0)  # a process starts in half a second, but much slower on a busy machine

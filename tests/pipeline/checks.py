@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.waiting import eventually
 from triptych import Driver
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 
 def busy_figures(driver: Driver) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.driver.embedding import Embedding
 from triptych.protocol.errors import InvalidRequest, RequestError, RequestTooLong
+from triptych.workers.execute.hash_build import MAX_MODEL_LEN
 from triptych.workers.execute.hash_lm import EMBEDDING_SIZE, hidden_of, state_of
-from triptych.workers.execute.hash_model import MAX_MODEL_LEN
 
 PROMPT = [(7 * i) % 250 + 1 for i in range(100)]
 

@@ -16,8 +16,8 @@ from triptych import AsyncClient, Client, Driver
 from triptych.driver.stream import Completion
 from triptych.protocol.board import ROLES
 from triptych.protocol.errors import InvalidRequest, RequestTooLong
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens, logprob_of, state_of
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 PROMPT = list(range(1, 41))
 

@@ -13,8 +13,8 @@ from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.driver.stream import Completion
 from triptych.protocol.errors import InvalidRequest
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens, logprob_of, state_of
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 PROMPT = [(7 * i) % 250 + 1 for i in range(100)]
 

@@ -37,7 +37,7 @@ from tests.workers.execute.factories import (
 from triptych import Client, Driver
 from triptych.driver.stream import Completion
 from triptych.protocol.errors import ConfigError, Draining
-from triptych.workers.execute.hash_model import VOCAB_SIZE
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.sampling.adjust import adjust_logits
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from triptych import Driver
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.errors import ConfigError, RequestTooLong
 from triptych.workers.execute.engine import Engine
-from triptych.workers.execute.hash_model import VOCAB_SIZE
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.model.device.runner import DeviceRunner
 from triptych.workers.execute.sampling.sampler import Sampler
 

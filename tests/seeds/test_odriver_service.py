@@ -23,7 +23,7 @@ from triptych import Client, Driver
 from triptych.driver.stream import Completion
 from triptych.protocol.config import CacheConfig
 from triptych.protocol.errors import ConfigError, WorkerDied
-from triptych.workers.execute.hash_model import SPARE, VOCAB_SIZE
+from triptych.workers.execute.hash_build import SPARE, VOCAB_SIZE
 
 if TYPE_CHECKING:
     from tests.seeds.tiny_engine import TinyEngine

@@ -14,8 +14,8 @@ from tests.simulation.drivers import FOLDERS, digest_of, module
 from tests.simulation.plan import MS, Plan, submitting
 from tests.simulation.requests import Request, make_request, random_request
 from triptych.protocol.config import ModelConfig
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -19,8 +19,8 @@ from tests.simulation.rules import penalized
 from tests.simulation.states import States
 from triptych.protocol.config import ModelConfig
 from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import HashRunner
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 from triptych.workers.execute.scheduling.audit import check_plan
 from triptych.workers.execute.scheduling.moves import Moves
 from triptych.workers.execute.scheduling.plan import Plan

@@ -20,7 +20,7 @@ from triptych.protocol.errors import RequestError
 from triptych.workers.execute.grammar.intake import GrammarIntake
 from triptych.workers.execute.grammar.masks import NO_MASKS, TokenMasks
 from triptych.workers.execute.grammar.matcher import GrammarMatcher
-from triptych.workers.execute.hash_model import VOCAB_SIZE
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.process import Execute
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.prepare.process import Prepare

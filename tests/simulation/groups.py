@@ -17,8 +17,8 @@ from tests.workers.execute.factories import expected_hypotheses, make_beams
 from triptych.protocol.errors import RequestTooLong
 from triptych.protocol.model_card import ModelCard
 from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens, logprob_of, state_of
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 from triptych.workers.prepare.admission import fit
 
 MAX_SIZE = 4

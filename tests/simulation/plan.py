@@ -12,7 +12,7 @@ from tests.simulation.requests import Request, random_request
 from triptych.protocol.board import ROLES
 from triptych.protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig, ServiceConfig
 from triptych.protocol.model_card import ModelCard
-from triptych.workers.execute.hash_model import VOCAB_SIZE
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 
 if TYPE_CHECKING:
     from tests.simulation.users import Client, Reader

@@ -14,8 +14,8 @@ from typing import Any
 
 from tests.simulation.plan import Plan
 from triptych.protocol.model_card import ModelCard
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import HashRunner, expected_tokens
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 from triptych.workers.execute.model.draft.model import DraftModel
 from triptych.workers.execute.scheduling.proposals import Proposer
 from triptych.workers.execute.scheduling.sequence import Sequence

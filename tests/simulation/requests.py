@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from triptych.protocol.model_card import ModelCard
 from triptych.protocol.sampling import FIELD_NAMES, SamplingParams
 from triptych.protocol.tokenizer_files import TokenizerFacts
+from triptych.workers.execute.hash_build import VOCAB_SIZE, byte_tokenizer_json
 from triptych.workers.execute.hash_lm import expected_tokens
-from triptych.workers.execute.hash_model import VOCAB_SIZE, byte_tokenizer_json
 from triptych.workers.prepare.text_encoder import TextEncoder
 from triptych.workers.summarize.stream import OutputStream
 from triptych.workers.summarize.vocabulary import Vocabulary

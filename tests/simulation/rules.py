@@ -10,8 +10,8 @@ import numpy as np
 from tests.simulation.forms import BROKEN, END, Form, random_form, sum_of
 from tests.simulation.plan import Plan
 from tests.simulation.requests import PREPARE_KILLER, Request, make_request, vocabulary
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 from triptych.workers.execute.sampling.token_counts import count_tokens
 from triptych.workers.execute.scheduling.sequence import Sequence
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from tests.simulation.plan import Plan
 from triptych.driver.stream import Completion
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import logprob_of, state_of
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 if TYPE_CHECKING:
     from tests.simulation.users import Reader

@@ -12,7 +12,7 @@ from ...protocol.errors import ConfigError
 from ...protocol.model_card import ModelCard
 from ..importing import MODELS, TORCH, importing
 from ..process import WorkerContext
-from .hash_model import build_hash_runner
+from .hash_build import build_hash_runner
 from .scheduling.scheduler import Scheduler
 from .step import Runner
 

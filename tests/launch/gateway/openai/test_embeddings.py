@@ -12,8 +12,8 @@ import pytest
 
 from tests.launch.gateway.conftest import Site
 from triptych.launch.gateway.schemas.embeddings import MAX_INPUTS
+from triptych.workers.execute.hash_build import MAX_MODEL_LEN
 from triptych.workers.execute.hash_lm import EMBEDDING_SIZE, hidden_of, state_of
-from triptych.workers.execute.hash_model import MAX_MODEL_LEN
 
 URL = "/v1/embeddings"
 IDS = [5, 6, 7]

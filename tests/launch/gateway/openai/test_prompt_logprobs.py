@@ -8,8 +8,8 @@ import pytest
 
 from tests.launch.gateway.conftest import Site
 from triptych.launch.gateway.openai.text_offsets import TextOffsets, prompt_offsets
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import logprob_of, state_of
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 PATH = "/v1/completions"
 TEXT = "gr\u00fc\u00dfe, len!"

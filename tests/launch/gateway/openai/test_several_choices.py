@@ -12,8 +12,8 @@ from tests.launch.gateway.sse import Event, events, stream, text_of
 from tests.pipeline.checks import assert_quiet
 from tests.waiting import eventually
 from triptych import Driver
+from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 PATH = "/v1/completions"
 PROMPT = list(range(1, 201))

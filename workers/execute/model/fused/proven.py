@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from .....protocol.arrays import Int32
 from ...attention.device_step import upload
-from ...step import Int32, StepInputs
+from ...step import StepInputs
 from ..checkpoint.dense import choose_dtype, open_checkpoint, read_facts
 from ..guard.oracle import DecoderOutputs, Oracle, refusing
 from ..guard.probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, decoded_again, paged_rows, random_sequences

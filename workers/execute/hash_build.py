@@ -1,4 +1,4 @@
-"""The hash LM as a model to serve: every part of the pipeline is real except the arithmetic."""
+"""Builds the hash LM as a model to serve: every part of the pipeline is real except the arithmetic."""
 
 from __future__ import annotations
 
