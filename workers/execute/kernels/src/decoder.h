@@ -210,12 +210,12 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     stages_.run(me, [&] { attend_blocks(layer, number, me); });
   }
 
-  // Projects the normed rows of the last layer: without queries of the tokens before the first that is sampled and after
+  // Projects the normed rows of the last layer: without queries of the tokens before the first that is wanted and after
   // the last one, which are left as they were.
   void project_last(const Layer& layer, Member& me) {
     const Matrix& qkv = layer.qkv;
-    const int32_t* const sampled = step_->sample_rows;
-    const Range asked = step_->num_rows ? Range{sampled[0], sampled[step_->num_rows - 1] + 1} : Range{0, 0};
+    const int32_t* const wanted = step_->wanted_rows;
+    const Range asked = step_->num_rows ? Range{wanted[0], wanted[step_->num_rows - 1] + 1} : Range{0, 0};
     const Rows normed = norm(qkv, false, step_->num_tokens, layer.attention_norm, 2, me,
                              [&](int) { return buffers_.threads[me.place].rows.get(); });
     const auto multiply = [&](Range blocks, Range rows) {
