@@ -328,7 +328,8 @@ class Driver(Requests):
     def load_adapter(self, name: str, path: str | Path, *, timeout: float = 300.0) -> float:
         """Serve a LoRA adapter from now on, including under the next driver on this journal; returns the seconds taken.
 
-        Execute is replaced by a process that has it. Requests continue where they were after the pause of a restart.
+        Execute takes it up between two steps, or is replaced by a process that has it: then requests continue where
+        they were, after the pause of a restart.
 
         Raises:
             ConfigError: the name is taken, the adapter cannot be read, or execute cannot use it: it then continues

@@ -147,10 +147,9 @@ def reload_model(running: Running, config: PipelineConfig, changed: PipelineConf
     with writing(running.run_dir):
         rehearse(running, changed, timeout_s=timeout_s)
         write_private(file, changed.to_json())
-        if _adapts(running, config, changed, timeout_s=timeout_s):
-            return
         try:
-            replace_worker(running, "execute", timeout_s=timeout_s)
+            if not _adapts(running, config, changed, timeout_s=timeout_s):
+                replace_worker(running, "execute", timeout_s=timeout_s)
         except BaseException:
             write_private(file, config.to_json())
             logger.warning("execute cannot run with the changed settings; reverting them")
