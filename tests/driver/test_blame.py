@@ -192,8 +192,8 @@ def test_request_that_is_gone_is_not_blamed(
 
 def test_many_deaths_among_others_poison_no_request(journal: Journal) -> None:
     key = accept(RequestWriter(journal), journal).key
-    journal.records["deaths_word"][key[0]] = word(key[1], POISONED - 2)
-    assert [DeathWriter(journal).add("execute", key, is_alone=False) for _ in range(2)] == [POISONED - 1] * 2
+    journal.records["deaths_word"][key[0]] = word(key[1], OUT_OF_MEMORY - 2)
+    assert [DeathWriter(journal).add("execute", key, is_alone=False) for _ in range(2)] == [OUT_OF_MEMORY - 1] * 2
 
 
 def test_record_that_was_freed_is_no_suspect(journal: Journal) -> None:

@@ -100,7 +100,9 @@ def test_end_with_an_unknown_reason_is_taken_back(tmp_path: Path, number: int) -
     journal = filled(tmp_path)
     ReleaseWriter(journal).release(2, 1, num_tokens=0, reason="abort")
     journal.records["end_reason"][2] = number
-    assert salvage(journal) == [f"record 2: its end has the reason {number}; it is taken as not ended"]
+    assert salvage(journal) == [
+        "record 2: release_word does not match how its answer ended; it is taken as not written"
+    ]
     assert not journal.records["release_word"][2]
 
 
