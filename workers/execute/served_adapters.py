@@ -32,8 +32,8 @@ class ServedAdapters:
         # Of all names so far: keys and values in the cache belong to a name, and only a restart forgets them.
         self._digests = dict(card.adapters)
         self._file = run_dir / ADAPT_FILE
-        self._file.unlink(missing_ok=True)  # the settings that it refers to are those of this start
         self._loading: _Loading | None = None
+        self._answer()  # the settings that it refers to are those of this start
 
     def digest_of(self, name: str) -> str:
         """Empty if it is not served."""
@@ -85,7 +85,7 @@ class ServedAdapters:
         logger.info("serving these adapters from now on: %s", ", ".join(loaded.digests) or "(none)")
 
     def _answer(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError):  # no file can be changed there any more
             self._file.unlink(missing_ok=True)
 
 
