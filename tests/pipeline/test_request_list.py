@@ -36,7 +36,7 @@ def test_requests_are_listed_with_their_state(narrow: Driver) -> None:
 
 def test_ended_answer_is_listed_until_it_is_acknowledged(narrow: Driver) -> None:
     with Client(narrow.run_dir) as gone:
-        gone.submit("x", request_id="ended", max_tokens=3).accepted(20)
+        gone.submit("x", request_id="ended", max_tokens=3, lease_s=60).accepted(20)
     eventually(lambda: states(narrow, "ended") == ["ended"])
     assert lines(narrow)["ended"].num_tokens == 3
     narrow.client.resume("ended").result(20)

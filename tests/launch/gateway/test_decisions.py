@@ -93,7 +93,7 @@ def test_model_that_cannot_score_options_is_told_from_a_failure(api: Site) -> No
 
 
 def test_decision_is_aborted_when_its_connection_closes() -> None:
-    with Driver("hash-lm", hash_step_ms=1000, lease_s=60) as slow, site(slow.run_dir) as api:
+    with Driver("hash-lm", hash_step_ms=3000, lease_s=60) as slow, site(slow.run_dir) as api:
         question = {"question": "?", "options": ["a", "b"]}
         body = json.dumps({"state": "s", "questions": [question]}).encode()
         with raw(api) as connection:
