@@ -42,11 +42,11 @@ class Blame:
         intent = self._board.intent(role)
         numbers, num_ahead = (intent.read(), intent.num_ahead) if internal else ([], 0)
         intent.clear()
+        verdict = OUT_OF_MEMORY if out_of_memory else POISONED
         if role == "prepare":
-            has_named = self._note_digests(numbers, OUT_OF_MEMORY if out_of_memory else POISONED)
+            has_named = self._note_digests(numbers, verdict)
         else:
-            keys = list(map(key_of, numbers))
-            has_named = self._note_requests(role, keys, num_ahead, OUT_OF_MEMORY if out_of_memory else POISONED)
+            has_named = self._note_requests(role, list(map(key_of, numbers)), num_ahead, verdict)
         return 2 if has_named else 0
 
     def _note_requests(self, role: str, keys: list[Key], num_ahead: int, verdict: int) -> bool:
