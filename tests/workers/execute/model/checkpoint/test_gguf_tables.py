@@ -17,6 +17,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.workers.execute.model.checkpoint.gguf_tables import CASES, build, write
 from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.model.checkpoint.gguf.architectures import FAMILIES
 from triptych.workers.execute.model.checkpoint.gguf.file import GgufFile, open_gguf
 from triptych.workers.execute.model.checkpoint.gguf.numbers import numbers_of
 from triptych.workers.execute.model.checkpoint.gguf.settings import read_settings
@@ -83,6 +84,12 @@ def test_one_number_may_count_for_all_layers_but_no_other_count(tmp_path: Path) 
         patch.setattr(GgufFile, "value", lambda _, key: "apertus" if key == "general.architecture" else [0.5] * 2)
         with pytest.raises(ConfigError, match=r"states xielu.alpha_p for 2 layers and has 3"):
             numbers_of(file, model)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if FAMILIES[name].turns_in_part])
+def test_heads_turn_as_a_whole_if_the_file_states_no_part_of_them(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "x.gguf", CASES[name], build(CASES[name]), **{"rope.dimension_count": None})
+    assert config_of(open_gguf([tmp_path / "x.gguf"])).rope_parameters["partial_rotary_factor"] == 1
 
 
 def test_experts_in_mxfp4_stay_in_mxfp4(tmp_path: Path) -> None:

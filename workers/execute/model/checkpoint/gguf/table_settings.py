@@ -67,6 +67,5 @@ def _add_head_sizes(
     head_dim = int(file.of_model(_HEAD_DIM) or usual)
     if _HEAD_DIM not in architecture.reads and (head_dim != usual or "head_dim" in vars(config_class())):
         values["head_dim"] = head_dim
-    turned = file.of_model(_ROTARY_SIZE)
-    if architecture.turns_in_part and turned is not None:
-        values["rope_parameters"]["partial_rotary_factor"] = turned / head_dim
+    if architecture.turns_in_part:  # always given, as config classes would take parts of their own
+        values["rope_parameters"]["partial_rotary_factor"] = (file.of_model(_ROTARY_SIZE) or head_dim) / head_dim
