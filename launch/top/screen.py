@@ -51,7 +51,8 @@ def _head(state: State, now_s: float) -> Text:
     if state.is_paused:
         text.append(" · paused", "bold yellow")
     restarts = f" · {state.num_restarts} restarts" if state.num_restarts else ""
-    text.append(f" · {card['model']} · {card['dtype']} on {card['device']}{restarts} · {state.run_dir}")
+    runs_on = f"{card['dtype']} on {card['device']} ({card['backend']})"
+    text.append(f" · {card['model']} · {runs_on}{restarts} · {state.run_dir}")
     return text
 
 

@@ -22,7 +22,7 @@ def frame(watched: Watched, shown: Mapping[str, Any], health: Mapping[str, Any],
     assert sample is not None, "a frame is made of a sample"
     silent_s = None if watched.silent_since_s is None else round(now_s - watched.silent_since_s, 1)
     return {
-        "model": {name: watched.card.get(name) for name in ("model", "dtype", "device", "page_size")},
+        "model": {name: watched.card.get(name) for name in ("model", "dtype", "device", "backend", "page_size")},
         "status": health["status"],
         "mode": health["mode"],
         "trouble": watched.trouble,

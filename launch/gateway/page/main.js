@@ -27,9 +27,9 @@ function showHead(frame) {
   setText(byId("status"), words + end);
   const isBad = frame.status === "unhealthy" || frame.mode === "failed";
   byId("status").dataset.tone = isBad ? "bad" : frame.status === "ok" && !silent && !end ? "good" : "wait";
-  const { model, dtype, device } = frame.model;
+  const { model, dtype, device, backend } = frame.model;
   const restarts = frame.restarts ? ` · ${frame.restarts} restarts` : "";
-  setText(byId("model"), model ? `${model} · ${dtype} on ${device}${restarts}` : "the model is being loaded");
+  setText(byId("model"), model ? `${model} · ${dtype} on ${device} (${backend})${restarts}` : "the model is being loaded");
   document.title = `${number(frame.token_rates.at(-1) || 0)} tok/s · Triptych`;
 }
 

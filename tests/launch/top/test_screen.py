@@ -16,7 +16,7 @@ from triptych.launch.top.screen import frame
 from triptych.launch.top.state import State
 from triptych.launch.watch.watched import Sample
 
-CARD = {"model": "m", "dtype": "float32", "device": "cpu", "max_num_seqs": 8}
+CARD = {"model": "m", "dtype": "bfloat16", "device": "cpu", "backend": "native int8 on avx2", "max_num_seqs": 8}
 STATS: dict[str, Any] = {
     "prepare": {"phase": "ready", "epoch": 1, "waiting": 5, "live": 6, "max_live": 12, "rejected": {"overloaded": 3}},
     "execute": {
@@ -64,6 +64,7 @@ def test_frame_fits_the_terminal(width: int, height: int) -> None:
 
 def test_shown_values_are_those_of_the_stages() -> None:
     text = drawn(state_of(sample()), 120)
+    assert "m · bfloat16 on cpu (native int8 on avx2) · /run/x" in text
     for words in ("5/10", "6/12", "refused", "4/8", "40/100", "cached 15", "limbo 5", "hits 25%", "host 6/10", "321"):
         assert words in text
 
