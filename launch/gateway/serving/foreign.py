@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_TLS = "TLS, and this port has none: use http://, or a reverse proxy that ends TLS"
+_TLS = "TLS, and this port has none: use http://, or start the server with --ssl-certfile"
 _PROXY = "the PROXY protocol, which this port does not know: switch it off in the proxy in front"
 _HTTP2 = "HTTP/2 from its first byte, and this port HTTP/1.1: set that version in the client, or in the proxy in front"
 _BEGINNINGS = {

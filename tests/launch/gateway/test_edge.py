@@ -122,6 +122,7 @@ def test_client_that_speaks_another_protocol_is_told_so_and_the_log_once(
             assert reply.startswith(b"HTTP/1.1 400 ")
             assert f"speaks {spoken}".encode() in reply
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "--ssl-certfile" in warned[0]
     assert [text.partition("speaks ")[2].partition(",")[0] for text in warned] == [
         "TLS", "the PROXY protocol", "HTTP/2 from its first byte",
     ]  # fmt: skip
