@@ -20,7 +20,7 @@ class ReleaseWriter:
         entry = self._journal.records[slot]
         entry["end_tokens"], entry["end_reason"] = num_tokens, FINISH_REASONS.index(reason)
         entry["end_code"] = code.encode()
-        entry["release_word"] = release_word(self._journal, slot, generation, RELEASED)
+        self._write(slot, generation, RELEASED)
 
     def acknowledge(self, slot: int, generation: int) -> None:
         """A client has this choice; the request is kept for its unread choices."""

@@ -111,7 +111,7 @@ def check_plan(scheduler: Scheduler, plan: Plan) -> None:
 
 
 def check(scheduler: Scheduler) -> None:
-    """Check the invariants of scheduler, rows and pages. Visits everything: for tests, and on suspicion.
+    """Check the invariants of scheduler, rows and pages. Visits everything: for tests.
 
     Raises:
         PageLedgerError: a page is lost or miscounted.
