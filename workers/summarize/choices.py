@@ -13,7 +13,7 @@ from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs
 from ...protocol.messages import Failed
 from ...protocol.owners import HOUSE, may_ask
-from ...protocol.request_ids import SEPARATOR, member_id, request_of
+from ...protocol.request_ids import member_id, request_of
 from ..process import STOPPED_S
 from .answer import Answer
 
@@ -42,6 +42,7 @@ class Choices:
         self.was_followed = False  # as far as this process knows
         self.answers: dict[int, Answer] = {}  # by index among the sequences of the request
         self._n = params.n
+        self._indices = {member_id(self.request_id, index, self._n): index for index in range(self._n)}
         self._size = params.group_size
         self._is_ranked, self.is_beam_search = params.is_ranked, params.is_beam_search
         self._choices: dict[int, Answer] = {}
@@ -56,11 +57,7 @@ class Choices:
 
     def index_of(self, wire_id: str) -> int | None:
         """The choice that has this id; None if there is none."""
-        if wire_id == self.request_id:
-            return 0 if self._n == 1 else None
-        number = wire_id.partition(SEPARATOR)[2]
-        is_known = number.isdecimal() and int(number) < self._n
-        return int(number) if is_known and wire_id == member_id(self.request_id, int(number), self._n) else None
+        return self._indices.get(wire_id)
 
     def of(self, wire_id: str) -> list[Answer]:
         """The answers affected by an operation on this id: one choice, or all while they are not determined."""

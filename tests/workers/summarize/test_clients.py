@@ -64,6 +64,13 @@ def test_partly_forgotten_request_is_unknown(world: World, monkeypatch: pytest.M
     assert (answer.request_id, answer.code) == ("b", "unknown_id")
 
 
+def test_number_of_a_choice_may_have_any_length(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python converts no more than 4300 digits to a number: the rest of the frame would not be handled either."""
+    names = [f"a {'1' * 5000}", "nobody"]
+    answers = answers_to(begin(world), monkeypatch, m.Follow([[name, 0, True] for name in names]))
+    assert [(answer.request_id, answer.code) for answer in answers] == [(name, "unknown_id") for name in names]
+
+
 def test_follow_with_too_many_entries_is_refused_with_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = m.Follow([["a", 0, True]] * (m.MAX_FOLLOW_ENTRIES + 1))
     [refused] = answers_to(begin(world), monkeypatch, frame)
