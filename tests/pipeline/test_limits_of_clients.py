@@ -73,7 +73,7 @@ def test_one_client_cannot_fill_the_journal_with_unread_answers() -> None:
 def test_kept_answers_of_a_list_are_forgotten_one_by_one_or_end_it_once_there_is_no_room_for_more() -> None:
     """A list that waited for room would wait for a whole lease."""
     prompts = [[number] for number in range(1, 11)]
-    kept: dict[str, Any] = {"max_tokens": 2, "keep": True, "lease_s": 5.0}
+    kept: dict[str, Any] = {"max_tokens": 2, "keep": True, "lease_s": 60.0}
     with hash_driver(max_client_requests=2, max_records=16) as driver:
         with Client(driver.run_dir) as client:
             answers = client.generate_all(prompts, progress=lambda answer: client.forget(answer.request_id), **kept)
@@ -87,6 +87,8 @@ def test_kept_answers_of_a_list_are_forgotten_one_by_one_or_end_it_once_there_is
 
         with pytest.raises(Overloaded, match="8 sequences with unacknowledged ends"):
             asyncio.run(ask())
+        with Client(driver.run_dir) as third, pytest.raises(Overloaded, match="full of ended answers"):
+            third.generate_all(prompts, **kept)
 
 
 def has_released(driver: Driver, num_accepted: int) -> bool:

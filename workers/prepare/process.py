@@ -26,7 +26,7 @@ from ...protocol.journal.requests import AcceptTimes, RequestWriter
 from ...protocol.model_card import LatestCard, ModelCard
 from ...protocol.owners import HOUSE, Owners
 from ...protocol.record import RequestRecord, mark_of
-from ...protocol.record_key import keys_in
+from ...protocol.record_key import Key, keys_in
 from ...protocol.request_ids import check_request_id, request_of
 from ...protocol.run_dir import submit_endpoint
 from ...protocol.service import service_info
@@ -45,6 +45,7 @@ from .tokenizing import Tokenizing
 logger = logging.getLogger(__name__)
 
 MAX_FRAMES_A_TURN = 256  # so that a flood does not hold up credits and replies
+READING_S = 1.0  # after the last end: until then its client may be about to acknowledge it
 
 
 def run(context: WorkerContext) -> None:
@@ -74,6 +75,7 @@ class Prepare:
         self._num_records: Counter[str] = Counter()  # of these, by request id
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
         self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, without a credit
+        self._ended_at = time.monotonic()  # when a request last did
         self._next_scan = 0.0
         context.intent.begin()
         self._num_accepted = 0  # requests, since the start, as are the next two
@@ -175,9 +177,9 @@ class Prepare:
         self._quotas.released(slot, generation)
         if self._live.get(slot) == generation:
             del self._live[slot]
-            self._stats.changed = True
-        elif self._waiting.remove(slot, generation):
-            self._stats.changed = True
+        elif not self._waiting.remove(slot, generation):
+            return
+        self._ended_at, self._stats.changed = time.monotonic(), True
 
     def _forget(self, slot: int, generation: int) -> None:
         self._released(slot, generation)
@@ -320,7 +322,7 @@ class Prepare:
         times = AcceptTimes(
             intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, self._journal.now_ns()
         )
-        for (slot, generation), record in zip(self._writer.accept_all(records, times), records, strict=True):
+        for (slot, generation), record in zip(self._publish(records, times), records, strict=True):
             key = slot, generation
             accepted = self._enter(*key, record)
             self._quotas.accepted(intake.owner, slot, generation)
@@ -331,6 +333,19 @@ class Prepare:
         if records[0].is_computed:
             self._num_prompt_tokens += accepted.num_prompt_tokens
         self._confirmations.send(intake.peer, accepted)
+
+    def _publish(self, records: list[RequestRecord], times: AcceptTimes) -> list[Key]:
+        """
+        Raises:
+            Overloaded: the journal is full; with the param ``lease_s`` if it is so of answers that nobody acknowledges.
+        """
+        try:
+            return self._writer.accept_all(records, times)
+        except Overloaded as error:
+            if self._live or self._waiting or time.monotonic() - self._ended_at < READING_S:
+                raise
+            text = f"{error.message}: it is full of ended answers, each kept until it is acknowledged or its lease ends"
+            raise Overloaded(text, param="lease_s") from error
 
     def _digest_of_adapter(self, name: str) -> str:
         """
