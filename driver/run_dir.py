@@ -39,7 +39,9 @@ class RunDir:
         self._kept: Path | None = None  # a sibling folder left by a killed driver, kept for its requests
         self._folder: LockFile | None = None  # the folder itself, locked
         try:
-            self.path = self._make_temporary() if path is None else _make(path)
+            self.path = self._make_temporary() if path is None else path.expanduser().absolute()
+            if not self.is_temporary:
+                _make(self.path)
             try:
                 self._lock = LockFile(self.path / LOCK_FILE, os.O_CREAT)
                 self._take()
@@ -77,8 +79,14 @@ class RunDir:
             raise
 
     def what_helps(self, error: BaseException | None) -> str:
-        """A hint for the message of ``error``, if the disk is full: which leftover folder takes up the space."""
-        if self._kept is None or not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+        """A hint for the message of ``error``, if the disk is full: which requests to think of before another folder is
+        chosen, or which leftover folder takes up the space.
+        """
+        if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+            return ""
+        if not self.is_temporary and _holds_requests(self.path / JOURNAL_FILE):
+            return f"; {self.path} holds requests of an earlier driver, which no driver elsewhere answers"
+        if self._kept is None:
             return ""
         num_bytes = sum(path.lstat().st_blocks for path in self._kept.rglob("*")) * 512
         return (
@@ -183,12 +191,10 @@ def _root() -> Path | None:
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else None
 
 
-def _make(path: Path) -> Path:
-    path = path.expanduser().absolute()
+def _make(path: Path) -> None:
     path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     facts = path.stat()
     if facts.st_uid != os.getuid():
         raise ConfigError(f"{path} belongs to user {facts.st_uid}, not to {os.getuid()}", param="run_dir")
     if facts.st_mode & 0o077:
         raise ConfigError(f"{path} has mode {facts.st_mode & 0o777:o}, it must be {FOLDER_MODE:o}", param="run_dir")
-    return path

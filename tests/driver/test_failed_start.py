@@ -88,6 +88,15 @@ def test_full_disk_error_names_what_a_killed_driver_left(
     assert list(tmp_path.iterdir()) == [kept]
 
 
+def test_full_disk_error_says_that_the_run_directory_holds_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_requests(tmp_path)
+    allocate_all_but(1, monkeypatch)  # the board: there is a journal
+    with pytest.raises(ConfigError, match=f"{tmp_path} holds requests of an earlier driver, which no driver elsewhere"):
+        Driver("hash-lm", run_dir=tmp_path).start()
+
+
 @pytest.fixture(scope="module")
 def _kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory as a driver leaves it that was stopped and told to keep unanswered requests."""
