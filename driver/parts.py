@@ -17,6 +17,7 @@ from .client import Client
 from .control import ControlServer
 from .first_epochs import note_first_epochs
 from .journal_keeper import JournalKeeper
+from .orphans import end_orphans
 from .preparing import prepare_keys, prepare_run_dir, writing
 from .run_dir import RunDir
 from .socket_files import SocketFiles
@@ -76,6 +77,7 @@ def open_parts(
     Raises:
         ConfigError: the run directory is in use, unsafe or full, or what is in it does not fit the config.
     """
+    end_orphans()
     run_dir = RunDir(given_run_dir)
     undo.callback(_leave, run_dir)
     check_socket_paths(run_dir.path)

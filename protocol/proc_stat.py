@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-STATE, MAJOR_FAULTS, START_TIME = 3, 12, 22  # numbers of fields in proc_pid_stat(5)
+STATE, PARENT, MAJOR_FAULTS, START_TIME = 3, 4, 12, 22  # numbers of fields in proc_pid_stat(5)
 
 
 def stat_field(pid: int | str, number: int) -> str:

@@ -19,7 +19,6 @@ class Settings:
     index: int
     listen_fd: int
     heartbeat_fd: int
-    parent: int
     log_level: str
 
     def to_json(self) -> str:

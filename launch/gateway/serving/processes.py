@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ....driver.orphans import end_orphans
 from ....protocol.errors import ConfigError
 from ....protocol.lifeline import ask_for_stacks, child_environment
 from ....protocol.private_file import write_private
@@ -53,6 +54,7 @@ def listening_for(config: GatewayConfig) -> Iterator[socket.socket | None]:
         yield None
         return
     check_installed()
+    end_orphans()  # one of them may hold the address
     with listening(config.http) as listener:
         yield listener
 
@@ -161,10 +163,10 @@ class _Process(threading.Thread):
             raise OSError(errno.EBADF, "the socket is closed")  # by a stop that came after the last look
         settings = Settings(
             config=self._config, run_dir=self._run_dir, index=self._index, listen_fd=listen_fd,
-            heartbeat_fd=childs_end, parent=os.getpid(), log_level=self._log_level,
+            heartbeat_fd=childs_end, log_level=self._log_level,
         )  # fmt: skip
         process = subprocess.Popen(
-            [sys.executable, "-m", __package__.rpartition(".")[0], "--supervised"],
+            [sys.executable, "-m", __package__.rpartition(".")[0], "--supervised", "--parent", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(listen_fd, childs_end),

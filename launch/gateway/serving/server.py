@@ -15,7 +15,7 @@ import uvicorn
 
 from ....protocol.board import KEEP, STOP
 from ....protocol.errors import ConfigError, TriptychError
-from ....protocol.lifeline import die_with, raise_file_limit, show_stacks_at_the_end
+from ....protocol.lifeline import raise_file_limit, show_stacks_at_the_end
 from ...terminal.logs import flush_log, set_up_stream_logging
 from ..app import create_app
 from ..config import GatewayConfig
@@ -36,8 +36,7 @@ LAST_ENDS_S = 1.0  # for ends of requests to arrive that workers sent before the
 
 
 def run_supervised(settings: Settings) -> None:
-    """Serve until SIGTERM; killed if the supervising process ends."""
-    die_with(settings.parent)
+    """Serve until SIGTERM."""
     show_stacks_at_the_end()
     set_up_stream_logging(settings.log_level, settings.config.log_format, process=f"gateway {settings.index}")
     with socket.socket(fileno=settings.listen_fd) as listener:

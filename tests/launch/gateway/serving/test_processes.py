@@ -280,11 +280,19 @@ def test_full_collections_do_not_visit_what_the_server_is_made_of(monkeypatch: p
     assert found == {"is collected": False, "others are": True}
 
 
+def test_gateway_whose_parent_has_ended_holds_the_address_no_longer_than_it_takes_to_see_that() -> None:
+    """It ends before it reads its settings, and imports what it needs to serve."""
+    command = [sys.executable, "-m", "triptych.launch.gateway", "--supervised", "--parent", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as gateway:
+        try:
+            assert gateway.wait(20) == 1
+        finally:
+            gateway.kill()
+
+
 def test_settings_survive_json(tmp_path: Path) -> None:
     config = GatewayConfig(http=":0", served_model_name=("a", "b"), api_key="k", stream_interval=3)
-    settings = Settings(
-        config=config, run_dir=tmp_path, index=1, listen_fd=2, heartbeat_fd=3, parent=4, log_level="info"
-    )  # fmt: skip
+    settings = Settings(config=config, run_dir=tmp_path, index=1, listen_fd=2, heartbeat_fd=3, log_level="info")
     assert Settings.from_json(settings.to_json()) == settings
 
 
