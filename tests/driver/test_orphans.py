@@ -16,20 +16,26 @@ from triptych.driver.deaths import is_stopped
 from triptych.driver.orphans import end_orphans
 from triptych.protocol.lifeline import child_environment
 
-WAITS_TO_BE_STOPPED = "import sys; sys.stdin.read()"
+READS_ITS_INPUT = "import sys; sys.stdin.read()"
+
+
+@contextmanager
+def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that shows these words after its program, and ends when its input does."""
+    command = [sys.executable, "-c", READS_ITS_INPUT, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=child_environment()) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @contextmanager
 def stopped(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that shows these words after its program."""
-    command = [sys.executable, "-c", WAITS_TO_BE_STOPPED, *words]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=child_environment()) as process:
-        try:
-            process.send_signal(signal.SIGSTOP)
-            eventually(lambda: is_stopped(process.pid))
-            yield process
-        finally:
-            process.kill()
+    with running(*words) as process:
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: is_stopped(process.pid))
+        yield process
 
 
 def test_stopped_worker_of_a_driver_that_was_killed_is_ended() -> None:
@@ -55,9 +61,7 @@ def test_other_stopped_process_is_left_alone(words: tuple[str, ...]) -> None:
 
 
 def test_running_worker_is_left_alone() -> None:
-    with stopped("-m", "triptych.workers.prepare", "--parent", "1") as worker:
-        worker.send_signal(signal.SIGCONT)
-        eventually(lambda: not is_stopped(worker.pid))
+    with running("-m", "triptych.workers.prepare", "--parent", "1") as worker:  # once stopped, other tests would end it
         end_orphans()
         worker.communicate(timeout=20)
         assert worker.returncode == 0
