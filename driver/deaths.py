@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from ..protocol.cgroups import groups
 from ..protocol.proc_stat import STATE, stat_field
@@ -25,6 +26,15 @@ _SELF_INFLICTED = {
     signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS,
     signal.SIGINT,
 }  # fmt: skip
+
+
+class Death(NamedTuple):
+    """Of one worker."""
+
+    role: str
+    code: int  # its exit code, negative for a signal
+    is_internal: bool  # by its own fault
+    out_of_memory: bool  # the kernel ended it for that
 
 
 class OomWatch:

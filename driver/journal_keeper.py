@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import zlib
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, JournalError
 from ..protocol.journal.clock import wind_clock
-from ..protocol.journal.layout import FORGOTTEN, UNREAD, Journal, Slots, bytes_of_answers
+from ..protocol.journal.layout import FORGOTTEN, UNREAD, Journal, Slots, bytes_of_answers, check_readable
 from ..protocol.journal.requests import read_request
 from ..protocol.journal.salvage import salvage
 from ..protocol.lock import LockFile
@@ -23,6 +24,7 @@ from ..protocol.lora import PARAM as LORA_PARAM
 from ..protocol.model_card import ModelCard
 from ..protocol.run_dir import journal_path
 from ..protocol.threads import start_thread
+from .deaths import Death
 from .flag import Flag
 
 logger = logging.getLogger(__name__)
@@ -34,8 +36,9 @@ class JournalKeeper:
     def __init__(self, run_dir: Path, config: PipelineConfig) -> None:
         """
         Raises:
-            ConfigError: another driver uses the file, it belongs to another user, or there is no disk space for it.
-            JournalError: it is not a journal of this version, was truncated, or cannot be written.
+            ConfigError: another driver uses the file, it belongs to another user, or there is no disk space for it, or
+                for the holes in a copy.
+            JournalError: it is not a journal of this version, was truncated, or cannot be read or written.
         """
         service = config.service
         self.path = journal_path(run_dir, service)
@@ -44,6 +47,7 @@ class JournalKeeper:
         self._stopping = Flag()
         self._thread: threading.Thread | None = None
         try:
+            check_readable(self.path, self._lock.fileno())
             self.journal = self._open()
         except BaseException:
             self._lock.release()
@@ -61,6 +65,7 @@ class JournalKeeper:
 
     def _open(self) -> Journal:
         journal = Journal.open(self.path)
+        journal.allocate()
         for line in salvage(journal):
             logger.warning("%s: %s", self.path, line)
         if moved_ns := wind_clock(journal):
@@ -79,17 +84,29 @@ class JournalKeeper:
     @property
     def has_failed(self) -> bool:
         """Whether a flush has failed: nothing is flushed any more, see ``Journal.flush``."""
-        return bool(self.journal.header["has_failed"])
+        return not self.journal.is_whole or bool(self.journal.header["has_failed"])
 
     @property
     def num_unanswered(self) -> int:
-        return num_unanswered(self.journal)
+        """Accepted requests without a complete answer; 0 if they are lost, as the file was truncated."""
+        return num_unanswered(self.journal) if self.journal.is_whole else 0
 
     @property
     def has_unread_ends(self) -> bool:
         """Whether a client has not acknowledged the end of its request, or will have one to acknowledge."""
+        if not self.journal.is_whole:
+            return False
         states = self.journal.release_states(self.journal.slots_in_use())
         return bool(np.any((states != FORGOTTEN) & (states != UNREAD)))
+
+    def check_after(self, death: Death) -> None:
+        """Find out whether a worker died because of the file, as the next ones would, whatever they do.
+
+        Raises:
+            JournalError: it was truncated, or its disk fails.
+        """
+        if death.code == -signal.SIGBUS or not self.journal.is_whole:
+            self.journal.check_readable()
 
     def claim_for(self, model: str, adapters: Mapping[str, str]) -> None:
         """Record the model whose token ids the journal holds. ``adapters``: name -> digest.
@@ -120,7 +137,8 @@ class JournalKeeper:
     def _flush_for_ever(self, interval_s: float) -> None:
         while not self._stopping.wait(interval_s):
             try:
-                self.journal.flush()
+                if self.journal.is_whole:
+                    self.journal.flush()
             except JournalError as error:
                 logger.error("the journal is no longer flushed: %s", error.message)
                 return

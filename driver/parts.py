@@ -15,6 +15,7 @@ from .adapters import LoadedAdapters
 from .blame import Blame
 from .client import Client
 from .control import ControlServer
+from .deaths import Death
 from .first_epochs import note_first_epochs
 from .journal_keeper import JournalKeeper
 from .orphans import end_orphans
@@ -101,14 +102,17 @@ def open_parts(
     undo.callback(stand_ins.close)
     blame = Blame(board, keeper.journal)
     sockets = SocketFiles(run_dir.path, config.service, board, on_deleted=client.session.fail_unless_connected)
+
+    def on_death(death: Death) -> int:
+        keeper.check_after(death)  # first: to blame a request is to write into the journal
+        return blame.note_death(death.role, internal=death.is_internal, out_of_memory=death.out_of_memory)
+
     supervisor = Supervisor(
         run_dir.path,
         board,
         config.supervisor,
         on_give_up=client.fail,
-        on_death=lambda role, internal, out_of_memory: blame.note_death(
-            role, internal=internal, out_of_memory=out_of_memory
-        ),
+        on_death=on_death,
         on_vacancy=stand_ins.replace,
         on_look=sockets.look,
     )

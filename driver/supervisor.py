@@ -19,10 +19,10 @@ from pathlib import Path
 
 from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
 from ..protocol.config import SupervisorConfig
-from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
+from ..protocol.errors import JournalError, PipelineClosed, TriptychError, WorkerDied
 from ..protocol.starvation import OwnTime
 from ..protocol.threads import start_thread
-from .deaths import OomWatch, exit_code, is_internal, ran_out_of_files
+from .deaths import Death, OomWatch, exit_code, is_internal, ran_out_of_files
 from .flag import Flag
 from .processes import last_log_lines, open_cwd, start_process, why_not_started
 from .spares import Spares
@@ -49,19 +49,18 @@ class Supervisor:
         config: SupervisorConfig,
         *,
         on_give_up: Callable[[TriptychError], None],
-        on_death: Callable[[str, bool, bool], int] = lambda *_: 0,
+        on_death: Callable[[Death], int] = lambda death: 0,
         on_vacancy: Callable[[str], None] = lambda role: None,
         on_look: Callable[[Worker], None] = lambda worker: None,
     ) -> None:
         """All callbacks run in the supervisor's thread: ``on_give_up`` once, when a worker will not be restarted any
-        more; ``on_death(role, internal, out_of_memory)`` before a dead one is restarted, which returns how many deaths
-        its own explains, as their cause is now known; ``on_vacancy(role)`` once a worker that will not be restarted is
-        gone; ``on_look(worker)`` for each worker, a few times per second.
+        more; ``on_death`` before a dead one is restarted, which returns how many deaths are now explained, or raises
+        JournalError if no worker can run; ``on_vacancy(role)`` once a worker that will not be restarted is gone;
+        ``on_look(worker)`` for each worker, a few times per second.
         """
         self._on_give_up, self._on_death, self._on_vacancy, self._on_look = on_give_up, on_death, on_vacancy, on_look
-        self._oom = OomWatch()
         self._run_dir, self._board, self._config = run_dir, board, config
-        self.installation = Installation()
+        self._oom, self.installation = OomWatch(), Installation()
         self._workers = {role: Worker(role) for role in ROLES}
         self._selector = selectors.DefaultSelector()
         self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -189,6 +188,8 @@ class Supervisor:
             try:
                 with contextlib.suppress(SystemExit):  # of a handler of the log, as rich's if nobody reads it
                     self._turn()
+            except JournalError as error:  # of ``on_death``
+                self._give_up(None, error)
             except Exception as error:  # last line of defence: nothing may end this thread silently
                 logger.exception("the supervisor failed")
                 self._give_up(None, TriptychError(f"the supervisor failed: {error!r}"))
@@ -290,7 +291,7 @@ class Supervisor:
                 worker.note_crowd(time.monotonic(), window_s=self._config.restart_window_s)
             elif internal and self._was_ready:  # a failed start is reported by its error
                 logger.error("the last lines of %s were:\n%s", worker.role, log)  # the next process overwrites them
-            num_explained = self._on_death(worker.role, internal, out_of_memory)
+            num_explained = self._on_death(Death(worker.role, code, internal, out_of_memory))
             error = worker.why_died(code, log if internal else "", out_of_memory=out_of_memory)
             self._plan_restart(worker, error, internal=internal, num_explained=num_explained)
         with self._changed:

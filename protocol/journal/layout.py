@@ -121,6 +121,7 @@ Words = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int64]
 SomeOrAll = Slots | slice
 ALL = slice(None)
+_PIECE_BYTES = 1 << 20
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHIFT, _VALUE, _RELEASE_STATE = np.uint64(32), np.uint64(0xFFFFFFFF), np.uint64(RELEASE_STATE)
 
@@ -154,6 +155,18 @@ def has_failed_flush(path: Path) -> bool:
     with path.open("rb") as file:
         header = np.frombuffer(file.read(HEADER.itemsize), HEADER, 1)
     return bool(header[0]["has_failed"])
+
+
+def check_readable(path: Path, file: int) -> None:
+    """
+    Raises:
+        JournalError: the disk fails: an access to the mapped file may end the process (SIGBUS).
+    """
+    try:
+        for offset in range(0, os.fstat(file).st_size, _PIECE_BYTES):
+            os.pread(file, _PIECE_BYTES, offset)
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def bytes_of_answers(num_sequences: int, num_tokens: int) -> int:
@@ -238,6 +251,32 @@ class Journal:
             JournalError: the file is not a journal of this version, or was truncated.
         """
         return cls(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def allocate(self) -> None:
+        """Allocate what a copy with holes only promises: on a full disk, a store into a hole ends its process (SIGBUS).
+
+        Raises:
+            ConfigError: there is not enough space.
+        """
+        try:
+            os.posix_fallocate(self._file, 0, len(self._map))
+        except OSError as error:
+            text = f"the journal {self.path} has holes, {len(self._map)} bytes cannot be allocated: {error.strerror}"
+            raise ConfigError(text, param="journal") from error
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file has all of its bytes: after it was truncated, an access ends the process (SIGBUS)."""
+        return os.fstat(self._file).st_size >= len(self._map)
+
+    def check_readable(self) -> None:
+        """
+        Raises:
+            JournalError: the file was truncated, or its disk fails: an access may end the process (SIGBUS).
+        """
+        if not self.is_whole:
+            raise JournalError(f"{self.path} was truncated to {os.fstat(self._file).st_size} bytes while it was in use")
+        check_readable(self.path, self._file)
 
     def now_ns(self) -> int:
         """The current time of the journal's clock: CLOCK_MONOTONIC, continued across reboots."""

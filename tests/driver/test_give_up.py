@@ -17,7 +17,7 @@ from triptych import AsyncDriver, Client, Driver
 from triptych.driver.stand_in import StandIn
 from triptych.protocol.board import Board
 from triptych.protocol.config import ServiceConfig
-from triptych.protocol.errors import PipelineFailed, WorkerDied
+from triptych.protocol.errors import JournalError, PipelineFailed, WorkerDied
 from triptych.protocol.run_dir import board_path
 
 SLOW: dict[str, Any] = {"model": "hash-lm", "hash_step_ms": 20.0, "max_restarts": 0}
@@ -35,6 +35,21 @@ def test_streams_end_when_the_driver_gives_up() -> None:
             driver.submit([1, 2])
         codes = driver.stop(mode="abort")
         assert codes["execute"] == -signal.SIGABRT
+
+
+def test_truncated_journal_ends_the_pipeline_at_once_and_not_the_program_that_holds_the_driver(tmp_path: Path) -> None:
+    """Every process that reads on would die, whatever it does: to restart it again and again would blame requests."""
+    with Driver("hash-lm", hash_step_ms=20.0, journal=str(tmp_path / "journal")) as driver:
+        with Client(driver.run_dir) as client:
+            streams = [each.submit([1, 2], max_tokens=2000) for each in (driver, client)]
+            next(iter(streams[0]))
+            os.truncate(tmp_path / "journal", 0)
+            with pytest.raises(JournalError, match="truncated to 0 bytes while it was in use"):
+                streams[0].result(20)
+            with pytest.raises(PipelineFailed):
+                streams[1].result(20)
+        assert driver.health().reason.endswith("while it was in use")
+        assert sum(driver.stop().values()) < 0  # type: ignore[arg-type]
 
 
 def test_drain_does_not_hide_that_the_driver_gave_up() -> None:

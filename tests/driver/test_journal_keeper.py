@@ -1,4 +1,4 @@
-"""What the driver does with a journal that could not be flushed."""
+"""What the driver does with a journal that could not be flushed, has no disk space, or was truncated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import pytest
 from tests.cards import CARD
 from tests.protocol.factories import TIMES, fail_to_sync, make_record
 from tests.waiting import eventually
+from triptych.driver.deaths import Death
 from triptych.driver.journal_keeper import JournalKeeper, warn_of_small_arena
 from triptych.driver.run_dir import RunDir
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError, JournalError
+from triptych.protocol.journal.layout import HEADER_BYTES
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestWriter
 
@@ -47,6 +49,63 @@ def test_path_that_cannot_be_looked_up_is_an_error_about_the_journal(tmp_path: P
     with pytest.raises(ConfigError, match=r"the journal .* cannot be created: File name too long") as caught:
         keep(tmp_path, name="x" * 300)
     assert caught.value.param == "journal"
+
+
+def make_sparse(path: Path) -> None:
+    """Replace a file by a copy with holes."""
+    content = path.read_bytes()
+    path.unlink()
+    with path.open("wb") as copy:
+        copy.write(content[:HEADER_BYTES])
+        copy.truncate(len(content))
+
+
+def test_holes_of_a_copy_get_their_space_before_a_worker_writes_into_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, on a full disk, a store ends its process without a word."""
+    keep(tmp_path).close()
+    path = tmp_path / "journal"
+    make_sparse(path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refuse)
+        with pytest.raises(ConfigError, match=r"journal has holes, \d+ bytes cannot be allocated: No space left"):
+            keep(tmp_path)
+    assert path.stat().st_blocks * 512 < path.stat().st_size
+    keep(tmp_path).close()
+    assert path.stat().st_blocks * 512 >= path.stat().st_size
+
+
+def test_driver_does_not_touch_a_journal_that_was_truncated_while_it_was_in_use(tmp_path: Path) -> None:
+    """To touch it would end the program that holds the driver."""
+    keeper = keep(tmp_path)
+    keeper.check_after(Death("execute", -signal.SIGBUS, is_internal=True, out_of_memory=False))
+    os.truncate(keeper.path, 0)
+    with pytest.raises(JournalError, match="truncated to 0 bytes while it was in use"):
+        keeper.check_after(Death("execute", 1, is_internal=True, out_of_memory=False))
+    assert (keeper.num_unanswered, keeper.has_unread_ends, keeper.has_failed) == (0, False, True)
+    keeper.close()
+
+
+def test_disk_that_cannot_be_read_is_the_reason_for_a_bus_error_and_keeps_a_driver_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    keeper = keep(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        with pytest.raises(JournalError, match="journal cannot be read: Input/output error"):
+            keeper.check_after(Death("execute", -signal.SIGBUS, is_internal=True, out_of_memory=False))
+        keeper.check_after(Death("execute", -signal.SIGSEGV, is_internal=True, out_of_memory=False))
+        keeper.close()
+        with pytest.raises(JournalError, match="journal cannot be read: Input/output error"):
+            keep(tmp_path)
 
 
 def test_file_system_without_hard_links_is_not_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
