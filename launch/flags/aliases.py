@@ -31,55 +31,112 @@ ALIASES = {
 _ADDRESS = "--http HOST:PORT"
 _MEMORY = "--kv-memory-fraction, of what the weights leave"
 _GUESSES = "--num-speculative-tokens"
+_BATCH = "--max-num-batched-tokens"
 _NOTHING = "not needed"
+_TEMPLATE = "chat_template.jinja in the model's folder"
+_TOKENIZER = "the tokenizer in the model's folder"
+_DOWNLOAD = "hf download, then --model DIR"
+_CODE = "code of a checkpoint is never run"
+_REPLICAS = "replicas behind a router, see docs/scaling.md"
+_FIELD = "a field of each request"
+_DEFAULTS = "generation_config.json in the model's folder"
 
 # Not accepted, as their values or defaults differ, and what does the same here; docs/coming-from.md has the same table.
+# Short ones are without a dash too.
 INSTEAD = {
-    "host": _ADDRESS,  # vLLM, SGLang, transformers, llama.cpp
-    "port": _ADDRESS,
+    **dict.fromkeys(("host", "port"), _ADDRESS),  # vLLM, SGLang, transformers, llama.cpp
+    "uds": "--http unix:PATH",  # vLLM
     "api-server-count": "--http-workers",  # vLLM
     "threads-http": "--http-workers",  # llama.cpp
     "alias": "--served-model-name",  # llama.cpp
+    "a": "--served-model-name",
     "ssl-cert-reqs": "--ssl-ca-certs",  # vLLM
     "allowed-origins": "--allowed-origin, several times",  # vLLM
+    "log-requests": "--log-level",  # SGLang
+    "log-level-http": "--log-level",
+    "uvicorn-log-level": "--log-level",  # vLLM
+    "enable-log-requests": "--log-level",
+    "disable-log-requests": "--log-level",
+    "disable-log-stats": "--log-level",
+    "m": "--model",  # llama.cpp
     "ctx-size": "--max-model-len",  # llama.cpp
+    "c": "--max-model-len",
     "split-mode": "--tensor-parallel-size",  # llama.cpp
     "parallel": "--max-num-seqs",  # llama.cpp
-    "cb-max-batch-tokens": "--max-num-batched-tokens",  # transformers
-    "batch-size": "--max-num-batched-tokens",  # llama.cpp
+    "np": "--max-num-seqs",
+    "cb-max-batch-tokens": _BATCH,  # transformers
+    "max-prefill-tokens": _BATCH,  # SGLang
+    "batch-size": _BATCH,  # llama.cpp
+    "b": _BATCH,
     "ubatch-size": "--prefill-chunk",  # llama.cpp
+    "ub": "--prefill-chunk",
+    "long-prefill-token-threshold": "--prefill-chunk",  # vLLM
     "cb-block-size": "--page-size",  # transformers
     "cb-num-blocks": "--num-pages",  # transformers
-    "cache-type-k": "--kv-dtype",  # llama.cpp
-    "cache-type-v": "--kv-dtype",  # llama.cpp
+    "max-total-tokens": "--num-pages",  # SGLang
+    **dict.fromkeys(("cache-type-k", "cache-type-v", "ctk", "ctv"), "--kv-dtype"),  # llama.cpp
     "gpu-memory-utilization": _MEMORY,  # vLLM
     "mem-fraction-static": _MEMORY,  # SGLang
     "cb-max-memory-percent": _MEMORY,  # transformers
+    "swap-space": "--host-pages",  # vLLM
     "no-cache-prompt": "--no-prefix-cache",  # llama.cpp
     "scheduling-policy": "--policy",  # vLLM
     "schedule-policy": "--policy",  # SGLang
+    "enable-priority-scheduling": "--policy priority",  # SGLang
     "enforce-eager": "--no-cuda-graphs",  # vLLM
     "disable-cuda-graph": "--no-cuda-graphs",  # SGLang
     "no-cb-use-cuda-graph": "--no-cuda-graphs",  # transformers
+    "no-async-scheduling": "--no-overlap",  # vLLM
+    "disable-overlap-schedule": "--no-overlap",  # SGLang
+    "model-impl": "--backend",  # vLLM, SGLang
     "enable-deterministic-inference": "--deterministic",  # SGLang
     "speculative-config": f"{_GUESSES} or --draft-model",  # vLLM
     "speculative-algorithm": _GUESSES,  # SGLang
     "spec-type": _GUESSES,  # llama.cpp
+    "md": "--draft-model",  # llama.cpp
+    "q": "--quantization",  # vLLM
+    "t": "--threads",  # llama.cpp
+    **dict.fromkeys(("n-gpu-layers", "gpu-layers", "ngl"), "--device, of all layers"),  # llama.cpp
     "reasoning-format": "--reasoning-parser",  # llama.cpp
-    "predict": "--max-tokens",  # llama.cpp
-    "enable-ssl-refresh": _NOTHING,  # vLLM
-    "enable-lora": _NOTHING,  # vLLM, SGLang
-    "enable-prefix-caching": _NOTHING,  # vLLM
-    "enable-chunked-prefill": _NOTHING,  # vLLM
-    "enable-auto-tool-choice": _NOTHING,  # vLLM
-    "runner": _NOTHING,  # vLLM, for embeddings
-    "is-embedding": _NOTHING,  # SGLang
-    "embeddings": _NOTHING,  # llama.cpp
-    "enable-metrics": _NOTHING,  # SGLang
-    "metrics": _NOTHING,  # llama.cpp
-    "slots": _NOTHING,  # llama.cpp
-    "jinja": _NOTHING,  # llama.cpp
-}
+    **dict.fromkeys(("predict", "n-predict", "n"), "--max-tokens"),  # llama.cpp
+    "chat-template": _TEMPLATE,  # vLLM, SGLang, llama.cpp
+    "chat-template-file": _TEMPLATE,  # llama.cpp
+    "tokenizer": _TOKENIZER,  # vLLM
+    "tokenizer-mode": _TOKENIZER,  # vLLM, SGLang
+    "tokenizer-path": _TOKENIZER,  # SGLang
+    **dict.fromkeys(("revision", "download-dir"), _DOWNLOAD),  # vLLM, SGLang
+    **dict.fromkeys(("hf-repo", "hf"), _DOWNLOAD),  # llama.cpp
+    "trust-remote-code": _CODE,  # vLLM, SGLang, transformers
+    **dict.fromkeys(("data-parallel-size", "pipeline-parallel-size", "dp", "pp"), _REPLICAS),  # vLLM, SGLang
+    "dp-size": _REPLICAS,  # SGLang
+    "seed": _FIELD,  # vLLM, llama.cpp
+    "random-seed": _FIELD,  # SGLang
+    "chat-template-kwargs": _FIELD,  # llama.cpp
+    "default-chat-template-kwargs": _FIELD,  # vLLM
+    "override-generation-config": _DEFAULTS,  # vLLM
+    "preferred-sampling-params": _DEFAULTS,  # SGLang
+    **dict.fromkeys(("top-k", "top-p", "min-p"), _FIELD),  # llama.cpp
+    "temp": f"temperature, {_FIELD}",  # llama.cpp
+    "repeat-penalty": f"repetition_penalty, {_FIELD}",  # llama.cpp
+    **dict.fromkeys(
+        (
+            "enable-ssl-refresh", "enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "enable-prefix-caching",
+            "enable-chunked-prefill", "enable-auto-tool-choice", "runner", "task", "convert", "async-scheduling",
+            "load-format", "enable-prompt-tokens-details",
+        ),
+        _NOTHING,
+    ),  # vLLM
+    **dict.fromkeys(
+        ("is-embedding", "enable-metrics", "max-loras-per-batch", "enable-mixed-chunk", "enable-cache-report"), _NOTHING
+    ),  # SGLang
+    **dict.fromkeys(
+        (
+            "embeddings", "embedding", "rerank", "reranking", "metrics", "slots", "props", "jinja", "cont-batching",
+            "cb", "flash-attn", "fa",
+        ),
+        _NOTHING,
+    ),  # llama.cpp
+}  # fmt: skip
 
 # Short forms, by option.
 SHORT = {"tensor_parallel_size": "-tp"}  # vLLM

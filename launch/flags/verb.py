@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from ...protocol.errors import ConfigError, InvalidRequest
-from .aliases import INSTEAD
+from .aliases import INSTEAD, canonical
 from .narrow_help import NarrowHelp
 from .variables import PREFIX
 
@@ -36,7 +36,8 @@ class Verb(NarrowHelp):
     """A command whose errors name the variable or the file that a value came from."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _sources_named(ctx), _own_flags_named():
+        given = [*args]  # click takes them out while it parses
+        with _sources_named(ctx), _own_flags_named(self, given):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -61,15 +62,41 @@ def _sources_named(context: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _own_flags_named() -> Iterator[None]:
-    """Name our flag in the error about one of another server: those that typer finds similar do something else."""
+def _own_flags_named(command: Any, given: list[str]) -> Iterator[None]:
+    """Name our flags in the error about one of another server, and all its others at once: a start command has many.
+    Flags that typer finds similar do something else.
+    """
     try:
         yield
     except _UsageError as error:
-        if (ours := INSTEAD.get(getattr(error, "option_name", "").lstrip("-"))) is not None:
-            error.message += f", here it is {ours}: see docs/coming-from.md"
-            error.possibilities = ()
+        if hasattr(error, "option_name"):
+            unknown = _unknown_flags(command, given) or [error.option_name]
+            if len(unknown) > 1 or unknown[0].lstrip("-") in INSTEAD:
+                error.message = "\n".join(map(_refusal, unknown)) + "\nSee docs/coming-from.md"
+                error.possibilities = ()
         raise
+
+
+def _unknown_flags(command: Any, given: list[str]) -> list[str]:
+    """The flags among the arguments that the command does not have; of short ones, those known from other servers."""
+    own = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    unknown: list[str] = []
+    words = iter(given)
+    for word in words:
+        flag, _, value = word.partition("=")
+        option = own.get(flag) or own.get(f"--{canonical(flag[2:])}")
+        if flag == "--":
+            break
+        if option is None and (flag.startswith("--") or (flag[:1] == "-" and flag[1:] in INSTEAD)):
+            unknown.append(flag)
+        elif option is not None and not option.is_flag and not value:
+            next(words, None)  # its value, which may look like a flag
+    return list(dict.fromkeys(unknown))
+
+
+def _refusal(flag: str) -> str:
+    ours = INSTEAD.get(flag.lstrip("-"))
+    return f"No such option: {flag}" + (f". Here: {ours}" if ours else "")
 
 
 def _blamed(context: Any, error: ConfigError | InvalidRequest) -> Any:

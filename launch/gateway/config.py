@@ -22,15 +22,22 @@ TOOL_PARSERS = (
     "xlam", "none",
 )  # fmt: skip
 REASONING_PARSERS = ("auto", "harmony", "think", "none")
-# vLLM's names of these formats, where they differ.
+# The names of these formats in other servers, where they differ.
 PARSERS_OF_VLLM = {
     "deepseek_v3": "deepseek", "deepseek_v31": "deepseek", "ernie45": "hermes", "functiongemma": "gemma",
     "glm47": "glm45", "granite4": "hermes", "hunyuan_a13b": "jamba", "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic", "minimax_m2": "minimax", "openai": "harmony", "phi4_mini_json": "granite",
     "qwen3_xml": "qwen3_coder",
 }  # fmt: skip
+PARSERS_OF_SGLANG = {
+    "deepseekv3": "deepseek", "deepseekv31": "deepseek", "glm": "glm45", "gpt-oss": "harmony", "llama3": "llama3_json",
+    "minimax-m2": "minimax", "qwen": "hermes", "qwen25": "hermes",
+}  # fmt: skip
 REASONING_PARSERS_OF_VLLM = {
     "deepseek_r1": "think", "glm45": "think", "olmo3": "think", "openai_gptoss": "harmony", "qwen3": "think",
+}  # fmt: skip
+REASONING_PARSERS_OF_SGLANG = {
+    "deepseek-r1": "think", "deepseek-v3": "think", "gpt-oss": "harmony", "qwen3-thinking": "think",
 }  # fmt: skip
 MAX_WORKERS = 64
 _ORIGIN = re.compile(r"https?://[^\s/?#@*]+")  # as browsers send it: without a path
@@ -107,8 +114,8 @@ class GatewayConfig:
             raise ConfigError(text, param="otlp_traces_endpoint")
         between("request_timeout_s", self.request_timeout_s, 0.01, 1e9)
         for field, known, alias_of in (
-            ("tool_parser", TOOL_PARSERS, PARSERS_OF_VLLM),
-            ("reasoning_parser", REASONING_PARSERS, REASONING_PARSERS_OF_VLLM),
+            ("tool_parser", TOOL_PARSERS, PARSERS_OF_VLLM | PARSERS_OF_SGLANG),
+            ("reasoning_parser", REASONING_PARSERS, REASONING_PARSERS_OF_VLLM | REASONING_PARSERS_OF_SGLANG),
             ("sampling_defaults", SAMPLING_DEFAULTS, SAMPLING_DEFAULTS_OF_VLLM),
         ):
             given = getattr(self, field)

@@ -77,10 +77,20 @@ def test_error_in_a_flag_does_not_blame_the_environment(triptych: Triptych, monk
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--port", "No such option: --port, here it is --http HOST:PORT: see docs/coming-from.md"),
-        ("--alias", "No such option: --alias, here it is --served-model-name: see docs/coming-from.md"),
+        ("--port", "No such option: --port. Here: --http HOST:PORT See docs/coming-from.md"),
+        ("--alias", "No such option: --alias. Here: --served-model-name See docs/coming-from.md"),
+        ("-np", "No such option: -np. Here: --max-num-seqs See docs/coming-from.md"),
         ("--max-modellen", "No such option: --max-modellen (Possible options: --draft-model, --max-model-len"),
     ],
 )
 def test_flag_of_another_server_is_answered_with_ours(triptych: Triptych, flag: str, words: str) -> None:
     assert words in error_line(triptych("serve", "hash-lm", flag, "1"))
+
+
+def test_all_flags_of_another_server_are_answered_at_once(triptych: Triptych) -> None:
+    command = ("--host", "0.0.0.0", "-tp", "2", "-ngl", "9", "--dtype", "--seed", "--frob=1", "--host=a")
+    words = (
+        "No such option: --host. Here: --http HOST:PORT No such option: -ngl. Here: --device, of all layers"
+        " No such option: --frob See docs/coming-from.md"
+    )
+    assert words in error_line(triptych("serve", "hash-lm", *command)), "--seed is the value of --dtype"

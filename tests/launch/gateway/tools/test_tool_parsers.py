@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from triptych.launch.gateway.config import PARSERS_OF_VLLM, TOOL_PARSERS, GatewayConfig
+from triptych.launch.gateway.config import PARSERS_OF_SGLANG, PARSERS_OF_VLLM, TOOL_PARSERS, GatewayConfig
 from triptych.launch.gateway.errors import ApiError
 from triptych.launch.gateway.requests.chat_messages import json_text
 from triptych.launch.gateway.tools.parser import Call, Found, PlainText, find_parser, make_parser
@@ -239,9 +239,9 @@ def test_each_format_can_be_chosen_by_name() -> None:
     assert not [name for name in named if isinstance(make_parser(name), PlainText)]
 
 
-@pytest.mark.parametrize(("vllms", "own"), PARSERS_OF_VLLM.items())
-def test_vllms_names_are_accepted(vllms: str, own: str) -> None:
-    assert find_parser(GatewayConfig(tool_parser=vllms).tool_parser, "") == own in TOOL_PARSERS
+@pytest.mark.parametrize(("theirs", "own"), [*PARSERS_OF_VLLM.items(), *PARSERS_OF_SGLANG.items()])
+def test_names_of_vllm_and_sglang_are_accepted(theirs: str, own: str) -> None:
+    assert find_parser(GatewayConfig(tool_parser=theirs).tool_parser, "") == own in TOOL_PARSERS
 
 
 @pytest.mark.parametrize(
