@@ -53,6 +53,7 @@ VALUES: dict[str, Any] = {  # values that request something; 1 for all others
     "continue_final_message": True,
     "chat_template": "a",
     "resumable": True,
+    "cache_prompt": True,
     "deadline_ms": 60_000,
     "max_queue_ms": 60_000,
 }

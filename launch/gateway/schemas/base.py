@@ -36,13 +36,22 @@ _WAYS_OUT = {
     "chat_template": ": use chat_template_kwargs",
     "lora_path": ": use model, which may be an adapter's name",
     "functions": ": use tools",
+    "function_call": ": use tool_choice",
 }
 # What other servers call a field, where the names are not alike.
 _NAMES_HERE = {
-    **dict.fromkeys(("enable_thinking", "thinking"), "chat_template_kwargs"),
-    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "max_tokens"),
-    "grammar": "structured_outputs",
+    **dict.fromkeys(("enable_thinking", "thinking", "think"), "chat_template_kwargs"),
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_length"), "max_tokens"),
+    **dict.fromkeys(("grammar", "guided_decoding_backend"), "structured_outputs"),
+    **dict.fromkeys(("format", "json_schema"), "response_format"),
+    "temp": "temperature",
+    "inputs": "prompt",
+    "n_probs": "logprobs",
 }
+# Maps of settings in other servers' requests: TGI's, SGLang's, Ollama's, and the argument of the openai package.
+_MAPS = ("parameters", "sampling_params", "options", "extra_body")
+# Those that resemble fields with another meaning.
+_ALONE = ("timings_per_token", "return_progress", "usage", "top_a")
 _HALF = re.compile("[\ud800-\udfff]")
 ANYTHING: tuple[Any, ...] = (...,)  # the field has no effect here, whatever its value
 
@@ -149,8 +158,12 @@ def _if_of_other_type(model: type[BaseModel], value: dict[str, Any]) -> dict[str
 
 def _unknown(model: type[BaseModel], name: str) -> PydanticCustomError:
     known = [item.alias or field for field, item in model.model_fields.items()]
-    name_here = _NAMES_HERE.get(name)
-    meant = f"; use {name_here}" if name_here in known else did_you_mean(name, known)
+    if name in _MAPS:
+        meant = "; its entries belong into the request itself"
+    elif (name_here := _NAMES_HERE.get(name)) in known:
+        meant = f"; use {name_here}"
+    else:
+        meant = did_you_mean(name, known) if name not in _ALONE else ""
     text = f"unknown field {name!r:.80}{meant}"
     param = name[:80] if encodable(name) == name else ""
     return PydanticCustomError("unknown", "{text}", {"param": param, "text": text})

@@ -10,7 +10,7 @@ from ....protocol.sampling import MAX_LOGIT_BIASES
 from .base import ANYTHING, ApiModel, List, Neutral, limited, small_map
 from .structure import StructuredOutputs
 
-# Fields of OpenAI, vLLM and SGLang that have no effect with these values.
+# Fields of OpenAI, vLLM, SGLang and llama.cpp that have no effect with these values.
 COMMON_NEUTRAL: Neutral = {
     "user": ANYTHING,
     "safety_identifier": ANYTHING,
@@ -50,6 +50,7 @@ COMMON_NEUTRAL: Neutral = {
     "bootstrap_host": (),
     "bootstrap_port": (),
     "bootstrap_room": (),
+    "cache_prompt": (True,),
 }
 
 
