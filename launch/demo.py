@@ -95,7 +95,7 @@ class Demo:
     def account(self) -> None:
         """The ledgers, whose stages must add up to the wall time."""
         ledgers = {name: self._answers[question].ledger for question, name in QUESTIONS.items()}
-        self._console.print(ledger_table(ledgers))
+        self._console.print(ledger_table({name.rpartition(".")[2]: ledger for name, ledger in ledgers.items()}))
         for name, ledger in ledgers.items():
             gap_ms = abs(sum(ledger["stages_ms"].values()) - ledger["wall_ms"])
             self._require(gap_ms <= 0.02 * ledger["wall_ms"], f"the ledger of {name} does not add up: {gap_ms} ms")
@@ -126,10 +126,10 @@ class Demo:
         pid = self._driver.pids["execute"]
         assert pid is not None, "execute has just sent a token"
         os.kill(pid, signal.SIGKILL)
-        self._say(f"{block(before + ' ...')}\nkilling execute (pid {pid}) ... the answer continues")
+        self._say(f"{block(before + ' ...', self._console)}\nkilling execute (pid {pid}) ... the answer continues")
         with self._console.status("a new execute loads the model and reads the journal"):
             completion = stream.result()
-        self._say(f"{block('...' + completion.text[len(before) :])}\n")
+        self._say(f"{block('...' + completion.text[len(before) :], self._console)}\n")
         return completion
 
     def count(self) -> None:

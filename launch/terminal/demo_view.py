@@ -17,7 +17,7 @@ from ...driver.stream import Completion, Stream
 from .report import duration, printable, say, summary_line
 
 FRAMES_A_SECOND = 15
-WIDTH = 100  # of a block of text that is not shown on a terminal
+WIDTH = 100  # of a block of text, at most
 
 
 @dataclass(slots=True)
@@ -54,15 +54,15 @@ def show_answers(rows: list[Row], console: Console) -> list[Completion]:
     return [row.stream.result() for row in rows]
 
 
-def block(text: str) -> str:
-    """The text as an indented block."""
-    return indent("\n".join(wrap(printable(text), WIDTH - 4)), "    ")
+def block(text: str, console: Console) -> str:
+    """The text as an indented block that fits on the terminal."""
+    return indent("\n".join(wrap(printable(text), min(console.width, WIDTH) - 4)), "    ")
 
 
 def _show_blocks(ended: Iterator[Row], console: Console) -> None:
     for row in ended:
         assert row.completion is not None, "a row that ended has a completion"
-        say(console, f"{row.question}\n{block(row.text)}\n    ({summary_line(row.completion)})\n", "none")
+        say(console, f"{row.question}\n{block(row.text, console)}\n    ({summary_line(row.completion)})\n", "none")
 
 
 def _show_live(rows: list[Row], ended: Iterator[Row], console: Console) -> None:
