@@ -57,17 +57,28 @@ def keep_newest(folder: Path, pattern: str, count: int) -> None:
         with contextlib.suppress(OSError):
             entries.append((entry.stat().st_mtime_ns, entry))
     for _, entry in sorted(entries, reverse=True)[count:]:
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
+        _remove(entry)
 
 
-def keep_in_one(entries: Iterable[Path], write: Callable[[Path], None], what: str) -> None:
-    """Write the first of the entries that can be written. Without any, only the next start takes longer."""
+def _remove(entry: Path) -> None:
+    if entry.is_dir():
+        shutil.rmtree(entry, ignore_errors=True)
+    else:
+        entry.unlink(missing_ok=True)
+
+
+def keep_in_one(entries: Iterable[Path], write: Callable[[Path], object], what: str, *, count: int) -> None:
+    """Write the first of the entries that can be written, a file or a folder, in place of one that could not be read,
+    and keep ``count`` of those whose names are as long. Without any, only the next start takes longer.
+    """
     for entry in entries:
         try:
-            write(entry)
+            _remove(entry)
+            with making(entry) as scratch:
+                if scratch is not None:
+                    write(new := scratch / entry.name)
+                    os.rename(new, entry)  # atomic
+            keep_newest(entry.parent, "?" * len(entry.name), count)
         except OSError as error:
             logger.info("cannot keep %s in the cache: %s", what, error)
         else:

@@ -11,9 +11,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -29,7 +27,7 @@ from .....protocol.plain import load_map, make
 from .....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
 from ...kernels.compile import NoCompiler, levels_to_try, library_name
 from ...kernels.support import triton_version
-from ...user_cache import keep_in_one, keep_newest, note_use, places
+from ...user_cache import keep_in_one, note_use, places
 from ..facts import ModelFacts
 from ..spec.decoder import DecoderSpec
 from ..spec.ropes import Rope
@@ -92,7 +90,8 @@ class ProofStore:
 
     def keep(self, proof: Proof, run_dir: Path) -> None:
         """Store the proof with the tokenizer from ``run_dir``. If that fails, the next start is just slower."""
-        keep_in_one(self.folders, lambda folder: _write(proof, folder, run_dir), "the results of the self-test")
+        what = "the results of the self-test"
+        keep_in_one(self.folders, lambda folder: _write(proof, folder, run_dir), what, count=_NUM_KEPT)
 
 
 def _read(folder: Path, run_dir: Path) -> Proof | None:
@@ -112,16 +111,10 @@ def _read(folder: Path, run_dir: Path) -> Proof | None:
 
 
 def _write(proof: Proof, folder: Path, run_dir: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        new = Path(scratch) / "new"
-        new.mkdir()
-        (new / _FILE).write_text(_to_json(proof))
-        for name in (TOKENIZER_FILE, FACTS_FILE):
-            shutil.copyfile(run_dir / name, new / name)
-        shutil.rmtree(folder, ignore_errors=True)  # an earlier proof that could not be read
-        os.rename(new, folder)  # atomic
-    keep_newest(folder.parent, "?" * _KEY_SIZE, _NUM_KEPT)
+    folder.mkdir()
+    (folder / _FILE).write_text(_to_json(proof))
+    for name in (TOKENIZER_FILE, FACTS_FILE):
+        shutil.copyfile(run_dir / name, folder / name)
 
 
 def outcome_key(checkpoint: Path, config: ModelConfig, form: str) -> str:

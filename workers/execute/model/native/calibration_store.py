@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 from safetensors.numpy import load, save
 
 from ...kernels.compile import library_name
-from ...user_cache import keep_in_one, keep_newest, note_use, places
+from ...user_cache import keep_in_one, note_use, places
 from ..guard.proof import add_files
 from .calibration import Importance
 
@@ -29,7 +27,7 @@ _NUM_KEPT = 16  # files, of some 70 MB for a model with thousands of experts
 class CalibrationStore:
     """The file of one checkpoint, in the user's cache or in ``spare_cache``: a digest, and behind it safetensors.
 
-    Two starts at the same time find the same and may both write it. Adapters and settings of the cache do not matter.
+    Two starts at the same time find the same. Adapters and settings of the cache do not matter.
     """
 
     checkpoint: Path
@@ -67,16 +65,8 @@ class CalibrationStore:
     def keep(self, found: Importance) -> None:
         """Write the file. If that fails, the next start has to calibrate again."""
         content = self._sealed(save(dict(found)))
-        keep_in_one(self._files, lambda file: _write(file, content), "what was found out about the inputs of weights")
+        what = "what was found out about the inputs of weights"
+        keep_in_one(self._files, lambda file: file.write_bytes(content), what, count=_NUM_KEPT)
 
     def _sealed(self, content: bytes) -> bytes:
         return hashlib.sha256(self._key.encode() + content).digest() + content
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
-        new = Path(scratch) / file.name
-        new.write_bytes(content)
-        os.replace(new, file)  # atomic
-    keep_newest(file.parent, "?" * _KEY_SIZE, _NUM_KEPT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -216,6 +217,20 @@ def test_without_room_the_next_start_calibrates(store: CalibrationStore, tmp_pat
         (tmp_path / name).write_text("no folder")
     store.keep(FOUND)
     assert store.find() is None
+
+
+def test_what_a_killed_start_left_does_not_stay(store: CalibrationStore) -> None:
+    if (child := os.fork()) == 0:
+        os.rename = lambda *_, **__: os._exit(9)
+        try:
+            store.keep(FOUND)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    [file, _] = store._files
+    assert list(file.parent.iterdir()) != []
+    store.keep(FOUND)
+    assert list(file.parent.iterdir()) == [file]
 
 
 class Starts:
