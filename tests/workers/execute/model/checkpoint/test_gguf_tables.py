@@ -88,7 +88,8 @@ def test_one_number_may_count_for_all_layers_but_no_other_count(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", [name for name in CASES if FAMILIES[name].turns_in_part])
 def test_heads_turn_as_a_whole_if_the_file_states_no_part_of_them(name: str, tmp_path: Path) -> None:
-    write(tmp_path / "x.gguf", CASES[name], build(CASES[name]), **{"rope.dimension_count": None})
+    nowhere: dict[str, Any] = {"rope.dimension_count": None}
+    write(tmp_path / "x.gguf", CASES[name], build(CASES[name]), **nowhere)
     assert config_of(open_gguf([tmp_path / "x.gguf"])).rope_parameters["partial_rotary_factor"] == 1
 
 
