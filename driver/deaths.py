@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..protocol.cgroups import groups
-from ..protocol.proc_stat import STATE, stat_field
 
 VMSTAT = Path("/proc/vmstat")
 LOOK_S = 10.0  # between two looks at the counts of kills
@@ -123,11 +122,3 @@ def last_words(log: str) -> str:
     """The last line that a process wrote itself, before its stacks; the first line of these if there is no other."""
     said, _, stacks = log.rstrip("\n").partition(STACKS_FOLLOW)
     return said.rstrip("\n").rpartition("\n")[2] or (STACKS_FOLLOW + stacks.partition("\n")[0] if stacks else "")
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether the process is suspended (SIGSTOP, a debugger): its lack of progress is then not its fault."""
-    try:
-        return stat_field(pid, STATE) in ("T", "t")
-    except OSError:
-        return False

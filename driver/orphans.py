@@ -9,8 +9,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..protocol.proc_stat import PARENT, stat_field
-from .deaths import is_stopped
+from ..protocol.proc_stat import PARENT, is_stopped, stat_field
 
 PACKAGE = __package__.rpartition(".")[0]
 PROC = Path("/proc")

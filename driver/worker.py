@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from ..protocol.cgroups import memory_ran_out
 from ..protocol.errors import TriptychError, WorkerDied
 from ..protocol.lifeline import ask_for_stacks
+from ..protocol.proc_stat import is_stopped
 from ..protocol.starvation import Starvation
-from .deaths import is_stopped, last_words
+from .deaths import last_words
 from .upgrade import explain
 
 logger = logging.getLogger(__name__)

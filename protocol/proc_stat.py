@@ -14,3 +14,11 @@ def stat_field(pid: int | str, number: int) -> str:
         OSError: there is no such process.
     """
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[number - 3]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is suspended (SIGSTOP, a debugger): its lack of progress is then not its fault."""
+    try:
+        return stat_field(pid, STATE) in ("T", "t")
+    except OSError:
+        return False

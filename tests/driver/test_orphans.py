@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 
 from tests.waiting import eventually
-from triptych.driver.deaths import is_stopped
 from triptych.driver.orphans import end_orphans
 from triptych.protocol.lifeline import child_environment
+from triptych.protocol.proc_stat import is_stopped
 
 READS_ITS_INPUT = "import sys; sys.stdin.read()"
 

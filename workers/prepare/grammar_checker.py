@@ -4,11 +4,13 @@ a process that can be killed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...protocol.errors import InvalidRequest
+from ...protocol.proc_stat import is_stopped
 from ...protocol.starvation import OwnTime
 from ..process import STOPPED_S
 from .structured import Structured, refusal
@@ -24,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_KNOWN = 256  # cached verdicts
 START_TIMEOUT_S = 60.0
+ENDING_S = 0.1  # between the end of a process's output and its own
 REMEMBER_S = 60.0  # how long an exceeded limit is remembered; other verdicts stay while there is room
 _READ_BYTES = 1 << 16
 
@@ -73,12 +77,13 @@ class GrammarChecker:
             self._process.kill()
             self._process = None
 
-    def _compile(self, structured: Structured) -> Verdict:
+    def _compile(self, structured: Structured, *, num_tries: int = 2) -> Verdict:
         try:
             if self._process is not None and self._process.is_dead:
                 self.close()  # it died while idle: no form is to blame
             if self._process is None:
                 self._process = _Process(self._run_dir, self._memory_bytes)
+                self._process.begin()
             self._process.ask([structured.kind, structured.source])
             return Verdict(*self._process.answer(self._timeout_s))
         except TimeoutError:
@@ -90,7 +95,10 @@ class GrammarChecker:
         except ValueError:  # a malformed answer, say from a library that prints: the next line may be the real one
             self.close()
             raise
+        is_disturbed = self._process is not None and self._process.is_disturbed
         self.close()
+        if is_disturbed and num_tries > 1:
+            return self._compile(structured, num_tries=num_tries - 1)
         return Verdict(error=error, until=time.monotonic() + REMEMBER_S)
 
 
@@ -110,18 +118,30 @@ class _Process:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._stdout, selectors.EVENT_READ)
+
+    def begin(self) -> None:
+        """Wait until it can be asked.
+
+        Raises:
+            _Unusable: it cannot.
+        """
         try:
             _, unusable = self.answer(START_TIMEOUT_S)
         except (TimeoutError, EOFError, ValueError) as error:  # the last one: a library printed something
-            self.kill()
             raise _Unusable("cannot be compiled: the compiler does not start") from error
         if unusable:
-            self.kill()
             raise _Unusable(unusable)
 
     @property
     def is_dead(self) -> bool:
         return self._process.poll() is not None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether something outside has killed or stopped it. One that exceeds its memory ends itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(ENDING_S) == -signal.SIGKILL
+        return is_stopped(self._process.pid)
 
     def ask(self, question: list[str]) -> None:
         self._stdin.write(json.dumps(question).encode() + b"\n")

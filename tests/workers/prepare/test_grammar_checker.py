@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -138,6 +140,49 @@ def test_killed_compiler_does_not_fail_the_next_form(checker: GrammarChecker) ->
     checker._process._process.kill()
     checker._process._process.wait()
     assert compile_form(checker, {"regex": "behind"})
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_form_whose_compiler_is_disturbed_from_outside_is_compiled_by_another(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """It would be refused for a minute, for what it did not do."""
+    ask, compilers = grammar_checker._Process.ask, list[int]()
+
+    def ask_and_disturb(process: Any, question: list[str]) -> None:
+        compilers.append(process._process.pid)
+        if len(compilers) == 1:
+            os.kill(process._process.pid, number)
+        ask(process, question)
+
+    monkeypatch.setattr(grammar_checker._Process, "ask", ask_and_disturb)
+    assert compile_form(checker, {"regex": f"disturbed by {number.name}"})
+    assert len(set(compilers)) == 2
+
+
+def test_form_whose_compilers_are_all_killed_is_refused(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may kill them for lack of memory."""
+    monkeypatch.setattr(grammar_checker._Process, "ask", lambda process, _: process._process.kill())
+    assert "cannot be compiled in 128 MiB" in refused(checker, {"regex": "killed each time"})
+
+
+def test_compiler_that_is_killed_at_its_start_is_replaced(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen, started = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        if len(started) == 1:
+            started[0].kill()
+        return started[-1]
+
+    checker.close()
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert compile_form(checker, {"regex": "by the second one"})
+    assert len(started) == 2
 
 
 def test_too_little_memory_is_reported_with_its_size(tmp_path: Path) -> None:
