@@ -27,9 +27,9 @@ from triptych.workers.prepare.known_ids import KnownIds
 from triptych.workers.prepare.process import Prepare
 from triptych.workers.summarize import choices
 from triptych.workers.summarize.answer import Answer
+from triptych.workers.summarize.answers import Answers
 from triptych.workers.summarize.choices import Choices
 from triptych.workers.summarize.ends import Ends
-from triptych.workers.summarize.process import Summarize
 
 Patch = pytest.MonkeyPatch
 
@@ -140,12 +140,12 @@ def ended_requests_are_resumed_by_a_restarted_execute(patch: Patch) -> None:
 
 def gaps_are_ignored(patch: Patch) -> None:
     """summarize takes every token as the next one, whatever its index is."""
-    _rewrite_steps(patch, lambda self, slot, column: (self._answers[slot].num_seen, column[1]))
+    _rewrite_steps(patch, lambda self, slot, column: (self[slot].num_seen, column[1]))
 
 
 def generations_are_ignored(patch: Patch) -> None:
     """summarize attributes tokens of an earlier request in a slot to the current one."""
-    _rewrite_steps(patch, lambda self, slot, column: (self._answers[slot].num_seen, self._answers[slot].key[1]))
+    _rewrite_steps(patch, lambda self, slot, column: (self[slot].num_seen, self[slot].key[1]))
 
 
 def new_connections_are_not_noticed(patch: Patch) -> None:
@@ -199,14 +199,14 @@ def choices_are_ranked_before_all_candidates_are_known(patch: Patch) -> None:
 
 def only_a_beam_that_fails_now_ends_its_search(patch: Patch) -> None:
     """A restarted summarize ignores ended beams that it finds at its start, or after the end of another beam."""
-    real = Summarize._discover_slot
+    real = Answers._discover_slot
 
-    def discover_slot(self: Summarize, slot: int) -> Answer | None:
+    def discover_slot(self: Answers, slot: int) -> Answer | None:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Ends, "end_search", lambda self, choices: None)
             return real(self, slot)
 
-    patch.setattr(Summarize, "_discover_slot", discover_slot)
+    patch.setattr(Answers, "_discover_slot", discover_slot)
 
 
 def abort_of_a_choice_aborts_all(patch: Patch) -> None:
@@ -219,22 +219,20 @@ def accepted_request_is_not_resubmitted(patch: Patch) -> None:
     patch.setattr(Exchange, "_resubmit", lambda self, request: False)
 
 
-def _rewrite_steps(patch: Patch, rewrite: Callable[[Summarize, int, tuple[int, int]], tuple[int, int]]) -> None:
-    real = Summarize._step_done
+def _rewrite_steps(patch: Patch, rewrite: Callable[[Answers, int, tuple[int, int]], tuple[int, int]]) -> None:
+    real = Answers.take
 
-    def step_done(self: Summarize, step: m.StepDone) -> None:
+    def take(self: Answers, step: m.StepDone) -> None:
         columns = [np.frombuffer(c, "<u4").tolist() for c in (step.slots, step.indices, step.generations)]
         new = [
-            rewrite(self, slot, (index, generation))
-            if slot in self._answers and index != NO_TOKEN
-            else (index, generation)
+            rewrite(self, slot, (index, generation)) if slot in self and index != NO_TOKEN else (index, generation)
             for slot, index, generation in zip(*columns, strict=True)
         ]
         indices, generations = np.array(new, "<u4").reshape(-1, 2).T
         changed = (step.step, step.finished_ns, step.slots, generations.tobytes(), indices.tobytes())
         real(self, m.StepDone(*changed, step.token_ids, step.finish_reasons))
 
-    patch.setattr(Summarize, "_step_done", step_done)
+    patch.setattr(Answers, "take", take)
 
 
 def leases_run_while_everything_stands_still(patch: Patch) -> None:

@@ -9,29 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from ...protocol import messages as m
 from ...protocol.board import FAILED, STOP
 from ...protocol.codec import decode_public, peek_request_id
-from ...protocol.errors import BadFrame, JournalError, PipelineFailed
-from ...protocol.journal.deaths import held_against, poisoned
-from ...protocol.journal.layout import split_word
-from ...protocol.journal.releases import is_acknowledged, is_forgotten, read_release
-from ...protocol.journal.requests import read_request
-from ...protocol.journal.tokens import read_finish, read_tokens
+from ...protocol.errors import BadFrame, PipelineFailed
 from ...protocol.model_card import ModelCard
 from ...protocol.owners import Owners
-from ...protocol.record_key import Key
 from ...protocol.run_dir import follow_endpoint
 from ...protocol.starvation import OwnTime
 from ..process import TICK_S, StatsPublisher, WorkerContext, received_frames, wait_for_model
 from .answer import Answer
-from .choices import Choices, Requests, unknown
-from .columns import runs_of
+from .answers import Answers
+from .choices import Choices, unknown
 from .deadlines import Deadlines
 from .delivery import RETRY_S, Delivery
 from .ends import Ends
@@ -66,15 +57,9 @@ class Summarize:
         self._context, self._service = context, service
         self._owners = Owners(context.run_dir, service)
         self._journal = context.journal
-        self._answers: dict[int, Answer] = {}  # by slot
-        self._requests = Requests()
-        self._generations = np.zeros(context.journal.num_records, np.uint64)  # last one discovered in each slot
-        self._damaged: dict[int, int] = {}  # slot -> generation that was last reported as damaged
         self._deadlines = Deadlines(context.journal, context.board)
         self._flushes = service.flushes_steps
-        self._has_found = False  # tokens in the journal that execute may not have flushed yet
         self._has_looked = False  # for new requests in the journal, since the current frame arrived
-        self._figures = Figures()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = context.links("prepare", "execute")
@@ -87,10 +72,12 @@ class Summarize:
         )
         self._delivery = Delivery(self._router, context.journal, window=service.window_tokens)
         self._ends = Ends(context.journal, context.board, self._delivery, self._notices, self._stats)
-        self._texts = Texts(context, card, vocabulary, self._ends)
+        texts = Texts(context, card, vocabulary, self._ends)
+        self._answers = Answers(context, texts, self._ends, delivery=self._delivery, deadlines=self._deadlines)
+        self._requests = self._answers.requests
         self._poller = self._links.poller(self._router.socket, *context.stop_files)
-        self._discover()
-        self._figures = Figures()  # what was found at the start has already been counted before the restart
+        self._answers.discover()
+        self._figures = self._answers.figures = Figures()  # what was found has been counted before the restart
 
     def run(self) -> None:
         try:
@@ -110,7 +97,8 @@ class Summarize:
     def turn(self) -> None:
         for message in self._links.inbox.recv_all():
             if isinstance(message, m.StepDone):
-                self._step_done(message)
+                self._stats.changed = True
+                self._answers.take(message)
                 self._context.page.progress()  # several may have arrived while a slow one was processed
         for received in received_frames(self._router, max_frames=MAX_FRAMES_A_TURN):
             self._on_frame_safely(*received)
@@ -122,9 +110,9 @@ class Summarize:
             self._router.limit_unfinished()
         self._end_overdue()
         self._notices.send()
-        if self._flushes and self._has_found:
+        if self._flushes and self._answers.has_found:
             self._context.flush_journal()
-        self._has_found = False
+        self._answers.has_found = False
         self._delivery.deliver()
 
     def _end_all(self) -> None:
@@ -133,7 +121,7 @@ class Summarize:
         poller = self._links.poller(self._router.socket)  # without the stop files, which stay readable
         while True:
             may_come = self._context.board.phase("prepare") == "ready"  # a request that it accepts right now
-            self._discover()
+            self._answers.discover()
             for answer in list(self._answers.values()):
                 self._ends.end(answer, "abort")
             # Only now: choices that are ranked have no readers before their ends.
@@ -151,114 +139,6 @@ class Summarize:
             answer.peer is not None or not (answer.choices.was_followed or now > answer.choices.lease_until)
             for answer in self._answers.values()
         )
-
-    # -- from execute and the journal
-
-    def _step_done(self, step: m.StepDone) -> None:
-        self._stats.changed = True
-        now_ns = self._journal.now_ns()
-        num_new = 0
-        for slot, generation, start, token_ids, reason in runs_of(step):
-            answer = self._answers.get(slot)
-            if answer is None or answer.view.generation != generation:
-                if not self._is_newer(slot, generation):
-                    self._figures.num_stale_tokens += len(token_ids)
-                    continue
-                answer = self._discover_slot(slot)
-            if answer is None or answer.stream.finish_reason is not None:
-                continue
-            stop = start + len(token_ids)
-            if start <= answer.num_seen < stop:
-                num_new += self._push(answer, token_ids[answer.num_seen - start :], now_ns)
-            elif start > answer.num_seen:
-                self._catch_up(answer)
-            if reason and answer.num_seen >= stop:
-                self._ends.end(answer, m.FINISH_REASONS[reason])
-        self._figures.add_tokens(num_new)
-
-    def _push(self, answer: Answer, token_ids: Sequence[int], now_ns: int) -> int:
-        """Returns how many of the tokens became part of the answer."""
-        stream = answer.stream
-        num_before = len(stream.token_ids)
-        if not self._texts.push(answer, token_ids, now_ns):
-            return 0
-        self._delivery.mark(answer)
-        if stream.finish_reason is not None:
-            self._ends.release(answer)
-        return len(stream.token_ids) - num_before
-
-    def _catch_up(self, answer: Answer) -> None:
-        """Take from the journal what no message delivered."""
-        if answer.stream.is_finished:
-            return
-        # Read the finish first: no token follows it, so the tokens read afterwards are complete.
-        finish = read_finish(self._journal, *answer.key)
-        count, _ = split_word(self._journal.tokens_words[answer.view.slot])
-        if finish is None and count <= answer.num_seen:
-            return
-        if finish is None and answer.choices.is_beam_search:
-            return  # hypotheses count only once all of them are written
-        now_ns = self._journal.now_ns()
-        tokens = read_tokens(self._journal, answer.view)
-        if tokens is not None and len(tokens) > answer.num_seen:
-            answer.note_first_token(self._journal)
-            self._has_found = True
-            self._figures.add_tokens(self._push(answer, tokens[answer.num_seen :].tolist(), now_ns))
-            self._context.page.progress()
-        if finish is not None and (tokens is not None or finish[0] == "error"):
-            self._ends.end(answer, finish[0])
-
-    def _is_newer(self, slot: int, generation: int) -> bool:
-        return slot < self._journal.num_records and generation > int(self._generations[slot])
-
-    def _discover(self) -> None:
-        """Find requests in the journal that this process does not know yet."""
-        slots = self._journal.slots_in_use()
-        for slot in slots[self._journal.generations(slots) != self._generations[slots]].tolist():
-            self._discover_slot(slot)
-
-    def _discover_slot(self, slot: int) -> Answer | None:
-        try:
-            view = read_request(self._journal, slot)
-        except JournalError as error:
-            # It will be tried again: on a weakly ordered machine the bytes may just not be visible yet.
-            generation = self._journal.generation(slot)
-            if self._damaged.get(slot) != generation:
-                self._damaged[slot] = generation
-                logger.error("a record of the journal is damaged: %s", error)
-            return None
-        if view is None:
-            return None
-        self._generations[slot] = view.generation
-        if is_forgotten(self._journal, slot, view.generation):
-            return None
-        answer = Answer(view, self._texts.open(view))
-        self._answers[slot] = answer
-        self._requests.join(answer)
-        self._deadlines.add(answer.key, view.record)
-        answer.is_acknowledged = is_acknowledged(self._journal, *answer.key)
-        against = held_against(self._journal, "summarize", slot, view.generation)
-        answer.is_suspect = against > 0
-        if refusal := poisoned(against, "the request crashed the process that turned it into text, twice"):
-            self._ends.fail(answer, refusal)
-        else:
-            self._rebuild(answer)
-        self._ends.end_search(answer.choices)
-        return answer
-
-    def _rebuild(self, answer: Answer) -> None:
-        """Bring an answer to its state in the journal."""
-        ended = read_release(self._journal, *answer.key)
-        if ended is not None:
-            tokens = read_tokens(self._journal, answer.view)
-            token_ids = [] if tokens is None else tokens[: ended[0]].tolist()
-            if self._texts.push(answer, token_ids, self._journal.now_ns()):
-                self._ends.close(answer, ended[1])
-                self._ends.decide(answer.choices)
-        elif not answer.view.record.is_computed:
-            self._ends.end(answer, "length")
-        else:
-            self._catch_up(answer)
 
     # -- from the clients
 
@@ -292,7 +172,7 @@ class Summarize:
                 found = self._find(message.request_id, asker)
                 self._router.send(peer, status_of(message.request_id, found, self._journal))
             case m.GetRequests():
-                self._discover()
+                self._answers.discover()
                 answers, ended = self._answers.values(), self._ends.latest
                 self._router.send(peer, list_requests(self._journal, answers, message.limit, ended, asker=asker))
             case _:
@@ -322,7 +202,7 @@ class Summarize:
         choices = self._requests.get(wire_id, asker=asker)
         # A client knows the id from prepare, so the journal had it before this frame arrived: one look is enough.
         if not self._has_looked and (choices is None or not choices.are_complete):
-            self._discover()
+            self._answers.discover()
             self._has_looked = True
         return self._requests.get(wire_id, asker=asker)
 
@@ -343,20 +223,15 @@ class Summarize:
             self._ends.acknowledge(news)
 
     def _drop(self, choices: Choices) -> None:
-        """It can no longer be requested by anyone."""
-        for answer in choices.answers.values():
-            if self._answers.get(answer.view.slot) is answer:
-                del self._answers[answer.view.slot]
-            self._delivery.drop(answer)
-        self._requests.drop(choices)
+        self._answers.drop(choices)
         self._stats.changed = True
 
     def _tick(self, now: float) -> None:
         """Handle what no message triggers: requests not yet discovered, gaps at the end of a stream, leases."""
-        self._discover()
+        self._answers.discover()
         gave_up = self._context.board.mode == FAILED
         for answer in list(self._answers.values()):
-            self._catch_up(answer)
+            self._answers.catch_up(answer)
             if gave_up and not answer.stream.is_finished:
                 self._ends.fail(answer, PipelineFailed())
         for choices in self._requests.overdue(now):
@@ -378,16 +253,12 @@ class Summarize:
         """Enforce deadlines, whatever the other workers do: a request may have no credit, or execute may be down."""
         now_ns = self._journal.now_ns()
         for key in self._deadlines.due(now_ns):
-            if self._is_open(key):
+            if self._answers.is_open(key):
                 answer = self._answers[key[0]]
-                self._catch_up(answer)  # the end may have come in time, or further tokens
+                self._answers.catch_up(answer)  # the end may have come in time, or further tokens
                 if (error := self._deadlines.judge(answer, now_ns)) is not None:
                     self._ends.fail(answer, error)
-        self._deadlines.tidy(self._is_open, num_live=len(self._answers))
-
-    def _is_open(self, key: Key) -> bool:
-        answer = self._answers.get(key[0])
-        return answer is not None and answer.key == key and not answer.stream.is_finished
+        self._deadlines.tidy(self._answers.is_open, num_live=len(self._answers))
 
     # -- out
 

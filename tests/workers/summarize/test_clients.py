@@ -38,7 +38,7 @@ def test_many_unknown_ids_in_one_frame_cost_one_scan_of_the_journal(
     body = begin(world)
     body.turn()  # the scan of its first tick
     looks: list[int] = []
-    monkeypatch.setattr(body, "_discover", lambda: looks.append(1))
+    monkeypatch.setattr(body._answers, "discover", lambda: looks.append(1))
     ids = [f"r{number}" for number in range(m.MAX_FOLLOW_ENTRIES)]
     answers = answers_to(body, monkeypatch, m.Follow([[name, 0, True] for name in ids]))
     assert [(answer.request_id, answer.code) for answer in answers] == [(name, "unknown_id") for name in ids]

@@ -101,7 +101,7 @@ def test_request_that_could_not_be_turned_into_text_is_not_suspected_of_what_hap
     body = begin(world)
     [answer] = body._answers.values()
     monkeypatch.setattr(answer.stream, "push", fail)
-    body._step_done(step_done((0, 5, 0)))
+    body._answers.take(step_done((0, 5, 0)))
     assert read_release(world.journal, *KEY) == (0, "error")
     assert world.board.intent("summarize").read() == []
 
@@ -115,7 +115,7 @@ def test_suspect_that_could_be_turned_into_text_is_cleared(world: World, monkeyp
     intent = world.board.intent("summarize")
     monkeypatch.setattr(answer.stream, "push", lambda _: busy_with.append(intent.read()))
     for index in range(2):
-        body._step_done(step_done((index, 5, 0)))
+        body._answers.take(step_done((index, 5, 0)))
     assert (busy_with, intent.read()) == ([[number_of(KEY)]] * 2, [])
     assert held_against(world.journal, "summarize", *KEY) == 0
 
@@ -124,7 +124,7 @@ def test_answer_that_ended_at_a_stop_token_ends_once(world: World) -> None:
     ReleaseWriter(world.journal).forget(*KEY)
     key = RequestWriter(world.journal).accept(make_record("b", stop_token_ids=[5]), TIMES)
     body = begin(world)
-    body._step_done(step_of((*key, 0, 5, 0)))
+    body._answers.take(step_of((*key, 0, 5, 0)))
     body._on_frame_safely(b"client", encode(m.Abort("b")))
     assert (body._ends.num_ended, read_release(world.journal, *key)) == ({"stop": 1}, (1, "stop"))
 
@@ -148,7 +148,7 @@ def test_embeddings_are_not_counted_as_answers_that_were_cut(
 
 def test_tokens_of_an_earlier_request_are_not_those_of_the_next(world: World) -> None:
     body = begin(world)
-    body._step_done(step_of((KEY[0], KEY[1] - 1, 0, 5, 0)))
+    body._answers.take(step_of((KEY[0], KEY[1] - 1, 0, 5, 0)))
     [answer] = body._answers.values()
     assert (answer.stream.token_ids, body._collect()["stale_tokens"]) == ([], 1)
 
@@ -166,7 +166,7 @@ def test_known_tokens_of_a_run_are_skipped(world: World, num_known: int, num_new
     """A scan of the journal may have been faster than the message."""
     publish_tokens(world, *[TIMES.accepted_ns] * num_known)
     body = begin(world)
-    body._step_done(step_done(*[(index, 5, 0) for index in range(4)]))
+    body._answers.take(step_done(*[(index, 5, 0) for index in range(4)]))
     [answer] = body._answers.values()
     assert answer.stream.token_ids == [5] * max(num_known, 4)
     assert body._collect()["tokens"] == num_new
@@ -175,7 +175,7 @@ def test_known_tokens_of_a_run_are_skipped(world: World, num_known: int, num_new
 def test_run_after_a_gap_is_read_from_the_journal_with_the_gap(world: World) -> None:
     body = begin(world)
     publish_tokens(world, *[TIMES.accepted_ns] * 4)
-    body._step_done(step_done((2, 5, 0), (3, 5, m.FINISH_REASONS.index("length"))))
+    body._answers.take(step_done((2, 5, 0), (3, 5, m.FINISH_REASONS.index("length"))))
     [answer] = body._answers.values()
     assert answer.stream.token_ids == [5] * 4
     assert read_release(world.journal, *KEY) == (4, "length")
@@ -348,7 +348,7 @@ def test_each_step_and_each_recovered_answer_is_progress(world: World, monkeypat
     step = m.StepDone(1, 0, b"", b"", b"", b"", b"")
     messages = [[step, step], []]
     monkeypatch.setattr(body._links.inbox, "recv_all", lambda: messages.pop(0))
-    monkeypatch.setattr(body, "_step_done", lambda _: done.append("step"))
+    monkeypatch.setattr(body._answers, "take", lambda _: done.append("step"))
     monkeypatch.setattr(body._context.page, "progress", lambda: done.append("progress"))
     body.turn()
     assert done == ["step", "progress"] * 2
