@@ -27,9 +27,9 @@ class LlamaParser(BareParser):
     def _call_in(self, text: str) -> Call | None:
         try:
             value = json.loads(text.strip(self.between).removeprefix(TAG))
+            return call_of(value) if self._is_call(value) else None
         except UNREADABLE:
             return None
-        return call_of(value) if self._is_call(value) else None
 
     def _rest(self, text: str) -> Found:
         return [text] if self._has_text(text) else []

@@ -131,7 +131,11 @@ class PlainText:
 
 
 def call_of(value: Any) -> Call | None:
-    """A call from the object written by a model; None if it is malformed."""
+    """A call from the object written by a model; None if it is malformed.
+
+    Raises:
+        ValueError: see ``arguments_text``.
+    """
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name or encodable(name) != name:
         return None
@@ -143,8 +147,11 @@ def arguments_text(arguments: Any) -> str:
     """The arguments from a model as JSON text; some models quote the object.
 
     A lone surrogate, which JSON can express but a reply cannot contain, stays escaped.
+
+    Raises:
+        ValueError: a number that is infinite or NaN, which Python reads and JSON has not.
     """
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     return encodable(text)
 
 

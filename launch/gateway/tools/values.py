@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .parser import UNREADABLE
+from .parser import UNREADABLE, arguments_text
 
 _TYPES: dict[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null",
@@ -25,6 +25,7 @@ def value_of(text: str, schema: Mapping[str, Any], name: str) -> Any:
         return text
     try:
         value = _PYTHON[text.strip()] if text.strip() in _PYTHON else json.loads(text)
+        arguments_text(value)  # fails for NaN
     except UNREADABLE:
         return text
     kind = _TYPES[type(value)]

@@ -70,6 +70,13 @@ CASES: list[tuple[str, str, Found]] = [
     ("hermes", r'<tool_call>{"name": "\ud83d"}</tool_call>', [r'<tool_call>{"name": "\ud83d"}</tool_call>']),
     ("mistral", r'[TOOL_CALLS]time{"a": "\ud83d"}', [Call("time", HALF)]),
     ("required", r'[{"name": "time", "arguments": "{\"a\": \"\ud83d\"}"}]', [Call("time", HALF)]),
+    # What Python reads as a number and JSON has not: clients could not read the call.
+    ("hermes", '<tool_call>{"name": "f", "arguments": [NaN]}', ['<tool_call>{"name": "f", "arguments": [NaN]}']),
+    ("llama3_json", '{"name": "f", "parameters": {"a": -Infinity}}', ['{"name": "f", "parameters": {"a": -Infinity}}']),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1e999}', ['[TOOL_CALLS]f[ARGS]{"a": 1e999}']),
+    ("pythonic", "[f(a=[1e999])]", ["[f(a=[1e999])]"]),
+    ("glm45", f"<tool_call>f<arg_key>a</arg_key><arg_value>NaN</arg_value><arg_key>b</arg_key><arg_value>[NaN]"
+     f"</arg_value>{END}", [Call("f", '{"a": "NaN", "b": "[NaN]"}')]),
     ("qwen3_coder", 'so <tool_call>\n<function=weather>\n<parameter=city>\n  "Rom"\n\n</parameter>\n'
      "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
      ["so ", Call("weather", r'{"city": "  \"Rom\"\n", "days": 3}')]),
