@@ -53,7 +53,7 @@ def split_address(address: str) -> tuple[str, int]:
         ConfigError: the address is malformed.
     """
     host, _, port = address.rpartition(":")
-    if not port.isascii() or not port.isdigit():
+    if not port.isascii() or not port.isdigit() or "/" in host:
         raise ConfigError(f"http is {address!r:.80}, the form is HOST:PORT, :PORT or unix:PATH", param="http")
     if len(port.lstrip("0")) > len(str(MAX_PORT)) or int(port) > MAX_PORT:
         raise ConfigError(f"http is {address!r:.80}: port {port:.20}, the limits are 0 and {MAX_PORT}", param="http")

@@ -146,8 +146,9 @@ def test_every_sampling_parameter_is_a_flag(name: str) -> None:
         (":99999", "http is ':99999': port 99999, the limits are 0 and 65535"),
         ("0.0.0.0:" + "9" * 5000, "the limits are 0 and 65535"),
         ("localhost", "http is 'localhost', the form is"),
+        ("http://localhost:80", "http is 'http://localhost:80', the form is"),
     ],
-    ids=["port", "long", "form"],
+    ids=["port", "long", "form", "url"],
 )
 def test_impossible_address_is_refused_before_anything_starts(
     address: str, words: str, triptych: Triptych, monkeypatch: pytest.MonkeyPatch

@@ -54,12 +54,27 @@ def find_checkpoint(
         return DEMO_CHECKPOINT
     folder = Path(model).expanduser()
     if folder.is_dir():
+        _check_is_model(folder)
         return folder
     if is_gguf(model):
         return find_unpacked(folder, dtype=dtype, progress=progress)
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
-        raise ConfigError(f"model directory {folder} does not exist", param="model")
+        hint = "; an id on the hub has the form OWNER/NAME" if "://" in str(model) else ""
+        raise ConfigError(f"model directory {model} does not exist{hint}", param="model")
     return fetch(model)
+
+
+def _check_is_model(folder: Path) -> None:
+    """
+    Raises:
+        ConfigError: it is not. The error names the model that lies in it, if one does.
+    """
+    if (folder / "config.json").is_file():
+        return
+    configs = (*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json"))  # the latter: the hub's cache
+    found = sorted([*folder.glob(f"*{SUFFIX}"), *(file.parent for file in configs)])
+    hint = f"; name what is in it, such as {found[0]}" if found else ""
+    raise ConfigError(f"{folder} is not a model: it has no config.json{hint}", param="model")
 
 
 @contextmanager
