@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import importlib
+import importlib.util
 import os
 import signal
 import socket
@@ -84,6 +84,27 @@ def _keep_what_is_there() -> None:
     global _num_kept
     _num_kept = len(sys.modules)
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_workers() -> Iterator[None]:
+    """See ``forking.py``."""
+    if importlib.util.find_spec("zmq") is None:  # kernels are also tested without it
+        yield
+        return
+    from tests import forking
+
+    with forking.forked_workers():
+        yield
+
+
+@pytest.fixture
+def ordinary_workers() -> Iterator[None]:
+    """For tests that look for workers by their commands, or need the time that they take to start."""
+    from tests import forking
+
+    with forking.ordinary_workers():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -302,6 +302,7 @@ def test_stop_interrupted_after_the_workers_ended_can_be_repeated() -> None:
     assert not run_dir.exists()
 
 
+@pytest.mark.usefixtures("ordinary_workers")
 def test_start_stopped_by_another_thread_does_not_affect_the_next_start() -> None:
     driver = Driver("hash-lm")
 

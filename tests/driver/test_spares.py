@@ -18,6 +18,8 @@ from triptych import Driver
 from triptych.driver.spares import Spares
 from triptych.protocol.board import ROLES
 
+pytestmark = pytest.mark.usefixtures("ordinary_workers")
+
 
 def spares(driver: Driver) -> list[psutil.Process]:
     workers = {pid for pid in driver.pids.values() if pid}

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import pytest
 import typer
 
+from tests.forking import ordinary_workers
 from triptych import Driver
 from triptych.launch.cli import main
 from triptych.launch.signals import ENDING
@@ -36,8 +37,11 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The run directory of a running pipeline with the hash model."""
     folder = tmp_path_factory.mktemp("p")
     folder.chmod(0o700)
-    with Driver("hash-lm", run_dir=folder, max_queue=1024):
-        yield str(folder)
+    driver = Driver("hash-lm", run_dir=folder, max_queue=1024)
+    with ordinary_workers():  # commands find it by those of its workers
+        driver.start()
+    yield str(folder)
+    driver.stop()
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Pipelines on the hash LM: everything except the arithmetic is real, and a wrong KV cell changes the text.
 
-A start costs a second of processor time, so all modules share four pipelines. They end with the folder, because one
-that only waits takes a second in two minutes. Tests may kill workers in them, so what a test counts, such as restarts,
-must be counted from its own beginning.
+All modules share four pipelines, which end with the folder: one that only waits takes a second of processor time in
+two minutes. Tests may kill workers in them, so what a test counts, such as restarts, must be counted from its own
+beginning.
 """
 
 from __future__ import annotations
