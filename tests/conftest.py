@@ -89,7 +89,7 @@ def _keep_what_is_there() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def forked_workers() -> Iterator[None]:
     """See ``forking.py``."""
-    if importlib.util.find_spec("zmq") is None:  # kernels are also tested without it
+    if None in map(importlib.util.find_spec, ("zmq", "msgpack")):  # kernels are also tested without them
         yield
         return
     from tests import forking
