@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <new>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "team.h"
@@ -20,9 +21,10 @@ void check(bool is_right, const char* what) {
   std::abort();
 }
 
-// Each round is three stages that read what the stage before has written: in shares, by items, and by one member.
+// Each round is four stages that read what the stage before has written: in shares, by items, in shares that others help
+// with, and by one member.
 struct Sums : Computation {
-  explicit Sums(Stages& stages) : stages(stages), cells(kCells), sums(kCells) {}
+  explicit Sums(Stages& stages) : stages(stages), cells(kCells), sums(kCells), copies(kCells) {}
 
   void begin(const Step& step, int) override {
     if (step.num_rows < 0) throw std::bad_alloc();
@@ -39,23 +41,28 @@ struct Sums : Computation {
         stages.for_items(kCells, [&](int item) { sums[item] = cells[item] + cells[kCells - 1 - item]; });
       });
       stages.run(me, [&] {
+        const auto first = [&](int owner) { return kCells * owner * owner / (stages.num_members() * stages.num_members()); };
+        stages.for_shares(me, [&](int owner) { return first(owner + 1) - first(owner); },
+                          [&](int owner, int item) { copies[first(owner) + item] = sums[first(owner) + item]; });
+      });
+      stages.run(me, [&] {
         if (me.rank > 0) return;
         total = 0;
-        for (int sum : sums) total += sum;
+        for (int& copy : copies) total += std::exchange(copy, 0);
       });
       if (stages.is_in_time(me, 1)) check(total == kCells * (2 * round + kCells - 1), "a wrong sum");
     }
   }
 
   Stages& stages;
-  std::vector<int> cells, sums;
+  std::vector<int> cells, sums, copies;
   int num_rounds = 0, total = 0;
 };
 
 void run(int num_own, int max_members, int num_steps) {
   std::mt19937 random(num_own * 10 + max_members);
   const auto below = [&](int limit) { return int(random() % limit); };
-  Stages stages;
+  Stages stages(num_own + 1);
   Sums sums(stages);
   Team team(sums, stages, num_own);
   std::deque<bool> fails;  // of the steps under way

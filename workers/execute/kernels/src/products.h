@@ -13,7 +13,7 @@ class Products {
   using Written = typename Buffers<Format>::Written;
   using Added = Addition<Format>;
 
-  Products(const Model& model, int num_threads) : model_(model), buffers_(num_threads) {}
+  Products(const Model& model, int num_threads) : model_(model), buffers_(num_threads), stages_(num_threads) {}
 
   // What part of a layer puts out for all tokens, before the product whose result is added to the residual.
   struct Found {
@@ -57,16 +57,21 @@ class Products {
   void multiply_blocks(const Matrix& matrix, Range blocks, const Rows& rows, Member& me, const Write& write) {
     stages_.run(me, [&] {
       if (me.rank == 0 && blocks.end == matrix.num_blocks) add_squares(matrix, rows);
-      const int num_members = stages_.num_members(), first = 2 * blocks.begin, num_halves = 2 * blocks.end - first;
+      const int num_members = stages_.num_members(), num_blocks = blocks.end - blocks.begin;
       if (rows.count <= kFewRows) {  // limited by memory bandwidth, best with one contiguous run for each thread
-        const Range halves = share(num_halves, me.rank, num_members);
+        const Range halves = share(2 * num_blocks, me.rank, num_members);
+        const int first = 2 * blocks.begin;
         return multiply<Arithmetic>(matrix, rows, {first + halves.begin, first + halves.end}, write);
       }
-      // Block by block, the last ones by halves so that all threads finish at about the same time.
-      const int num_whole = std::max(0, num_halves / 2 - num_members);
-      stages_.for_items(num_halves - num_whole, [&](int item) {
-        const int half = first + (item < num_whole ? 2 * item : item + num_whole);
-        multiply<Arithmetic>(matrix, rows, {half, half + (item < num_whole ? 2 : 1)}, write);
+      // Threads have runs of blocks here too, whose last ones are in halves so that all finish at about the same time. In
+      // a common run, each would prefetch what the other reads next, and both would write adjacent lines of the rows.
+      const auto run_of = [&](int owner) { return share(num_blocks, owner, num_members); };
+      const auto length_of = [&](int owner) { return run_of(owner).end - run_of(owner).begin; };
+      const auto num_items = [&](int owner) { return length_of(owner) ? length_of(owner) + 1 : 0; };
+      stages_.for_shares(me, num_items, [&](int owner, int item) {
+        const int last = length_of(owner) - 1;
+        const int half = 2 * (blocks.begin + run_of(owner).begin) + std::min(2 * item, item + last);
+        multiply<Arithmetic>(matrix, rows, {half, half + (item < last ? 2 : 1)}, write);
       });
     });
   }

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include <sched.h>
 #include <time.h>
@@ -63,6 +64,8 @@ class Stages {
   // Changes only while no step is computed.
   Progress progress;
 
+  explicit Stages(int max_members) : tickets_(max_members) {}
+
   int num_members() const { return num_members_; }
 
   // Starts a step, with `first` as its only member so far.
@@ -105,9 +108,16 @@ class Stages {
   // Calls visit(item) for 0..count, each item by whichever member is free. At most once in a stage.
   template <class Visit>
   void for_items(int count, const Visit& visit) {
-    for (int item; (item = tickets_.fetch_add(1, std::memory_order_relaxed)) < count;) {
-      visit(item);
-      progress.show();
+    take(0, count, visit);
+  }
+
+  // Calls visit(owner, item) for 0..num_items(owner), for each rank `owner`: members visit their own items in order,
+  // then those that others have left. At most once in a stage, without `for_items`.
+  template <class NumItems, class Visit>
+  void for_shares(const Member& me, const NumItems& num_items, const Visit& visit) {
+    for (int turn = 0; turn < num_members_; ++turn) {
+      const int owner = (me.rank + turn) % num_members_;
+      take(owner, num_items(owner), [&](int item) { visit(owner, item); });
     }
   }
 
@@ -118,6 +128,20 @@ class Stages {
   }
 
  private:
+  struct alignas(64) Ticket {
+    std::atomic<int> next{0};
+  };
+
+  template <class Visit>
+  void take(int number, int count, const Visit& visit) {
+    std::atomic<int>& next = tickets_[number].next;
+    if (next.load(std::memory_order_relaxed) >= count) return;
+    for (int item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+      visit(item);
+      progress.show();
+    }
+  }
+
   void cross(int next_stage) {
     const uint32_t round = round_.load(std::memory_order_relaxed);
     const int num_members = num_members_;
@@ -127,7 +151,7 @@ class Stages {
     }
     progress.show();
     num_arrived_.store(0, std::memory_order_relaxed);
-    tickets_.store(0, std::memory_order_relaxed);
+    for (int rank = 0; rank < num_members; ++rank) tickets_[rank].next.store(0, std::memory_order_relaxed);
     Member* asking = nullptr;
     if (asking_.load(std::memory_order_relaxed)) asking = asking_.exchange(nullptr, std::memory_order_acquire);
     for (Member* member = asking; member; member = member->next) {
@@ -152,7 +176,7 @@ class Stages {
   alignas(64) std::atomic<Member*> asking_{nullptr};
   alignas(64) std::atomic<int> num_arrived_{0};
   alignas(64) std::atomic<uint32_t> round_{0};
-  alignas(64) std::atomic<int> tickets_{0};
+  std::vector<Ticket> tickets_;  // by rank
 };
 
 }  // namespace triptych
