@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.forking import forked_workers
 from tests.pipeline.checks import assert_quiet, expected, random_prompt
 from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
@@ -29,7 +30,8 @@ def faults() -> Iterator[None]:
     folder = Path(__file__).parent / "faults"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        yield
+        with forked_workers():  # by servers that Python has given the faults
+            yield
 
 
 @pytest.fixture(scope="module")
