@@ -178,6 +178,8 @@ def _compile(command: list[str], library: Path, scratch: Path) -> None:
     for source in itertools.compress(in_order, killed):  # another level would take as much memory, and be slower
         compile_one(source)
     _run([*command, "-shared", *sources.values(), "-o", output], scratch=scratch)
+    with output.open("rb") as file:
+        os.fsync(file.fileno())  # after a power loss, each process that loads a part of it would die
     os.replace(output, library)  # atomically
     keep_newest(library.parent, "*.so", _NUM_KEPT)
     logger.info("compiled the %s in %.1f s", library.name, time.monotonic() - start)

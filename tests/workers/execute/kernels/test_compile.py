@@ -98,11 +98,26 @@ def test_compiler_and_what_it_started_end_with_the_process_that_waits_for_it(tmp
     eventually(lambda: not any(map(is_alive, compilers)))
 
 
+def touch_output(command: list[str | Path], *, scratch: str) -> None:
+    Path(command[-1]).touch()
+
+
+def test_library_is_on_the_disk_before_it_is_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power loss, a part of it would end each process that loads it, at every start."""
+    flushed: list[str] = []
+    monkeypatch.setattr(compiling, "_run", touch_output)
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.readlink(f"/proc/self/fd/{file}")))
+    monkeypatch.setattr(os, "replace", lambda new, _: flushed.append(f"then {new}"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build_library("portable")
+    assert flushed[1] == f"then {flushed[0]}"
+
+
 def test_source_that_takes_longest_is_compiled_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
     def run(command: list[str | Path], *, scratch: str) -> None:
-        Path(command[-1]).touch()
+        touch_output(command, scratch=scratch)
         compiled.extend(file.name for file in command if isinstance(file, Path) and file.suffix == ".cpp")
 
     monkeypatch.setattr(compiling, "_run", run)
