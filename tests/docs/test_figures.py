@@ -137,6 +137,15 @@ def test_times_of_recovery() -> None:
     assert_rounded(most, max(case["p95"] for case in stopped))
 
 
+def test_times_of_flushes() -> None:
+    found = measured("journal-flush")["microseconds"]
+    on_disk = [found["disk"][case]["median"] / 1000 for case in ("an accept, flushed", "a step of 256 rows, flushed")]
+    shown = r"`accept` \(default\) .*? \| (\S+) ms per turn .*? \| (\S+) ms per step of 256 rows"
+    assert_stated("recovery.md", shown, *on_disk)
+    in_memory = found["memory"]["a flush of nothing"]["median"]
+    assert_stated("recovery.md", r"On `/dev/shm` a flush takes (\S+) µs", in_memory)
+
+
 def of_modules(speeds: Any, case: str, workload: str) -> float:
     """How many times as fast as transformers' modules the compiled kernels are."""
     modules = next(case for key, case in speeds.items() if key.endswith("transformers"))
