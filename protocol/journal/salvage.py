@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
 from ..errors import JournalError
 from .layout import ACCEPTED, DISPATCHED, FREE, Journal, split_word, word
 from .releases import has_sound_end, is_forgotten, read_release
@@ -17,7 +19,7 @@ def salvage(journal: Journal) -> list[str]:
     Called by the driver while no worker runs: it changes fields that belong to them. A request dropped this way, with
     all its records if it has several, becomes unknown to its client; all others go on.
     """
-    lines: list[str] = []
+    lines = _restore_lost(journal)
     views: list[RequestView] = []
     for slot in journal.slots_in_use().tolist():
         try:
@@ -31,6 +33,22 @@ def salvage(journal: Journal) -> list[str]:
     lines += _free_overlapping(journal, views)
     lines += _free_incomplete(journal, _not_free(journal, views))
     return lines + _reset_ends_without_tokens(journal, _not_free(journal, views))
+
+
+def _restore_lost(journal: Journal) -> list[str]:
+    """Records that are free although their requests are not forgotten: no process frees one before that, and ``drop``
+    erases ``id_generation``. What is left of such a record is checked like any other.
+    """
+    lines: list[str] = []
+    generations, was_dispatched = journal.generations(), journal.records["dispatched_ns"] != 0
+    is_whole = (generations != 0) & (journal.records["id_generation"] == generations)
+    for slot in np.flatnonzero((journal.states() == FREE) & is_whole).tolist():
+        generation = int(generations[slot])
+        if not is_forgotten(journal, slot, generation):
+            state = DISPATCHED if was_dispatched[slot] else ACCEPTED
+            journal.records[slot]["prepare_word"] = word(generation, state)
+            lines.append(f"record {slot}: it was free, although its request was not forgotten; it is taken as in use")
+    return lines
 
 
 def _not_free(journal: Journal, views: list[RequestView]) -> list[RequestView]:

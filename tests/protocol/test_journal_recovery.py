@@ -12,13 +12,14 @@ import pytest
 from tests.protocol.crashing import Died, MortalJournal, StoreCounter
 from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from triptych.protocol.journal.clock import wind_clock
-from triptych.protocol.journal.layout import ACCEPTED, FREE, UNREAD, Journal, word
+from triptych.protocol.journal.layout import ACCEPTED, DISPATCHED, FREE, UNREAD, Journal, word
 from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_end_code
 from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
 from triptych.protocol.journal.salvage import salvage
 from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_tokens
 from triptych.protocol.messages import FINISH_REASONS
 from triptych.protocol.record import RequestRecord
+from triptych.protocol.record_key import Key
 from triptych.protocol.scores import ScoreColumns
 
 
@@ -33,6 +34,12 @@ def filled(tmp_path: Path, count: int = 4) -> Journal:
 def live_ids(journal: Journal) -> list[str]:
     views = [read_request(journal, slot) for slot in range(journal.num_records)]
     return [view.record.request_id for view in views if view is not None]
+
+
+def read(journal: Journal, key: Key) -> RequestView:
+    view = read_request(journal, key[0])
+    assert view is not None
+    return view
 
 
 def free(journal: Journal, writer: RequestWriter, view: RequestView) -> None:
@@ -61,6 +68,23 @@ def test_record_with_an_impossible_state_is_given_up(tmp_path: Path) -> None:
     generation = int(journal.generations()[2])
     journal.prepare_words[2] = word(generation, 77)
     assert salvage(journal) == ["record 2 is given up: its state is 77, the greatest is 2"]
+
+
+@pytest.mark.parametrize("state", [ACCEPTED, DISPATCHED])
+def test_record_that_lost_its_state_is_in_use_again(tmp_path: Path, state: int) -> None:
+    """Its request would be gone without a word."""
+    journal = make_journal(tmp_path)
+    writer = RequestWriter(journal)
+    keys = [writer.accept(make_record(request_id=f"r{index}"), TIMES) for index in range(3)]
+    free(journal, writer, read(journal, keys[0]))
+    if state == DISPATCHED:
+        writer.dispatch(*keys[1], 5)
+    journal.prepare_words[keys[1][0]] = word(keys[1][1], FREE)
+    [line] = salvage(journal)
+    assert line.startswith("record 1: it was free, although its request was not forgotten")
+    assert live_ids(journal) == ["r1", "r2"]
+    assert journal.state(keys[1][0]) == state
+    assert salvage(journal) == []
 
 
 def test_request_whose_last_record_is_missing_was_never_accepted(
