@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
-from ...protocol.reasoning import START
+from ...protocol.reasoning import MESSAGE, START
 from .forms.calls import ToolUse
 from .reasoning.handling import Reasoning
 from .reasoning.thoughts import Thought
 from .tools.parser import Call
 
 Parts = list[Thought | str | Call]
+_NEXT = re.compile(f"(?={re.escape(MESSAGE)})")  # where another message of an answer in channels may begin
 
 
 class Divided(NamedTuple):
@@ -37,7 +39,7 @@ def echo_of(begun: str, reasoning: Reasoning) -> Parts:
 
 
 class AnswerReader:
-    """Parses one answer, piece by piece. Reasoning comes first."""
+    """Parses one answer, piece by piece. Reasoning comes first; in channels, more may follow later."""
 
     def __init__(self, reasoning: Reasoning, tools: ToolUse) -> None:
         self._thoughts = reasoning.reader()
@@ -55,8 +57,7 @@ class AnswerReader:
         return self._calls.is_holding or (self._thoughts is not None and self._thoughts.is_holding)
 
     def push(self, text: str) -> Parts:
-        thought, text = ("", text) if self._thoughts is None else self._thoughts.push(text)
-        return [*self._told(thought), *(self._calls.push(text) if text else ())]
+        return [part for piece in _NEXT.split(text) for part in self._push(piece)]
 
     def flush(self) -> Parts:
         """The rest, once the answer has ended."""
@@ -77,6 +78,11 @@ class AnswerReader:
         """One delta of a chat chunk per part."""
         thoughts = [thought_fields(part.text) for part in parts if isinstance(part, Thought)]
         return thoughts + self._calls.deltas([part for part in parts if not isinstance(part, Thought)])
+
+    def _push(self, text: str) -> Parts:
+        """Of a piece without the end of one message and the beginning of another: its reasoning precedes its text."""
+        thought, text = ("", text) if self._thoughts is None else self._thoughts.push(text)
+        return [*self._told(thought), *(self._calls.push(text) if text else ())]
 
     def _told(self, thought: str) -> Parts:
         return [Thought(thought)] if thought and self._tells_thoughts else []

@@ -21,7 +21,7 @@ class EventWriter:
         self._number = 0
         self._texts: list[str] | None = None  # of the open message; None: none is open
         self._thoughts: list[str] = []  # of the open reasoning item; empty: none is open
-        self._reasoning_id = f"rs_{uuid.uuid4().hex}"
+        self._reasoning_id = ""  # of the open reasoning item
         self._logprobs: list[dict[str, Any]] = []  # of the open message
         self._space: tuple[str, list[dict[str, Any]]] = "", []  # white space before a message, with its logprobs
 
@@ -30,10 +30,14 @@ class EventWriter:
         return {"type": kind, "sequence_number": number, **fields}
 
     def thought(self, text: str) -> Iterator[Event]:
-        """More of the reasoning, which precedes everything else."""
+        """More of the reasoning, which precedes everything else except in channels."""
         if not self._thoughts:
+            if not (text := text.lstrip("\n")):  # which separates the thoughts of several messages
+                return
+            yield from self._close_message()
+            self._reasoning_id = f"rs_{uuid.uuid4().hex}"
             item = {**_reasoning_item(self._reasoning_id, ""), "content": [], "status": "in_progress"}
-            yield self.event("response.output_item.added", output_index=0, item=item)
+            yield self.event("response.output_item.added", output_index=len(self.output), item=item)
             yield self.event("response.content_part.added", **self._thought_place(), part=_thought_part(""))
         self._thoughts.append(text)
         yield self.event("response.reasoning_text.delta", **self._thought_place(), delta=text)
@@ -99,11 +103,11 @@ class EventWriter:
         yield self.event("response.reasoning_text.done", **place, text=text)
         yield self.event("response.content_part.done", **place, part=_thought_part(text))
         item = _reasoning_item(self._reasoning_id, text)
+        yield self.event("response.output_item.done", output_index=len(self.output), item=item)
         self.output.append(item)
-        yield self.event("response.output_item.done", output_index=0, item=item)
 
     def _thought_place(self) -> dict[str, Any]:
-        return {"item_id": self._reasoning_id, "output_index": 0, "content_index": 0}
+        return {"item_id": self._reasoning_id, "output_index": len(self.output), "content_index": 0}
 
     def _close_message(self, *, is_whole: bool = True) -> Iterator[Event]:
         if self._texts is None:

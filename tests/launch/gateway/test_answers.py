@@ -25,6 +25,11 @@ WORDS = (
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=9).map("".join)
 CUTS = st.sets(st.integers(0, 60))
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other tests use the machine too
+CHANNELS = st.lists(st.sampled_from((
+    "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|channel|>commentary to=functions.f<|message|>",
+    "<|start|>assistant", "<|end|>", "<|call|>", "<|message|>", "{}", " ", "a", "b<", "\n",
+)), max_size=9).map("".join)  # fmt: skip
+PREAMBLE = "<|channel|>analysis<|message|>a<|end|><|channel|>final<|message|>b<|end|>"
 PARSERS = ("none", "hermes", "llama3_json", "mistral", "required", "named:f")
 
 
@@ -63,6 +68,18 @@ def test_parts_of_an_answer_do_not_depend_on_its_pieces(parser: str, text: str, 
     reader = reader_of(parser, is_open)
     found = [part for piece in pieces(text, cuts) for part in reader.push(piece)] + reader.flush()
     assert joined(found) == joined(reader_of(parser, is_open).read(text))
+
+
+@pytest.mark.parametrize("parser", ["none", "harmony"])
+@UNHURRIED
+@given(text=CHANNELS, cuts=CUTS)
+@example(text=2 * PREAMBLE, cuts=set())
+def test_parts_of_an_answer_in_channels_keep_their_order_in_any_pieces(parser: str, text: str, cuts: set[int]) -> None:
+    reader, whole = (AnswerReader(Reasoning(True, has_channels=True), ToolUse(parser=parser)) for _ in range(2))
+    found = [part for piece in pieces(text, cuts) for part in reader.push(piece)] + reader.flush()
+    assert joined(found) == joined(whole.read(text))
+    if text == 2 * PREAMBLE:
+        assert joined(found) == [Thought("a"), "b", Thought("\na"), "b"]
 
 
 @pytest.mark.parametrize("parser", PARSERS)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.launch.gateway.conftest import Site, site
-from tests.launch.gateway.reasoning.test_reasoning import CHAT, MESSAGES, TOOLS, reasoning_of
+from tests.launch.gateway.reasoning.test_reasoning import CHAT, MESSAGES, RESPONSES, TOOLS, reasoning_of
 from tests.launch.gateway.scripted import Dictation, ScriptedClient
 from tests.launch.gateway.sse import stream, text_of
 from triptych.driver import driver as drivers
@@ -28,6 +28,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>It is <b>."
 CALL = '<|start|>assistant<|channel|>commentary to=functions.time <|constrain|>json<|message|>{"a": 1}<|call|>'
 EDIT = CALL.replace(" <|constrain|>json", "").replace("1}", '"<|call|><|end|>"}')
 TOLD = '<|channel|>commentary to=functions.time<|message|>{"a": 1}'
+RESPONSE_TOOLS = [{"type": "function", "name": "time", "parameters": {"type": "object"}}]
 CASES = {
     "thoughts and an answer": (THOUGHT + FINAL, "Let me see.", "It is <b>."),
     "its end mark": (THOUGHT + FINAL + "<|return|>", "Let me see.", "It is <b>."),
@@ -148,6 +149,22 @@ def test_reasoning_has_its_own_field(api: Site, monkeypatch: pytest.MonkeyPatch)
     assert dictation.asked[-1]["skip_special_tokens"] is False
     found = stream(api.http, CHAT, messages=MESSAGES)
     assert (reasoning_of(found), text_of(found)) == ("Let me see.", "It is <b>.")
+
+
+def test_items_of_a_response_are_whole_where_reasoning_follows_text(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before a call: the model reasons, tells what it is about to do, and reasons again."""
+    preamble, asked = FINAL.replace("final", "commentary"), {"input": "hi", "tools": RESPONSE_TOOLS}
+    monkeypatch.setattr(api.gateway, "client", ScriptedClient(THOUGHT, preamble, f"<|end|>{THOUGHT}", CALL))
+    whole = api.ask(RESPONSES, **asked)["output"]
+    assert [item["type"] for item in whole] == ["reasoning", "message", "reasoning", "function_call"]
+    assert [item["content"][0]["text"] for item in whole[:3]] == ["Let me see.", "It is <b>.", "Let me see."]
+    found = [event.data for event in stream(api.http, RESPONSES, **asked)]
+    output = found[-1]["response"]["output"]
+    assert [item.get("content") for item in output] == [item.get("content") for item in whole]
+    assert [event["item"] for event in found if event["type"] == "response.output_item.done"] == output
+    added = [event for event in found if event["type"] == "response.output_item.added"]
+    assert [(event["output_index"], event["item"]["id"]) for event in added] == list(enumerate(i["id"] for i in output))
+    assert all(output[event["output_index"]]["id"] == event["item_id"] for event in found if "item_id" in event)
 
 
 @pytest.mark.parametrize("more", [{}, {"include_reasoning": False}, {"tools": TOOLS}])
