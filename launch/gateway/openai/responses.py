@@ -97,7 +97,8 @@ def _messages(body: ResponsePrompt) -> list[ChatMessage]:
             messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), *message.tool_calls]  # of the same turn
             continue
         if message.role == "assistant":
-            message.reasoning_content, thoughts = thoughts or None, ""
+            message.reasoning_content = thoughts or None
+        thoughts = ""  # those of a turn that was cut before its answer lead to no other
         messages.append(message)
     return messages
 

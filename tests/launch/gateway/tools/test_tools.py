@@ -135,6 +135,14 @@ def test_response_items_that_are_sent_back_form_the_original_turn(scripted: Site
     assert turns == [("user", 0), ("assistant", 2), *tools, ("assistant", 0), ("assistant", 1)]
 
 
+def test_reasoning_without_an_answer_is_not_that_of_a_later_turn(scripted: Site) -> None:
+    client = script(scripted, "So.")
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    answer = {"role": "assistant", "content": "Yes."}
+    scripted.ask("/v1/responses", input=[MESSAGES[0], thought, MESSAGES[0], answer, MESSAGES[0]])
+    assert client.asked[-1]["messages"] == [MESSAGES[0], MESSAGES[0], answer, MESSAGES[0]]
+
+
 def test_streamed_response_that_fails_ends_with_the_typed_event(scripted: Site) -> None:
     script(scripted, "half an", finish_reason="abort")
     *_, last, error = stream(scripted.http, "/v1/responses", input="hi")
