@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from starlette.requests import Request
@@ -19,7 +21,7 @@ from ..schemas.responses import ResponseRequest
 from ..state import Gateway
 from ..tools.hermes import HermesParser
 from ..tools.parser import parser_within_thoughts
-from .harmony import HarmonyReader, end_of_thoughts
+from .harmony import HarmonyReader, thoughts_in
 from .thoughts import ThoughtReader, calls_behind
 
 _ON, _OFF = "/think", "/no_think"  # switches that some templates look for in messages
@@ -81,24 +83,21 @@ class Reasoning:
     def _num_tokens(self, words: Words, token_ids: Sequence[int]) -> int:
         contents = [words.bytes_of(token_id) for token_id in token_ids]
         has_end = len(token_ids) > 0 and words.is_special(token_ids[-1])
-        end = self._end(b"".join(contents), mark=contents[-1] if has_end else b"")
-        num_bytes = num_tokens = 0
-        while num_bytes < end:
-            num_bytes += len(contents[num_tokens])
-            num_tokens += 1
-        return num_tokens
+        spans = self._spans(b"".join(contents), mark=contents[-1] if has_end else b"")
+        begins = list(accumulate(map(len, contents), initial=0))[:-1]
+        return sum(bisect_left(begins, end) - bisect_left(begins, first) for first, end in spans)
 
-    def _end(self, answer: bytes, *, mark: bytes) -> int:
-        """Bytes up to the end of the reasoning. ``mark``: that of the answer's end, if it has one."""
+    def _spans(self, answer: bytes, *, mark: bytes) -> list[tuple[int, int]]:
+        """Where the reasoning is, in bytes. ``mark``: that of the answer's end, if it has one."""
         if self.has_channels:
-            return end_of_thoughts(answer)
+            return thoughts_in(answer)
         if not self.is_open and not answer.decode(errors="replace").lstrip().startswith(START):
-            return 0
+            return []
         end = answer.find(END.encode())
         if end >= 0:
-            return end + len(END)
+            return [(0, end + len(END))]
         place = calls_behind(answer.removesuffix(mark).decode("latin-1"), self.calls)  # a character for each byte
-        return len(answer) if place is None else place
+        return [(0, len(answer) if place is None else place)]
 
 
 async def with_reasoning(

@@ -20,17 +20,15 @@ _MAX_HEAD_CHARS = 512  # of a head, including the mark that ends it
 _MARK = re.compile(r"\s*<\|(?:channel|start)\|>")
 _THOUGHT = re.compile(r"\s*<\|channel\|>\s*analysis\b")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
-# All reasoning at the beginning of an answer.
 _THOUGHTS = re.compile(
-    rb"(?:\s*(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|(?=<\|start\|>)|\Z))*",
+    rb"(?:\A|<\|start\|>assistant|(?<=<\|end\|>))\s*<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|(?=<\|start\|>)|\Z)",
     re.DOTALL,
 )
 
 
-def end_of_thoughts(answer: bytes) -> int:
-    """Bytes of the answer up to the end of its reasoning."""
-    found = _THOUGHTS.match(answer)
-    return found.end() if found else 0
+def thoughts_in(answer: bytes) -> list[tuple[int, int]]:
+    """Where the reasoning is in an answer, with its marks: begins and ends in bytes."""
+    return [found.span() for found in _THOUGHTS.finditer(answer)]
 
 
 class _Kind(Enum):

@@ -15,7 +15,7 @@ from tests.launch.gateway.scripted import Dictation, ScriptedClient
 from tests.launch.gateway.sse import stream, text_of
 from triptych.driver import driver as drivers
 from triptych.launch.gateway.reasoning.handling import Reasoning
-from triptych.launch.gateway.reasoning.harmony import HarmonyReader, end_of_thoughts
+from triptych.launch.gateway.reasoning.harmony import HarmonyReader, thoughts_in
 from triptych.launch.gateway.reasoning.thoughts import find_reasoning_parser
 from triptych.launch.gateway.requests.ids import new_id, read_id
 from triptych.launch.gateway.requests.words import Words
@@ -93,17 +93,20 @@ def test_only_a_possible_marker_is_held_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "end"),
+    ("text", "thoughts"),
     [
-        (THOUGHT + FINAL, len(THOUGHT)),
-        (FINAL, 0),
-        ("hi", 0),
-        (THOUGHT[:40], 40),
-        (f"{THOUGHT}\xff{THOUGHT}", len(THOUGHT)),
+        (THOUGHT + FINAL, [THOUGHT]),
+        (FINAL, []),
+        ("hi", []),
+        (THOUGHT[:40], [THOUGHT[:40]]),
+        (f"{THOUGHT}\xff{THOUGHT}", [THOUGHT]),  # marks in a text
+        (f"{THOUGHT}{THOUGHT}{CALL}", [THOUGHT, THOUGHT]),
+        (f"{OPEN_THOUGHT}{FINAL}<|start|>assistant{THOUGHT}{CALL}", [OPEN_THOUGHT, f"<|start|>assistant{THOUGHT}"]),
+        (f"{THOUGHT}{FINAL}<|end|>{OPEN_THOUGHT}", [THOUGHT, OPEN_THOUGHT]),
     ],
 )
-def test_reasoning_ends_where_another_channel_begins(text: str, end: int) -> None:
-    assert end_of_thoughts(text.encode("latin-1")) == end
+def test_reasoning_is_counted_in_its_channel(text: str, thoughts: list[str]) -> None:
+    assert [text[begin:end] for begin, end in thoughts_in(text.encode("latin-1"))] == thoughts
 
 
 @pytest.mark.parametrize(
