@@ -12,6 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
 INSTALLED := $(VENV)/.installed
+TOO_OLD := Triptych needs Python 3.10 or newer, and %s is %d.%d: delete .venv, if it is there, and make demo PYTHON=python3.12
+IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10) and "$(TOO_OLD)" % ((sys.executable,) + sys.version_info[:2]))
 
 .PHONY: demo test lint bench simulate fuzz chaos soak clean
 
@@ -59,7 +61,9 @@ clean:
 
 # Without build isolation, so that the setuptools that builds is the pinned one too.
 $(INSTALLED): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || $(PYTHON) -c '$(IS_NEW_ENOUGH)'
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c '$(IS_NEW_ENOUGH)'
 	$(PIP) setuptools
 	$(PIP) --no-build-isolation -e '.[dev]'
 	touch $@
