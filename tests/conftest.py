@@ -30,9 +30,14 @@ HAS_GPU = any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd"))
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
+ORDINARY_WORKERS = "--ordinary-workers"
 
 # While all tests are imported, a garbage collection has much to visit and nothing to free.
 gc.disable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(ORDINARY_WORKERS, action="store_true", help="start workers as outside of tests; see forking.py")
 
 
 @pytest.hookimpl(trylast=True)
@@ -87,9 +92,10 @@ def _keep_what_is_there() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_workers() -> Iterator[None]:
+def forked_workers(pytestconfig: pytest.Config) -> Iterator[None]:
     """See ``forking.py``."""
-    if None in map(importlib.util.find_spec, ("zmq", "msgpack")):  # kernels are also tested without them
+    are_missing = None in map(importlib.util.find_spec, ("zmq", "msgpack"))  # kernels are also tested without them
+    if are_missing or pytestconfig.getoption(ORDINARY_WORKERS):
         yield
         return
     from tests import forking

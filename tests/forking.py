@@ -1,9 +1,10 @@
 """Workers of tests are forked from a process that has imported what they need.
 
 Imports are most of what a start costs: of a pipeline 0.8 s of processor time, with torch 2 s. All else is as the driver
-wants it, and the worker is a child of the test's own process. Where a test changes what processes inherit, such as the
-environment, a limit or an ignored signal, its workers are started as outside of tests. So are those of other processes,
-such as ``triptych serve``.
+wants it, and the worker is a child of the test's own process; but workers of one process of tests share the seed of
+Python's hashes. Where a test changes what processes inherit, such as the environment, a limit or an ignored signal, its
+workers are started as outside of tests. So are those of other processes, such as ``triptych serve``, and all of them
+with ``--ordinary-workers``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,15 @@ def forked_workers() -> Iterator[None]:
         patch.setattr(processes, "subprocess", SimpleNamespace(Popen=forks.popen))
         yield
     forks.close()
+
+
+@contextmanager
+def forked_with_changes() -> Iterator[None]:
+    """The same for a changed environment, if they are forked at all."""
+    from triptych.driver import processes
+
+    with nullcontext() if vars(processes)["subprocess"] is subprocess else forked_workers():
+        yield
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests import fork_server
-from tests.forking import Forks
+from tests.forking import Forks, forked_workers
 from triptych import Driver
 from triptych.driver.processes import log_of
 
@@ -53,7 +53,7 @@ def test_it_is_a_child_of_this_process_with_the_folder_and_the_files_it_was_give
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with Driver("hash-lm") as driver:
+    with forked_workers(), Driver("hash-lm") as driver:
         worker = psutil.Process(driver.pids["summarize"])
         assert fork_server.__name__ in worker.cmdline()
         assert worker.ppid() == os.getpid()
