@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import pytest
@@ -43,7 +43,9 @@ from triptych.workers.execute.hash_build import byte_tokenizer_json
 from triptych.workers.execute.model.checkpoint.four_bit_layouts import find_layout
 
 ROOT = Path(__file__).parents[2]
-FASTAPI, CELERY, POOL, JOB, CHOICES, BEGUN, VECTORS, JOURNAL, MODELS, ROUNDING, ADAPTERS = blocks("how-to.md", "python")
+FASTAPI, CELERY, POOL, NOTEBOOK, FIXTURE, JOB, CHOICES, BEGUN, VECTORS, JOURNAL, MODELS, ROUNDING, ADAPTERS = blocks(
+    "how-to.md", "python"
+)
 SHELL = blocks("how-to.md", "sh")
 CALLS = [line for block in SHELL for line in block.text.splitlines()]
 FASTAPI_CALLS = [line for block in SHELL if "FastAPI" in block.heading for line in block.text.splitlines()]
@@ -186,6 +188,53 @@ def test_redelivered_task_is_not_computed_again() -> None:
 @pytest.mark.parametrize("block", [POOL, CHOICES, BEGUN, VECTORS, MODELS], ids=lambda block: block.heading)
 def test_program_answers_with_text(block: Block, demo_driver: Driver, tmp_path: Path) -> None:
     assert_no_text_is_blank(run_borrowed(block.text, tmp_path, demo_driver))
+
+
+class NoDriver:
+    """Notes what would run."""
+
+    running: ClassVar[list[str]] = []
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def start(self) -> NoDriver:
+        self.running.append(self._model)
+        return self
+
+    def stop(self) -> None:
+        self.running.remove(self._model)
+
+    def __enter__(self) -> NoDriver:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def test_cell_of_a_notebook_that_runs_again_leaves_one_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.Driver", NoDriver)
+    names: dict[str, Any] = {}
+    for _ in range(2):
+        exec(NOTEBOOK.text, names)
+        assert NoDriver.running == ["demo"]
+    names["driver"].stop()
+
+
+def test_fixture_of_a_users_tests_stops_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.Driver", NoDriver)
+    names: dict[str, Any] = {}
+    exec(FIXTURE.text, names)
+    yielded = names["driver"]._get_wrapped_function()()
+    next(yielded)
+    assert NoDriver.running == ["hash-lm"]
+    yielded.close()
+    assert NoDriver.running == []
+
+
+def test_model_for_tests_follows_a_form(driver: Driver) -> None:
+    pytest.importorskip("llguidance")
+    assert driver.generate("Sure?", structured={"choice": ["yes", "no"]}).text in ("yes", "no")
 
 
 def test_journal_on_disk_is_continued_by_the_next_driver(tmp_path: Path) -> None:
