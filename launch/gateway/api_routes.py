@@ -77,10 +77,13 @@ def _add_scores(router: APIRouter, gateway: Gateway) -> None:
     async def post_decisions(body: DecisionRequest, request: Request) -> Response:
         return await create_decision(gateway, body, request)
 
+    @router.post("/rerank", include_in_schema=False)  # as vLLM, and Cohere's client
+    @router.post("/v2/rerank", include_in_schema=False)
     @router.post("/v1/rerank", summary="texts in the order of their relevance to a query")
     async def post_rerank(body: RerankRequest, request: Request) -> Response:
         return await create_rerank(gateway, body, request)
 
+    @router.post("/score", include_in_schema=False)
     @router.post("/v1/score", summary="the relevance of texts to queries")
     async def post_score(body: ScoreRequest, request: Request) -> Response:
         return await create_score(gateway, body, request)

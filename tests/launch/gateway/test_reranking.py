@@ -44,6 +44,14 @@ def test_only_the_best_are_returned(demo: Site) -> None:
     assert best == {"index": whole[0]["index"], "relevance_score": pytest.approx(whole[0]["relevance_score"], rel=0.05)}
 
 
+@pytest.mark.parametrize(
+    ("path", "same"), [("/rerank", "/v1/rerank"), ("/v2/rerank", "/v1/rerank"), ("/score", "/v1/score")]
+)
+def test_routes_have_the_paths_that_clients_of_others_use(demo: Site, path: str, same: str) -> None:
+    pair = {"text_1": QUERY, "text_2": TEXTS[0]} if "score" in path else {"query": QUERY, "documents": TEXTS[:1]}
+    assert demo.ask(path, **pair).keys() == demo.ask(same, **pair).keys()
+
+
 def test_instruction_is_part_of_the_prompt(demo: Site) -> None:
     asked = {"text_1": QUERY, "text_2": TEXTS[0], "instruction": "Find what is about numbers"}
     [row] = demo.ask("/v1/score", **asked)["data"]
