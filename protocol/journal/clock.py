@@ -17,6 +17,7 @@ from .requests import RequestView, read_request
 from .tokens import read_times, read_tokens
 
 _MAX_NS = 1 << 62  # 146 years
+_MAX_GAP_NS = 6 * 3600 * 10**9  # between two tokens: a time that did not reach the disk looks like 11.9 hours
 _LEAST_LAG_NS = 10**9  # the clocks drift apart by less, unless someone sets one or the machine sleeps
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -67,4 +68,5 @@ def _latest_ns(journal: Journal) -> int:
 def _last_token_ns(journal: Journal, view: RequestView) -> int:
     tokens = read_tokens(journal, view)
     times_ns = read_times(journal, view, 0 if tokens is None else len(tokens)).tokens_ns
-    return int(times_ns[-1]) if len(times_ns) else 0
+    gaps_ns = np.diff(times_ns, prepend=view.accepted_ns)
+    return int(times_ns[-1]) if len(times_ns) and gaps_ns.max() < _MAX_GAP_NS else 0

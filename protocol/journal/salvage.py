@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 
 from ..errors import JournalError
+from ..record_key import Key
 from .layout import ACCEPTED, DISPATCHED, FREE, Journal, split_word, word
 from .releases import has_sound_end, is_forgotten, read_release
 from .requests import RequestView, drop, read_request
 from .tokens import read_finish, read_tokens
+
+_BROKEN = ("abort", "error")  # ends of a search without hypotheses
 
 
 def salvage(journal: Journal) -> list[str]:
@@ -110,11 +113,13 @@ def _free_incomplete(journal: Journal, views: list[RequestView]) -> list[str]:
 
 def _reset_ends_without_tokens(journal: Journal, views: list[RequestView]) -> list[str]:
     """An end whose tokens did not reach the disk: the answer is computed again from its beginning, once it has a
-    credit. The same goes for all beams of its search, which continue together or not at all.
+    credit. The same goes for all beams of its search, which continue together or not at all, and for those of a search
+    of which only some hypotheses reached the disk.
     """
     lines: list[str] = []
     lost = [view for view in views if _has_lost_tokens(journal, view)]
     slots, searches = {view.slot for view in lost}, {view.group for view in lost if view.record.params.is_beam_search}
+    searches |= _torn_searches(journal, views)
     for view in views:
         if view.slot in slots or (view.group in searches and not is_forgotten(journal, *view.key)):
             entry = journal.records[view.slot]
@@ -122,6 +127,35 @@ def _reset_ends_without_tokens(journal: Journal, views: list[RequestView]) -> li
             entry["finish_word"] = entry["release_word"] = entry["tokens_word"] = 0
             lines.append(f"record {view.slot}: the tokens of its answer are lost; it is taken as not ended")
     return lines
+
+
+def _torn_searches(journal: Journal, views: list[RequestView]) -> set[Key]:
+    """The beam searches of which some hypotheses are written and others are not, in an order that no process writes:
+    the last record's hypothesis is written last, and all ends after it.
+    """
+    beams: dict[Key, list[RequestView]] = defaultdict(list)
+    for view in views:
+        if view.record.params.is_beam_search and not is_forgotten(journal, *view.key):
+            beams[view.group].append(view)
+    return {group for group, members in beams.items() if _is_torn(journal, members)}
+
+
+def _is_torn(journal: Journal, beams: list[RequestView]) -> bool:
+    ends = [_reason(journal, view.key) for view in beams]
+    if any(end in _BROKEN for end in ends):
+        return False  # summarize ends the others with it
+    tokens = [read_tokens(journal, view) for view in beams]
+    is_written = [end != "" or (ids is not None and len(ids) > 0) for end, ids in zip(ends, tokens, strict=True)]
+    last = next((done for view, done in zip(beams, is_written, strict=True) if view.key == view.group), False)
+    return (any(ends) or last) and not all(is_written)
+
+
+def _reason(journal: Journal, key: Key) -> str:
+    """Why this answer has ended; empty if it has not."""
+    end = read_finish(journal, *key)
+    if (release := read_release(journal, *key)) is not None:
+        return release[1]
+    return "" if end is None else end[0]
 
 
 def _has_lost_tokens(journal: Journal, view: RequestView) -> bool:

@@ -262,6 +262,20 @@ def test_tokens_and_steps_before_a_reboot_are_earlier_than_those_after_it(tmp_pa
     assert Journal.open(tmp_path / "journal").now_ns() >= now_ns + (num_tokens + 1) * 10**12
 
 
+def test_times_that_did_not_reach_the_disk_do_not_set_the_clock(tmp_path: Path) -> None:
+    """They look like times half a day ahead: every deadline would pass."""
+    journal, now_ns = make_journal(tmp_path), time.monotonic_ns()
+    writer, tokens = RequestWriter(journal), TokenWriter(journal)
+    view = read(journal, writer.accept(make_record(), replace(TIMES, accepted_ns=now_ns - 10**12)))
+    wind_clock(journal, boot_id="first")
+    tokens.adopt(view)
+    for index in range(3):
+        tokens.publish(np.array([0]), np.array([index]), np.array([5], np.int32), now_ns - 10**12 + index * 10**9)
+    lose_tokens(journal, view, "times_at")
+    journal.words[view.extent.times_at] = 5
+    assert wind_clock(journal, boot_id="second") < 3600 * 10**9
+
+
 def test_without_a_reboot_no_time_is_changed(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     assert [wind_clock(journal, boot_id="same") for _ in range(3)] == [0, 0, 0]
@@ -410,6 +424,42 @@ def test_end_that_nobody_follows_any_more_needs_no_tokens(tmp_path: Path) -> Non
     ReleaseWriter(journal).release(view.slot, view.generation, num_tokens=2, reason="length")
     ReleaseWriter(journal).forget(view.slot, view.generation)
     lose_tokens(journal, view)
+    assert salvage(journal) == []
+
+
+def lose_record(journal: Journal, view: RequestView) -> None:
+    """Its sector is on the disk as it was before the first token."""
+    for name in ("tokens_word", "finish_word"):
+        journal.records[name][view.slot] = 0
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["finished", "released"])
+@pytest.mark.parametrize("lost", [0, 1, 2], ids=["the first", "the second", "the last"])
+def test_search_of_which_one_hypothesis_did_not_reach_the_disk_is_computed_again(
+    tmp_path: Path, lost: int, is_over: bool
+) -> None:
+    """Its beams would wait for each other for ever."""
+    records = [replace(make_record(f"a {index}", num_beams=3), index=index) for index in range(3)]
+    journal, views = with_answers(tmp_path, *records)
+    for view in views:
+        if is_over and view is not views[lost]:
+            ReleaseWriter(journal).release(*view.key, num_tokens=2, reason="length")
+    assert salvage(journal) == []
+    lose_record(journal, views[lost])
+    assert len(salvage(journal)) == 3
+    assert not any(has_begun(journal, view) for view in views)
+    assert set(journal.states()[[view.slot for view in views]].tolist()) == {ACCEPTED}
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_search_that_is_over_without_hypotheses_stays_so(tmp_path: Path, is_released: bool) -> None:
+    records = [replace(make_record(f"a {index}", num_beams=2), index=index) for index in range(2)]
+    journal, [first, second] = with_answers(tmp_path, *records)
+    lose_record(journal, second)
+    if is_released:
+        ReleaseWriter(journal).release(*first.key, num_tokens=0, reason="abort")
+    else:
+        TokenWriter(journal).finish(*first.key, "abort")
     assert salvage(journal) == []
 
 
