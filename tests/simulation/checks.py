@@ -11,6 +11,7 @@ import numpy.typing as npt
 from triptych.protocol.errors import JournalError
 from triptych.protocol.journal.layout import DISPATCHED, FREE, Words, split_word
 from triptych.protocol.journal.requests import RequestView, read_request
+from triptych.protocol.journal.salvage import salvage
 from triptych.protocol.journal.tokens import read_tokens
 from triptych.protocol.request_ids import SEPARATOR
 from triptych.workers.execute.process import Execute
@@ -99,12 +100,13 @@ class Checks:
                 raise Violation(f"tokens for record {slot} after its end")
 
     def _check_credits(self) -> None:
-        """At most max_live requests are with execute, and no id is live twice."""
+        """At most max_live requests are with execute, unless old records are back, and no id is live twice."""
         journal = self._world.journal
         states, released = journal.states(), journal.release_states()
         num_live = int(((states == DISPATCHED) & (released == 0)).sum())
         limit = self._world.card.max_live
-        self._require(num_live <= limit, f"{num_live} requests are dispatched and not released, the limit is {limit}")
+        is_kept = num_live <= limit or self._world.disk.num_failures > 0
+        self._require(is_kept, f"{num_live} requests are dispatched and not released, the limit is {limit}")
         used = np.flatnonzero(states != FREE)
         ids = journal.records["request_id"][used].tolist()
         self._require(len(set(ids)) == len(ids), f"an id is live twice: {ids}")
@@ -217,11 +219,23 @@ class Checks:
                 each.has_failed = True
 
     def killing(self, prompt: list[int]) -> None:
-        """Called when a request crashes a worker: it must be poisoned after two crashes seen by one driver."""
+        """Called when a request crashes a worker: it must be poisoned after two crashes seen by one driver, whose last
+        one a power failure may undo.
+        """
         request = next(r for r in self._world.requests.values() if r.is_killer and r.prompt == prompt)
         request.num_killings += 1
-        limit = 1 + self._world.num_drivers
+        limit = 1 + self._world.num_drivers + self._world.disk.num_failures
         self._require(request.num_killings <= limit, f"{request.request_id} killed {request.num_killings} workers")
+
+    def salvage(self, *, power_fails: bool) -> None:
+        """As a driver does: it finds no damage after a kill, unless a request was being written."""
+        if power_fails:  # what was not flushed may be computed again, and end in another way
+            self._world.disk.fail()
+            self._tokens.clear()
+            self._ends.clear()
+        lines = salvage(self._world.journal)
+        found = [line for line in lines if not line.endswith("the last record of its request was never published")]
+        self._require(power_fails or not found, f"a driver finds damage: {found}")
 
     # -- at rest
 

@@ -114,6 +114,11 @@ class ProcessJournal(Journal):
         if process.name.startswith("execute"):
             self.tokens_words.guard = process.world.checks.before_tokens  # type: ignore[attr-defined]
         self.records = WatchedRecords(journal.records, process)  # type: ignore[assignment]
+        self._process = process
+
+    def flush(self) -> None:
+        self._process.act("flush")
+        self._process.world.disk.flush()
 
 
 class WatchedWords:

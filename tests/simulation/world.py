@@ -27,6 +27,7 @@ from tests.simulation.mishaps import allow_mishaps
 from tests.simulation.network import Network
 from tests.simulation.owners import give_keys, install_keys
 from tests.simulation.plan import FAULTS_END_NS, Plan, make_plan, pausing
+from tests.simulation.power import Disk, let_power_fail
 from tests.simulation.processes import RUN_DIR, Died, Process, Worker
 from tests.simulation.proposals import allow_proposals
 from tests.simulation.requests import Request
@@ -53,6 +54,7 @@ CHANGES: dict[str, Callable[[Plan, random.Random], None]] = {  # of a plan that 
     "owners": give_keys,
     "handovers": hand_over,
     "mishaps": allow_mishaps,
+    "power": let_power_fail,
 }
 
 
@@ -76,6 +78,7 @@ KINDS = {
     "mishaps": Kind(0.2, "whether steps raise by chance"),
     "rules": Kind(0.2, "whether requests restrict their tokens"),
     "handovers": Kind(0.2, "whether requests change hands"),
+    "power": Kind(0.15, "whether the power fails, in a run in which adapters do not come and go"),
 }
 
 
@@ -101,6 +104,7 @@ class World:
         dice = {name: random.Random(f"{name} {seed}") for name in KINDS}
         self.kinds = {name: _drawn(dice[name], KINDS[name].chance, kinds.get(name)) for name in KINDS}
         self.kinds["loading"] &= self.kinds["adapters"] or bool(kinds.get("loading"))
+        self.kinds["power"] &= not self.kinds["loading"]
         self.kinds["states"] &= not (self.kinds["overlaps"] or self.kinds["proposals"])  # which it does not support
         self.mishaps, self.rules = dice["mishaps"], dice["rules"]
         self.plan: Plan = self._make_plan(dice)
@@ -114,6 +118,7 @@ class World:
         self.network = Network(self.rng, lambda: self.clock.now_ns)
         service = self.config.service
         self.journal = make_journal(service.max_records, service.arena_bytes, clock_shift_ns=self.plan.clock_shift_ns)
+        self.disk = Disk(self.journal, random.Random(f"disk {seed}"))
         self.board = make_board()
         self.board.set_mode(RUN)
         self.blame = Blame(self.board, self.journal)
@@ -355,15 +360,16 @@ class World:
         self.plan.may_drain = True  # clients that ask now are told to ask the next driver
         self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), self.end_driver)
 
-    def end_driver(self) -> None:
+    def end_driver(self, *, power_fails: bool = False) -> None:
         """Its remaining workers die with it. The next driver does not see how they ended."""
-        self.note(None, "the driver is replaced")
+        self.note(None, "the power fails" if power_fails else "the driver is replaced")
         if self.drivers is not None:
             self.drivers.current.end()
         for worker in list(self.workers.values()):
             self.kill(worker)
         self._unnoticed.clear()
         self.num_drivers += 1
+        self.checks.salvage(power_fails=power_fails)
         self.board.set_mode(RUN)
         self.has_given_up = False
         self.blame = Blame(self.board, self.journal)
