@@ -235,7 +235,7 @@ class Checks:
             self._ends.clear()
         lines = salvage(self._world.journal)
         found = [line for line in lines if not line.endswith("the last record of its request was never published")]
-        self._require(power_fails or not found, f"a driver finds damage: {found}")
+        self._require(self._world.disk.num_failures > 0 or not found, f"a driver finds damage: {found}")
 
     # -- at rest
 

@@ -20,6 +20,7 @@ from tests.simulation.mishap_mutations import MISHAP_MUTATIONS
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.overlap_mutations import OVERLAP_MUTATIONS
 from tests.simulation.owner_mutations import OWNER_MUTATIONS
+from tests.simulation.power_mutations import POWER_MUTATIONS
 from tests.simulation.proposal_mutations import PROPOSAL_MUTATIONS
 from tests.simulation.rule_mutations import RULE_MUTATIONS
 from tests.simulation.state_mutations import STATE_MUTATIONS
@@ -66,6 +67,9 @@ FOUND_BY = {  # any seed will do; the one that found the bug last is tried first
     "released_requests_begin_when_their_grammar_is_compiled": 38,
     "penalties_count_placeholders": 12,
     "text_goes_on_where_an_earlier_reader_was": 31,
+    "accepted_requests_are_not_on_the_disk": 0,
+    "searches_continue_with_some_of_their_hypotheses": 213,
+    "ends_count_without_their_tokens": 47,
 }
 REGRESSIONS = {  # seeds that once failed, and why
     479: "a poisoned request is accepted again when its client repeats it, and crashes two more workers",
@@ -99,7 +103,7 @@ SCORE_REGRESSIONS = {
 }
 
 # Left out unless a test is of them.
-LATER = dict.fromkeys(("mishaps", "rules", "handovers"), False)
+LATER = dict.fromkeys(("mishaps", "rules", "handovers", "power"), False)
 RARE = dict.fromkeys(("adapters", "owners", "loading", "states", "scores", "embeddings"), False) | LATER
 # With the kinds of runs in which they must be found.
 MUTATIONS_OF: list[tuple[dict[str, Callable[[pytest.MonkeyPatch], None]], dict[str, bool]]] = [
@@ -114,6 +118,7 @@ MUTATIONS_OF: list[tuple[dict[str, Callable[[pytest.MonkeyPatch], None]], dict[s
     (MISHAP_MUTATIONS, {"mishaps": True}),
     (RULE_MUTATIONS, {"rules": True, "mishaps": True}),
     (HANDOVER_MUTATIONS, {"handovers": True}),
+    (POWER_MUTATIONS, {"power": True, "groups": True}),
 ]
 NOTHING = RARE | {"groups": False, "proposals": False}
 
