@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
-from ..gateway.errors import error_map, unsupported
+from ..gateway.errors import ApiError, error_response, unreadable_body, unsupported
 from .lines import Line, Reply
 
 logger = logging.getLogger(__name__)
@@ -18,9 +18,11 @@ logger = logging.getLogger(__name__)
 async def post(app: ASGIApp, line: Line) -> Reply:
     """The reply to the line's request, or its refusal. Cancelling this aborts the request."""
     if line.body.get("stream"):
-        error = unsupported("stream", "stream is true, but answers of a batch are not streamed")
-        return Reply(error.http_status, "", error_map(error))
-    visit = _Visit(json.dumps(line.body).encode())
+        return _refusal(line, unsupported("stream", "stream is true, but answers of a batch are not streamed"))
+    try:
+        visit = _Visit(json.dumps(line.body).encode())
+    except RecursionError as error:  # the line was read with less on the stack
+        return _refusal(line, unreadable_body(error))
     try:
         await app(_scope(line.url, len(visit.body)), visit.receive, visit.send)
     except Exception as error:  # a bug of ours, which has already been answered with a 500
@@ -28,6 +30,11 @@ async def post(app: ASGIApp, line: Line) -> Reply:
             raise
         logger.error("request %r failed", line.custom_id, exc_info=error)
     return visit.reply()
+
+
+def _refusal(line: Line, error: ApiError) -> Reply:
+    response = error_response(error, path=line.url)
+    return Reply(response.status_code, "", json.loads(bytes(response.body)))
 
 
 def _scope(path: str, num_bytes: int) -> Scope:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -17,6 +18,8 @@ from tests.pipeline.checks import expected
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.launch.gateway import api_routes
+from triptych.launch.run_batch.in_process import post
+from triptych.launch.run_batch.lines import Line
 
 PROMPT = [5, 6, 7]
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -96,6 +99,17 @@ def test_failed_request_does_not_stop_others(run_batch: Callable[..., Outcome], 
     assert rows["first"]["body"]["choices"] == rows["last"]["body"]["choices"]
     found = {name: (rows[name]["status_code"], rows[name]["body"]["error"]["param"]) for name in bad}
     assert found == {"temperature": (400, "temperature"), "stream": (400, "stream"), "model": (404, "model")}
+
+
+def test_body_that_cannot_be_encoded_again_is_refused_and_ends_no_batch() -> None:
+    """Such a line can be read if the stack was less full then."""
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    nowhere: Any = None
+    reply = asyncio.run(post(nowhere, Line("a", "/v1/messages", {"tools": deep})))
+    assert (reply.status, reply.body["type"]) == (400, "error")
+    assert "nested too deep" in reply.body["error"]["message"]
 
 
 def test_model_may_have_the_name_used_by_the_requests(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
