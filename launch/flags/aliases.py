@@ -138,6 +138,16 @@ INSTEAD = {
     ),  # llama.cpp
 }  # fmt: skip
 
+# Commands of others, and what does the same here.
+COMMANDS = {
+    "run": "triptych chat --model MODEL",  # Ollama
+    "ps": "triptych top",
+    "complete": "triptych generate",  # vLLM
+    "collect-env": "triptych info",
+    "env": "triptych info",  # transformers
+    **dict.fromkeys(("pull", "download"), "hf download MODEL --local-dir DIR"),  # Ollama, transformers
+}
+
 # Short forms, by option.
 SHORT = {"tensor_parallel_size": "-tp"}  # vLLM
 

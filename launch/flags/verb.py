@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from ...protocol.errors import ConfigError, InvalidRequest
-from .aliases import INSTEAD, canonical
+from .aliases import COMMANDS, INSTEAD, canonical
 from .narrow_help import NarrowHelp
 from .variables import PREFIX
 
@@ -22,7 +22,9 @@ _WORDS = {"model": "model_name", "connect": "folder"}
 
 
 class QuickGroup(typer.core.TyperGroup):
-    """Defaults its switches to False instead of None: for None, typer imports pydantic."""
+    """The program's own flags and its commands. Switches default to False instead of None, for which typer imports
+    pydantic.
+    """
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters = super().get_params(ctx)
@@ -30,6 +32,15 @@ class QuickGroup(typer.core.TyperGroup):
             if parameter.default is None:
                 parameter.default = False
         return parameters
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Name our command in the error about one of another program."""
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as error:
+            if (ours := COMMANDS.get(args[0])) is not None:
+                error.message = f"No such command {args[0]!r}. Here: {ours}"
+            raise
 
 
 class Verb(NarrowHelp):

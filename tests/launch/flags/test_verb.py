@@ -94,3 +94,8 @@ def test_all_flags_of_another_server_are_answered_at_once(triptych: Triptych) ->
         " No such option: --frob See docs/coming-from.md"
     )
     assert words in error_line(triptych("serve", "hash-lm", *command)), "--seed is the value of --dtype"
+
+
+def test_command_of_another_program_is_answered_with_ours(triptych: Triptych) -> None:
+    assert "No such command 'run'. Here: triptych chat --model MODEL" in error_line(triptych("run", "demo"))
+    assert "No such command 'serv'. Did you mean 'serve'?" in error_line(triptych("serv", "demo"))
