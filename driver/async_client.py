@@ -8,7 +8,7 @@ from pathlib import Path
 from ..protocol.errors import TriptychError
 from ..protocol.keys import ClientKeys
 from .async_requests import AsyncRequests
-from .async_stream import Mailbox
+from .async_stream import Mailbox, running_loop
 from .client import Client
 from .session import Session
 
@@ -55,7 +55,7 @@ class AsyncClient(AsyncRequests):
         return self._client.session
 
     def _mailbox(self) -> Mailbox:
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         if loop not in self._mailboxes:
             self._mailboxes = {loop: Mailbox(loop)}  # an earlier loop has ended, together with its streams
         return self._mailboxes[loop]

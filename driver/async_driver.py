@@ -12,7 +12,7 @@ from ..protocol.config import PipelineConfig
 from ..protocol.errors import PipelineClosed
 from .async_client import AsyncClient
 from .async_requests import AsyncRequests
-from .async_stream import Mailbox
+from .async_stream import Mailbox, running_loop
 from .driver import Driver
 from .health import Health
 from .parts import Stop
@@ -53,6 +53,7 @@ class AsyncDriver(AsyncRequests):
 
     async def start(self) -> AsyncDriver:
         """Start the workers and wait until all are ready; see ``Driver.start``. If cancelled, it stops them again."""
+        running_loop()
         if not self._is_started:
             self._client = None  # of an earlier start: ended by ``driver`` itself, or by a ``stop`` that was cancelled
         is_cancelled = threading.Event()

@@ -15,6 +15,19 @@ from .session import Session
 from .stream import Completion, Delta, shown, told_another
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of the calling coroutine.
+
+    Raises:
+        RuntimeError: there is none, or it is not asyncio's.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        text = "this needs a running event loop of asyncio; elsewhere, as under trio, use Driver or Client in a thread"
+        raise RuntimeError(text) from None
+
+
 class Mailbox:
     """Calls to be made in an event loop's thread. All calls put since the last drain share one wake-up: a step of 256
     requests costs one wake-up, not 256.
@@ -50,7 +63,7 @@ class AsyncStream:
         self._session = session
         self._mailbox = mailbox
         self._num_tokens = 0
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()  # None: the end
         self._accepted: asyncio.Future[Accepted] = loop.create_future()
         self._result: asyncio.Future[Completion] = loop.create_future()

@@ -341,7 +341,7 @@ def load_adapter(
     module: Annotated[str, typer.Argument(metavar="NAME=PATH", help="the LoRA adapter")],
     connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
 ) -> None:
-    """Serve one more LoRA adapter in a running pipeline. Its clients only notice the pause of a restart."""
+    """Serve one more LoRA adapter in a running pipeline. Its clients notice at most the pause of a restart."""
     from .verbs.adapters import load_adapter
 
     raise typer.Exit(load_adapter(module, connect=connect))

@@ -69,3 +69,12 @@ def has_status(driver: Driver, status: str) -> bool:
         return driver.health().status == status
     except PipelineClosed:
         return False
+
+
+def test_other_event_loops_are_refused_with_what_to_use() -> None:
+    """As under trio, whose runner is not asyncio's either."""
+    driver = AsyncDriver("hash-lm")
+    with pytest.raises(RuntimeError, match=r"a running event loop of asyncio; .* use Driver or Client in"):
+        driver.start().send(None)
+    with pytest.raises(PipelineClosed):
+        _ = driver.driver.run_dir
