@@ -138,6 +138,26 @@ INSTEAD = {
     ),  # llama.cpp
 }  # fmt: skip
 
+# The same for Hugging Face's TGI, in a list below that table.
+OF_TGI = {
+    "model-id": "--model",
+    "num-shard": "--tensor-parallel-size",
+    "hostname": _ADDRESS,
+    "quantize": "--quantization",
+    "max-batch-prefill-tokens": _BATCH,
+    "max-batch-total-tokens": "--num-pages",
+    "max-batch-size": "--max-num-seqs",
+    "max-concurrent-requests": "--max-queue",
+    "cuda-memory-fraction": _MEMORY,
+    "speculate": _GUESSES,
+    "lora-adapters": "--lora-modules",
+    "cors-allow-origin": "--allowed-origin",
+    "json-output": "--log-format json",
+    "otlp-endpoint": "--otlp-traces-endpoint",
+    "payload-limit": "--max-body-bytes",
+}
+INSTEAD |= OF_TGI
+
 # Commands of others, and what does the same here.
 COMMANDS = {
     "run": "triptych chat --model MODEL",  # Ollama

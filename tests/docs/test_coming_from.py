@@ -14,7 +14,7 @@ from tests.docs.pages import assert_no_text_is_blank, blocks, read, run_borrowed
 from tests.launch.gateway.conftest import Site, site
 from triptych import Driver
 from triptych.launch.cli import app
-from triptych.launch.flags.aliases import ALIASES, INSTEAD, canonical
+from triptych.launch.flags.aliases import ALIASES, INSTEAD, OF_TGI, canonical
 
 PAGE = read("coming-from.md")
 [PROGRAM] = blocks("coming-from.md", "python")
@@ -107,8 +107,14 @@ def test_errors_name_the_equivalent_of_every_flag_that_is_not_accepted() -> None
         if row[0] == "a field of each request" or not is_understood(flag)
     }
     several = {"host", "speculative-config"}  # in more than one row
-    assert plain.keys() == INSTEAD.keys()
-    assert {flag for flag, text in INSTEAD.items() if text.split(",")[0] not in plain[flag]} == several
+    assert plain.keys() == INSTEAD.keys() - OF_TGI.keys()
+    assert {flag for flag, text in INSTEAD.items() if text.split(",")[0] not in plain.get(flag, text)} == several
+
+
+@pytest.mark.parametrize(("flag", "ours"), OF_TGI.items())
+def test_flags_of_tgi_are_on_the_page_after_our_own(flag: str, ours: str) -> None:
+    own = ours.split(",")[0]
+    assert re.search(rf"`{own}`\s+`--{flag}`", PAGE)
 
 
 THERE = [route for cell, here in ROUTES.items() if here.startswith("yes") for route in re.findall(r"`([^`{]*)`", cell)]
