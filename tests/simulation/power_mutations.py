@@ -11,16 +11,11 @@ def accepted_requests_are_not_on_the_disk(patch: Patch) -> None:
     patch.setattr(WorkerContext, "flush_journal", lambda context: None)
 
 
-def searches_continue_with_some_of_their_hypotheses(patch: Patch) -> None:
-    patch.setattr(salvage, "_torn_searches", lambda journal, views: set())
-
-
 def ends_count_without_their_tokens(patch: Patch) -> None:
     patch.setattr(salvage, "_has_lost_tokens", lambda journal, view: False)
 
 
 POWER_MUTATIONS = by_name(
     accepted_requests_are_not_on_the_disk,
-    searches_continue_with_some_of_their_hypotheses,
     ends_count_without_their_tokens,
 )
