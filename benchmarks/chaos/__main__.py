@@ -137,7 +137,10 @@ def make_oracle(arguments: argparse.Namespace, run_dir: Path, operator: Operator
 
 def requests_figures(clients: Clients) -> dict[str, Any]:
     counts, watch = clients.watch.counts, clients.watch
-    names = ("whole", "embedded", "aborted", "vanished", "refused", "overloaded", "poison_named", "too_late", "tokens")
+    names = (
+        "whole", "embedded", "aborted", "handed_over", "vanished", "refused", "overloaded", "poison_named", "too_late",
+        "tokens",
+    )  # fmt: skip
     return {
         "requests": {name: counts[name] for name in names},
         "lost": counts["lost"],

@@ -1,4 +1,6 @@
-"""Clients that know their expected answers: readers, some that abort or vanish, and some with invalid requests."""
+"""Clients that know their expected answers: readers, some of which abort, vanish, take over from each other, or send
+invalid requests.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +24,7 @@ from triptych.protocol.errors import (
     InvalidRequest,
     ModelFailed,
     Overloaded,
+    PipelineClosed,
     Poisoned,
     RequestError,
     TriptychError,
@@ -159,8 +163,10 @@ class Clients:
                     self._vanish(rng)
                 elif share < 0.15:
                     self._embed(client, rng)
+                elif share < 0.20:
+                    self._hand_over(client, rng)
                 else:
-                    self._read(client, rng, abort=share < 0.23)
+                    self._read(client, rng, abort=share < 0.28)
             except Overloaded:
                 self.watch.count("overloaded")
                 self.stopping.wait(0.1)
@@ -206,6 +212,25 @@ class Clients:
                 stream.abort()
                 abort_after = None
         return got
+
+    def _hand_over(self, client: Client, rng: random.Random) -> None:
+        """Another client goes on where the first one stopped reading."""
+        request, expected = self._oracle.draw(rng)
+        got: list[int] = []
+        with Client(self._run_dir) as first:
+            stream = first.submit(**request, lease_s=LEASE_S, keep=True)
+            stream.accepted(ANSWER_S)
+            text = ""
+            for delta in islice(stream, rng.randrange(1, 20)):
+                got, text = got + delta.token_ids, text + delta.text
+            first.detach(stream.request_id, PipelineClosed("handed over"))
+        try:
+            rest = client.resume(stream.request_id, num_tokens=len(got), num_chars=len(text)).result(ANSWER_S)
+        except RequestError as error:
+            self.watch.count("innocent_failed", f"{error.code}: {error.message:.200}")
+            return
+        is_right = got + rest.token_ids == expected
+        self.watch.count("handed_over" if is_right else "altered", "" if is_right else f"{request} in two parts")
 
     def _embed(self, client: Client, rng: random.Random) -> None:
         prompt = [rng.randrange(1, 250) for _ in range(rng.randrange(3, 500))]
