@@ -145,8 +145,7 @@ class GatewayConfig:
         """
         if self.lora_root == "":
             raise ConfigError("lora_root is empty", param="lora_root")
-        if self.lora_root is not None and not Path(self.lora_root).is_dir():
-            why = "is not a directory" if Path(self.lora_root).exists() else "does not exist"
+        if self.lora_root is not None and (why := _why_no_folder(Path(self.lora_root))):
             raise ConfigError(f"lora_root {self.lora_root} {why}", param="lora_root")
 
     def api_keys(self) -> tuple[str, ...]:
@@ -183,3 +182,12 @@ def _read_keys(path: Path) -> list[str]:
     if not keys:
         raise ConfigError(f"api_key_file {path} contains no key", param="api_key_file")
     return keys
+
+
+def _why_no_folder(path: Path) -> str | None:
+    try:
+        if path.is_dir():
+            return None
+        return "is not a directory" if path.exists() else "does not exist"
+    except OSError as error:  # as in a folder that is somebody else's
+        return f"cannot be read: {error.strerror}"

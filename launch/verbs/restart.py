@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ...driver.control import ask
@@ -12,7 +13,8 @@ def restart(role: str, *, connect: Path, model: str | None) -> int:
     Raises:
         ConfigError: no pipeline runs there, the role is unknown, or the new worker cannot start.
     """
-    model = str(Path(model).absolute()) if model is not None and Path(model).exists() else model
+    if model is not None and os.path.exists(model):
+        model = str(Path(model).absolute())
     answer = ask(connect.absolute(), "restart", role=role, model=model)
     print(f"{role} restarted, ready after {answer['seconds']:.2f} s")
     return 0

@@ -59,6 +59,7 @@ def test_interrupted_start_exits_with_0_only_if_no_request_waits(
         ("ssl_certfile", "certificate.pem", "cannot be read"),
         ("lora_root", "adapters", "does not exist"),
         ("lora_root", "file", "is not a directory"),
+        ("lora_root", "x" * 300, "cannot be read: File name too long"),
     ],
 )
 def test_unusable_path_is_reported_before_anything_starts(

@@ -53,8 +53,7 @@ def find_checkpoint(
     if model == DEMO_MODEL:
         return DEMO_CHECKPOINT
     folder = Path(model).expanduser()
-    if folder.is_dir():
-        _check_is_model(folder)
+    if _is_model_folder(folder):
         return folder
     if is_gguf(model):
         return find_unpacked(folder, dtype=dtype, progress=progress)
@@ -64,17 +63,24 @@ def find_checkpoint(
     return fetch(model)
 
 
-def _check_is_model(folder: Path) -> None:
-    """
+def _is_model_folder(path: Path) -> bool:
+    """Whether it is a folder, which then is a model.
+
     Raises:
-        ConfigError: it is not. The error names the model that lies in it, if one does.
+        ConfigError: it is not one, in which case the error names the model that lies in it, if one does; or its files
+            cannot be read.
     """
-    if (folder / "config.json").is_file():
-        return
-    configs = (*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json"))  # the latter: the hub's cache
-    found = sorted([*folder.glob(f"*{SUFFIX}"), *(file.parent for file in configs)])
+    try:
+        if (path / "config.json").is_file():
+            return True
+        if not path.is_dir():
+            return False
+    except OSError as error:  # as of a folder that is somebody else's
+        raise ConfigError(f"model {path} cannot be read: {error.strerror}", param="model") from error
+    configs = (*path.glob("*/config.json"), *path.glob("snapshots/*/config.json"))  # the latter: the hub's cache
+    found = sorted([*path.glob(f"*{SUFFIX}"), *(file.parent for file in configs)])
     hint = f"; name what is in it, such as {found[0]}" if found else ""
-    raise ConfigError(f"{folder} is not a model: it has no config.json{hint}", param="model")
+    raise ConfigError(f"{path} is not a model: it has no config.json{hint}", param="model")
 
 
 @contextmanager

@@ -73,6 +73,8 @@ def test_progress_counts_tensors_up_to_the_last(checkpoint: Path) -> None:
 def test_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere does not exist"):
         find_checkpoint(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="x cannot be read: File name too long"):
+        find_checkpoint("x" * 300)
 
 
 def test_missing_config_is_named(checkpoint: Path) -> None:
