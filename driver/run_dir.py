@@ -88,6 +88,9 @@ class RunDir:
             return f"; {self.path} holds requests of an earlier driver, which no driver elsewhere answers"
         if self._kept is None:
             return ""
+        full = self._kept if error.filename is None else Path(error.filename).parent
+        if full.stat().st_dev != self._kept.stat().st_dev:
+            return ""
         num_bytes = sum(path.lstat().st_blocks for path in self._kept.rglob("*")) * 512
         return (
             f"; {self._kept} takes {num_bytes} bytes: it holds requests of a driver that was killed;"

@@ -235,6 +235,7 @@ class Journal:
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
+            error.filename = str(path)  # it may lie on another disk than the run directory
             raise ConfigError(
                 f"the journal {path} needs {size} bytes: {error.strerror}; use a smaller --arena-bytes, or a"
                 " --run-dir (or --journal) with enough free space",

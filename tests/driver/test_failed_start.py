@@ -74,6 +74,22 @@ def test_full_disk_error_says_what_helps(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_full_disk_of_the_journal_is_not_blamed_on_a_folder_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_requests(tmp_path / f"{PREFIX}kept")
+    monkeypatch.setattr(run_dir_module, "SHARED_MEMORY", tmp_path)
+    run_dir = RunDir()
+    helps = [run_dir.what_helps(OSError(errno.ENOSPC, "full", name)) for name in (str(tmp_path / "a"), "/proc/a")]
+    run_dir.remove()
+    assert [bool(hint) for hint in helps] == [True, False]
+    allocate_all_but(1, monkeypatch)
+    with pytest.raises(ConfigError) as error:
+        Journal.create(tmp_path / "journal", num_records=1, arena_bytes=64)
+    assert isinstance(error.value.__cause__, OSError)
+    assert error.value.__cause__.filename == str(tmp_path / "journal")
+
+
 @pytest.mark.parametrize("nth", [1, 2], ids=["journal", "board"])
 def test_full_disk_error_names_what_a_killed_driver_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
