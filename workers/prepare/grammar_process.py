@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from ...protocol.tokenizer_files import TOKENIZER_FILE
 
 _MAX_REASON_CHARS = 500  # of a message, which may quote all of the form, or list all that was expected
 _JSON_DEFAULTS: Any = {"whitespace_pattern": JSON_WHITESPACE}
+_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)  # llama.cpp's notation; Lark's has no such line
 
 
 def main() -> None:
@@ -45,6 +47,7 @@ class _Compiler:
     def __init__(self, run_dir: Path) -> None:
         try:
             import llguidance  # imported here: an optional dependency
+            from llguidance.gbnf_to_lark import gbnf_to_lark
         except ImportError as error:
             raise ValueError("llguidance is not installed, pip install 'triptych[structured]'") from error
         card = ModelCard.read(run_dir)
@@ -53,6 +56,7 @@ class _Compiler:
             raise ValueError("the model has no token that ends a sequence")
         self._matcher = llguidance.LLMatcher
         self._to_lark = llguidance.regex_to_lark
+        self._gbnf_to_lark = gbnf_to_lark
         self._limits = llguidance.LLParserLimits(**PARSER_LIMITS)
         tokenizer_json = (run_dir / TOKENIZER_FILE).read_text(encoding="utf-8")
         self._tokenizer = llguidance.LLTokenizer(tokenizer_json, **tokenizer_options(card))
@@ -74,6 +78,8 @@ class _Compiler:
         if kind == "regex":
             # Its default conversion lets \\d match the digits of every script, which is hardly ever intended.
             source = f"start: /{self._to_lark(source, use_ascii='d')}/"
+        elif _GBNF.search(source):
+            source = self._gbnf_to_lark(source)
         return str(self._matcher.grammar_from_lark(source))
 
 

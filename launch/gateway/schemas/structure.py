@@ -41,7 +41,7 @@ class StructuredOutputs(ApiModel):
     json_object: bool | None = None
     regex: str | None = None
     choice: List[str] | None = None
-    grammar: str | None = Field(None, description="a context-free grammar, in Lark's syntax")
+    grammar: str | None = Field(None, description="a context-free grammar, in Lark's syntax or in GBNF")
 
     def form(self) -> dict[str, Any]:
         """The form for the pipeline.

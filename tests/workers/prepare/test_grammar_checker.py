@@ -68,6 +68,37 @@ def test_reason_is_no_longer_than_a_person_reads(checker: GrammarChecker, form: 
     assert len(reason) < 600
 
 
+GBNF = r"""# moves of a game
+root ::= move ("\n" move)* end-mark?
+move ::= [1-9] [0-9]{0,2} ". " (pawn | "O-O")
+pawn ::= ([a-h] "x")? [a-h] [1-8]
+end-mark ::= " #"
+"""
+LARK = r"""start: move ("\n" move)* " #"?
+move: /[1-9][0-9]{0,2}/ ". " (pawn | "O-O")
+pawn: (/[a-h]/ "x")? /[a-h][1-8]/
+"""
+
+
+@pytest.mark.parametrize("grammar", [GBNF, LARK], ids=["GBNF", "Lark"])
+@pytest.mark.parametrize(
+    ("text", "num_bytes", "is_complete"),
+    [("1. e4", 5, True), ("12. exd5\n13. O-O #", 18, True), ("1. e9", 4, False), ("0. e4", 0, False)],
+)
+def test_grammar_is_in_lark_or_in_gbnf(
+    checker: GrammarChecker, grammar: str, text: str, num_bytes: int, is_complete: bool
+) -> None:
+    guidance = pytest.importorskip("llguidance")
+    matcher = guidance.LLMatcher(guidance.LLTokenizer("byte"), compile_form(checker, {"grammar": grammar}))
+    assert matcher.try_consume_tokens([*text.encode()]) == num_bytes
+    assert matcher.is_accepting() == is_complete
+
+
+def test_error_in_a_gbnf_grammar_says_where_it_is(checker: GrammarChecker) -> None:
+    assert "does not compile: Expected ')' at line 1" in refused(checker, {"grammar": 'root ::= ("a"'})
+    assert "does not compile" in refused(checker, {"grammar": GBNF.replace("root", "game")})
+
+
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(depth):
