@@ -28,10 +28,15 @@ def structured_options(response_format: ResponseFormat | None, outputs: Structur
         if response_format is not None and response_format.type != "text":
             raise unsupported("structured_outputs", "response_format and structured_outputs exclude each other")
         return {"structured": outputs.form()}
-    if response_format is None or response_format.type == "text":
+    if response_format is None:
+        return {}
+    if response_format.schema_ is not None and response_format.type != "json_object":
+        raise ApiError("response_format.schema belongs to json_object", param="response_format.schema")
+    if response_format.type == "text":
         return {}
     if response_format.type == "json_object":
-        return {"structured": {"json_object": True}}
+        schema = response_format.schema_
+        return {"structured": {"json_schema": schema} if schema else {"json_object": True}}
     if response_format.json_schema is None or response_format.json_schema.schema_ is None:
         param = "response_format.json_schema"
         raise ApiError(f"{param}.schema is required", code="missing_required_parameter", param=param)

@@ -141,7 +141,7 @@ def _format(body: ResponseRequest) -> ResponseFormat | None:
         return None
     wanted = body.text.format
     if wanted.type != "json_schema":
-        return ResponseFormat(type=wanted.type)
+        return ResponseFormat(type=wanted.type, schema=wanted.schema_ if wanted.type == "json_object" else None)
     given = required(wanted.schema_, "text.format.schema")
     schema = JsonSchema.model_validate({"name": wanted.name or "answer", "schema": given})
     return ResponseFormat(type="json_schema", json_schema=schema)

@@ -21,10 +21,13 @@ class JsonSchema(ApiModel):
 
 
 class ResponseFormat(ApiModel):
-    """``{"type": "text"}``, ``{"type": "json_object"}``, or a JSON schema."""
+    """``{"type": "text"}``, ``{"type": "json_object"}``, or a JSON schema, as in OpenAI's API or beside ``json_object``."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="of json_object: the schema of the object, as in llama.cpp"
+    )
 
 
 class StructuredOutputs(ApiModel):

@@ -92,6 +92,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"n": 2}, "n"),
     (COMPLETIONS, {"response_format": {"type": "xml"}}, "response_format.type"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (CHAT, {"response_format": {"type": "json_schema", "schema": {}}}, "response_format.schema"),
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
      "response_format"),
     (COMPLETIONS, {"structured_outputs": {}}, "structured_outputs"),

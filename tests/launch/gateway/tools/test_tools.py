@@ -84,6 +84,8 @@ def test_tool_choice_none_parses_no_calls(scripted: Site) -> None:
     ("asked", "form"),
     [
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": {"type": "json_object", "schema": {}}}, {"json_object": True}),
+        ({"response_format": {"type": "json_object", "schema": {"type": "null"}}}, {"json_schema": {"type": "null"}}),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}},
          {"json_schema": {"type": "null"}}),
         ({"structured_outputs": {"json": '{"type": "null"}'}}, {"json_schema": {"type": "null"}}),
@@ -96,6 +98,12 @@ def test_response_format_reaches_the_pipeline(scripted: Site, asked: dict[str, A
     scripted.ask(CHAT, messages=MESSAGES, **asked)
     scripted.ask("/v1/completions", prompt="hi", **asked)
     assert [request["structured"] for request in client.asked] == [form, form]
+
+
+def test_schema_beside_json_object_reaches_the_pipeline_from_responses_too(scripted: Site) -> None:
+    client = script(scripted, "x")
+    scripted.ask("/v1/responses", input="hi", text={"format": {"type": "json_object", "schema": {"type": "null"}}})
+    assert client.asked[0]["structured"] == {"json_schema": {"type": "null"}}
 
 
 def test_calls_are_items_of_a_response(scripted: Site) -> None:
