@@ -62,9 +62,10 @@ def allocate_all_but(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ("nth", "text"),
     [
         (1, r"the journal .* needs \d+ bytes.* use a smaller --arena-bytes, or a --run-dir"),
-        (2, r"the board .* needs \d+ bytes.*--run-dir"),
+        (2, r"the journal .* has holes, \d+ bytes cannot be allocated"),
+        (3, r"the board .* needs \d+ bytes.*--run-dir"),
     ],
-    ids=["journal", "board"],
+    ids=["journal", "journal that is opened", "board"],
 )
 def test_full_disk_error_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, text: str) -> None:
     allocate_all_but(nth, monkeypatch)
