@@ -23,7 +23,8 @@ class RegisterProduct {
       end = std::min(range.end, (unit / 2 + 1) * 2);  // of the block
       for (int group = 0; group < num_groups; ++group) {
         const Ahead ahead = end - unit == 2 ? what_to_prefetch(unit / 2, group, num_groups) : Ahead{};
-        multiply_rows({group * kMostRows, std::min(rows_.count, (group + 1) * kMostRows)}, {unit, end}, ahead);
+        const int first = group * kMostRows, behind = std::min(rows_.count, first + kMostRows);
+        multiply_rows({rows_.first + first, rows_.first + behind}, {unit, end}, ahead);
       }
     }
   }

@@ -50,28 +50,44 @@ class Buffer {
   size_t count_ = 0;
 };
 
-// Rows in the form a product takes as input, of any width up to the reserved one.
+// Rows in the form a product takes as input, of any width up to the reserved one. A row begins in the same place whatever
+// its width is, so that what a thread writes is not in another core's cache.
 template <class Format>
-struct Operand {
+class Operand {
+ public:
   using Element = typename Format::Element;
-  Buffer<Element> elements;
-  Buffer<float> scales;  // int8 only, see Rows
 
   void reserve(size_t num_rows, int width) {
-    elements.reserve(num_rows * width);
-    scales.reserve(num_rows * scale_stride(width));
+    constexpr int kLine = 64 / sizeof(Element);  // a power of two would give rows the same few sets of a cache
+    stride_ = width + kLine;
+    elements_.reserve(num_rows * stride_);
+    scales_.reserve(num_rows * scale_stride());
   }
-  Element* row(int row, int width) const { return elements.get() + size_t(row) * width; }
-  float* scale(int row, int width) const { return scales.get() + row * scale_stride(width); }
   void write(int row, int width, const float* from, const Rounding& rounding) const {
-    write_row(from, width, this->row(row, width), scale(row, width), rounding);
+    write_row(from, width, elements_.get() + row * stride_, scales_.get() + row * scale_stride(), rounding);
   }
-  Rows rows(int count, int width) const {
-    return {reinterpret_cast<const uint32_t*>(elements.get()), size_t(width) / Format::kGroup, scales.get(),
-            scale_stride(width), count};
+  Rows rows(int count) const {
+    return {reinterpret_cast<const uint32_t*>(elements_.get()), stride_ / Format::kGroup, scales_.get(), scale_stride(),
+            count};
   }
-  static size_t scale_stride(int width) {
-    return size_t(padded(width)) / kGroupInputs * (sizeof(GroupWorth) / sizeof(float));
+
+ private:
+  size_t scale_stride() const { return stride_ / kGroupInputs * (sizeof(GroupWorth) / sizeof(float)); }
+
+  size_t stride_ = 0;
+  Buffer<Element> elements_;
+  Buffer<float> scales_;  // int8 only, see Rows
+};
+
+// Rows for a product, in one form or in two.
+template <class Format>
+struct Inputs {
+  Operand<Format> operand;  // after the norm or quantisation
+  Operand<Format> whole;    // the same rows for weights in eight bits, see Rows
+
+  void reserve(size_t num_rows, int width, bool has_groups) {
+    operand.reserve(num_rows, width);
+    if (has_groups) whole.reserve(num_rows, width);
   }
 };
 
@@ -81,8 +97,7 @@ struct ThreadBuffers {
   static constexpr int kOwnRows = 4;  // for up to this many rows, computing them in every thread beats a barrier
   using Element = typename Format::Cache::Element;
 
-  Operand<Format> operand;  // [kOwnRows]
-  Operand<Format> whole;    // [kOwnRows]
+  Inputs<Format> inputs;    // [kOwnRows]
   Buffer<float> rows;       // [kOwnRows][hidden], after the norm
   Buffer<float> hadamard;   // a row, after its transform
   Buffer<Element> head;     // [head_dim]
@@ -113,8 +128,7 @@ struct Buffers {
 
   Buffer<float> residual;                           // [tokens][hidden]
   Buffer<float> added;                              // [tokens][hidden], to be normed and added to the residual
-  Operand<Format> operand;                          // [tokens], after the norm or quantisation
-  Operand<Format> whole;                            // [tokens], the same rows for weights in eight bits, see Rows
+  Inputs<Format> inputs;                            // [tokens]
   Buffer<float> qkv;                                // [tokens][all heads], as wide as the layer's qkv or space.projection
   Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
   Buffer<Written> attended;                         // [tokens][heads * channels of a value]
@@ -131,6 +145,7 @@ struct Buffers {
   Buffer<float> router_logits;                      // [tokens][experts and the shared expert]
   Buffer<float> shared_weights;                     // [tokens], of the shared expert
   Buffer<Written> expert_gated;                     // [choices][expert_size], see experts.h
+  Inputs<Format> expert_inputs;                     // [choices], int8 only
   Buffer<float> expert_outputs;                     // [choices][hidden]
   Buffer<int32_t> sequences;                        // [tokens], the sequence of each token
   Buffer<QueryBlock> query_blocks;                  // [tokens * kv heads] at most
@@ -150,8 +165,7 @@ struct Buffers {
     const int rows = rows_per_item(model.num_heads, model.num_kv_heads);
     residual.reserve(size_t(tokens) * hidden);
     if (model.layers[0].attended_norm) added.reserve(size_t(tokens) * hidden);
-    operand.reserve(tokens, kIsQuantised ? widest : std::max(hidden, queries_rank));
-    if (has_groups) whole.reserve(tokens, widest);
+    inputs.reserve(tokens, kIsQuantised ? widest : std::max(hidden, queries_rank), has_groups);
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
       qkv.reserve(size_t(tokens) * std::max(layer.qkv.num_blocks, layer.space.projection.num_blocks) * 64);
@@ -169,8 +183,7 @@ struct Buffers {
     query_blocks.reserve(num_blocks);
     last_blocks.reserve(num_blocks);
     for (ThreadBuffers<Format>& own : threads) {
-      own.operand.reserve(ThreadBuffers<Format>::kOwnRows, widest);
-      if (has_groups) own.whole.reserve(ThreadBuffers<Format>::kOwnRows, widest);
+      own.inputs.reserve(ThreadBuffers<Format>::kOwnRows, widest, has_groups);
       own.rows.reserve(std::max(ThreadBuffers<Format>::kOwnRows * hidden, queries_rank));
       if (kIsQuantised) own.hadamard.reserve(std::max(widest, model.latent.rank));
       own.head.reserve(2 * model.head_dim);
@@ -220,7 +233,7 @@ struct Buffers {
     shared_weights.reserve(tokens);
     expert_gated.reserve(num_choices * inner);
     expert_outputs.reserve(num_choices * hidden);
-    if (kIsQuantised) operand.reserve(num_choices, inner);
+    if (kIsQuantised) expert_inputs.reserve(num_choices, inner, false);
   }
 };
 

@@ -219,8 +219,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     const Rows normed = norm(qkv, false, step_->num_tokens, layer.attention_norm, 2, me,
                              [&](int) { return buffers_.threads[me.place].rows.get(); });
     const auto multiply = [&](Range blocks, Range rows) {
-      const Store store{buffers_.qkv.get() + rows.begin * width_of(qkv), width_of(qkv)};
-      this->template multiply_blocks<Format>(qkv, blocks, normed.of(qkv).part(rows), me, store);
+      const Store store{buffers_.qkv.get(), width_of(qkv)};
+      this->template multiply_blocks<Format>(qkv, blocks, normed.of(qkv).within(rows), me, store);
     };
     const int num_blocks = model_.num_heads * query_stride() / 64;  // with nothing but queries
     multiply({0, num_blocks}, asked);
@@ -235,7 +235,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     if (model_.latent.query_rank) {
       const Matrix& up = layer.latent.query_up;
       float* const normed = buffers_.threads[me.place].rows.get();
-      const Rows latents = make_rows(up, false, num_rows, model_.latent.query_rank, 1, me, [&](int row) {
+      const Rows latents = make_rows(up, false, num_rows, model_.latent.query_rank, 1, me, buffers_.inputs, [&](int row) {
         heads.norm_query(row, normed);
         return normed;
       });

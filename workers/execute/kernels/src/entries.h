@@ -32,7 +32,7 @@ void Entries<Format>::multiply_floats(const Matrix& matrix, const float* x, int 
     std::memcpy(row.get(), x + size_t(r) * matrix.num_inputs, matrix.num_inputs * sizeof(float));
     operand.write(r, width, row.get(), {rounding_of(matrix), matrix.num_inputs, scratch.get()});
   }
-  multiply<Format>(matrix, operand.rows(num_rows, width), {0, 2 * matrix.num_blocks},
+  multiply<Format>(matrix, operand.rows(num_rows), {0, 2 * matrix.num_blocks},
                    Store{y, size_t(matrix.num_blocks) * 64});
 }
 

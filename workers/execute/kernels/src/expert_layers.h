@@ -42,7 +42,8 @@ class ExpertLayers : protected Products<Format> {
       product(layer.down, inputs_of(layer.down, buffers_.gated, num_rows, width, to_down, me), to_down, me, add);
     }
     const int num_slots = num_rows * model_.experts_per_token;
-    const Rows gated = inputs_of(layer.experts->down, buffers_.expert_gated, num_slots, expert_width(), Added{}, me);
+    const Rows gated = inputs_of(layer.experts->down, buffers_.expert_gated, num_slots, expert_width(), Added{}, me,
+                                 buffers_.expert_inputs);
     expert_products(layer.experts->down, me, [&](const Run& run, Range halves) {
       const int first = run.slots.begin;
       const Rows rows{gated.row(first), gated.stride, gated.scale(first), gated.scale_stride, run.count()};
@@ -79,7 +80,7 @@ class ExpertLayers : protected Products<Format> {
   Rows choose_experts(const Layer& layer, int num_rows, bool needs_whole, const Choices& choices, Member& me) {
     const int width = int(hidden_width());
     float *exact = buffers_.exact.get(), *logits = buffers_.router_logits.get();
-    const auto operands = this->operands_for(layer.experts->gate_up, needs_whole, buffers_);
+    const auto operands = this->operands_for(layer.experts->gate_up, needs_whole, buffers_.inputs);
     stages_.run(me, [&] {
       for (int row : part(num_rows, me)) {
         float* const own = exact + size_t(row) * width;
@@ -102,7 +103,7 @@ class ExpertLayers : protected Products<Format> {
     stages_.run(me, [&] {
       if (me.rank == 0) routing_.sort(num_rows);
     });
-    return operands.rows(num_rows, width);
+    return operands.rows(num_rows);
   }
 
   // Calls compute(run, halves) for all halves of the matrices of all chosen experts, which have the shape of `matrix`.

@@ -54,7 +54,7 @@ class LatentHeads {
     return latent;
   }
   Rows plain_queries(int num_tokens) const {
-    return buffers_.plain_queries.rows(num_tokens * model_.num_heads, shape().plain_dim);
+    return buffers_.plain_queries.rows(num_tokens * model_.num_heads);
   }
   StoreAs<Element> query_of(int head) const {
     return {buffers_.queries.get() + head * model_.head_dim, size_t(model_.num_heads) * model_.head_dim};
@@ -66,7 +66,7 @@ class LatentHeads {
     buffers_.attended_latents.write(t * model_.num_heads + head, rank, latents, {Rounding::kWhole, rank, scratch});
   }
   Rows attended(int num_tokens) const {
-    return buffers_.attended_latents.rows(num_tokens * model_.num_heads, shape().rank);
+    return buffers_.attended_latents.rows(num_tokens * model_.num_heads);
   }
   StoreAs<Written> value_of(int head, size_t stride) const {
     return {buffers_.attended.get() + head * shape().head_value_dim, stride};

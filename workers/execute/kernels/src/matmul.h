@@ -42,16 +42,27 @@ struct Rows {
   const float* scales;  // int8 only: of each row, or for weights in four bits a GroupWorth of each group of a row
   size_t scale_stride;
   int count;
+  int first = 0;                    // number of the first of the `count` rows
   const int32_t* places = nullptr;  // of each row in `groups`; null: the rows are consecutive
   // The same rows as for weights in eight bits, if these are for weights in four and both are needed.
   const uint32_t* whole_groups = nullptr;
   const float* whole_scales = nullptr;
 
   // For weights in eight bits.
-  Rows whole() const { return whole_groups ? Rows{whole_groups, stride, whole_scales, scale_stride, count} : *this; }
-  // Consecutive rows.
-  Rows part(Range range) const {
-    return {row(range.begin), stride, scale(range.begin), scale_stride, range.end - range.begin};
+  Rows whole() const {
+    return whole_groups ? Rows{whole_groups, stride, whole_scales, scale_stride, count, first} : *this;
+  }
+  // Only some of them, with their numbers.
+  Rows within(Range range) const {
+    Rows rows = *this;
+    rows.first = range.begin;
+    rows.count = range.end - range.begin;
+    return rows;
+  }
+  // The numbers of a part of them.
+  Range share(int part, int num_parts) const {
+    const Range range = triptych::share(count, part, num_parts);
+    return {first + range.begin, first + range.end};
   }
   Rows of(const Matrix& matrix) const { return matrix.format >= kInt4 ? *this : whole(); }
   int place(int row) const { return places ? places[row] : row; }
@@ -258,7 +269,7 @@ void multiply_in_vectors(const Matrix& matrix, const Rows& rows, Range range, co
   for (int unit = range.begin; unit < range.end;) {
     const bool is_whole = kTileVectors == 4 && unit % 2 == 0 && unit + 1 < range.end;
     for (int group = 0; group < num_groups; ++group) {
-      const Range part = share(rows.count, group, num_groups);  // 32 rows are 6 + 5 + 5 + 6 + 5 + 5, not 6 * 5 + 2
+      const Range part = rows.share(group, num_groups);  // 32 rows are 6 + 5 + 5 + 6 + 5 + 5, not 6 * 5 + 2
       const Prefetch prefetch = prefetch_of(matrix, unit / 2, num_steps<Format>(matrix), rows, group, num_groups);
       if (is_whole) {
         multiply_tile<Format, kTileVectors>({matrix, rows, unit / 2, 0, kTileVectors, part, prefetch}, write);

@@ -63,15 +63,18 @@ class Products {
         const int first = 2 * blocks.begin;
         return multiply<Arithmetic>(matrix, rows, {first + halves.begin, first + halves.end}, write);
       }
-      // Threads have runs of blocks here too, whose last ones are in halves so that all finish at about the same time. In
-      // a common run, each would prefetch what the other reads next, and both would write adjacent lines of the rows.
-      const auto run_of = [&](int owner) { return share(num_blocks, owner, num_members); };
+      // Each thread has rows of its own if there are many, otherwise a run of blocks, and helps others at the end. Blocks
+      // one by one would not do: a thread would prefetch what another reads next, and all would write adjacent lines.
+      // The last block of a run is in halves, so that all threads finish at about the same time.
+      const int num_parts = parts_of(rows.count, num_members), per_part = num_members / num_parts;
+      const auto run_of = [&](int owner) { return share(num_blocks, owner % per_part, per_part); };
       const auto length_of = [&](int owner) { return run_of(owner).end - run_of(owner).begin; };
       const auto num_items = [&](int owner) { return length_of(owner) ? length_of(owner) + 1 : 0; };
       stages_.for_shares(me, num_items, [&](int owner, int item) {
         const int last = length_of(owner) - 1;
         const int half = 2 * (blocks.begin + run_of(owner).begin) + std::min(2 * item, item + last);
-        multiply<Arithmetic>(matrix, rows, {half, half + (item < last ? 2 : 1)}, write);
+        const Rows own = rows.within(rows.share(owner / per_part, num_parts));
+        multiply<Arithmetic>(matrix, own, {half, half + (item < last ? 2 : 1)}, write);
       });
     });
   }
@@ -99,15 +102,13 @@ class Products {
 
   // Rows in the form that a matrix reads: of all rows floats_of(row). If the weights are in four bits and `needs_whole`,
   // as adapters or a shared expert read them too, they are also made for weights in eight. Many rows are divided among
-  // the threads, in a stage of their own; few rows are computed by every thread for itself, before the next `num_stages`
-  // stages, which use them.
+  // the threads, in a stage of their own, and kept in `inputs`; few rows are computed by every thread for itself, before
+  // the next `num_stages` stages, which use them.
   template <class FloatsOf>
   Rows make_rows(const Matrix& matrix, bool needs_whole, int count, size_t width, int num_stages, Member& me,
-                 const FloatsOf& floats_of) {
-    ThreadBuffers<Format>& own = buffers_.threads[me.place];
+                 const Inputs<Format>& inputs, const FloatsOf& floats_of) {
     const bool is_own = count <= kOwnRows;
-    const Operands operands =
-        is_own ? operands_for(matrix, needs_whole, own) : operands_for(matrix, needs_whole, buffers_);
+    const Operands operands = operands_for(matrix, needs_whole, is_own ? buffers_.threads[me.place].inputs : inputs);
     const auto make = [&](int row) { operands.write(row, int(width), floats_of(row), matrix, scratch(me)); };
     if (is_own) {
       for (int row = 0; stages_.is_in_time(me, num_stages) && row < count; ++row) make(row);
@@ -116,7 +117,7 @@ class Products {
         for (int row : part(count, me)) make(row);
       });
     }
-    return operands.rows(count, int(width));
+    return operands.rows(count);
   }
 
   // Where rows are made, in one form or in two.
@@ -128,25 +129,25 @@ class Products {
       first.write(row, width, from, {rounding_of(matrix), matrix.num_inputs, scratch});
       if (whole) whole->write(row, width, from, {Rounding::kWhole, matrix.num_inputs, scratch});
     }
-    Rows rows(int count, int width) const {
-      Rows rows = first.rows(count, width);
+    Rows rows(int count) const {
+      Rows rows = first.rows(count);
       if (!whole) return rows;
-      const Rows others = whole->rows(count, width);
+      const Rows others = whole->rows(count);
       rows.whole_groups = others.groups;
       rows.whole_scales = others.scales;
       return rows;
     }
   };
-  template <class Room>
-  static Operands operands_for(const Matrix& matrix, bool needs_whole, const Room& room) {
-    return {room.operand, needs_whole && rounding_of(matrix) == Rounding::kInGroups ? &room.whole : nullptr};
+  static Operands operands_for(const Matrix& matrix, bool needs_whole, const Inputs<Format>& inputs) {
+    const bool has_both = needs_whole && rounding_of(matrix) == Rounding::kInGroups;
+    return {inputs.operand, has_both ? &inputs.whole : nullptr};
   }
 
   // Normed rows. floats(row) is where a row is normed.
   template <class Floats>
   Rows norm(const Matrix& matrix, bool needs_whole, int count, const float* weight, int num_stages, Member& me,
             const Floats& floats) {
-    return make_rows(matrix, needs_whole, count, hidden_width(), num_stages, me, [&](int row) {
+    return make_rows(matrix, needs_whole, count, hidden_width(), num_stages, me, buffers_.inputs, [&](int row) {
       float* const to = floats(row);
       norm_row(model_, residual(row), weight, to);
       return to;
@@ -159,14 +160,24 @@ class Products {
 
   Rows inputs_of(const Matrix& matrix, const Buffer<Written>& written, int count, size_t width, const Added& added,
                  Member& me) {
+    return inputs_of(matrix, written, count, width, added, me, buffers_.inputs);
+  }
+  Rows inputs_of(const Matrix& matrix, const Buffer<Written>& written, int count, size_t width, const Added& added,
+                 Member& me, const Inputs<Format>& inputs) {
     if constexpr (Buffers<Format>::kIsQuantised) {
-      return make_rows(matrix, bool(added), count, width, num_stages(added), me,
+      return make_rows(matrix, bool(added), count, width, num_stages(added), me, inputs,
                        [&](int row) { return written.get() + row * width; });
     } else {
       return {reinterpret_cast<const uint32_t*>(written.get()), width / Format::kGroup, nullptr, 0, count};
     }
   }
 
+  // Into how many parts the rows of a product are divided; members of the same part divide its blocks.
+  static int parts_of(int num_rows, int num_members) {
+    int parts = num_members;
+    while (parts > 1 && (num_members % parts || num_rows < kManyRows * parts)) --parts;
+    return parts;
+  }
   float* scratch(const Member& me) const { return buffers_.threads[me.place].hadamard.get(); }
   static int num_stages(const Added& added) { return added ? 2 : 1; }  // taken by a product
   Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
@@ -179,7 +190,7 @@ class Products {
   size_t hidden_width() const { return padded(model_.hidden_size); }
   float* residual(int token) { return buffers_.residual.get() + token * hidden_width(); }
 
-  static constexpr int kFewRows = 64, kOwnRows = ThreadBuffers<Format>::kOwnRows;
+  static constexpr int kFewRows = 64, kManyRows = 192, kOwnRows = ThreadBuffers<Format>::kOwnRows;
 
   const Model model_;
   Buffers<Format> buffers_;

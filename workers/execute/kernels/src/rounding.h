@@ -44,7 +44,7 @@ inline void write_groups(const float* from, int count, uint8_t* to, GroupWorth* 
 // Adds the squares of the rows that a product reads to those of its matrix, if it has any. At most one thread at a time.
 inline void add_squares(const Matrix& matrix, const Rows& rows) {
   if (!matrix.squares) return;
-  for (int r = 0; r < rows.count; ++r) {
+  for (int r = rows.first; r < rows.first + rows.count; ++r) {
     const auto* bytes = reinterpret_cast<const int8_t*>(rows.row(r));
     const GroupWorth* worths = rows.worths(r);
     for (int i = 0; i < matrix.num_inputs; ++i) {

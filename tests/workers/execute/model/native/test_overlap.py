@@ -204,6 +204,22 @@ def test_thread_that_joins_a_step_late_changes_no_bit(num_threads: int, checkpoi
     decoder.wait()
 
 
+@pytest.mark.parametrize("format_", [Format.BFLOAT16, Format.INT8])
+def test_rows_of_a_long_prompt_are_divided_among_threads_without_changing_a_bit(
+    format_: Format, checkpoint: Path
+) -> None:
+    """Two threads have rows of their own. Of four, two divide the columns of the same rows."""
+    prompt = make_inputs([(np.arange(450, dtype=np.int32) % 57 + 3, 0, 450)], num_pages=NUM_PAGES)
+    options: dict[str, Any] = {"num_pages": NUM_PAGES, "thresholds": EVERY_STEP, "overlaps": True}
+    expected, *others = (
+        make_decoder(checkpoint, available_levels()[0], format_, num_threads=num, **options).run(prompt).logits
+        for num in THREADS
+    )
+    assert np.isfinite(expected).all()
+    for logits in others:
+        assert np.array_equal(logits, expected)
+
+
 def _random_step(rng: random.Random) -> StepInputs:
     lengths = [rng.choice([1, 3, 30, 60]) for _ in range(rng.randint(1, 6))]
     prompts = [(np.array(rng.choices(range(3, 60), k=length), np.int32), 0, length) for length in lengths]
