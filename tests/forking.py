@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -44,6 +45,8 @@ def forked_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "subprocess", SimpleNamespace(Popen=forks.popen))
         yield
+    if left := forks.changes(child_environment(computes=True)):
+        warnings.warn(f"tests have left something behind, and workers after them were not forked: {left}", stacklevel=1)
     forks.close()
 
 
@@ -70,13 +73,17 @@ class Forks:
     """One server for workers that need torch and one for the others, each started when it is first needed."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self._environment, self._inherited = environment, inherited(environment)
+        self._environment, self._inherited = environment, set(inherited(environment))
         self._servers: dict[bool, _Server] = {}
         self._lock = threading.Lock()  # each driver has a thread that starts workers
 
+    def changes(self, environment: dict[str, str]) -> list[str]:
+        """What a new process would inherit and its server did not, and the other way round."""
+        return sorted(self._inherited.symmetric_difference(inherited(environment)))
+
     def popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         with self._lock:
-            if command[0] != sys.executable or inherited(options["env"]) != self._inherited:
+            if command[0] != sys.executable or self.changes(options["env"]):
                 return subprocess.Popen(command, **options)
             return _Forked(self._server(needs_torch=_needs_torch(command)), command, **options)
 
@@ -142,12 +149,11 @@ def _needs_torch(command: list[str]) -> bool:
     return bool(json.loads((run_dir / "config.json").read_text())["model"]["model"] != "hash-lm")
 
 
-def inherited(environment: dict[str, str]) -> list[str]:
+def inherited(environment: dict[str, str]) -> Iterator[str]:
     """What a new process has from this thread and its environment, other than open files."""
-    status = Path("/proc/thread-self/status").read_text().splitlines()
-    variables = [f"{name}={value}" for name, value in environment.items() if name not in _FREE]
-    limits = Path("/proc/self/limits").read_text()
-    return [limits, *(line for line in status if line.startswith(_STATUS)), *sorted(variables)]
+    yield from Path("/proc/self/limits").read_text().splitlines()
+    yield from (line for line in Path("/proc/thread-self/status").read_text().splitlines() if line.startswith(_STATUS))
+    yield from (f"{name}={value}" for name, value in environment.items() if name not in _FREE)
 
 
 def _adopt_orphans(is_on: bool) -> None:

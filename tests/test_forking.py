@@ -69,3 +69,8 @@ def test_there_is_none_where_a_process_would_inherit_something_else(
     forks, command = Forks(dict(os.environ)), [sys.executable, "-c", "", "--run-dir", ""]
     with change(), forks.popen(command, env=dict(os.environ)) as process:
         assert type(process) is subprocess.Popen
+
+
+def test_change_that_is_left_behind_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match="not forked: .*LOCAL_RANK=1"), forked_workers():
+        monkeypatch.setenv("LOCAL_RANK", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import msgpack
 import numpy as np
@@ -43,6 +45,13 @@ from triptych.workers.execute.step import StateSpan, StepInputs
 
 # So few pages that sequences are swapped, because page moves are commands to the ranks too.
 PAGE_SIZE, NUM_PAGES, HOST_PAGES = 4, 24, 16
+
+
+@pytest.fixture(autouse=True)
+def variables() -> Iterator[None]:
+    """What the first rank, which is this process, tells transformers in them is gone after the test."""
+    with patch.dict(os.environ):
+        yield
 
 
 @contextmanager
