@@ -22,7 +22,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 def test_first_block_runs() -> None:
     command = [sys.executable, "-c", BLOCKS[0]]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # may compile the kernels
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "Return the number of items in a container."
 
