@@ -54,7 +54,7 @@ CHANGES: dict[str, Callable[[Plan, random.Random], None]] = {  # of a plan that 
     "owners": give_keys,
     "handovers": hand_over,
     "mishaps": allow_mishaps,
-    "power": let_power_fail,
+    "outages": let_power_fail,
 }
 
 
@@ -78,7 +78,7 @@ KINDS = {
     "mishaps": Kind(0.2, "whether steps raise by chance"),
     "rules": Kind(0.2, "whether requests restrict their tokens"),
     "handovers": Kind(0.2, "whether requests change hands"),
-    "power": Kind(0.15, "whether the power fails, in a run in which adapters do not come and go"),
+    "outages": Kind(0.2, "whether the power fails, in a run without loading and mishaps"),
 }
 
 
@@ -104,12 +104,12 @@ class World:
         dice = {name: random.Random(f"{name} {seed}") for name in KINDS}
         self.kinds = {name: _drawn(dice[name], KINDS[name].chance, kinds.get(name)) for name in KINDS}
         self.kinds["loading"] &= self.kinds["adapters"] or bool(kinds.get("loading"))
-        self.kinds["power"] &= not self.kinds["loading"]
+        self.kinds["outages"] &= not (self.kinds["loading"] or self.kinds["mishaps"])  # what failed must fail again
         self.kinds["states"] &= not (self.kinds["overlaps"] or self.kinds["proposals"])  # which it does not support
         self.mishaps, self.rules = dice["mishaps"], dice["rules"]
         self.plan: Plan = self._make_plan(dice)
         self.failures = random.Random(f"failures {seed}")  # independent too
-        if self.failures.random() < 0.15:
+        if self.failures.random() < 0.15 and not self.kinds["outages"]:
             self.plan.failure_chance = 0.08
         pause = random.Random(f"pause {seed}")
         if pause.random() < PAUSE_CHANCE:
