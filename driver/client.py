@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..protocol.connection import Address, Connection
 from ..protocol.errors import ConfigError, TriptychError
+from ..protocol.home import from_home
 from ..protocol.keys import ClientKeys
 from .requests import Requests
 from .session import Session
@@ -45,7 +46,7 @@ class Client(Requests):
         look_up: Callable[[], Address] | None = None
         self._where = f"{submit}, {follow}" if run_dir is None else str(run_dir)
         if run_dir is not None:
-            look_up = Whereabouts(Path(run_dir).expanduser().absolute(), submit, follow, keys)
+            look_up = Whereabouts(from_home(run_dir, param="run_dir").absolute(), submit, follow, keys)
             address = look_up()
         elif submit is None or follow is None:
             raise ConfigError("a client needs a run directory, or a submit and a follow endpoint")

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from ..protocol.errors import ConfigError, JournalError
+from ..protocol.home import from_home
 from ..protocol.journal.layout import Journal
 from ..protocol.lock import LockFile
 from ..protocol.private_file import FOLDER_MODE
@@ -39,7 +40,7 @@ class RunDir:
         self._kept: Path | None = None  # a sibling folder left by a killed driver, kept for its requests
         self._folder: LockFile | None = None  # the folder itself, locked
         try:
-            self.path = self._make_temporary() if path is None else path.expanduser().absolute()
+            self.path = self._make_temporary() if path is None else from_home(path, param="run_dir").absolute()
             if not self.is_temporary:
                 _make(self.path)
             try:

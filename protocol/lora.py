@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .errors import ConfigError
+from .home import from_home
 
 MAX_ADAPTERS = 64
 MAX_RANK = 512
@@ -76,4 +77,4 @@ def _parse(text: str) -> LoraModule:
             f"lora_modules is {text!r}, the form is NAME=PATH, with a name of 1 to 128 letters, digits and .:/@+_-",
             param=PARAM,
         )
-    return LoraModule(name, Path(path).expanduser().absolute())
+    return LoraModule(name, from_home(path, param=PARAM).absolute())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -149,10 +150,10 @@ class Conversation:
         self._say(f"system: {self._system or 'nothing'}")
 
     def _save(self, name: str) -> None:
-        path = Path(name).expanduser()
         if not name:
             self._say("/save needs a file name", "red")
             return
+        path = Path(os.path.expanduser(name))  # of an unknown user it stays as it is
         messages = [*self._opening, *self._messages]
         text = json.dumps(messages, indent=1, ensure_ascii=False) if path.suffix == ".json" else _markdown(messages)
         try:

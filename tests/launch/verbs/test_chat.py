@@ -114,14 +114,14 @@ def test_question_may_begin_with_a_slash(chat: Triptych, run_dir: str) -> None:
 
 def test_conversation_is_saved(chat: Triptych, run_dir: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    outcome = chat("first", f"/save {file}", f"/save {file}", "/save", "/save /none/a", flags=("--system", "s"))
+    outcome = chat("first", f"/save {file}", f"/save {file}", "/save", "/save ~none/a", flags=("--system", "s"))
     messages = json.loads(file.read_text())
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
     assert outcome.err.splitlines() == [
         f"3 messages saved to {file}",
         f"cannot write {file}: File exists",
         "/save needs a file name",
-        "cannot write /none/a: No such file or directory",
+        "cannot write ~none/a: No such file or directory",
     ]
     chat("first", f"/save {tmp_path / 'a.md'}")
     assert (tmp_path / "a.md").read_text().startswith("**user**\n\nfirst\n\n**assistant**\n\n")

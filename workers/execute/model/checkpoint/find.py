@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from .....protocol.config import DEMO_CHECKPOINT, DEMO_MODEL
 from .....protocol.errors import ConfigError, InvalidRequest
+from .....protocol.home import from_home
 from .....protocol.sampling import SamplingParams
 from .gguf.cache import SUFFIX, find_unpacked, is_gguf
 from .hub import fetch, first_line
@@ -52,7 +53,7 @@ def find_checkpoint(
     """
     if model == DEMO_MODEL:
         return DEMO_CHECKPOINT
-    folder = Path(model).expanduser()
+    folder = from_home(model, param="model")
     if _is_model_folder(folder):
         return folder
     if is_gguf(model):
