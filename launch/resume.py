@@ -56,7 +56,7 @@ def _answers(content: bytes) -> Iterator[_Row]:
     for line in content.splitlines(keepends=True):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if line.endswith(b"\n") and isinstance(row, dict) and "index" in row and "text" in row and "error" not in row:
             yield _Row(line, row)

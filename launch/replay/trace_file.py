@@ -59,7 +59,7 @@ def malformed(path: Path, number: int, error: Exception) -> ConfigError:
 def _parse(text: str) -> dict[str, Any] | None:
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
 

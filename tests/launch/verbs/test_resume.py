@@ -67,6 +67,7 @@ def test_failures_are_retried_and_truncated_lines_dropped(resume: Triptych, tmp_
     resume(stdin=b'one\n{"prompt": "two", "top_p": 7}')
     with (tmp_path / "out.jsonl").open("a") as output:
         output.write('{"index": 9, "text": "half of an answer", "error": {"code": "deadline_exceeded"}}\n')
+        output.write("[" * 9999 + "\n")  # a line that no JSON reader takes
         output.write('{"index": 2, "prompt": "three", "te')
     assert resume(stdin=b'one\n{"prompt": "two"}\nthree').code == 0
     assert [(row["index"], "text" in row) for row in rows_in(tmp_path)] == [(0, True), (1, True), (2, True)]
