@@ -21,7 +21,7 @@ class JsonSchema(ApiModel):
 
 
 class ResponseFormat(ApiModel):
-    """``{"type": "text"}``, ``{"type": "json_object"}``, or a JSON schema, as in OpenAI's API or beside ``json_object``."""
+    """Text, or JSON: any object, or what follows a schema, which may also stand beside ``json_object``."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
