@@ -45,7 +45,7 @@ _NAMES_HERE = {
     **dict.fromkeys(("grammar", "guided_decoding_backend"), "structured_outputs"),
     **dict.fromkeys(("format", "json_schema"), "response_format"),
     "temp": "temperature",
-    "inputs": "prompt",
+    **dict.fromkeys(("inputs", "content"), "prompt"),
     "n_probs": "logprobs",
 }
 # Maps of settings in other servers' requests: TGI's, SGLang's, Ollama's, and the argument of the openai package.

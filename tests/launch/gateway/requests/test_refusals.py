@@ -137,6 +137,7 @@ def test_wrong_field_is_named(api: Site, path: str, field: dict[str, Any], param
         (COMPLETIONS, {"enable_thinking": False}, "unknown field 'enable_thinking'"),
         (COMPLETIONS, {"n_predict": 5}, "unknown field 'n_predict'; use max_tokens"),
         (COMPLETIONS, {"temp": 0.5}, "unknown field 'temp'; use temperature"),
+        (COMPLETIONS, {"content": "hi"}, "unknown field 'content'; use prompt"),
         (CHAT, {"options": {"temperature": 0}}, "unknown field 'options'; its entries belong into the request itself"),
         (COMPLETIONS, {"timings_per_token": True}, "unknown field 'timings_per_token'"),
         (COMPLETIONS, {"guided_regex": "a+"}, "guided_regex is 'a+', which is not supported: use structured_outputs"),
