@@ -66,7 +66,7 @@ void multiply_all(const Matrix& matrix, const float* x, int num_rows, float* y) 
     operand.write(r, width, row.data(), {rounding_of(matrix), matrix.num_inputs, scratch.data()});
   }
   for (int r = 0; r < num_rows; r += most_rows<Format>())
-    multiply_rows<Format>(matrix, operand.rows(num_rows, width), {r, std::min(num_rows, r + most_rows<Format>())}, y);
+    multiply_rows<Format>(matrix, operand.rows(num_rows), {r, std::min(num_rows, r + most_rows<Format>())}, y);
 }
 
 struct Packed {
