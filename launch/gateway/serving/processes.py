@@ -182,10 +182,12 @@ class _Process(threading.Thread):
     def _watch(self, process: subprocess.Popen[bytes], pulse: int) -> None:
         """Return when the process has ended; kill it if it is silent for too long through its own fault."""
         silent_s, patience_s, stop_at, starvation = 0.0, START_S, math.inf, Starvation()
+        poll = select.poll()  # any number of files may be open here
+        poll.register(pulse, select.POLLIN)
         while True:
             if self._stopping.is_set():
                 stop_at = min(stop_at, time.monotonic() + STOP_S)
-            ready, _, _ = select.select([pulse], [], [], LOOK_S)
+            ready = poll.poll(LOOK_S * 1000)
             if ready and not os.read(pulse, 4096):
                 return
             if ready:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import gc
 import json
 import os
@@ -143,6 +144,22 @@ def test_gateway_without_processor_time_is_waited_for(monkeypatch: pytest.Monkey
     assert len(waited_ns) > 20
     os.close(pulse)
     os.close(childs_end)
+
+
+def test_gateway_of_a_program_with_thousands_of_files_is_watched(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+    try:
+        silent, childs_end = os.pipe()
+        os.close(childs_end)
+        pulse = fcntl.fcntl(silent, fcntl.F_DUPFD, 1024)
+        os.close(silent)
+        with subprocess.Popen(["true"]) as process, socket.socket() as listener, open(pulse, "rb"):
+            watcher = processes._Process(GatewayConfig(), tmp_path, index=0, listener=listener, log_level="error")
+            watcher._watch(process, pulse)
+            assert process.wait() == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_stream_is_resumed_after_its_gateway_was_killed(slow: Driver) -> None:
