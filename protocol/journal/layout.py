@@ -224,7 +224,7 @@ class Journal:
                 raise ConfigError(f"another driver is creating the journal {path}", param="journal")
             try:
                 os.ftruncate(lock.fileno(), 0)  # left by a driver that was killed
-                os.posix_fallocate(lock.fileno(), 0, size)
+                _allocate(lock.fileno(), size)
                 header = np.zeros(1, HEADER)
                 header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, 0, 0)
                 os.pwrite(lock.fileno(), header.tobytes(), 0)
@@ -260,7 +260,7 @@ class Journal:
             ConfigError: there is not enough space.
         """
         try:
-            os.posix_fallocate(self._file, 0, len(self._map))
+            _allocate(self._file, len(self._map))
         except OSError as error:
             text = f"the journal {self.path} has holes, {len(self._map)} bytes cannot be allocated: {error.strerror}"
             raise ConfigError(text, param="journal") from error
@@ -368,6 +368,14 @@ def word(generation: int, value: int) -> int:
 def split_word(value: int) -> tuple[int, int]:
     """``(generation, value)``, or ``(count, check)`` of a tokens_word."""
     return int(value) >> 32, int(value) & 0xFFFFFFFF
+
+
+def _allocate(file: int, size: int) -> None:
+    """Like ``posix_fallocate``, which fills the disk before it says that a file is too large: others would run out."""
+    disk, num_missing = os.fstatvfs(file), size - os.fstat(file).st_blocks * 512
+    if disk.f_blocks and num_missing > disk.f_bfree * disk.f_frsize:  # without blocks, it has no limit
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.posix_fallocate(file, 0, size)
 
 
 def _checked_header(mapped: mmap.mmap, path: Path) -> np.void:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,6 +93,16 @@ def test_full_disk_is_reported_at_creation_and_leaves_no_file(tmp_path: Path, mo
     with pytest.raises(ConfigError, match=r"needs 22528 bytes: No space left on device"):
         make_journal(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_is_not_filled_by_a_file_that_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else writes to it would fail meanwhile."""
+    found: list[int] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: found.append(1))
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_blocks=9, f_bfree=5, f_frsize=4096))
+    with pytest.raises(ConfigError, match=r"needs 22528 bytes: No space left on device"):
+        make_journal(tmp_path)
+    assert found == []
 
 
 def test_only_one_of_two_drivers_creates_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
