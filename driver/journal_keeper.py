@@ -42,13 +42,12 @@ class JournalKeeper:
         """
         service = config.service
         self.path = journal_path(run_dir, service)
-        _create(self.path, num_records=service.max_records, arena_bytes=service.arena_bytes)
+        is_new = _create(self.path, num_records=service.max_records, arena_bytes=service.arena_bytes)
         self._lock = _lock(self.path)
         self._stopping = Flag()
         self._thread: threading.Thread | None = None
         try:
-            check_readable(self.path, self._lock.fileno())
-            self.journal = self._open()
+            self.journal = self._open(is_new=is_new)
         except BaseException:
             self._lock.release()
             raise
@@ -63,9 +62,12 @@ class JournalKeeper:
                 raise
             self._thread = thread
 
-    def _open(self) -> Journal:
+    def _open(self, *, is_new: bool) -> Journal:
+        if not is_new:
+            check_readable(self.path, self._lock.fileno())
         journal = Journal.open(self.path)
-        journal.allocate()
+        if not is_new:
+            journal.allocate()
         for line in salvage(journal):
             logger.warning("%s: %s", self.path, line)
         if moved_ns := wind_clock(journal):
@@ -178,15 +180,17 @@ def _unanswered(journal: Journal) -> Slots:
     return slots[is_open]
 
 
-def _create(path: Path, *, num_records: int, arena_bytes: int) -> None:
+def _create(path: Path, *, num_records: int, arena_bytes: int) -> bool:
+    """Whether it did not exist yet."""
     try:
         if path.exists():
-            return
+            return False
         Journal.create(path, num_records=num_records, arena_bytes=arena_bytes).close()
     except FileExistsError:  # another driver was faster; the lock decides
-        return
+        return False
     except OSError as error:
         raise ConfigError(f"the journal {path} cannot be created: {error.strerror}", param="journal") from error
+    return True
 
 
 def _lock(path: Path) -> LockFile:
