@@ -77,7 +77,7 @@ class Summarize:
         self._requests = self._answers.requests
         self._poller = self._links.poller(self._router.socket, *context.stop_files)
         self._answers.discover()
-        self._figures = self._answers.figures = Figures()  # what was found has been counted before the restart
+        self._answers.figures = Figures()  # what was found at the start has been counted before the restart
 
     def run(self) -> None:
         try:
@@ -180,7 +180,7 @@ class Summarize:
                 self._refuse(peer, astray, request_id=peek_request_id(frame)[: m.MAX_REFUSED_ID_CHARS])
 
     def _refuse(self, peer: bytes, error: BadFrame, *, request_id: str = "") -> None:
-        self._figures.num_bad_frames += 1
+        self._answers.figures.num_bad_frames += 1
         self._router.send(peer, m.Rejected(request_id, error.code, error.message, error.param))
 
     def _follow(self, peer: bytes, message: m.Follow, asker: int) -> None:
@@ -264,5 +264,6 @@ class Summarize:
 
     def _collect(self) -> dict[str, Any]:
         # Keep publishing until the board shows a rate of zero.
-        self._stats.changed = self._stats.changed or self._figures.tokens_per_second > 0
-        return self._figures.to_map(self._answers.values(), self._ends, num_bad_frames=self._router.num_bad_frames)
+        figures = self._answers.figures
+        self._stats.changed = self._stats.changed or figures.tokens_per_second > 0
+        return figures.to_map(self._answers.values(), self._ends, num_bad_frames=self._router.num_bad_frames)
