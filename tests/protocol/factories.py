@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import AcceptTimes, RequestView, RequestWriter, read_request
 from triptych.protocol.record import RequestRecord
+from triptych.protocol.record_key import Key
 
 TIMES = AcceptTimes(
     received_ns=1_000_000, tokenize_start_ns=2_000_000, tokenize_end_ns=3_000_000, accepted_ns=4_000_000
@@ -73,6 +74,27 @@ def accept(writer: RequestWriter, journal: Journal, record: RequestRecord | None
     assert view is not None
     assert view.generation == generation
     return view
+
+
+def filled(folder: Path, count: int = 4) -> Journal:
+    """With so many requests, r0 and on."""
+    journal = make_journal(folder)
+    writer = RequestWriter(journal)
+    for index in range(count):
+        writer.accept(make_record(request_id=f"r{index}"), TIMES)
+    return journal
+
+
+def read(journal: Journal, key: Key) -> RequestView:
+    """The request of this record, which must be sound."""
+    view = read_request(journal, key[0])
+    assert view is not None
+    return view
+
+
+def lose_tokens(journal: Journal, view: RequestView, column: str = "tokens_at") -> None:
+    """The arena's page never reached the disk, but the records' page did."""
+    journal.words[getattr(view.extent, column) : getattr(view.extent, column) + 2] = 0
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
