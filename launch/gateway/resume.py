@@ -71,8 +71,8 @@ def _reply(gateway: Gateway, request_id: str, positions: list[int]) -> ChatReply
             gateway, head, tools, Reasoning.of_mark(thoughts),
             stream_options=options, with_ids=True, num_choices=n, positions=positions,
         )  # fmt: skip
-    body = CompletionRequest.model_construct(n=n, resumable=True, stream_options=options)
-    return CompletionReply(gateway, Head(request_id, COMPLETION_OBJECT, model), body, [""], positions)
+    body = CompletionRequest.model_construct(prompt="", n=n, resumable=True, stream_options=options)
+    return CompletionReply(gateway, Head(request_id, COMPLETION_OBJECT, model), body, positions)
 
 
 async def forget_request(gateway: Gateway, request_id: str) -> Response:

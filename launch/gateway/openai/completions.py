@@ -46,8 +46,7 @@ async def create_completion(gateway: Gateway, body: CompletionRequest, request: 
         generation = await Generation.begin(
             gateway, request, head.request_id, requests, model=model, keep=bool(body.resumable)
         )
-        echoes = await asyncio.to_thread(_echoes, gateway, body) if body.echo else [""] * len(body.prompts())
-        reply = CompletionReply(gateway, head, body, echoes)
+        reply = CompletionReply(gateway, head, body)
         if body.stream:
             return generation.stream(reply.events(generation))
         return await generation.reply(reply.whole)
@@ -81,11 +80,6 @@ def _requests(gateway: Gateway, body: CompletionRequest) -> list[dict[str, Any]]
     return [{"prompt": prompt, **options} for prompt in body.prompts()]
 
 
-def _echoes(gateway: Gateway, body: CompletionRequest) -> list[str]:
-    """The text in front of the choices, for each prompt."""
-    return [prompt if isinstance(prompt, str) else gateway.words.decode(prompt) for prompt in body.prompts()]
-
-
 @dataclass
 class CompletionReply:
     """Produces one reply, complete or as events."""
@@ -93,17 +87,25 @@ class CompletionReply:
     gateway: Gateway
     head: Head
     body: CompletionRequest
-    echoes: list[str]  # in front of the choices of each prompt
     positions: list[int] | None = None  # tokens that the client has of each choice; None: it is a new request
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         n = self.body.n or 1
         # The first choice of each prompt carries what is known of the prompt.
-        choices = [self._choice(i, each, first=completions[i - i % n]) for i, each in enumerate(completions)]
+        choices = [
+            self._choice(i, each, first=completions[i - i % n], echo=echo)
+            for i, (each, echo) in enumerate(zip(completions, self._echoes(), strict=True))
+        ]
         return {**self.head.fields(), "choices": choices, "usage": usage(completions, num_choices=n)}
 
-    def _choice(self, index: int, completion: Completion, *, first: Completion) -> dict[str, Any]:
-        echo = self.echoes[index // (self.body.n or 1)]
+    def _echoes(self) -> list[str]:
+        """The text in front of each choice."""
+        if not self.body.echo:
+            return [""] * (len(self.body.prompts()) * (self.body.n or 1))
+        texts = [each if isinstance(each, str) else self.gateway.words.decode(each) for each in self.body.prompts()]
+        return [text for text in texts for _ in range(self.body.n or 1)]
+
+    def _choice(self, index: int, completion: Completion, *, first: Completion, echo: str) -> dict[str, Any]:
         logprobs = self._logprobs(completion.token_ids, completion.logprobs, self._offsets(echo))
         if self.body.echo and logprobs is not None:
             offsets = prompt_offsets(self.gateway.words, echo, prompt_ids(first.summary))
@@ -138,7 +140,7 @@ class CompletionReply:
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         options, n = self.body.stream_options, self.body.n or 1
-        echoes = [echo for echo in self.echoes for _ in range(n)]
+        echoes = await asyncio.to_thread(self._echoes) if self.body.echo else self._echoes()
         starts = self.positions or [0] * len(echoes)
         writer = ChunkWriter(
             self.head, shape=COMPLETION_TEXT,

@@ -180,6 +180,15 @@ def test_request_is_aborted_when_its_client_disconnects(slow: Driver, stream: bo
         assert num_aborted(slow) == before + 2
 
 
+def test_request_whose_echo_fails_is_aborted(slow: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = num_aborted(slow)
+    with site(slow.run_dir) as api:
+        monkeypatch.setattr(api.gateway.words, "decode", lambda _: 1 / 0)
+        reply = api.post(PATH, **{**LONG, "prompt": [1, 2], "echo": True, "stream": True})
+        assert "internal error" in reply.text
+        eventually(lambda: num_aborted(slow) == before + 1, timeout=5)
+
+
 def test_request_id_is_the_client_s_or_a_new_one(api: Site) -> None:
     assert api.http.get("/version", headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
     drawn = {api.http.get("/version", headers={"x-request-id": "x" * 500}).headers["x-request-id"] for _ in range(2)}

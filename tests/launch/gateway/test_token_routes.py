@@ -39,6 +39,7 @@ class SlowWords:
         ("/tokenize", {"prompt": "a long text"}),
         ("/detokenize", {"tokens": [1, 2]}),
         ("/v1/completions", {"prompt": [1, 2], "max_tokens": 1, "echo": True}),
+        ("/v1/completions", {"prompt": [1, 2], "max_tokens": 1, "echo": True, "stream": True}),
         ("/v1/decisions", {"state": "x", "questions": [{"question": "?", "options": ["a", "b"]}]}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -47,6 +48,7 @@ def test_others_are_answered_while_a_text_is_tokenized(
     api: Site, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     words = SlowWords()
+    monkeypatch.setattr("triptych.launch.gateway.requests.generation.LONG_TOKENS", 0)
     monkeypatch.setitem(vars(api.gateway), "words", words)
     with ThreadPoolExecutor(1) as pool:
         reply = pool.submit(api.post, path, **body)
