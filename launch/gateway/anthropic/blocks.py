@@ -15,16 +15,45 @@ _TEXTS = {"thinking": "thinking", "text": "text"}  # the field of a block that g
 
 
 def blocks_of(parts: Parts, reader: AnswerReader) -> list[dict[str, Any]]:
-    """Blocks for reasoning, text and tool calls. Texts of only white space, as between calls, are dropped."""
+    """Blocks for reasoning, text and tool calls."""
     blocks: list[dict[str, Any]] = []
-    for part in parts:
-        block = _block(part, reader)
-        name = _TEXTS.get(block["type"])
-        if name and blocks and blocks[-1]["type"] == block["type"]:
-            blocks[-1][name] += block[name]
-        else:
+    for is_new, block in _Outline(reader).pieces(parts):
+        if is_new:
             blocks.append(block)
-    return [block for block in blocks if block["type"] != "text" or block["text"].strip()]
+        else:
+            blocks[-1][_TEXTS[block["type"]]] += block[_TEXTS[block["type"]]]
+    return blocks
+
+
+class _Outline:
+    """Divides an answer into blocks, which do not depend on how it is cut.
+
+    White space alone, as between calls, is no block. In front of text it belongs to it, in front of reasoning it does
+    not.
+    """
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+        self._type: str | None = None  # of the last block
+        self._space = ""  # held back: more text may follow
+
+    def pieces(self, parts: Parts) -> Iterator[tuple[bool, dict[str, Any]]]:
+        """Whether a block begins, and it, or what is added to the last one."""
+        for part in parts:
+            block = _block(part, self._reader)
+            kind = block["type"]
+            is_new = kind != self._type or kind not in _TEXTS
+            if is_new and kind == "text":
+                block["text"] = self._space + block["text"]
+                self._space = block["text"] if block["text"].isspace() else ""
+                if self._space:
+                    continue
+            elif is_new and kind == "thinking":
+                block["thinking"] = block["thinking"].lstrip()
+                if not block["thinking"]:
+                    continue
+            self._space, self._type = "", kind
+            yield is_new, block
 
 
 def _block(part: Thought | str | Call, reader: AnswerReader) -> dict[str, Any]:
@@ -50,29 +79,19 @@ class BlockWriter:
     """The events of one message. Invariant: at most one block is open."""
 
     def __init__(self, reader: AnswerReader) -> None:
-        self._reader = reader
+        self._outline = _Outline(reader)
         self._index = -1
-        self._open: str | None = None  # the type of the block
-        self._space = ""  # pending white space before a text
+        self._is_open = False
 
     def event(self, kind: str, /, **fields: Any) -> bytes:
         return event({"type": kind, **fields}, name=kind)
 
     def parts(self, parts: Parts) -> Iterator[bytes]:
-        for part in parts:
-            block = _block(part, self._reader)
-            kind = block["type"]
-            if kind == "text" and self._open != "text":
-                block["text"] = self._space + block["text"]
-                self._space = block["text"] if block["text"].isspace() else ""
-                if self._space:
-                    continue
-            elif kind != "text":
-                self._space = ""
-            name = _TEXTS.get(kind, "input")
-            if kind != self._open or kind == "tool_use":
+        for is_new, block in self._outline.pieces(parts):
+            name = _TEXTS.get(block["type"], "input")
+            if is_new:
                 yield from self.close()
-                self._open, self._index = kind, self._index + 1
+                self._is_open, self._index = True, self._index + 1
                 empty = {**block, name: {} if name == "input" else ""}
                 yield self.event("content_block_start", index=self._index, content_block=empty)
             if name == "input":
@@ -83,6 +102,6 @@ class BlockWriter:
 
     def close(self) -> Iterator[bytes]:
         """The event that ends the open block, if any."""
-        if self._open is not None:
-            self._open = None
+        if self._is_open:
+            self._is_open = False
             yield self.event("content_block_stop", index=self._index)

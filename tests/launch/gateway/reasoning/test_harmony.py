@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.launch.gateway.anthropic.test_messages import BASE, TOOL, built, without_ids
+from tests.launch.gateway.anthropic.test_messages import PATH as ANTHROPIC
 from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.reasoning.test_reasoning import CHAT, MESSAGES, RESPONSES, TOOLS, reasoning_of
 from tests.launch.gateway.scripted import Dictation, ScriptedClient
@@ -168,6 +170,20 @@ def test_items_of_a_response_are_whole_where_reasoning_follows_text(api: Site, m
     added = [event for event in found if event["type"] == "response.output_item.added"]
     assert [(event["output_index"], event["item"]["id"]) for event in added] == list(enumerate(i["id"] for i in output))
     assert all(output[event["output_index"]]["id"] == event["item_id"] for event in found if "item_id" in event)
+
+
+@pytest.mark.parametrize("between", ["It is <b>.", "\n"], ids=["text", "white space"])
+def test_anthropic_s_blocks_are_whole_where_reasoning_follows_text(
+    api: Site, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    preamble, asked = FINAL.replace("final", "commentary").replace("It is <b>.", between), {**BASE, "tools": [TOOL]}
+    monkeypatch.setattr(api.gateway, "client", ScriptedClient(THOUGHT, preamble, f"<|end|>{THOUGHT}", CALL))
+    whole = api.ask(ANTHROPIC, **asked)["content"]
+    told = [(block["type"], block.get("thinking") or block.get("text")) for block in whole]
+    first, text, call = ("thinking", "Let me see."), ("text", between), ("tool_use", None)
+    expected = [first, text, first, call] if between.strip() else [("thinking", "Let me see.\nLet me see."), call]
+    assert told == expected
+    assert without_ids(built(stream(api.http, ANTHROPIC, **asked)[1:-2])) == without_ids(whole)
 
 
 @pytest.mark.parametrize("more", [{}, {"include_reasoning": False}, {"tools": TOOLS}])
