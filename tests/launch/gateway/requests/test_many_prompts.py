@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from tests.launch.gateway.scripted import SUMMARY
 from tests.launch.gateway.sse import stream
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.driver.async_client import AsyncClient
 from triptych.driver.async_stream import AsyncStream, Mailbox
 from triptych.driver.stream import Completion
+from triptych.launch.gateway.requests.option_scores import OptionScorer, together
 from triptych.launch.gateway.requests.submission import MAX_IN_FLIGHT, Choices
 from triptych.protocol.errors import InvalidRequest, Overloaded, TriptychError
 from triptych.protocol.messages import Accepted
@@ -65,20 +66,6 @@ def test_prompts_with_several_choices_count_once_per_choice(narrow: Site) -> Non
     assert [choice["index"] for choice in reply["choices"]] == list(range(160))
 
 
-def test_many_options_are_scored_a_few_at_a_time(demo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, streams, num_live = demo.gateway.client, list[AsyncStream](), list[int]()
-
-    def submit(**options: Any) -> AsyncStream:
-        streams.append(AsyncClient.submit(client, **options))
-        num_live.append(sum(not stream.done for stream in streams))
-        return streams[-1]
-
-    monkeypatch.setattr(client, "submit", submit)
-    options = [f"{first}{second}" for first in "abcdefghijklmnop" for second in "qrstuvwxyz"]
-    demo.ask("/v1/decisions", state="x", questions=[{"question": "which?", "options": options}] * 8)
-    assert 8 < max(num_live) <= MAX_IN_FLIGHT
-
-
 def test_refused_prompt_aborts_the_others(narrow: Site) -> None:
     status, error = narrow.refusal(PATH, prompt=[*prompts(100), [999_999]], max_tokens=2)
     assert (status, error["param"]) == (400, "prompt")
@@ -122,6 +109,21 @@ def test_prompt_waiting_for_space_does_not_wait_for_a_refused_one() -> None:
         await answer(await asyncio.wait_for(client.sent.get(), 10))
         with pytest.raises(InvalidRequest):
             await asyncio.wait_for(asked, 10)
+
+    asyncio.run(ask())
+
+
+def test_options_are_scored_a_few_at_a_time() -> None:
+    async def ask() -> None:
+        client = Refuser()
+        scorer = OptionScorer(SimpleNamespace(client=client), "dec", {}, param="questions")  # type: ignore[arg-type]
+        asked = [asyncio.create_task(scorer.prompt_ids({})) for _ in range(2 * MAX_IN_FLIGHT)]
+        await asyncio.sleep(0)
+        for num_ended in range(MAX_IN_FLIGHT):
+            assert client.sent.qsize() == MAX_IN_FLIGHT, f"{num_ended} have ended"
+            await answer(client.sent.get_nowait(), InvalidRequest("no"))
+        await together(answer(client.sent.get_nowait(), InvalidRequest("no")) for _ in range(MAX_IN_FLIGHT))
+        assert {type(error) for error in await asyncio.gather(*asked, return_exceptions=True)} == {InvalidRequest}
 
     asyncio.run(ask())
 
