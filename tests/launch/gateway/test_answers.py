@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -89,9 +92,23 @@ def test_parts_of_an_answer_in_channels_keep_their_order_in_any_pieces(parser: s
 def test_message_events_describe_the_blocks_of_the_complete_message(
     parser: str, text: str, cuts: set[int], is_open: bool
 ) -> None:
-    reader = reader_of(parser, is_open)
+    expected, found = blocks_and_events(text, cuts, partial(reader_of, parser, is_open))
+    assert found == expected
+
+
+@UNHURRIED
+@given(text=CHANNELS, cuts=CUTS)
+def test_message_events_describe_the_blocks_of_channels(text: str, cuts: set[int]) -> None:
+    reasoning, tools = Reasoning(True, has_channels=True), ToolUse(parser="harmony")
+    expected, found = blocks_and_events(text, cuts, lambda: AnswerReader(reasoning, tools))
+    assert found == expected
+    assert all(block["thinking"][:1].strip() for block in found if block["type"] == "thinking")
+
+
+def blocks_and_events(text: str, cuts: set[int], new_reader: Callable[[], AnswerReader]) -> list[list[dict[str, Any]]]:
+    """The blocks of the complete message, and those that events of these pieces describe."""
+    whole, reader = new_reader(), new_reader()
     writer = BlockWriter(reader)
     parts = [reader.push(piece) for piece in pieces(text, cuts)] + [reader.flush()]
     payload = b"".join(event for each in parts for event in writer.parts(each)) + b"".join(writer.close())
-    whole = reader_of(parser, is_open)
-    assert without_ids(built(events_of(payload))) == without_ids(blocks_of(whole.read(text), whole))
+    return [without_ids(blocks) for blocks in (blocks_of(whole.read(text), whole), built(events_of(payload)))]
