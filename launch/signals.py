@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,18 @@ def exit_on_signals() -> None:
 def handle_unless_ignored(number: signal.Signals, handler: Callable[[int, FrameType | None], object]) -> None:
     if signal.getsignal(number) is not signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@contextmanager
+def interrupts_end_process() -> Iterator[None]:
+    """Ctrl-C ends this process at once and silently, with nothing to clean up: for imports, in the middle of which an
+    exception may surface as something else.
+    """
+    handle_unless_ignored(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        handle_unless_ignored(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

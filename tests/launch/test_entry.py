@@ -11,21 +11,28 @@ from triptych.launch import cli
 
 # Ctrl-C while the module is looked up, which is in the middle of an import.
 INTERRUPT_AT = """
-import os, signal, sys
+import importlib, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
+package, module = sys.argv[1:]
 class Interrupt:
     @staticmethod
     def find_spec(name, path, target=None):
-        if name == "triptych.launch.flags.derived":
+        if name == module:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt)
-from triptych.launch.__main__ import main
+main = importlib.import_module(package + ".__main__").main
 main()
 """
 
 
-def test_ctrl_c_while_the_program_is_imported_exits_silently() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPT_AT, "--version"], capture_output=True, check=False)
+@pytest.mark.parametrize(
+    ("package", "module"),
+    [("triptych.launch", "triptych.launch.flags.derived"), ("triptych.launch.demo", "triptych.driver.driver")],
+    ids=["program", "demo"],
+)
+def test_ctrl_c_while_the_program_is_imported_exits_silently(package: str, module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPT_AT, package, module]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from triptych.launch.demo import QUESTIONS, Demo
+from triptych.launch.demo.scenes import QUESTIONS, Demo
 from triptych.launch.terminal.demo_view import WIDTH, block
 
 

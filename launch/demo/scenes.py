@@ -1,28 +1,27 @@
-"""``make demo``: three processes, eight questions at once, and a kill -9 that no client notices."""
+"""What the demo shows: three processes, eight questions at once, and a kill -9 that no client notices."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 
-from ..driver.driver import Driver
-from ..driver.stream import Completion
-from ..protocol.config import DEMO_MODEL, HASH_MODEL
-from ..protocol.errors import TriptychError
-from .demo_model.entries import load_entries
-from .signals import INTERRUPTED, exit_on_signals, signals_ignored
-from .terminal.demo_view import WIDTH, Row, block, show_answers
-from .terminal.failures import explain
-from .terminal.logs import set_up_logging
-from .terminal.report import duration, ledger_table, model_line, number, say
-from .terminal.startup import start
+from ...driver.driver import Driver
+from ...driver.stream import Completion
+from ...protocol.config import DEMO_MODEL, HASH_MODEL
+from ...protocol.errors import TriptychError
+from ..demo_model.entries import load_entries
+from ..signals import INTERRUPTED, exit_on_signals, signals_ignored
+from ..terminal.demo_view import WIDTH, Row, block, show_answers
+from ..terminal.failures import explain
+from ..terminal.logs import set_up_logging
+from ..terminal.report import duration, ledger_table, model_line, number, say
+from ..terminal.startup import start
 
 QUESTIONS = {
     "What does range do?": "range",
@@ -58,7 +57,7 @@ class Demo:
     """The scenes, in order. ``problems`` lists everything that went wrong."""
 
     def __init__(self, driver: Driver, console: Console) -> None:
-        self._driver, self._console = driver, console
+        self.driver, self.console = driver, console
         self._answers: dict[str, Completion] = {}
         self.problems: list[str] = []
 
@@ -70,23 +69,23 @@ class Demo:
             ("kill -9", self.kill),
             ("Afterwards", self.count),
         ):
-            self._console.print(f"[bold]{title}[/]\n")
+            self.console.print(f"[bold]{title}[/]\n")
             scene()
 
     def start(self) -> None:
-        startup = start(self._driver, self._console, say=self._say)
-        for line in startup.account(self._driver.pids):
+        startup = start(self.driver, self.console, say=self._say)
+        for line in startup.account(self.driver.pids):
             self._say(line)
-        self._say(model_line(self._driver.info()["model"]) + "\n")
+        self._say(model_line(self.driver.info()["model"]) + "\n")
 
     def ask(self) -> None:
         now = time.monotonic()
-        rows = [Row(question, self._driver.submit(messages=_chat(question)), now) for question in QUESTIONS]
-        self._answers = dict(zip(QUESTIONS, show_answers(rows, self._console), strict=True))
+        rows = [Row(question, self.driver.submit(messages=_chat(question)), now) for question in QUESTIONS]
+        self._answers = dict(zip(QUESTIONS, show_answers(rows, self.console), strict=True))
         elapsed_s = time.monotonic() - now
         num_tokens = sum(answer.usage["completion_tokens"] for answer in self._answers.values())
         self._say(f"{num_tokens} tokens in {elapsed_s:.2f} s, {number(num_tokens / elapsed_s)} tok/s together")
-        if self._driver.config.model.model == DEMO_MODEL:
+        if self.driver.config.model.model == DEMO_MODEL:
             known = dict(load_entries())
             exact = [q for q, name in QUESTIONS.items() if self._answers[q].text == known[name]]
             self._say(f"{len(exact)} of {len(QUESTIONS)} answers are Python's own documentation, to the letter\n")
@@ -95,7 +94,7 @@ class Demo:
     def account(self) -> None:
         """The ledgers, whose stages must add up to the wall time."""
         ledgers = {name: self._answers[question].ledger for question, name in QUESTIONS.items()}
-        self._console.print(ledger_table({name.rpartition(".")[2]: ledger for name, ledger in ledgers.items()}))
+        self.console.print(ledger_table({name.rpartition(".")[2]: ledger for name, ledger in ledgers.items()}))
         for name, ledger in ledgers.items():
             gap_ms = abs(sum(ledger["stages_ms"].values()) - ledger["wall_ms"])
             self._require(gap_ms <= 0.02 * ledger["wall_ms"], f"the ledger of {name} does not add up: {gap_ms} ms")
@@ -117,25 +116,25 @@ class Demo:
     def _ask_and_kill(self, question: str, *, num_tokens: int) -> Completion:
         """Kill execute as soon as ``num_tokens`` tokens of the answer have arrived."""
         self._say(question)
-        stream = self._driver.submit(messages=_chat(question))
+        stream = self.driver.submit(messages=_chat(question))
         before = ""
         for delta in stream:
             before += delta.text
             if delta.num_tokens >= num_tokens:
                 break
-        pid = self._driver.pids["execute"]
+        pid = self.driver.pids["execute"]
         assert pid is not None, "execute has just sent a token"
         os.kill(pid, signal.SIGKILL)
-        self._say(f"{block(before + ' ...', self._console)}\nkilling execute (pid {pid}) ... the answer continues")
-        with self._console.status("a new execute loads the model and reads the journal"):
+        self._say(f"{block(before + ' ...', self.console)}\nkilling execute (pid {pid}) ... the answer continues")
+        with self.console.status("a new execute loads the model and reads the journal"):
             completion = stream.result()
-        self._say(f"{block('...' + completion.text[len(before) :], self._console)}\n")
+        self._say(f"{block('...' + completion.text[len(before) :], self.console)}\n")
         return completion
 
     def count(self) -> None:
         """Every page is free again, or holds a cached prefix; and the three processes are alive."""
         idle = self._poll(lambda stats: _num_at_rest(stats["execute"]) == stats["execute"]["pages"])
-        execute, pids = idle["execute"], self._driver.pids
+        execute, pids = idle["execute"], self.driver.pids
         self._say(
             f"pages: {execute['pages_free']} of {execute['pages']} free,"
             f" {execute['pages_cached']} cached, {execute['pages_lost']} lost"
@@ -148,7 +147,7 @@ class Demo:
 
     def _poll(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         deadline = time.monotonic() + REST_S
-        while not condition(stats := self._driver.stats()) and time.monotonic() < deadline:
+        while not condition(stats := self.driver.stats()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return stats
 
@@ -157,7 +156,7 @@ class Demo:
             self.problems.append(problem)
 
     def _say(self, text: str) -> None:
-        say(self._console, text, "none")
+        say(self.console, text, "none")
 
 
 def _chat(question: str) -> list[dict[str, str]]:
@@ -168,7 +167,8 @@ def _num_at_rest(execute: dict[str, Any]) -> int:
     return int(execute["pages_free"]) + int(execute["pages_cached"])
 
 
-def main() -> int:
+def make_demo() -> Demo:
+    """The demo of the model that the command line names."""
     parser = argparse.ArgumentParser(description="Shows the pipeline at work, in less than half a minute.")
     parser.add_argument("--model", default=DEMO_MODEL)
     console = Console()
@@ -176,8 +176,11 @@ def main() -> int:
         console.width = WIDTH
     set_up_logging("warning", console)
     model = parser.parse_args().model
-    driver = Driver(model, hash_step_ms=5.0 if model == HASH_MODEL else 0.0)
-    demo = Demo(driver, console)
+    return Demo(Driver(model, hash_step_ms=5.0 if model == HASH_MODEL else 0.0), console)
+
+
+def play(demo: Demo) -> int:
+    """Run the demo and say how it went; returns the exit code."""
     exit_on_signals()
     try:
         demo.run()
@@ -187,13 +190,9 @@ def main() -> int:
         return INTERRUPTED
     finally:
         with signals_ignored():
-            driver.stop(mode="abort")
+            demo.driver.stop(mode="abort")
     for problem in demo.problems:
-        say(console, f"wrong: {problem}", "red")
+        say(demo.console, f"wrong: {problem}", "red")
     if not demo.problems:
-        say(console, NEXT_STEPS, "none")
+        say(demo.console, NEXT_STEPS, "none")
     return 1 if demo.problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
