@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 
-from ...protocol.codec import MAX_DEPTH
 from ...protocol.errors import Overloaded, TriptychError
 
 T = TypeVar("T")
@@ -116,7 +115,7 @@ def json_bytes(content: Any) -> bytes:
 def unreadable_body(error: ValueError | RecursionError) -> ApiError:
     """Why a body, which may be correct JSON, could not be parsed."""
     if isinstance(error, RecursionError):
-        return ApiError(f"the body is nested too deep, the limit is {MAX_DEPTH}", code="bad_frame")
+        return ApiError("the body is nested too deep to be read", code="bad_frame")
     if not isinstance(error, UnicodeDecodeError):
         reason = str(error).partition(";")[0]  # too long an integer; the rest is advice for us
         return ApiError(f"the body cannot be read: {reason}", code="bad_request")

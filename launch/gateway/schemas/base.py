@@ -33,6 +33,8 @@ _WAYS_OUT = {
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"), ": use structured_outputs"
     ),
+    "bad_words": ": use a logit_bias of -100 for words of one token",
+    "allowed_token_ids": ": use structured_outputs, or a logit_bias of 100 for each of them",
     "chat_template": ": use chat_template_kwargs",
     "lora_path": ": use model, which may be an adapter's name",
     "functions": ": use tools",

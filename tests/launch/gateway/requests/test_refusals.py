@@ -141,10 +141,15 @@ def test_wrong_field_is_named(api: Site, path: str, field: dict[str, Any], param
         (CHAT, {"options": {"temperature": 0}}, "unknown field 'options'; its entries belong into the request itself"),
         (COMPLETIONS, {"timings_per_token": True}, "unknown field 'timings_per_token'"),
         (COMPLETIONS, {"guided_regex": "a+"}, "guided_regex is 'a+', which is not supported: use structured_outputs"),
+        (CHAT, {"bad_words": ["no"]},
+         "bad_words is ['no'], which is not supported: use a logit_bias of -100 for words of one token"),
+        (CHAT, {"allowed_token_ids": [5]},
+         "allowed_token_ids is [5], which is not supported: use structured_outputs, or a logit_bias of 100 for each of"
+         " them"),
         (CHAT, {"chat_template": "x"}, "chat_template is 'x', which is not supported: use chat_template_kwargs"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_refusal_of_a_field_says_what_was_probably_meant(
     api: Site, path: str, field: dict[str, Any], told: str
 ) -> None:
