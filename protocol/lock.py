@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from typing import ClassVar
 
 
 class LockFile:
@@ -14,6 +15,8 @@ class LockFile:
     multiprocessing do, would keep the next driver out. So it closes the file at once.
     """
 
+    _open: ClassVar[set[LockFile]] = set()  # all of this process: a fork needs to know them
+
     def __init__(self, path: Path, flags: int) -> None:
         """Open the file, which only its owner can read if ``flags`` create it; it is not locked yet.
 
@@ -22,7 +25,7 @@ class LockFile:
         """
         access = os.O_RDONLY if flags & os.O_DIRECTORY else os.O_RDWR
         self._file = os.open(path, access | os.O_CLOEXEC | flags, 0o600)
-        os.register_at_fork(after_in_child=self._close)
+        self._open.add(self)
 
     def fileno(self) -> int:
         return self._file
@@ -45,3 +48,13 @@ class LockFile:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+            self._open.discard(self)
+
+    @classmethod
+    def _close_all(cls) -> None:
+        for lock in list(cls._open):
+            lock._close()
+
+
+# Once, not for each lock: what is registered cannot be removed.
+os.register_at_fork(after_in_child=LockFile._close_all)
