@@ -106,8 +106,7 @@ class Supervisor:
                     raise self.error
                 if self._stopping:  # stopping closes the board, but not while this thread holds the lock
                     raise PipelineClosed("the driver was stopped while it started")
-                left = until - time.monotonic()
-                if left <= 0:
+                if (left := until - time.monotonic()) <= 0:
                     break
                 self._changed.wait(min(left, START_CHECK_S))
             else:
@@ -193,6 +192,7 @@ class Supervisor:
             except Exception as error:  # last line of defence: nothing may end this thread silently
                 logger.exception("the supervisor failed")
                 self._give_up(None, TriptychError(f"the supervisor failed: {error!r}"))
+                time.sleep(CHECK_S)  # every turn may fail: the log must not fill the disk
         with self._changed:
             self._has_left = True
             self._changed.notify_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from tests.pipeline.checks import expected
 from tests.waiting import eventually
 from triptych import AsyncDriver, Client, Driver
 from triptych.driver.stand_in import StandIn
+from triptych.driver.supervisor import CHECK_S, Supervisor
 from triptych.protocol.board import Board
 from triptych.protocol.config import ServiceConfig
-from triptych.protocol.errors import JournalError, PipelineFailed, WorkerDied
+from triptych.protocol.errors import JournalError, PipelineFailed, TriptychError, WorkerDied
 from triptych.protocol.run_dir import board_path
 
 SLOW: dict[str, Any] = {"model": "hash-lm", "hash_step_ms": 20.0, "max_restarts": 0}
@@ -35,6 +37,24 @@ def test_streams_end_when_the_driver_gives_up() -> None:
             driver.submit([1, 2])
         codes = driver.stop(mode="abort")
         assert codes["execute"] == -signal.SIGABRT
+
+
+def test_supervisor_whose_every_turn_fails_leaves_the_processor_and_the_log_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns: list[float] = []
+
+    def fail(_: Supervisor) -> None:
+        turns.append(time.monotonic())
+        raise OSError("no files are left")
+
+    with Driver("hash-lm") as driver:
+        with monkeypatch.context() as patch:
+            patch.setattr(Supervisor, "_turn", fail)
+            eventually(lambda: len(turns) > 1)
+            assert turns[1] - turns[0] >= CHECK_S
+        with pytest.raises(TriptychError, match="the supervisor failed"):
+            driver.submit([1])
 
 
 def test_truncated_journal_ends_the_pipeline_at_once_and_not_the_program_that_holds_the_driver(tmp_path: Path) -> None:
