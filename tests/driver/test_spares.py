@@ -26,6 +26,10 @@ def spares(driver: Driver) -> list[psutil.Process]:
     return [p for p in psutil.Process().children() if p.pid not in workers and "--spare" in p.cmdline()]
 
 
+def has_imported(process: psutil.Process, library: str) -> bool:
+    return any(library in each.path for each in process.memory_maps())
+
+
 def startup_s(driver: Driver, role: str) -> float:
     return float(sum(driver.stats()[role].get("startup_s", {}).values()))
 
@@ -48,6 +52,8 @@ def test_spare_takes_over_and_is_replaced() -> None:
         assert stream.result(60).token_ids == expected([4, 2], 2000)
         eventually(lambda: len(spares(driver)) == len(ROLES))
         left = spares(driver)
+        [prepare] = (process for process in left if "triptych.workers.prepare" in process.cmdline())
+        eventually(lambda: has_imported(prepare, "markupsafe"))  # of jinja2, for the first chat
     assert not any(p.is_running() for p in left)
     assert not Path(run_dir).exists()
 

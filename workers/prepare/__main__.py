@@ -7,6 +7,6 @@ from ..importing import NUMPY, importing
 if __name__ == "__main__":
     with importing(NUMPY):
         from ..process import main
-        from .process import run
+        from .process import preload, run
 
-    main("prepare", run)
+    main("prepare", run, preload=preload)

@@ -12,6 +12,7 @@ import numpy as np
 from ...protocol import messages as m
 from ...protocol.board import FAILED, RUN
 from ...protocol.codec import content_key, decode_public, peek_request_id
+from ...protocol.config import PipelineConfig
 from ...protocol.errors import (
     BadFrame,
     Draining,
@@ -46,6 +47,11 @@ logger = logging.getLogger(__name__)
 
 MAX_FRAMES_A_TURN = 256  # so that a flood does not hold up credits and replies
 READING_S = 1.0  # after the last end: until then its client may be about to acknowledge it
+
+
+def preload(_: PipelineConfig) -> None:
+    """Import what the first chat needs, in a spare process that waits until it is needed."""
+    from . import template_language  # noqa: F401
 
 
 def run(context: WorkerContext) -> None:
