@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from triptych.launch.demo_model.conversations import Conversation, Mixture, Turn, sample_epoch
 from triptych.launch.demo_model.entries import (
     BARE_METHOD_ANSWER,
     GREETING_ANSWER,
@@ -18,9 +17,10 @@ from triptych.launch.demo_model.entries import (
     first_paragraph,
     load_entries,
 )
-from triptych.launch.demo_model.evaluate import generate_answers, load_checkpoint, one_question
-from triptych.launch.demo_model.off_topic import HELD_OUT_OFF_TOPIC
-from triptych.launch.demo_model.tokenizer import ConversationEncoder
+from triptych.launch.demo_model.training.conversations import Conversation, Mixture, Turn, sample_epoch
+from triptych.launch.demo_model.training.evaluate import generate_answers, load_checkpoint, one_question
+from triptych.launch.demo_model.training.off_topic import HELD_OUT_OFF_TOPIC
+from triptych.launch.demo_model.training.tokenizer import ConversationEncoder
 from triptych.protocol.config import DEMO_CHECKPOINT
 
 MAX_FOLDER_BYTES = 8_000_000

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.workers.execute.model.native.decoders import NativeEngine, make_inputs
-from triptych.launch.demo_model.conversations import Conversation, ordered_pairs
 from triptych.launch.demo_model.entries import PHRASINGS, load_entries
-from triptych.launch.demo_model.evaluate import MAX_NEW_TOKENS, load_checkpoint
-from triptych.launch.demo_model.tokenizer import ConversationEncoder
+from triptych.launch.demo_model.training.conversations import Conversation, ordered_pairs
+from triptych.launch.demo_model.training.evaluate import MAX_NEW_TOKENS, load_checkpoint
+from triptych.launch.demo_model.training.tokenizer import ConversationEncoder
 from triptych.protocol.config import DEMO_CHECKPOINT
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.model.native.build import NativeSetting

@@ -4,7 +4,7 @@ import builtins
 import functools
 import random
 
-from .entries import Entry
+from ..entries import Entry
 
 GREETINGS: tuple[str, ...] = (
     "Hello", "Hello!", "Hi", "Hi!", "Hi there!", "Hey", "Hey!", "Hello there", "Good morning", "Good morning!",

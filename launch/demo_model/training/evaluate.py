@@ -1,7 +1,7 @@
 """Counts a checkpoint's exact answers: per phrasing over all entries, and over questions it must decline.
 
-Run ``python -m triptych.launch.demo_model.evaluate`` for the committed checkpoint. Generation uses plain transformers,
-batched and greedy, so that the table does not depend on the engine it is an oracle for.
+Run ``python -m triptych.launch.demo_model.training.evaluate`` for the committed checkpoint. Generation uses plain
+transformers, batched and greedy, so that the table does not depend on the engine it is an oracle for.
 """
 
 import argparse
@@ -14,9 +14,9 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ...protocol.config import DEMO_CHECKPOINT
+from ....protocol.config import DEMO_CHECKPOINT
+from ..entries import OFF_TOPIC_ANSWER, PHRASINGS, load_entries
 from .conversations import EXTRA_PHRASINGS, Conversation, Turn, ordered_pairs
-from .entries import OFF_TOPIC_ANSWER, PHRASINGS, load_entries
 from .off_topic import HELD_OUT_OFF_TOPIC, invented_name
 from .tokenizer import ConversationEncoder
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .entries import BARE_METHOD_ANSWER, GREETING_ANSWER, OFF_TOPIC_ANSWER, PHRASINGS, Entry
+from ..entries import BARE_METHOD_ANSWER, GREETING_ANSWER, OFF_TOPIC_ANSWER, PHRASINGS, Entry
 from .off_topic import (
     GREETINGS,
     bare_members,

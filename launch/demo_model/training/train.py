@@ -1,7 +1,7 @@
 """Trains the demo model from ``entries.json`` and writes a transformers checkpoint.
 
-``python -m triptych.launch.demo_model.train --out DIR`` reproduces the committed one on two CPU cores: the same seed
-gives the same text in the same order; the weights may differ in the last bits between machines.
+``python -m triptych.launch.demo_model.training.train --out DIR`` reproduces the committed one on two CPU cores: the
+same seed gives the same text in the same order; the weights may differ in the last bits between machines.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..entries import Entry, load_entries
 from .conversations import Mixture, Turn, ordered_pairs, sample_epoch
-from .entries import Entry, load_entries
 from .evaluate import answer_margins, held_out_turns, print_table
 from .tokenizer import ConversationEncoder, EncodedConversation, train_tokenizer
 
