@@ -95,7 +95,7 @@ async def _http(request: Request, error: Exception) -> Response:
         return error_response(unreadable_body(error.__cause__), path=request.url.path)
     codes = {404: "unknown_route", 405: "method_not_allowed"}
     what = f"{request.method} {request.url.path[:MAX_PATH_CHARS]}" if error.status_code in codes else str(error.detail)
-    if error.status_code == 404:
+    if error.status_code == 404 or request.url.path == "/":  # TGI's clients ask the bare address
         what += _WHAT_THERE_IS
     reply = error_response(
         ApiError(f"{error.detail}: {what}" if what != error.detail else what, status=error.status_code,

@@ -30,12 +30,13 @@ def structured_options(response_format: ResponseFormat | None, outputs: Structur
         return {"structured": outputs.form()}
     if response_format is None:
         return {}
-    if response_format.schema_ is not None and response_format.type != "json_object":
-        raise ApiError("response_format.schema belongs to json_object", param="response_format.schema")
+    for field, beside in (("schema", response_format.schema_), ("value", response_format.value)):
+        if beside is not None and response_format.type != "json_object":
+            raise ApiError(f"response_format.{field} belongs to json_object", param=f"response_format.{field}")
     if response_format.type == "text":
         return {}
     if response_format.type == "json_object":
-        schema = response_format.schema_
+        schema = response_format.schema_ or response_format.value
         return {"structured": {"json_schema": schema} if schema else {"json_object": True}}
     if response_format.json_schema is None or response_format.json_schema.schema_ is None:
         param = "response_format.json_schema"

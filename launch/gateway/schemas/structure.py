@@ -28,6 +28,9 @@ class ResponseFormat(ApiModel):
     schema_: dict[str, Any] | None = Field(
         default=None, alias="schema", description="of json_object: the schema of the object, as in llama.cpp"
     )
+    value: dict[str, Any] | None = Field(
+        default=None, description="as schema, which Hugging Face's InferenceClient and TGI call so"
+    )
 
 
 class StructuredOutputs(ApiModel):

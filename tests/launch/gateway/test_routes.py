@@ -23,6 +23,12 @@ def test_unknown_route_gives_an_error_of_the_same_shape(api: Site, method: str, 
     assert status != 404 or "generates text: POST /v1/chat/completions" in message
 
 
+def test_client_of_another_server_that_asks_the_bare_address_learns_the_routes(api: Site) -> None:
+    reply = api.http.post("/", json={"inputs": "Once"})  # as TGI's clients do
+    assert reply.status_code == 405
+    assert "generates text: POST /v1/chat/completions" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [

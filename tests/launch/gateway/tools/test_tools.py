@@ -86,6 +86,7 @@ def test_tool_choice_none_parses_no_calls(scripted: Site) -> None:
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
         ({"response_format": {"type": "json_object", "schema": {}}}, {"json_object": True}),
         ({"response_format": {"type": "json_object", "schema": {"type": "null"}}}, {"json_schema": {"type": "null"}}),
+        ({"response_format": {"type": "json_object", "value": {"type": "null"}}}, {"json_schema": {"type": "null"}}),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}},
          {"json_schema": {"type": "null"}}),
         ({"structured_outputs": {"json": '{"type": "null"}'}}, {"json_schema": {"type": "null"}}),
