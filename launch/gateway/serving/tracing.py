@@ -129,11 +129,14 @@ def _asked(request: Request) -> dict[str, Any]:
 
 def _attributes(completion: Completion) -> dict[str, Any]:
     usage, ledger = completion.usage, completion.ledger
+    written = {} if completion.embedding is not None else {
+        "gen_ai.response.finish_reasons": [completion.finish_reason],
+        "gen_ai.usage.output_tokens": usage["completion_tokens"],
+    }  # fmt: skip
     return {
         "gen_ai.response.id": completion.request_id,
-        "gen_ai.response.finish_reasons": [completion.finish_reason],
         "gen_ai.usage.input_tokens": usage["prompt_tokens"],
-        "gen_ai.usage.output_tokens": usage["completion_tokens"],
+        **written,
         "gen_ai.usage.cache_read.input_tokens": usage["cached_tokens"],
         "gen_ai.latency.time_in_queue": sum(ledger["stages_ms"][s] for s in ("queue", "credit", "schedule")) / 1e3,
         "gen_ai.latency.time_in_model_prefill": ledger["stages_ms"]["prefill"] / 1e3,

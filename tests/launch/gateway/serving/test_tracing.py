@@ -84,6 +84,17 @@ def test_names_of_attributes_are_those_of_the_conventions(spans: tuple[Site, InM
     assert set(names) - of_vllm <= {value for value in vars(gen_ai_attributes).values() if isinstance(value, str)}
 
 
+def test_embedding_has_no_tokens_that_came_out_and_no_reason_to_end(
+    spans: tuple[Site, InMemorySpanExporter],
+) -> None:
+    """The conventions name neither for an embedding, and "length" would say that it was cut."""
+    api, exporter = spans
+    api.http.post("/v1/embeddings", json={"input": "hi"})
+    attributes = the_request(exporter).attributes or {}
+    assert attributes["gen_ai.usage.input_tokens"] == 2
+    assert not {"gen_ai.response.finish_reasons", "gen_ai.usage.output_tokens"} & set(attributes)
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_failed_request_is_a_span_with_its_error(spans: tuple[Site, InMemorySpanExporter], stream: bool) -> None:
     api, exporter = spans
