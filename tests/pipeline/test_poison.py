@@ -53,7 +53,8 @@ def unaffected_requests(driver: Driver, num_tokens: int = 300) -> Iterator[None]
     rng = random.Random(5)
     prompts = [random_prompt(rng) for _ in range(NUM_INNOCENTS)]
     streams = [driver.submit(prompt, max_tokens=num_tokens) for prompt in prompts]
-    eventually(lambda: driver.stats()["execute"]["decoding"] == NUM_INNOCENTS)
+    for stream in streams:
+        next(iter(stream))  # not the number that decode: all may have ended before this process looks
     yield
     for prompt, stream in zip(prompts, streams, strict=True):
         assert stream.result(60).token_ids == expected(prompt, num_tokens)
