@@ -3,7 +3,7 @@
 #include <cstdio>
 
 #include "activations.h"
-#include "numbers.h"
+#include "rounded_bytes.h"
 
 using namespace triptych;
 

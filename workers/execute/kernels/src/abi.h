@@ -91,7 +91,7 @@ struct Layer {
   Matrix router;          // kFloat32; outputs the logits of the experts, then that of the shared expert, if gated
   const float* router_biases;  // [num_experts], added to scores for the choice of experts alone; or null
   const Expert* experts;  // [num_experts], or null; if set, gate_up and down are the shared expert's, if any
-  const float* attention_norm;  // null: attention reads x without a norm; weights, and in layer norms biases behind them
+  const float* attention_norm;  // weights, in layer norms biases behind them; null: attention reads x without a norm
   const float* mlp_norm;        // likewise
   const float* query_norm;      // [head_dim], or [heads][head_dim] if whole queries are normed; or null
   const float* key_norm;
@@ -155,7 +155,7 @@ struct StateSpaceShape {
 
 // Sizes shared by all latent attention layers of a model, all multiples of 16; the first and the last of 64.
 struct LatentShape {
-  int32_t rank;       // channels of a latent; head_dim of the model has the rotated key channels behind it; 0: no latents
+  int32_t rank;       // channels of a latent; the model's head_dim has the rotated key channels too; 0: no latents
   int32_t query_rank;
   int32_t plain_dim;  // channels of a query that are not rotated, followed by rotary_dim that are
   int32_t head_value_dim;  // channels of a head's value
@@ -187,7 +187,8 @@ struct Model {
   int32_t has_layer_norms;  // of inputs: means are subtracted, and norms have biases; null weights aside, in all layers
   float score_divisor;  // the square root of head_dim in most models
   float embedding_multiplier;
-  // Applied to what is added to the residual: by attention or what replaces it, by state spaces, and by MLPs or experts.
+  // Applied to what is added to the residual: by attention or what replaces it, by state spaces, and by MLPs or
+  // experts.
   float attended_multiplier;
   float space_multiplier;
   float gated_multiplier;

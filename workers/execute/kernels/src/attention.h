@@ -181,8 +181,8 @@ class Attention {
     });
   }
 
-  // Scores fall with the distance of the keys (Press et al. 2022, "Train short, test long"). The first one of the block is
-  // `ahead` of the query, or behind if negative.
+  // Scores fall with the distance of the keys (Press et al. 2022, "Train short, test long"). The first one of the block
+  // is `ahead` of the query, or behind if negative.
   void lean(Floats* scores, float slope, int ahead) const {
     const Floats first = to_floats(load<Ints>(kLaneNumbers)) + broadcast(float(ahead));
     for (int i = 0; i < kKeyTiles; ++i)

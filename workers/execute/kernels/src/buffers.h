@@ -50,8 +50,8 @@ class Buffer {
   size_t count_ = 0;
 };
 
-// Rows in the form a product takes as input, of any width up to the reserved one. A row begins in the same place whatever
-// its width is, so that what a thread writes is not in another core's cache.
+// Rows in the form a product takes as input, of any width up to the reserved one. A row begins in the same place
+// whatever its width is, so that what a thread writes is not in another core's cache.
 template <class Format>
 class Operand {
  public:
@@ -129,7 +129,7 @@ struct Buffers {
   Buffer<float> residual;                           // [tokens][hidden]
   Buffer<float> added;                              // [tokens][hidden], to be normed and added to the residual
   Inputs<Format> inputs;                            // [tokens]
-  Buffer<float> qkv;                                // [tokens][all heads], as wide as the layer's qkv or space.projection
+  Buffer<float> qkv;                                // [tokens][all heads], as wide as a layer's qkv or space.projection
   Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
   Buffer<Written> attended;                         // [tokens][heads * channels of a value]
   Buffer<Written> gated;                            // [tokens][intermediate]

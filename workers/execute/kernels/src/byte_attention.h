@@ -1,8 +1,9 @@
 // What attention does with keys and values in eight bits: scores and sums of values are products of integers.
 //
 // A query is transformed like the keys and rounded to -127..127 in each block of channels. The weights of a block of
-// keys, times the scales of their values, are rounded to 0..kMostWeight times the greatest of them. Sums of products are
-// thus exact, whatever instructions compute them, and a row's result depends on nothing but its own query and the keys.
+// keys, times the scales of their values, are rounded to 0..kMostWeight times the greatest of them. Sums of products
+// are thus exact, whatever instructions compute them, and a row's result depends on nothing but its own query and the
+// keys.
 //
 // Source: "SageAttention: Accurate 8-Bit Attention for Plug-and-play Inference Acceleration", Zhang et al. 2024,
 // arXiv 2410.02367, where weights have one scale for all keys.
@@ -90,8 +91,8 @@ class ByteAttention {
     }
   }
 
-  // To be called before the rows of a block of keys are weighed. Behind the first `num_keys`, anything may be. If a value
-  // is NaN, so are the scores of its key.
+  // To be called before the rows of a block of keys are weighed. Behind the first `num_keys`, anything may be. If a
+  // value is NaN, so are the scores of its key.
   void read_scales(const KeyTiles& tiles, int num_keys) const {
     const Ints lanes = load<Ints>(kLaneNumbers);
     for (int i = 0; i < kKeyTiles; ++i) {
@@ -110,7 +111,8 @@ class ByteAttention {
   void score(int first, int count, const KeyTiles& tiles, Floats* scores, Ahead& ahead) const {
     const int num_blocks = key_bits_.num_blocks(), steps = key_bits_.block() / EightBits::kGroup;
     const uint32_t* rows[kTileRows];
-    for (int r = 0; r < count; ++r) rows[r] = reinterpret_cast<const uint32_t*>(scratch_.queries + (first + r) * head_dim_);
+    for (int r = 0; r < count; ++r)
+      rows[r] = reinterpret_cast<const uint32_t*>(scratch_.queries + (first + r) * head_dim_);
     for (int b = 0; b < num_blocks; ++b) {
       const QueryWorth* const worths = scratch_.worths + first * num_blocks + b;
       for (int tile = 0; tile < kKeyTiles; tile += kTileVectors) {
@@ -132,8 +134,8 @@ class ByteAttention {
     const Floats* const more = logarithms();
     return max(max(scores[0] + more[0], scores[1] + more[1]), max(scores[2] + more[2], scores[3] + more[3]));
   }
-  // How the weights of rows from `first` on are to be rounded: by the row, the binary logarithm of at least the greatest
-  // of them, times the scale of its value. `factors` receives what they are multiplied by.
+  // How the weights of rows from `first` on are to be rounded: by the row, the binary logarithm of at least the
+  // greatest of them, times the scale of its value. `factors` receives what they are multiplied by.
   template <int kRows>
   INLINED void begin_weights(int first, Floats logarithm, float* factors) const {
     const Floats within = max(logarithm, broadcast(-100.0f));
@@ -147,7 +149,8 @@ class ByteAttention {
     });
   }
 
-  // outputs [count][value_dim / 16] += the rounded weights of rows from `first` on * the values of the first `num_keys`.
+  // outputs [count][value_dim / 16] += the rounded weights of rows from `first` on * the values of the first
+  // `num_keys`.
   void add_values(int first, int count, int num_keys, const KeyTiles& tiles, Floats* outputs, Ahead& ahead) const {
     const int steps = (num_keys + EightBits::kGroup - 1) / EightBits::kGroup, num_vectors = value_dim_ / kLanes;
     const uint32_t* rows[kTileRows];
@@ -166,7 +169,7 @@ class ByteAttention {
   }
 
  private:
-  static constexpr float kMostWeight = EightBits::kExcess ? 255.0f : 127.0f;  // bytes are unsigned if keys have an excess
+  static constexpr float kMostWeight = EightBits::kExcess ? 255.0f : 127.0f;  // unsigned if keys have an excess
 
   Floats* value_scales() const { return scratch_.scales; }
   Floats* logarithms() const { return scratch_.scales + kKeyTiles; }

@@ -103,7 +103,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
         if (layer.space.output.num_blocks)
           add(layer.space.output, of_space, num_rows, added(kSpaceOutputProduct), nullptr, model_.space_multiplier, me);
         if (layer.output.num_blocks)
-          add(layer.output, found, num_rows, added(kOutputProduct), layer.attended_norm, model_.attended_multiplier, me);
+          add(layer.output, found, num_rows, added(kOutputProduct), layer.attended_norm, model_.attended_multiplier,
+              me);
       };
       if (!model_.is_parallel) add_found();
       if (layer.experts) {
@@ -162,7 +163,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     return row < 0 ? step_->token_ids[t] : step_->last_tokens[row];
   }
 
-  // Once the last layer's keys and values, or its states, are written, only the wanted rows continue, moved to the front.
+  // Once the last layer's keys and values, or its states, are written, only the wanted rows continue, moved to the
+  // front.
   int keep_wanted_rows(std::initializer_list<Found> found, Member& me) {
     if (step_->num_rows == step_->num_tokens) return step_->num_tokens;
     stages_.run(me, [&] {
@@ -187,8 +189,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   }
 
   // Adds the product of what was found to the residual.
-  void add(const Matrix& matrix, const Found& found, int num_rows, const Added& more, const float* norm, float multiplier,
-           Member& me) {
+  void add(const Matrix& matrix, const Found& found, int num_rows, const Added& more, const float* norm,
+           float multiplier, Member& me) {
     add_product(matrix, inputs_of(matrix, *found.rows, num_rows, found.width, more, me), more, norm, multiplier, me);
   }
 
@@ -235,7 +237,8 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     if (model_.latent.query_rank) {
       const Matrix& up = layer.latent.query_up;
       float* const normed = buffers_.threads[me.place].rows.get();
-      const Rows latents = make_rows(up, false, num_rows, model_.latent.query_rank, 1, me, buffers_.inputs, [&](int row) {
+      const int rank = model_.latent.query_rank;
+      const Rows latents = make_rows(up, false, num_rows, rank, 1, me, buffers_.inputs, [&](int row) {
         heads.norm_query(row, normed);
         return normed;
       });

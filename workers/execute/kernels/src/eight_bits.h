@@ -3,9 +3,9 @@
 // A tile holds numbers, -127..127, at the places of elements in the layout of pages.h with groups of four, followed by
 // their scales in bfloat16: [blocks][16 tokens] for keys, [16 tokens] for values, which have one scale.
 //
-// Keys are rounded after a Walsh-Hadamard transform of their channels, in blocks of a power of two, which spreads the few
-// large channels that keys of some models have over all of a block. Queries are transformed likewise, so their products
-// do not change, except for the factor `block()`.
+// Keys are rounded after a Walsh-Hadamard transform of their channels, in blocks of a power of two, which spreads the
+// few large channels that keys of some models have over all of a block. Queries are transformed likewise, so their
+// products do not change, except for the factor `block()`.
 //
 // What is stored for a token depends only on its own channels.
 #pragma once
@@ -14,7 +14,7 @@
 
 #include "formats.h"
 #include "hadamard.h"
-#include "numbers.h"
+#include "rounded_bytes.h"
 
 namespace triptych {
 

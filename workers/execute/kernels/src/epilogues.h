@@ -1,8 +1,8 @@
-// What becomes of the results of a product: they are stored, converted and stored, added to a residual, or passed through
-// the activation.
+// What becomes of the results of a product: they are stored, converted and stored, added to a residual, or passed
+// through the activation.
 //
-// An epilogue is part of each tile. It has no other tile's products to fill its waits with, so what counts is that there
-// are few instructions: what is behind them can then begin.
+// An epilogue is part of each tile. It has no other tile's products to fill its waits with, so what counts is that
+// there are few instructions: what is behind them can then begin.
 #pragma once
 
 #include "activations.h"
@@ -10,10 +10,10 @@
 
 namespace triptych {
 
-// Reads the 64 floats that a tile will write into the L2 cache while it computes. A store has to wait for its cache line,
-// and of many rows the lines are far away: that would take a twentieth of the time of a prompt's products in int8. Into
-// L1, the reads of six rows would take all of its buffers for misses, and the tile could not begin: above all where
-// another core wrote the lines.
+// Reads the 64 floats that a tile will write into the L2 cache while it computes. A store has to wait for its cache
+// line, and of many rows the lines are far away: that would take a twentieth of the time of a prompt's products in
+// int8. Into L1, the reads of six rows would take all of its buffers for misses, and the tile could not begin: above
+// all where another core wrote the lines.
 inline void prefetch_columns(const float* place) {
   for (int line = 0; line < 4; ++line) __builtin_prefetch(place + kLanes * line, 0, 2);
 }

@@ -75,8 +75,8 @@ class ExpertLayers : protected Products<Format> {
   using Products<Format>::gate;
 
  private:
-  // Norms the rows for the experts, which are returned. The router reads them as floats, since rounded ones might choose
-  // other experts.
+  // Norms the rows for the experts, which are returned. The router reads them as floats, since rounded ones might
+  // choose other experts.
   Rows choose_experts(const Layer& layer, int num_rows, bool needs_whole, const Choices& choices, Member& me) {
     const int width = int(hidden_width());
     float *exact = buffers_.exact.get(), *logits = buffers_.router_logits.get();

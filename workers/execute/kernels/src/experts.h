@@ -21,7 +21,9 @@ class Routing {
     int count() const { return slots.end - slots.begin; }
   };
 
-  explicit Routing(const Model& model) : model_(model), next_slots_(model.num_experts) { runs_.reserve(model.num_experts); }
+  explicit Routing(const Model& model) : model_(model), next_slots_(model.num_experts) {
+    runs_.reserve(model.num_experts);
+  }
 
   void reserve(int num_rows) {
     const size_t num_choices = size_t(num_rows) * model_.experts_per_token;
@@ -82,7 +84,8 @@ class Routing {
     for (int k = 0; k < model_.experts_per_token; ++k) {
       const Floats weight = broadcast(weights_.get()[first + k] * multiplier);
       const float* from = outputs + slots_.get()[first + k] * width;
-      for (size_t i = 0; i < width; i += kLanes) store(to + i, fma(load<Floats>(from + i), weight, load<Floats>(to + i)));
+      for (size_t i = 0; i < width; i += kLanes)
+        store(to + i, fma(load<Floats>(from + i), weight, load<Floats>(to + i)));
     }
   }
 
@@ -134,7 +137,8 @@ class Routing {
     for (int expert = 0; expert < model_.num_experts; ++expert) logits[expert] = std::exp(logits[expert] - top) / total;
   }
   void to_sigmoids(float* logits) const {
-    for (int expert = 0; expert < model_.num_experts; ++expert) logits[expert] = 1.0f / (1.0f + std::exp(-logits[expert]));
+    for (int expert = 0; expert < model_.num_experts; ++expert)
+      logits[expert] = 1.0f / (1.0f + std::exp(-logits[expert]));
   }
 
   const Model& model_;

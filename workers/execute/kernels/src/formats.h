@@ -1,5 +1,5 @@
-// What a product computes with, in one layout: a group of 32 bits is one float, two bfloat16 or four bytes. Formats of four
-// bits, whose weights become bytes in registers, are in int4.h and mxfp4.h.
+// What a product computes with, in one layout: a group of 32 bits is one float, two bfloat16 or four bytes. Formats of
+// four bits, whose weights become bytes in registers, are in int4.h and mxfp4.h.
 //
 // A row of activations is a row of groups, and a vector of weights is the same group of 16 columns. The dot product of
 // a broadcast activation group and such a vector updates 16 accumulators with one instruction: an fma, vdpbf16ps or

@@ -13,7 +13,7 @@
 
 #include <algorithm>
 
-#include "numbers.h"
+#include "rounded_bytes.h"
 
 namespace triptych {
 

@@ -58,8 +58,8 @@ void triptych_pack_int4(const Matrix* matrix, const uint8_t* numbers, const floa
 }
 
 // The same for a matrix in MXFP4, see MxWeights.
-void triptych_pack_mxfp4(const Matrix* matrix, const uint8_t* numbers, const uint8_t* scales, int32_t first, int32_t run,
-                         int32_t begin, int32_t end) {
+void triptych_pack_mxfp4(const Matrix* matrix, const uint8_t* numbers, const uint8_t* scales, int32_t first,
+                         int32_t run, int32_t begin, int32_t end) {
   pack_stored(*matrix, MxWeights{numbers, scales}, {first, run}, begin, end);
 }
 
@@ -68,8 +68,8 @@ void triptych_unpack(const Matrix* matrix, float* to, int32_t first, int32_t run
   unpack(*matrix, {first, run}, begin, end, to);
 }
 
-// Floats y [num_rows][64 * num_blocks] = x [num_rows][num_inputs] times the matrix; 0, or 1 if out of memory. For tests,
-// like the two after it.
+// Floats y [num_rows][64 * num_blocks] = x [num_rows][num_inputs] times the matrix; 0, or 1 if out of memory. For
+// tests, like the two after it.
 int32_t triptych_multiply(const Matrix* matrix, const float* x, int32_t num_rows, float* y) {
   return status_of([&] {
     switch (matrix->format) {
@@ -99,9 +99,9 @@ int32_t triptych_delta_rule(const DeltaShape* shape, const DeltaLayer* layer, fl
 }
 
 // The same for one state space.
-int32_t triptych_state_space(const StateSpaceShape* shape, const StateSpaceLayer* layer, float eps, const float* projected,
-                             const float* dts, int32_t count, int32_t read, int32_t num_segments, const int32_t* ends,
-                             const int32_t* writes, float* outputs) {
+int32_t triptych_state_space(const StateSpaceShape* shape, const StateSpaceLayer* layer, float eps,
+                             const float* projected, const float* dts, int32_t count, int32_t read,
+                             int32_t num_segments, const int32_t* ends, const int32_t* writes, float* outputs) {
   return status_of([&] {
     const size_t num_outputs = StateSpace::num_outputs(*shape);
     Buffer<float> mixed;

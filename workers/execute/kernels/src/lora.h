@@ -148,8 +148,8 @@ struct Addition {
   }
 };
 
-// An epilogue that adds the adapters' updates before the actual one. Products without any have tiles of their own: to ask
-// in every tile would slow down a prompt by some percent.
+// An epilogue that adds the adapters' updates before the actual one. Products without any have tiles of their own: to
+// ask in every tile would slow down a prompt by some percent.
 template <class Format, class Write>
 struct AddFirst {
   const Addition<Format>& addition;

@@ -132,8 +132,8 @@ class Finish {
   Ints offsets_;
 };
 
-// The results of a tile in 16 columns, `vector` of a block, and in the 16 that are 32 further: low(r) and high(r) of row
-// `first` + r. These are references, as copies would go through memory.
+// The results of a tile in 16 columns, `vector` of a block, and in the 16 that are 32 further: low(r) and high(r) of
+// row `first` + r. These are references, as copies would go through memory.
 template <class Low, class High>
 struct Pair {
   int first, count, block, vector;

@@ -23,7 +23,8 @@ struct OfLanes : Groups {
   }
 };
 
-// Not with the intrinsic: GCC broadcasts the lane for it, keeps what it broadcast for several products, and spills sums.
+// Not with the intrinsic: GCC broadcasts the lane for it, keeps what it broadcast for several products, and spills
+// sums.
 template <int kLane>
 INLINED Floats with_lane(Floats sums, LaneOf<kLane> a, Floats columns) {
   return each<Floats>([&](int i) {

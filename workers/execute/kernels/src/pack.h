@@ -140,7 +140,8 @@ std::vector<float> transformed(const Source* rows, const Matrix& matrix, int cou
 
 // `importance` of each input matters in four bits only, see WeighedRows.
 template <class Format, class Source>
-void pack(const Matrix& matrix, const Source* source, const float* importance, Placement placement, int begin, int end) {
+void pack(const Matrix& matrix, const Source* source, const float* importance, Placement placement, int begin,
+          int end) {
   for (int n = begin, count; n < end; n += count) {
     count = placement.strip(n, end);
     const Source* rows = source + size_t(n) * matrix.num_inputs;
@@ -159,7 +160,8 @@ void pack(const Matrix& matrix, const Source* source, const float* importance, P
 }
 
 template <class Source>
-void pack(const Matrix& matrix, const Source* source, const float* importance, Placement placement, int begin, int end) {
+void pack(const Matrix& matrix, const Source* source, const float* importance, Placement placement, int begin,
+          int end) {
   switch (matrix.format) {
     case kInt4: return pack<Int4>(matrix, source, importance, placement, begin, end);
     case kFineInt4: return pack<FineInt4>(matrix, source, importance, placement, begin, end);

@@ -79,9 +79,9 @@ struct Quantised {
 };
 
 // Spreading sixteen values from the smallest to the largest weight wastes some on the few weights at both ends. So
-// narrower ranges are tried too, refined by least squares a few times, and the best one is used. The weights may also be
-// multiples of one number already, of which they need not use all sixteen. If a weight is infinite or NaN, the scale is
-// NaN.
+// narrower ranges are tried too, refined by least squares a few times, and the best one is used. The weights may also
+// be multiples of one number already, of which they need not use all sixteen. If a weight is infinite or NaN, the scale
+// is NaN.
 template <int kInputs>
 inline Quantised<kInputs> quantise(const Group<kInputs>& group) {
   const Floats* const weights = group.weights;

@@ -63,9 +63,9 @@ class Products {
         const int first = 2 * blocks.begin;
         return multiply<Arithmetic>(matrix, rows, {first + halves.begin, first + halves.end}, write);
       }
-      // Each thread has rows of its own if there are many, otherwise a run of blocks, and helps others at the end. Blocks
-      // one by one would not do: a thread would prefetch what another reads next, and all would write adjacent lines.
-      // The last block of a run is in halves, so that all threads finish at about the same time.
+      // Each thread has rows of its own if there are many, otherwise a run of blocks, and helps others at the end.
+      // Blocks one by one would not do: a thread would prefetch what another reads next, and all would write adjacent
+      // lines. The last block of a run is in halves, so that all threads finish at about the same time.
       const int num_parts = parts_of(rows.count, num_members), per_part = num_members / num_parts;
       const auto run_of = [&](int owner) { return share(num_blocks, owner % per_part, per_part); };
       const auto length_of = [&](int owner) { return run_of(owner).end - run_of(owner).begin; };
@@ -100,10 +100,10 @@ class Products {
     });
   }
 
-  // Rows in the form that a matrix reads: of all rows floats_of(row). If the weights are in four bits and `needs_whole`,
-  // as adapters or a shared expert read them too, they are also made for weights in eight. Many rows are divided among
-  // the threads, in a stage of their own, and kept in `inputs`; few rows are computed by every thread for itself, before
-  // the next `num_stages` stages, which use them.
+  // Rows in the form that a matrix reads: of all rows floats_of(row). If the weights are in four bits and
+  // `needs_whole`, as adapters or a shared expert read them too, they are also made for weights in eight. Many rows are
+  // divided among the threads, in a stage of their own, and kept in `inputs`; few rows are computed by every thread for
+  // itself, before the next `num_stages` stages, which use them.
   template <class FloatsOf>
   Rows make_rows(const Matrix& matrix, bool needs_whole, int count, size_t width, int num_stages, Member& me,
                  const Inputs<Format>& inputs, const FloatsOf& floats_of) {

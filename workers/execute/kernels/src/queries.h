@@ -57,8 +57,8 @@ inline int plan_queries(const Model& model, const Step& step, int max_members, i
   return int(block - blocks);
 }
 
-// The blocks with wanted rows, without the tokens before the first and after the last of these; returns their number. In
-// the last layer, other tokens only need keys and values.
+// The blocks with wanted rows, without the tokens before the first and after the last of these; returns their number.
+// In the last layer, other tokens only need keys and values.
 inline int keep_wanted_blocks(const Step& step, const QueryBlock* blocks, int count, QueryBlock* kept) {
   const int32_t *const rows = step.wanted_rows, *const end = rows + step.num_rows;
   QueryBlock* to = kept;

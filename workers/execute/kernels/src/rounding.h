@@ -5,7 +5,7 @@
 
 #include "hadamard.h"
 #include "matmul.h"
-#include "numbers.h"
+#include "rounded_bytes.h"
 
 namespace triptych {
 
@@ -15,7 +15,8 @@ struct Rounding {
   int block;       // otherwise, of the transform
   float* scratch;  // room for a row
 
-  Rounding(Kind kind, int num_inputs, float* scratch) : kind(kind), block(hadamard_block(num_inputs)), scratch(scratch) {}
+  Rounding(Kind kind, int num_inputs, float* scratch)
+      : kind(kind), block(hadamard_block(num_inputs)), scratch(scratch) {}
 };
 inline Rounding::Kind rounding_of(const Matrix& matrix) {
   return matrix.format >= kInt4 ? Rounding::kInGroups : Rounding::kWhole;
@@ -41,7 +42,8 @@ inline void write_groups(const float* from, int count, uint8_t* to, GroupWorth* 
   }
 }
 
-// Adds the squares of the rows that a product reads to those of its matrix, if it has any. At most one thread at a time.
+// Adds the squares of the rows that a product reads to those of its matrix, if it has any. At most one thread at a
+// time.
 inline void add_squares(const Matrix& matrix, const Rows& rows) {
   if (!matrix.squares) return;
   for (int r = rows.first; r < rows.first + rows.count; ++r) {
@@ -57,7 +59,8 @@ inline void add_squares(const Matrix& matrix, const Rows& rows) {
 // Dynamic quantisation: one unit for the transformed row, in which all values are shifted by Int8::kExcess.
 inline void write_row(const float* from, int count, Int8::Element* to, float* scale, const Rounding& rounding) {
   auto* const bytes = reinterpret_cast<uint8_t*>(to);
-  if (rounding.kind == Rounding::kInGroups) return write_groups(from, count, bytes, reinterpret_cast<GroupWorth*>(scale));
+  if (rounding.kind == Rounding::kInGroups)
+    return write_groups(from, count, bytes, reinterpret_cast<GroupWorth*>(scale));
   const Magnitude magnitude = transform(from, rounding.scratch, count, rounding.block);
   *scale = magnitude.unit();
   for (int i = 0; i < count; i += kLanes)

@@ -35,8 +35,8 @@ inline void centre(const float* x, int count, float* to) {
   std::fill(to + count, to + padded(count), 0.0f);
 }
 
-// Norms a row; without `weight`, only copies it. Rows and weights are padded, and `to` may be x. A layer norm is the RMS
-// norm of what differs from the mean.
+// Norms a row; without `weight`, only copies it. Rows and weights are padded, and `to` may be x. A layer norm is the
+// RMS norm of what differs from the mean.
 inline void norm_row(const Model& model, const float* x, const float* weight, float* to) {
   const int count = model.hidden_size, end = padded(count);
   if (!weight) {
@@ -53,8 +53,8 @@ inline void norm_row(const Model& model, const float* x, const float* weight, fl
     for (int i = 0; i < end; i += kLanes) store(to + i, load<Floats>(to + i) + load<Floats>(weight + end + i));
 }
 
-// The padding of the row is reset to zeros: a step with NaNs may leave some there, and norms read it. Guesses of a draft
-// model may lie behind its last position.
+// The padding of the row is reset to zeros: a step with NaNs may leave some there, and norms read it. Guesses of a
+// draft model may lie behind its last position.
 inline void embed(const Model& model, int token_id, int position, float* to) {
   const size_t first = size_t(token_id) * model.hidden_size;
   if (model.embedding_is_bf16) {

@@ -48,7 +48,8 @@ class ShortConvolver {
   }
   void save(const ConvolutionChunk& chunk, int t, int32_t row) const {
     for (int n = 0; n < num_past_; ++n)
-      for (int c = 0; c < chunk.width; c += kLanes) store(kept(chunk, row, n) + c, input(chunk, t - num_past_ + 1 + n, c));
+      for (int c = 0; c < chunk.width; c += kLanes)
+        store(kept(chunk, row, n) + c, input(chunk, t - num_past_ + 1 + n, c));
   }
   float* kept(const ConvolutionChunk& chunk, int32_t row, int n) const {
     return layer_.inputs + (size_t(row) * num_past_ + n) * chunk.width;

@@ -46,8 +46,8 @@ struct Ints {
 // What a tile computes has to become part of it, however large it grows: a call would move all sums through memory.
 #define INLINED inline __attribute__((always_inline))
 
-// Calls visit(0), ... visit(kCount - 1) with constants. Unlike those of a loop, which compilers unroll late, the elements
-// of an array that are indexed with them stay in registers from one loop around it to the next.
+// Calls visit(0), ... visit(kCount - 1) with constants. Unlike those of a loop, which compilers unroll late, the
+// elements of an array that are indexed with them stay in registers from one loop around it to the next.
 template <class Visit, int... kIndices>
 INLINED void unrolled(const Visit& visit, std::integer_sequence<int, kIndices...>) {
   (visit(std::integral_constant<int, kIndices>{}), ...);

@@ -108,8 +108,8 @@ struct FromZero {
 };
 
 #if !defined(__aarch64__)  // see neon_tile.h
-// sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups and kVectors vectors from `first` on; a
-// row of sums has `width` vectors.
+// sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups and kVectors vectors from `first` on;
+// a row of sums has `width` vectors.
 template <class Format, int kRows, int kVectors, class Sum, class Weights, class Asking, class Adding>
 __attribute__((noinline)) void add_tile(Sum* sums, int width, const uint32_t* const* rows, const Weights& weights,
                                         int first, int steps, Asking asking, Adding adding) {

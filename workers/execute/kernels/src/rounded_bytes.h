@@ -33,8 +33,8 @@ INLINED Floats store_bytes(uint8_t* to, Floats values, Floats factor) {
   return shifted - broadcast(kRounder);
 }
 
-// The greatest magnitude of some floats, which becomes 127. If any of them is infinite or NaN, the unit is NaN, and so is
-// every product.
+// The greatest magnitude of some floats, which becomes 127. If any of them is infinite or NaN, the unit is NaN, and so
+// is every product.
 class Magnitude {
  public:
   // Of magnitudes as integers, which have the order of their values; infinity and NaN are above all numbers.
