@@ -12,6 +12,7 @@ from ..serving.streaming import event
 from ..tools.parser import UNREADABLE, Call
 
 _TEXTS = {"thinking": "thinking", "text": "text"}  # the field of a block that grows
+_SIGNATURE = "triptych"  # checked by nobody, but clients forget reasoning that has none when its turn is over
 
 
 def blocks_of(parts: Parts, reader: AnswerReader) -> list[dict[str, Any]]:
@@ -58,7 +59,7 @@ class _Outline:
 
 def _block(part: Thought | str | Call, reader: AnswerReader) -> dict[str, Any]:
     if isinstance(part, Thought):
-        return {"type": "thinking", "thinking": part.text, "signature": ""}
+        return {"type": "thinking", "thinking": part.text, "signature": _SIGNATURE}
     if isinstance(part, str):
         return {"type": "text", "text": part}
     call_id = reader.call_map(part)["id"].replace("call_", "toolu_")
@@ -81,7 +82,7 @@ class BlockWriter:
     def __init__(self, reader: AnswerReader) -> None:
         self._outline = _Outline(reader)
         self._index = -1
-        self._is_open = False
+        self._open: str | None = None  # the type of the block
 
     def event(self, kind: str, /, **fields: Any) -> bytes:
         return event({"type": kind, **fields}, name=kind)
@@ -91,8 +92,10 @@ class BlockWriter:
             name = _TEXTS.get(block["type"], "input")
             if is_new:
                 yield from self.close()
-                self._is_open, self._index = True, self._index + 1
+                self._open, self._index = block["type"], self._index + 1
                 empty = {**block, name: {} if name == "input" else ""}
+                if block["type"] == "thinking":
+                    empty["signature"] = ""
                 yield self.event("content_block_start", index=self._index, content_block=empty)
             if name == "input":
                 delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
@@ -101,7 +104,10 @@ class BlockWriter:
             yield self.event("content_block_delta", index=self._index, delta=delta)
 
     def close(self) -> Iterator[bytes]:
-        """The event that ends the open block, if any."""
-        if self._is_open:
-            self._is_open = False
+        """The events that end the open block, if any: reasoning is signed when it is complete, as by Anthropic."""
+        if self._open is not None:
+            if self._open == "thinking":
+                signed = {"type": "signature_delta", "signature": _SIGNATURE}
+                yield self.event("content_block_delta", index=self._index, delta=signed)
+            self._open = None
             yield self.event("content_block_stop", index=self._index)

@@ -48,7 +48,7 @@ def test_answer_has_the_same_blocks_complete_and_streamed(thinking: Site, monkey
     reply = thinking.ask(PATH, **BASE, tools=[TOOL])
     call = {"type": "tool_use", "name": "time", "input": {"zone": "UTC"}}
     assert without_ids(reply["content"]) == [
-        {"type": "thinking", "thinking": "Let me see.", "signature": ""},
+        {"type": "thinking", "thinking": "Let me see.", "signature": "triptych"},
         {"type": "text", "text": "I look.\n"},
         *(call, call),
     ]
@@ -61,6 +61,20 @@ def test_answer_has_the_same_blocks_complete_and_streamed(thinking: Site, monkey
         assert usage["output_tokens_details"]["thinking_tokens"] == SAID.index("</think>") + len("</think>")
         num_input = usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
         assert num_input == found[0].data["message"]["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize("max_tokens", [200, 12], ids=["whole", "cut"])
+def test_streamed_reasoning_is_signed_by_an_event_of_its_own(
+    thinking: Site, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    """Vercel's AI SDK knows signatures only from there, and forgets reasoning without one after the turn."""
+    Dictation(thinking, monkeypatch, SAID)
+    found = stream(thinking.http, PATH, **{**BASE, "max_tokens": max_tokens})
+    [opened] = [event for event in found if event.name == "content_block_start" and event.data["index"] == 0]
+    of_first = [event.data for event in found if event.data.get("index") == 0]
+    assert opened.data["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert [data["type"] for data in of_first[-2:]] == ["content_block_delta", "content_block_stop"]
+    assert of_first[-2]["delta"] == {"type": "signature_delta", "signature": "triptych"}
 
 
 @pytest.mark.parametrize(
