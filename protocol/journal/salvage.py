@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import JournalError
 from ..record_key import Key
 from .layout import ACCEPTED, DISPATCHED, FREE, Journal, split_word, word
-from .releases import has_sound_end, is_forgotten, read_release
+from .releases import has_sound_end, is_forgotten, is_released, read_release
 from .requests import RequestView, drop, read_request
 from .tokens import read_finish, read_tokens
 
@@ -99,15 +99,17 @@ def _free_overlapping(journal: Journal, views: list[RequestView]) -> list[str]:
 
 def _free_incomplete(journal: Journal, views: list[RequestView]) -> list[str]:
     """A request with several records needs all of them until it is released for good: a missing one would be awaited
-    forever.
+    forever. No damage is one that has ended: summarize may have been killed while it released its records.
     """
     lines: list[str] = []
     num_found = Counter(view.group for view in views)
+    is_open = {view.group for view in views if not is_released(journal, *view.key)}
     for view in views:
         is_whole = num_found[view.group] == view.record.params.group_size
         if not is_whole and not is_forgotten(journal, *view.key):
             drop(journal, view.slot)
-            lines.append(f"record {view.slot} is given up: its request has lost another record")
+            if view.group in is_open:
+                lines.append(f"record {view.slot} is given up: its request has lost another record")
     return lines
 
 

@@ -197,6 +197,19 @@ def test_leftovers_of_an_answered_request_are_not_damage(tmp_path: Path) -> None
     assert live_ids(journal) == ["before", "a 1", "behind"]
 
 
+def test_answered_request_that_is_half_forgotten_is_not_damage(tmp_path: Path) -> None:
+    """summarize was killed while it forgot the request, whose first record is free by now."""
+    journal = with_a_group(tmp_path)
+    keys = [(slot, int(journal.generations()[slot])) for slot in (1, 2)]
+    for key in keys:
+        ReleaseWriter(journal).release(*key, num_tokens=0, reason="abort")
+    ReleaseWriter(journal).forget(*keys[0])
+    assert RequestWriter(journal).recycle(*keys[0])
+    assert salvage(journal) == []
+    assert live_ids(journal) == ["before", "behind"]
+    assert RequestWriter(journal).past_ids() == [("a 0", 7)]
+
+
 def with_answers(tmp_path: Path, *records: RequestRecord) -> tuple[Journal, list[RequestView]]:
     """One request, each sequence of which has produced two tokens and ended."""
     journal = make_journal(tmp_path)
