@@ -21,6 +21,7 @@ TESTS = [
     "tests/workers/execute/model/fused/test_decoder.py",
     "tests/workers/execute/model/device/test_lora.py",
     "tests/workers/execute/kernels/test_triton_experts.py",
+    "tests/workers/execute/kernels/test_triton_lora.py",
     "tests/workers/execute/kernels/test_triton_one_row.py",
     "tests/workers/execute/kernels/test_triton_select.py",
     "tests/workers/execute/attention/test_triton_attention.py",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ _WITHOUT_EFFECT = {
 }  # fmt: skip
 _SCALES = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
 _MAX_CONFIG_BYTES = 1 << 20
+_MULTIPLE = 8  # columns per adapter are padded to this: 16 bytes in half precision, as matrix products require
 _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
@@ -68,6 +70,17 @@ class Adapter(NamedTuple):
                 )
             if (shape := (len(b), a.shape[1])) != tuple(shapes[module]):
                 raise self.refused(f"{module} is {list(shapes[module])} in the model, and {list(shape)} in the adapter")
+
+
+class Columns:
+    """The columns of each adapter, the same for all matrices that any of them changes: as many as its greatest rank, or
+    a few more as padding.
+    """
+
+    def __init__(self, adapters: Sequence[Adapter]) -> None:
+        ranks = [max(len(update.a) for update in adapter.updates.values()) for adapter in adapters]
+        self.widths = [-(-rank // _MULTIPLE) * _MULTIPLE for rank in ranks]
+        *self.starts, self.count = accumulate(self.widths, initial=0)
 
 
 def load_adapters(modules: Iterable[LoraModule], family: str | None = None) -> list[Adapter]:

@@ -5,7 +5,7 @@ block table, its registers, stack and shared memory.
 
     python -m tests.workers.execute.kernels.compile_for_gpu > tests/workers/execute/kernels/compiled_for_gpu.jsonl
 
-keeps the lines for tests, which compile again only if a kernel has changed since: that takes 37 s of processor time.
+keeps the lines for tests, which compile again only if a kernel has changed since: that takes 64 s of processor time.
 The first line says of which sources and which Triton they are.
 """
 
@@ -37,6 +37,7 @@ TURING, TURING_BYTES = 75, 64 << 10
 OTHERS = {
     "workstation": WORKSTATION, "turing": TURING, "eight bits on ampere": AMPERE,
     "eight bits on a workstation": WORKSTATION, "eight bits on turing": TURING,
+    "adapters on ampere": AMPERE, "adapters on a workstation": WORKSTATION, "adapters on turing": TURING,
 }  # fmt: skip
 
 
@@ -81,6 +82,9 @@ def main() -> None:
         "eight bits on ampere": partial(launch_eight_bits_on, AMPERE_BYTES),
         "eight bits on a workstation": partial(launch_eight_bits_on, WORKSTATION_BYTES),
         "eight bits on turing": partial(launch_eight_bits_on, TURING_BYTES, dtype=torch.float16),
+        "adapters": launch_adapters, "adapters on ampere": launch_adapters,
+        "adapters on a workstation": launch_adapters,
+        "adapters on turing": partial(launch_adapters, dtypes=(torch.float16,)),
     }  # fmt: skip
     for part, launch in parts.items():
         driver.set_active(NoDevice(OTHERS.get(part, CAPABILITY)))
@@ -309,6 +313,28 @@ def launch_eight_bits_on(shared_bytes: int, *, dtype: torch.dtype = torch.bfloat
             attend(kernel, dim=dim, dtype=dtype, page_size=64, shared_bytes=shared_bytes, has_eight_bits=True)
 
 
+def launch_adapters(dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)) -> None:
+    """Both products of few and of many rows, for adapters of rank 16 and of up to 64, in the shapes of Qwen3-8B."""
+    for dtype in dtypes:
+        for ranks in ((16,) * 8, (16, 64)):
+            for num_rows in (1, 2048):
+                adapt(torch.zeros(num_rows, dtype=torch.int32), ranks, dtype=dtype)
+
+
+def adapt(owners: torch.Tensor, ranks: tuple[int, ...], *, num_inputs: int = 4096, dtype: torch.dtype) -> None:
+    """What adapters of these ranks add to queries, keys and values of rows with these adapters."""
+    from triptych.workers.execute.model.grouped_lora import GroupedAdapters
+    from triptych.workers.execute.model.lora import Adapter, LowRank
+
+    x = torch.empty(len(owners), num_inputs, dtype=dtype)
+    sizes = (4096, 1024, 1024)
+    each = [[LowRank(x.new_empty(rank, num_inputs), torch.empty(size, rank)) for size in sizes] for rank in ranks]
+    grouped = GroupedAdapters([Adapter("", {"q": updates[0]}) for updates in each], x.device)
+    matrices = [(sum(sizes[:m]), {i: updates[m] for i, updates in enumerate(each)}) for m in range(len(sizes))]
+    linear = grouped.stack_merged(matrices, like=x)
+    linear.add(x, x.new_empty(len(x), sum(sizes)), grouped.rows_of(owners))
+
+
 def launch_many_steps() -> None:
     """The same kernels in steps of many sizes, whose arrays begin anywhere in shared memory."""
     from triptych.workers.execute.kernels.triton_chunk import KeySplits, chunk_attention
@@ -330,6 +356,7 @@ def launch_many_steps() -> None:
             query_starts=shared[size : 2 * size + 1], splits=KeySplits(64 * size, True), **form,
         )  # fmt: skip
         invariant_linear(torch.empty(size, 64, dtype=torch.bfloat16), torch.empty(96, 64, dtype=torch.bfloat16))
+        adapt(ints, (16, 8), num_inputs=64, dtype=torch.bfloat16)
 
 
 if __name__ == "__main__":

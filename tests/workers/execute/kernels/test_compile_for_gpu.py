@@ -137,10 +137,29 @@ def test_attention_to_eight_bits_fits_into_other_gpus(part: str, limit: int, ker
     assert max(kernel["stack_bytes"] for kernel in found) <= 64  # a few registers, as in half precision on Ampere
 
 
+@pytest.mark.parametrize(
+    ("part", "limit"),
+    [("", 227 << 10), (" on ampere", 163 << 10), (" on a workstation", 99 << 10), (" on turing", 64 << 10)],
+)
+def test_products_of_adapters_fit_into_every_gpu(part: str, limit: int, kernels: Kernels) -> None:
+    found = kernels[f"adapters{part}"]
+    assert {kernel["kernel"] for kernel in found} == {"_group", "_shrink", "_expand_add"}
+    assert max(kernel["shared_bytes"] for kernel in found) <= limit
+    assert max(kernel["stack_bytes"] for kernel in found) == 0
+
+
+def test_few_and_many_rows_with_adapters_use_the_same_instruction(kernels: Kernels) -> None:
+    """As do the products that they are added to, or a row's bits would depend on the number of rows."""
+    products = [kernel["products"] for kernel in kernels["adapters"] if kernel["kernel"] != "_group"]
+    in_bfloat16 = [["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"]]
+    assert products == 6 * in_bfloat16 + 4 * [[]]
+
+
 def test_steps_of_all_sizes_share_their_kernels(kernels: Kernels) -> None:
     """A kernel compiled for a new size or address would stop the service for seconds.
 
     Decodes have one kernel for split keys, for any number of splits, and one for keys that are not split.
     """
     counts = Counter(kernel["kernel"] for kernel in kernels["steps"])
-    assert counts == {"_write": 1, "_decode": 2, "_combine": 1, "_chunk": 1, "_sum_splits": 1, "_matmul": 1}
+    attention = {"_write": 1, "_decode": 2, "_combine": 1, "_chunk": 1, "_sum_splits": 1}
+    assert counts == {**attention, "_matmul": 1, "_group": 1, "_shrink": 1, "_expand_add": 1}

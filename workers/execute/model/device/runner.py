@@ -139,7 +139,9 @@ class DeviceRunner(StepRunner):
         decodes = trash_decodes(self._decode_rows)
         if True in self._adapted:
             prefill = trash_prefill(self._prefill_tokens, max_len=self._max_model_len)
-            seconds = max(seconds, *(self.seconds_of(with_adapter(inputs)) for inputs in (prefill, decodes)))
+            # Few rows and many have kernels of their own.
+            each = (prefill, decodes, trash_decodes(1))
+            seconds = max(seconds, *(self.seconds_of(with_adapter(inputs)) for inputs in each))
         num_tokens = self._prefill_tokens
         while (num_tokens := num_tokens // _SMALLER) > 1:
             self._step(trash_prefill(num_tokens, max_len=self._max_model_len))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from ...attention.device_step import DeviceStep
 from ...attention.interface import AttentionForm, LayerCache
+from ...kernels.triton_lora import AdapterTiles
 from ...kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
 from ...kernels.triton_write import rotate_and_write
 from ..device.forward import DeviceAttention
@@ -58,15 +59,15 @@ class FusedDecoder:
         x = F.embedding(token_ids, self._weights.embedding)
         if self._embedding_multiplier != 1.0:
             x = x * self._embedding_multiplier
-        foreign = self._adapters.foreign_to(step.adapters)
-        if self._is_plain and foreign is None and len(x) == 1 and step.taken is None:
+        tiles = self._adapters.rows_of(step.adapters)
+        if self._is_plain and tiles is None and len(x) == 1 and step.taken is None:
             logits = self._one_row(step, x)
         else:
-            logits = self._many_rows(step, x, foreign, choices)
+            logits = self._many_rows(step, x, tiles, choices)
         return logits if spec.logit_cap is None else (logits / spec.logit_cap).tanh() * spec.logit_cap
 
     def _many_rows(
-        self, step: DeviceStep, x: torch.Tensor, foreign: torch.Tensor | None, choices: list[torch.Tensor] | None
+        self, step: DeviceStep, x: torch.Tensor, tiles: AdapterTiles | None, choices: list[torch.Tensor] | None
     ) -> torch.Tensor:
         weights, spec, eps = self._weights, self._weights.spec, self._weights.spec.norm_eps
         multiplier = spec.residual_multiplier
@@ -77,15 +78,15 @@ class FusedDecoder:
             x = add_norm(
                 x, residual, layer.attention_norm, eps, added_weight=norm, adds=not is_first, multiplier=multiplier
             )
-            qkv = add_to(layer.qkv(x), x, added.qkv, foreign)
+            qkv = add_to(layer.qkv(x), x, added.qkv, tiles)
             x = self._attend(step, layer, cache, form, qkv)
-            x = add_to(layer.output(x), x, added.output, foreign)
+            x = add_to(layer.output(x), x, added.output, tiles)
             x = add_norm(x, residual, layer.mlp_norm, eps, added_weight=layer.attended_norm, multiplier=multiplier)
             if isinstance(layer.mlp, FusedExperts):
                 x = layer.mlp(x, choices)
             else:
-                x = gate_mul(add_to(layer.mlp.gate_up(x), x, added.gate_up, foreign), spec.activation)
-                x = add_to(layer.mlp.down(x), x, added.down, foreign)
+                x = gate_mul(add_to(layer.mlp.gate_up(x), x, added.gate_up, tiles), spec.activation)
+                x = add_to(layer.mlp.down(x), x, added.down, tiles)
             is_first, norm = False, layer.gated_norm
 
         def last(rows: torch.Tensor) -> torch.Tensor:

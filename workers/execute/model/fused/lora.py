@@ -7,22 +7,21 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
-from ...kernels.triton_matmul import invariant_linear
+from ...kernels.triton_lora import AdapterTiles
+from ..grouped_lora import GroupedAdapters, GroupedLinear
 from ..lora import Adapter
 from ..spec.decoder import DecoderSpec
-from ..stacked_lora import Columns, StackedLinear
 from .weights import FusedWeights
 
 
 class AdaptedLayer(NamedTuple):
     """Additions to a layer's products, by the field names of ``FusedLayer``; None where no adapter adds anything."""
 
-    qkv: StackedLinear | None = None
-    output: StackedLinear | None = None
-    gate_up: StackedLinear | None = None
-    down: StackedLinear | None = None
+    qkv: GroupedLinear | None = None
+    output: GroupedLinear | None = None
+    gate_up: GroupedLinear | None = None
+    down: GroupedLinear | None = None
 
 
 class FusedAdapters:
@@ -43,24 +42,23 @@ class FusedAdapters:
         for adapter in adapters:
             adapter.check_modules(shapes)
         self._like = weights.embedding
-        self._product = invariant_linear if weights.format.is_invariant else F.linear
-        self._columns = Columns(adapters, self._like.device) if adapters else None
+        self._grouped = GroupedAdapters(adapters, self._like.device) if adapters else None
         self.layers = [AdaptedLayer()] * spec.num_layers
         if adapters:
             self.layers = [AdaptedLayer(*(self._stack(m, shapes, adapters) for m in layer)) for layer in products]
 
-    def foreign_to(self, adapters: torch.Tensor | None) -> torch.Tensor | None:
-        """Return ``Columns.foreign_to``, or None if there is nothing to add."""
-        return None if adapters is None or self._columns is None else self._columns.foreign_to(adapters)
+    def rows_of(self, adapters: torch.Tensor | None) -> AdapterTiles | None:
+        """Return ``GroupedAdapters.rows_of``, or None if there is nothing to add."""
+        return None if adapters is None or self._grouped is None else self._grouped.rows_of(adapters)
 
     def _stack(
         self, modules: Sequence[str], shapes: dict[str, tuple[int, ...]], adapters: Sequence[Adapter]
-    ) -> StackedLinear | None:
-        assert self._columns is not None, "there are adapters"
+    ) -> GroupedLinear | None:
+        assert self._grouped is not None, "there are adapters"
         starts = accumulate((shapes[module][0] for module in modules), initial=0)
         added = [{i: each.updates[m] for i, each in enumerate(adapters) if m in each.updates} for m in modules]
         matrices = zip(starts, added, strict=False)  # the last start is the end
-        return StackedLinear.stack(matrices, self._columns, like=self._like, product=self._product)
+        return self._grouped.stack_merged(matrices, like=self._like) if any(added) else None
 
 
 def _products(spec: DecoderSpec, layer: int) -> list[list[str]]:
@@ -71,9 +69,9 @@ def _products(spec: DecoderSpec, layer: int) -> list[list[str]]:
 
 
 def add_to(
-    output: torch.Tensor, x: torch.Tensor, added: StackedLinear | None, foreign: torch.Tensor | None
+    output: torch.Tensor, x: torch.Tensor, added: GroupedLinear | None, tiles: AdapterTiles | None
 ) -> torch.Tensor:
     """Add what adapters contribute to a product of x [T, K] to ``output`` [T, N] in place, and return it."""
-    if added is not None and foreign is not None:
-        added.add(x, output, foreign)
+    if added is not None and tiles is not None:
+        added.add(x, output, tiles)
     return output

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -14,12 +14,37 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D  # a linear layer whose weight is [inputs, outputs]
 
 from .....protocol.errors import ConfigError
+from ...kernels.support import why_no_triton
 from ...step import StepInputs
 from ..lora import Adapter, LowRank
 from ..parallel.group import ALONE, Group
-from ..stacked_lora import Columns, StackedLinear
+from ..stacked_lora import StackedAdapters
 from ..states import rows_in_sight
 from .exchange import exchanged
+
+
+class LinearUpdates(Protocol):
+    """The updates of all adapters to one matrix."""
+
+    def add(self, x: torch.Tensor, output: torch.Tensor, rows: Any) -> None:
+        """Add each row's own to ``output`` [T, N], the product of x [T, K], in place."""
+        ...
+
+
+class Layout(Protocol):
+    """How the weights of all adapters lie on a device: ``GroupedAdapters`` or ``StackedAdapters``."""
+
+    def rows_of(self, adapters: torch.Tensor) -> Any:
+        """What ``LinearUpdates.add`` needs to know of the adapters of a step's tokens, int32 [T]."""
+        ...
+
+    def stack(
+        self,
+        updates: Mapping[int, LowRank],
+        *,
+        like: torch.Tensor,
+        sum_ranks: Callable[[torch.Tensor], None] | None = None,
+    ) -> LinearUpdates: ...
 
 
 class TorchAdapters:
@@ -42,34 +67,37 @@ class TorchAdapters:
         self.adapters = adapters
         self._group = group
         self._device = model.device
-        self._columns = Columns(adapters, self._device)
-        self._foreign: torch.Tensor | None = None  # of the current step, see ``Columns``
+        self.layout = _layout(adapters, self._device)
+        self._owners: torch.Tensor | None = None  # the adapters of the current step's tokens
+        self._rows: Any = None  # what the layout makes of them
         for name in sorted({name for adapter in adapters for name in adapter.updates}):
             updates = {i: each.updates[name] for i, each in enumerate(adapters) if name in each.updates}
             linear[name].register_forward_hook(self._hook(name, updates))
 
     def _hook(self, name: str, updates: dict[int, LowRank]) -> Any:
-        of_dtypes: dict[torch.dtype, StackedLinear] = {}  # the self-test may run the model in another dtype first
+        of_dtypes: dict[torch.dtype, LinearUpdates] = {}  # the self-test may run the model in another dtype first
 
         def add(module: Any, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            if self._foreign is None:
+            if self._owners is None:
                 return output
             inputs, outputs = arguments[0].reshape(-1, arguments[0].shape[-1]), output.view(-1, output.shape[-1])
-            foreign = self._foreign[rows_in_sight.get()]
-            if len(inputs) != len(foreign):
-                raise ConfigError(f"{name} gets {len(inputs)} of {len(foreign)} tokens", param="lora_modules")
+            owners, rows = self._owners[rows_in_sight.get()], self._rows
+            if len(inputs) != len(owners):
+                raise ConfigError(f"{name} gets {len(inputs)} of {len(owners)} tokens", param="lora_modules")
+            if len(owners) != len(self._owners):
+                rows = self.layout.rows_of(owners)
             # Only now, in the self-test: depending on the family, a rank has a share of inputs and outputs, or all.
             if (stacked := of_dtypes.get(output.dtype)) is None:
                 stacked = self._stack(module.weight, updates, inputs.shape[1], outputs.shape[1])
                 of_dtypes[output.dtype] = stacked
-            stacked.add(inputs, outputs, foreign)
+            stacked.add(inputs, outputs, rows)
             return output
 
         return add
 
     def _stack(
         self, weight: torch.Tensor, updates: dict[int, LowRank], num_inputs: int, num_outputs: int
-    ) -> StackedLinear:
+    ) -> LinearUpdates:
         """Stack the updates of this rank to ``num_outputs`` outputs from ``num_inputs`` inputs.
 
         If each rank has a share of the inputs, the partial results are summed over the ranks right after the down
@@ -82,9 +110,7 @@ class TorchAdapters:
                 a, sum_ranks = _cut_like(weight, a), self._group.sum
             own[index] = LowRank(a, b if len(b) == num_outputs else _cut_like(weight, b))
         like = torch.empty(0, dtype=weight.dtype, device=self._device)
-        stacked = StackedLinear.stack([(0, own)], self._columns, like=like, sum_ranks=sum_ranks)
-        assert stacked is not None, "only called for modules that an adapter changes"
-        return stacked
+        return self.layout.stack(own, like=like, sum_ranks=sum_ranks)
 
     @contextmanager
     def applied(self, inputs: StepInputs) -> Iterator[None]:
@@ -98,11 +124,20 @@ class TorchAdapters:
     @contextmanager
     def applied_to(self, owners: torch.Tensor | None) -> Iterator[None]:
         """Within this block, token t has the adapter of number ``owners[t]``, int32 [T]; 0: none. None: none at all."""
-        self._foreign = None if owners is None else self._columns.foreign_to(owners)
+        self._owners, self._rows = owners, None if owners is None else self.layout.rows_of(owners)
         try:
             yield
         finally:
-            self._foreign = None
+            self._owners = self._rows = None
+
+
+def _layout(adapters: Sequence[Adapter], device: torch.device) -> Layout:
+    """That of the kernels where they are compiled for the device, otherwise that of torch's products."""
+    if device.type == "cpu" or why_no_triton(device) is not None:
+        return StackedAdapters(adapters, device)
+    from ..grouped_lora import GroupedAdapters  # which can be imported where Triton is installed
+
+    return GroupedAdapters(adapters, device)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ pytestmark = pytest.mark.skipif(HAS_GPU, reason="the kernels that are launched a
 DEVICE = torch.device("meta")
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 KERNELS = {"_add_norm": 3, "_rotate_write": 1, "_gate_mul": 1}  # in a model of one layer
+ADAPTERS = {"_group": 1, "_shrink": 4, "_expand_add": 4}  # more if a step has adapters: its rows, then two a product
 OF_ONE_ROW = {"_one_row": 5, "_rotate_write": 1}  # the same, in a step of one token
 
 
@@ -99,7 +100,7 @@ def test_no_operator_of_a_graph_waits_for_the_host(
     monkeypatch.setattr("triptych.workers.execute.sampling.device.has_compiled_kernels", lambda _device: True)
     with torch.inference_mode():
         make_runner(False)._graph_run(GraphKey(StepSize(4), kind, is_adapted))()
-    assert launched == {**KERNELS, **sampling, "_decode": 1, "_combine": 1}
+    assert launched == {**KERNELS, **sampling, **(ADAPTERS if is_adapted else {}), "_decode": 1, "_combine": 1}
 
 
 @pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
@@ -108,7 +109,7 @@ def test_no_operator_of_a_graph_of_one_token_waits_for_the_host(
 ) -> None:
     with torch.inference_mode():
         make_runner(False)._graph_run(GraphKey(StepSize(1), SamplingKind.GREEDY, is_adapted))()
-    assert launched == {**(KERNELS if is_adapted else OF_ONE_ROW), "_decode": 1, "_combine": 1}
+    assert launched == {**({**KERNELS, **ADAPTERS} if is_adapted else OF_ONE_ROW), "_decode": 1, "_combine": 1}
 
 
 @pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
@@ -117,34 +118,35 @@ def test_no_operator_of_a_graph_with_prompts_waits_for_the_host(
 ) -> None:
     with torch.inference_mode():
         make_runner(False)._graph_run(GraphKey(StepSize(4, 64), SamplingKind.HOST, is_adapted))()
-    assert launched == {**KERNELS, "_decode": 1, "_combine": 1, "_chunk": 1, "_sum_splits": 1}
+    chunks = {"_chunk": 1, "_sum_splits": 1}
+    assert launched == {**KERNELS, **(ADAPTERS if is_adapted else {}), "_decode": 1, "_combine": 1, **chunks}
 
 
-@pytest.mark.parametrize(("is_adapted", "num_products"), [(False, 5), (True, 5 + 4 + 7)], ids=["plain", "adapted"])
+@pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
 def test_no_operator_of_a_deterministic_graph_waits_for_the_host(
-    is_adapted: bool, num_products: int, launched: Counter[str], make_runner: Callable[..., DeviceRunner]
+    is_adapted: bool, launched: Counter[str], make_runner: Callable[..., DeviceRunner]
 ) -> None:
-    """Matrices with the same input share their adapters' first product, and each has its own second one."""
     with torch.inference_mode():
         make_runner(True)._graph_run(GraphKey(StepSize(4), SamplingKind.GREEDY, is_adapted))()
-    assert launched == {**KERNELS, "_chunk": 1, "_matmul": num_products}
+    assert launched == {**KERNELS, **(ADAPTERS if is_adapted else {}), "_chunk": 1, "_matmul": 5}
 
 
 @pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
 @pytest.mark.parametrize(
-    ("family", "more"),
+    ("family", "more", "num_adapted"),
     [
-        ("gemma2", {}),
-        ("olmo2", {"_norm_queries_keys": 1}),
-        ("mixtral", {"_choose": 1, "_sort": 1, "_expert_product": 2, "_sum_pairs": 1}),
+        ("gemma2", {}, 4),
+        ("olmo2", {"_norm_queries_keys": 1}, 4),
+        ("mixtral", {"_choose": 1, "_sort": 1, "_expert_product": 2, "_sum_pairs": 1}, 2),
     ],
 )
 def test_no_operator_of_another_family_s_graph_waits_for_the_host(
-    family: str, more: dict[str, int], is_adapted: bool, launched: Counter[str],
+    family: str, more: dict[str, int], num_adapted: int, is_adapted: bool, launched: Counter[str],
     make_runner: Callable[..., DeviceRunner],
 ) -> None:  # fmt: skip
     with torch.inference_mode():
         make_runner(False, family, sliding_window=512)._graph_run(
             GraphKey(StepSize(4), SamplingKind.GREEDY, is_adapted)
         )()
-    assert launched == {**KERNELS, **more, "_decode": 1, "_combine": 1}
+    added = {**ADAPTERS, "_shrink": num_adapted, "_expand_add": num_adapted} if is_adapted else {}
+    assert launched == {**KERNELS, **more, **added, "_decode": 1, "_combine": 1}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
 from tests.adapters import ALL_LINEAR, ATTENTION, make_adapter, merge
@@ -42,9 +41,9 @@ pytest.importorskip("triton")
 
 from tests.fake_cuda import fake_cuda
 from triptych.workers.execute.attention.triton import TritonAttention
-from triptych.workers.execute.kernels.triton_matmul import invariant_linear
 from triptych.workers.execute.model.device.runner import DeviceRunner
-from triptych.workers.execute.model.stacked_lora import Columns, Product, StackedLinear
+from triptych.workers.execute.model.grouped_lora import GroupedAdapters
+from triptych.workers.execute.model.stacked_lora import StackedAdapters, StackedLinear
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 LENGTHS, MAX_TOKENS = (1, 10, 5), 3
@@ -140,63 +139,45 @@ def make_graphed(checkpoint: Path, adapters: list[Adapter], device: torch.device
     )  # fmt: skip
 
 
-def make_stacked(product: Product) -> tuple[Columns, StackedLinear, list[dict[str, LowRank]]]:
-    """Three adapters of different ranks for two matrices of 24 and 40 outputs; the third only changes the second
-    matrix.
-    """
-    torch.manual_seed(0)
-    added = [
-        {name: LowRank(torch.randn(rank, 96), torch.randn(size, rank)) for name, size in (("q", 24), ("k", 40))}
-        for rank in (3, 16, 70)
-    ]
-    del added[2]["q"]
-    columns = Columns([Adapter("", updates) for updates in added], torch.device(DEVICE))
-    matrices = [
-        (start, {i: updates[name] for i, updates in enumerate(added) if name in updates})
-        for start, name in ((0, "q"), (24, "k"))
-    ]
-    like = torch.empty(0, device=DEVICE)
-    stacked = StackedLinear.stack(matrices, columns, like=like, product=product)
-    assert stacked is not None
-    return columns, stacked, added
+def test_kernels_add_what_adapters_change_wherever_they_are_compiled(gpu: torch.device, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path / "0", **FAMILIES["qwen2"])
+    [adapter] = load_adapters([LoraModule("a", make_adapter(tmp_path / "a", checkpoint))])
+    loaded: Any = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert isinstance(TorchAdapters(loaded, [adapter]).layout, StackedAdapters)
+    assert isinstance(TorchAdapters(loaded.to(gpu), [adapter]).layout, GroupedAdapters)
 
 
-def computed(columns: Columns, stacked: StackedLinear, x: torch.Tensor, owners: list[int]) -> torch.Tensor:
-    """The result of adding to ones."""
-    output = torch.ones(len(x), 64, device=DEVICE)
-    stacked.add(x.to(DEVICE), output, columns.foreign_to(torch.tensor(owners, dtype=torch.int32, device=DEVICE)))
-    return output.cpu()
-
-
-@pytest.mark.parametrize("product", [F.linear, invariant_linear], ids=["plain", "invariant"])
-def test_each_row_gets_its_own_adapter(product: Product) -> None:
-    columns, stacked, added = make_stacked(product)
-    assert columns.count == 8 + 16 + 72
-    owners = [0, 1, 2, 3, 1, 0, 3]
-    x = torch.randn(len(owners), 96)
-    expected = torch.ones(len(owners), 64, dtype=torch.float64)
+def test_torch_adds_each_row_s_own_adapter_where_no_kernels_run() -> None:
+    updates, stacked, linear = make_stacked()
+    x, owners = torch.randn(7, 96), [0, 1, 2, 3, 1, 0, 3]
+    expected = torch.ones(7, 40, dtype=torch.float64)
     for row, owner in enumerate(owners):
-        for start, name in ((0, "q"), (24, "k")):
-            if owner and name in added[owner - 1]:
-                a, b = added[owner - 1][name]
-                expected[row, start : start + len(b)] += b.double() @ (a.double() @ x[row].double())
-    torch.testing.assert_close(computed(columns, stacked, x, owners).double(), expected, rtol=1e-5, atol=1e-3)
+        if owner in updates:
+            a, b = updates[owner]
+            expected[row] += b.double() @ (a.double() @ x[row].double())
+    torch.testing.assert_close(added_to_ones(stacked, linear, x, owners).double(), expected, rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.usefixtures("rows_by_themselves")
-def test_bits_of_a_row_do_not_depend_on_adapters_in_the_batch() -> None:
-    columns, stacked, _ = make_stacked(invariant_linear)
-    x, owners = torch.randn(70, 96), [i % 4 for i in range(70)]
-    together = computed(columns, stacked, x, owners)
-    assert all(torch.equal(computed(columns, stacked, x[i : i + 1], [owners[i]])[0], together[i]) for i in range(8))
-    assert torch.equal(together[0], torch.ones(64))
-
-
-def test_adapter_that_overflows_only_spoils_its_rows() -> None:
-    columns, stacked, _ = make_stacked(F.linear)
+def test_adapter_that_overflows_only_spoils_its_rows_where_no_kernels_run() -> None:
+    _, stacked, linear = make_stacked()
     x = torch.randn(4, 96)
-    before = computed(columns, stacked, x, [0, 1, 2, 3])
-    stacked.down[columns.starts[1] : columns.starts[2]] = torch.inf
-    after = computed(columns, stacked, x, [0, 1, 2, 3])
+    before = added_to_ones(stacked, linear, x, [0, 1, 2, 3])
+    linear.down[8:24] = torch.inf
+    after = added_to_ones(stacked, linear, x, [0, 1, 2, 3])
     assert after[2].isnan().any()
     assert torch.equal(after[[0, 1, 3]], before[[0, 1, 3]])
+
+
+def make_stacked() -> tuple[dict[int, LowRank], StackedAdapters, StackedLinear]:
+    """Three adapters, of which the first and second change a matrix, here by the numbers of the adapters."""
+    torch.manual_seed(0)
+    each = [LowRank(torch.randn(rank, 96), torch.randn(40, rank)) for rank in (3, 16, 70)]
+    stacked = StackedAdapters([Adapter("", {"q": update}) for update in each], torch.device("cpu"))
+    linear = stacked.stack({0: each[0], 1: each[1]}, like=torch.empty(0))
+    return {1: each[0], 2: each[1]}, stacked, linear
+
+
+def added_to_ones(stacked: StackedAdapters, linear: StackedLinear, x: torch.Tensor, owners: list[int]) -> torch.Tensor:
+    output = torch.ones(len(x), 40)
+    linear.add(x, output, stacked.rows_of(torch.tensor(owners, dtype=torch.int32)))
+    return output

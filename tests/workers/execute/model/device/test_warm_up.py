@@ -146,7 +146,7 @@ def test_steps_with_proposals_are_warmed_up() -> None:
 
 
 @pytest.mark.parametrize("is_adapted", [False, True])
-def test_largest_steps_with_adapters_are_measured_if_there_are_adapters(is_adapted: bool) -> None:
+def test_largest_and_smallest_steps_with_adapters_are_measured_if_there_are_adapters(is_adapted: bool) -> None:
     class Notes(NextToken):
         def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
             if step.adapters is not None:
@@ -156,7 +156,7 @@ def test_largest_steps_with_adapters_are_measured_if_there_are_adapters(is_adapt
     noted: list[list[int]] = []
     runner = make_runner(Notes(), capture=lambda run: run, is_adapted=is_adapted)
     runner.warm_up()
-    assert noted == ([[1] * 8, [1] * 4] if is_adapted else [])
+    assert noted == ([[1] * 8, [1] * 4, [1]] if is_adapted else [])
     runner.capture_graphs(lambda done, total: None)
     assert runner._graphs is not None
     assert runner._graphs.num_graphs == 8 << is_adapted
