@@ -11,6 +11,7 @@ from ..kernels.triton_decode import MAX_SPLITS, SHARED_BYTES, decode_attention, 
 from ..kernels.triton_write import write_eight_bits, write_slots
 from ..step import StepInputs
 from .device_step import DeviceStep, upload
+from .hopper import HopperChunks
 from .interface import AttentionForm, LayerCache
 
 _PROGRAMS_PER_PROCESSOR = 4  # for decodes: enough loads in flight to keep the memory busy
@@ -33,6 +34,7 @@ class TritonAttention:
         self._is_invariant = is_invariant
         self._num_processors = num_processors(device)
         self._shared_bytes = shared_bytes(device)
+        self._hopper = HopperChunks(device, self._num_processors)
 
     def begin_step(self, inputs: StepInputs) -> None:
         self.use(upload(inputs, self._device))
@@ -72,6 +74,10 @@ class TritonAttention:
             shared_bytes=self._shared_bytes,
             has_eight_bits=cache.scales is not None,
         )
+        splits = self._key_splits(cache, query, form, tile.num_rows)
+        # Where bits must not depend on the batch, one kernel computes all tokens.
+        if splits is None and not self._is_invariant and self._hopper.attend(cache, query, output, form, step):
+            return
         chunk_attention(
             query,
             cache.keys,
@@ -86,7 +92,7 @@ class TritonAttention:
             softcap=form.softcap,
             sinks=form.sinks,
             tile=tile,
-            splits=self._key_splits(cache, query, form, tile.num_rows),
+            splits=splits,
         )
 
     def _key_splits(

@@ -42,6 +42,15 @@ def has_compiled_kernels(device: torch.device) -> bool:
     return not triton.knobs.runtime.interpret
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Whether kernels that are compiled for this architecture alone run there."""
+    return (
+        has_compiled_kernels(device)
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) == (9, 0)
+    )
+
+
 def num_processors(device: torch.device) -> int:
     """The multiprocessors of a GPU; a few for the interpreter on a CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

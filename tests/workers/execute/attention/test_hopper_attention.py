@@ -1,0 +1,155 @@
+"""The kernel for Hopper compared with attention in double precision: run as Python, or compiled on a GPU of that kind.
+
+Every slot that belongs to no sequence of the step is poisoned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import HAS_GPU
+from tests.workers.execute.attention.test_paged_attention import Scene, make_scene, replace_dtype
+from triptych.workers.execute.attention.device_step import upload
+from triptych.workers.execute.attention.hopper import HopperChunks
+from triptych.workers.execute.attention.interface import AttentionForm, LayerCache
+from triptych.workers.execute.attention.reference import ReferenceAttention
+from triptych.workers.execute.kernels.support import is_hopper
+
+pytest.importorskip("triton.experimental.gluon")
+
+from tests.workers.execute.attention.fake_gluon import FakeHopper
+from triptych.workers.execute.attention.triton import TritonAttention
+from triptych.workers.execute.kernels import triton_chunk_hopper
+from triptych.workers.execute.kernels.triton_chunk_hopper import NUM_ROWS, hopper_attention
+
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+FORM = AttentionForm(scale=0.2)
+TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+pytestmark = pytest.mark.skipif(HAS_GPU and not is_hopper(DEVICE), reason="another GPU")
+
+
+@pytest.fixture(autouse=True, params=[0])
+def seed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of the order in which copies end, where a CPU stands in for the GPU."""
+    number: int = request.param
+    if not HAS_GPU:
+        launch = FakeHopper(triton_chunk_hopper._chunk_hopper, number)
+        monkeypatch.setattr(triton_chunk_hopper, "_chunk_hopper", launch)
+    return number
+
+
+def scene_of(lengths: list[tuple[int, int]], **options: Any) -> Scene:
+    """Its keys are written."""
+    scene = make_scene(lengths, **{"page_size": 64, "dims": (64, 64), "dtype": torch.bfloat16, **options})
+    kernel = ReferenceAttention()
+    kernel.begin_step(scene.inputs)
+    kernel.write(scene.cache, scene.key, scene.value)
+    return replace(scene, cache=LayerCache(*(pages.to(DEVICE) for pages in scene.cache.pools)))
+
+
+def attend(scene: Scene, *, num_processors: int = 3, num_padded: int = 0) -> torch.Tensor:
+    """The outputs, with those of so many more tokens, in chunks that attend to nothing."""
+    step = upload(scene.inputs, DEVICE)
+    query = torch.cat([scene.query, torch.full((num_padded, *scene.query.shape[1:]), 5.0, dtype=scene.query.dtype)])
+    query, ends = query.to(DEVICE), [len(scene.query)] * 2 * (num_padded > 0) + [len(query)] * (num_padded > 0)
+    output = torch.full_like(query, torch.nan)
+    hopper_attention(
+        query, scene.cache.keys, scene.cache.values, output,
+        block_tables=torch.cat([step.block_tables, torch.zeros_like(step.block_tables[:1]).expand(len(ends), -1)]),
+        context_lens=torch.cat([step.context_lens, step.context_lens.new_zeros(len(ends))]),
+        query_starts=torch.cat([step.query_starts, step.query_starts.new_tensor(ends)]) + 9,
+        scale=FORM.scale, num_processors=num_processors,
+    )  # fmt: skip
+    return output.cpu()
+
+
+def check(scene: Scene, output: torch.Tensor, first: int = 0) -> None:
+    wide = replace_dtype(replace(scene, cache=LayerCache(*(pages.cpu() for pages in scene.cache.pools))), torch.float64)
+    expected = wide.run(ReferenceAttention(), FORM)[first:]
+    tolerance = TOLERANCE[scene.query.dtype]
+    torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("seed", range(3), indirect=True)
+@pytest.mark.parametrize("num_processors", [1, 5, 1000])
+def test_kernel_equals_plain_attention(num_processors: int, seed: int) -> None:
+    """Chunks that end in a page, at its end and at its beginning; one or several programs for all tiles."""
+    scene = scene_of([(0, 1), (200, 1), (0, 64), (63, 65), (640, 70), (31, 2), (500, 12)], seed=seed)
+    check(scene, attend(scene, num_processors=num_processors))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "dim"), [((4, 4), 64), ((6, 2), 128), ((5, 1), 128), ((8, 1), 64)], ids=str)
+@pytest.mark.parametrize("page_size", [64, 256])
+def test_any_heads_and_pages(page_size: int, heads: tuple[int, int], dim: int, dtype: torch.dtype) -> None:
+    scene = scene_of([(70, 90), (0, 40)], heads=heads, dims=(dim, dim), page_size=page_size, dtype=dtype)
+    check(scene, attend(scene))
+
+
+def test_launch_for_any_chunks_of_so_many_tokens() -> None:
+    """As in a graph: some chunks are empty, and the last has the padding."""
+    scene = scene_of([(100, 20), (0, 30), (3, 1)])
+    output = attend(scene, num_padded=150)
+    check(scene, output[:51])
+    assert not output[51:].any()
+
+
+@pytest.mark.parametrize(
+    ("form", "tokens", "is_taken"),
+    [
+        (FORM, 4 * NUM_ROWS, True),
+        (FORM, NUM_ROWS, False),  # too few to occupy all processors
+        (FORM._replace(sliding_window=50), 4 * NUM_ROWS, False),
+        (FORM._replace(softcap=3.0), 4 * NUM_ROWS, False),
+    ],
+    ids=["plain", "small", "window", "softcap"],
+)
+def test_which_chunks_are_left_to_the_other_kernel(
+    form: AttentionForm, tokens: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triptych.workers.execute.attention.hopper.is_hopper", lambda _device: True)
+    scene, chunks = scene_of([(1, 1), (0, tokens)]), HopperChunks(DEVICE, 12)
+    output = torch.full_like(scene.query, torch.nan).to(DEVICE)
+    step, query = upload(scene.inputs, DEVICE), scene.query.to(DEVICE)
+    assert chunks.attend(scene.cache, query[1:], output[1:], form, step) == is_taken
+    assert bool(output[1:].isfinite().all()) == is_taken
+    assert output[0].isnan().all(), "a decode, which is not its own"
+    if is_taken:
+        check(scene, output[1:].cpu(), first=1)
+
+
+def test_a_triton_without_this_language_uses_the_other_kernel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and then without trying."""
+
+    def fail(*_arguments: Any, **_options: Any) -> None:
+        raise AttributeError("no such function")
+
+    monkeypatch.setattr("triptych.workers.execute.attention.hopper.is_hopper", lambda _device: True)
+    monkeypatch.setattr(triton_chunk_hopper, "hopper_attention", fail)
+    scene, kernel = scene_of([(0, 40)], dtype=torch.float16), TritonAttention(DEVICE)
+    kernel._hopper._num_processors = 1
+    for _ in range(2):
+        check(scene, scene.run(kernel, FORM).cpu())
+    assert caplog.text.count("no such function") == 1
+
+
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_bits_that_must_not_depend_on_the_batch_come_from_one_kernel(
+    is_invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[int] = []
+    monkeypatch.setattr("triptych.workers.execute.attention.hopper.is_hopper", lambda _device: True)
+    monkeypatch.setattr(
+        triton_chunk_hopper, "hopper_attention", lambda query, *_, **_options: called.append(len(query))
+    )
+    scene, kernel = scene_of([(0, 1), (0, 40)], dtype=torch.float16), TritonAttention(DEVICE, is_invariant=is_invariant)
+    kernel._hopper._num_processors = 1
+    scene.run(kernel, FORM)
+    assert called == [40] * (not is_invariant)
