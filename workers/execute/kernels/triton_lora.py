@@ -109,10 +109,14 @@ def _group(adapters, starts, widths, rows, spans, T, G, A: tl.constexpr, BLOCK_A
 
 
 @triton.jit
-def _span(spans, tile):
-    """Start and width of the columns of a tile's adapter. Widths are multiples of 8, which aligns what is loaded."""
+def _tile(rows, spans, tile, BLOCK_M: tl.constexpr):
+    """The rows of a tile, and start and width of its adapter's columns. Widths are multiples of 8, which aligns loads.
+
+    All are loaded before a program can know that its tile is surplus: else two loads would wait for one another.
+    """
+    row = tl.load(rows + tile * BLOCK_M + tl.arange(0, BLOCK_M))
     start, width = tl.load(spans + 2 * tile), tl.load(spans + 2 * tile + 1)
-    return tl.multiple_of(start, 8).to(tl.int64), tl.multiple_of(width, 8)
+    return row, tl.multiple_of(start, 8).to(tl.int64), tl.multiple_of(width, 8)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -120,10 +124,9 @@ def _shrink(x, down, rows, spans, inner, T, K, W, x_row, P: tl.constexpr, BLOCK_
             BLOCK_K: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
     """One program: some columns of a tile, summed over one split of the inputs."""
     tile, column, split = tl.program_id(0), tl.program_id(1) * BLOCK_C, tl.program_id(2)
-    start, width = _span(spans, tile)
+    row, start, width = _tile(rows, spans, tile, BLOCK_M)
     if column >= P * width:
         return
-    row = tl.load(rows + tile * BLOCK_M + tl.arange(0, BLOCK_M))
     c = column + tl.arange(0, BLOCK_C)
     is_row, is_column = row >= 0, c < P * width
     inputs = x + row.to(tl.int64)[:, None] * x_row
@@ -144,15 +147,15 @@ def _expand_add(inner, up, rows, spans, blocks, output, T, W, N, output_row, S: 
                 BLOCK_R: tl.constexpr):  # fmt: skip
     """One program adds to some outputs of a tile, which are rounded once."""
     tile, block = tl.program_id(0), blocks + 4 * tl.program_id(1)
-    start, width = _span(spans, tile)
-    if width == 0:
-        return
+    row, start, width = _tile(rows, spans, tile, BLOCK_M)
     matrix, first_weight = tl.load(block), tl.load(block + 1)
     first_output, count = tl.multiple_of(tl.load(block + 2), ALIGNMENT), tl.multiple_of(tl.load(block + 3), ALIGNMENT)
-    row, n = tl.load(rows + tile * BLOCK_M + tl.arange(0, BLOCK_M)), tl.arange(0, BLOCK_N)
+    if width == 0:
+        return
+    n = tl.arange(0, BLOCK_N)
     is_row, is_output = row >= 0, n < count
     place = output + row.to(tl.int64)[:, None] * output_row + first_output + n[None, :]
-    old = tl.load(place, mask=is_row[:, None] & is_output[None, :], other=0.0).to(tl.float32)
+    old = tl.load(place, mask=is_row[:, None] & is_output[None, :], other=0.0)  # used last
     sums = inner + row.to(tl.int64)[:, None] * W + matrix * width
     weights = up + start * N + (first_weight + n).to(tl.int64)[None, :] * width
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -165,7 +168,7 @@ def _expand_add(inner, up, rows, spans, blocks, output, T, W, N, output_row, S: 
             a += tl.load(sums + tl.cast(T, tl.int64) * split * W + r[None, :],
                          mask=is_row[:, None] & is_column[None, :], other=0.0)  # fmt: skip
         total = tl.dot(a.to(b.dtype), b, total, input_precision="ieee")
-    tl.store(place, (old + total).to(output.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+    tl.store(place, (old.to(tl.float32) + total).to(output.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
 
 
 def group_rows(adapters: torch.Tensor, starts: torch.Tensor, widths: torch.Tensor) -> AdapterTiles:
