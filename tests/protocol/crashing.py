@@ -20,12 +20,12 @@ class StoreCounter:
 
     def __init__(self, *, end: int | None = None, lost: int | None = None) -> None:
         self.num_stores = 0
-        self._end, self._lost = end, lost
+        self.end, self._lost = end, lost
 
     def stores(self) -> bool:
         """Whether the next store reaches memory."""
         number, self.num_stores = self.num_stores, self.num_stores + 1
-        if number == self._end:
+        if number == self.end:
             raise Died
         return number != self._lost
 

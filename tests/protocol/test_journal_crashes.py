@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 from tests.protocol.crashing import Died, MortalJournal, StoreCounter
 from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from triptych.protocol.errors import JournalError
-from triptych.protocol.journal.layout import Journal
+from triptych.protocol.journal.layout import ACCEPTED, DISPATCHED, Journal
 from triptych.protocol.journal.releases import ReleaseWriter, read_release
 from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
-from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_times, read_tokens
+from triptych.protocol.journal.tokens import FEW, TokenWriter, read_finish, read_times, read_tokens
 from triptych.protocol.record import mark_of
 
 NEW = make_record("new", num_prompt_tokens=5, token_capacity=4, logprobs=1)
@@ -127,6 +128,17 @@ def test_before_adoption_nothing_of_the_earlier_request_is_visible(tmp_path: Pat
     assert read_release(journal, view.slot, view.generation) is None
 
 
+@pytest.mark.parametrize(("store", "state"), [(0, ACCEPTED), (1, ACCEPTED), (2, DISPATCHED)])
+def test_dispatched_request_has_the_time_of_its_dispatch(tmp_path: Path, store: int, state: int) -> None:
+    """A driver that finds it without its state tells by that time what the state was."""
+    journal, view = live_request(tmp_path)
+    mortal = MortalJournal(journal, StoreCounter(end=store))
+    with suppress(Died):
+        RequestWriter(mortal).dispatch(view.slot, view.generation, 7)
+    assert journal.state(view.slot) == state
+    assert state == ACCEPTED or journal.records["dispatched_ns"][view.slot] == 7
+
+
 def publish(view: RequestView, index: int, token: int) -> Any:
     def act(journal: Journal) -> None:
         writer = TokenWriter(journal)
@@ -167,6 +179,56 @@ def test_reader_that_sees_the_token_before_the_word_has_one_less(tmp_path: Path)
     tokens = read_tokens(journal, view)
     assert tokens is not None
     assert tokens.tolist() == [5]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+@pytest.mark.parametrize("store", range(4))
+def test_step_of_many_rows_counts_with_its_last_store(tmp_path: Path, store: int, num_steps: int) -> None:
+    journal = make_journal(tmp_path, num_records=FEW + 1)
+    requests = RequestWriter(journal)
+    views = [accept(requests, journal) for _ in range(FEW + 1)]
+    mortal = MortalJournal(journal, counter := StoreCounter())
+    writer = TokenWriter(mortal)
+    for view in views:
+        writer.adopt(view)
+    counter.num_stores, counter.end = 0, store
+    slots, tokens = np.arange(FEW + 1), np.ones((num_steps, FEW + 1), np.int32)
+    with suppress(Died):
+        writer.publish_steps(slots, np.zeros(FEW + 1, np.int64), tokens, np.arange(num_steps) + 8_000_000)
+    assert [read_tokens(journal, view).tolist() for view in views] == [[1] * (num_steps if store == 3 else 0)] * len(
+        views
+    )
+
+
+@pytest.mark.parametrize("store", range(5))
+def test_hypothesis_appears_with_its_score_and_times(tmp_path: Path, store: int) -> None:
+    journal = used_journal(tmp_path)
+    view = accept(RequestWriter(journal), journal)
+    mortal = MortalJournal(journal, counter := StoreCounter())
+    writer = TokenWriter(mortal)
+    writer.adopt(view)
+    counter.num_stores, counter.end = 0, store
+    with suppress(Died):
+        writer.publish_all(view, [4, 5], [5_000_000, 6_000_000], score=-1.5)
+    tokens = read_tokens(journal, view)
+    assert tokens is not None
+    assert tokens.tolist() == ([4, 5] if store == 4 else [])
+    assert store < 4 or journal.records["score"][view.slot] == -1.5
+    assert store < 4 or read_times(journal, view, 2).tokens_ns.tolist() == [5_000_000, 6_000_000]
+
+
+@pytest.mark.parametrize("store", range(3))
+def test_loss_is_never_counted_twice(tmp_path: Path, store: int) -> None:
+    """The stages of a ledger would be longer than the request took."""
+    journal, view = live_request(tmp_path)
+    writer = TokenWriter(journal)
+    writer.adopt(view)
+    writer.begin_loss(view.slot, "recovered_ns", 1_000)
+    with suppress(Died):
+        TokenWriter(MortalJournal(journal, StoreCounter(end=store))).end_loss(view.slot, "recovered_ns", 500)
+    lost_ns = read_times(journal, view, 0).until(1_500).recovered_ns
+    assert lost_ns <= 500
+    assert store == 1 or lost_ns == 500  # between the two stores it is not counted
 
 
 @pytest.mark.parametrize("store", range(2))

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from tests.protocol.factories import TIMES, accept, filled, lose_tokens, make_journal, make_record, read
-from triptych.protocol.journal.layout import ACCEPTED, DISPATCHED, FREE, UNREAD, Journal, word
+from triptych.protocol.journal.layout import (
+    ACCEPTED,
+    ACKNOWLEDGED,
+    DISPATCHED,
+    FORGOTTEN,
+    FREE,
+    RELEASED,
+    UNREAD,
+    Journal,
+    word,
+)
 from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_end_code
 from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
 from triptych.protocol.journal.salvage import salvage
@@ -155,6 +165,17 @@ def test_damaged_end_is_taken_back(tmp_path: Path, name: str, value: object) -> 
         "record 1: release_word does not match how its answer ended; it is taken as not written"
     ]
     assert not is_released(journal, 1, 1)
+
+
+@pytest.mark.parametrize("state", [FORGOTTEN, UNREAD, ACKNOWLEDGED])
+def test_damaged_state_of_an_end_is_taken_back(tmp_path: Path, state: int) -> None:
+    """A bit of it would end a request whose answer nobody has read."""
+    journal, [view] = with_answers(tmp_path, make_record())
+    ReleaseWriter(journal).release(*view.key, num_tokens=2, reason="stop")
+    journal.release_words[view.slot] ^= np.uint64(RELEASED ^ state)
+    [line] = salvage(journal)
+    assert line.startswith(f"record {view.slot}: release_word does not match")
+    assert not is_released(journal, *view.key)
 
 
 def test_damaged_code_of_an_end_can_be_read(tmp_path: Path) -> None:

@@ -194,6 +194,24 @@ def test_rows_of_large_steps_may_change_with_every_step(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read_times(journal, view, len(tokens)).tokens_ns, times_ns)
 
 
+def test_rows_of_large_steps_may_become_those_of_other_requests(tmp_path: Path) -> None:
+    """Their places in the journal are looked up again, even for the array of the last step."""
+    journal, views, writer = adopted(tmp_path, num_requests=FEW + 1)
+    slots, starts, token_ids = np.arange(FEW + 1), np.zeros(FEW + 1, np.int64), int32(*range(FEW + 1))
+    writer.publish(slots, starts, token_ids, TIMES.accepted_ns)
+    requests = RequestWriter(journal)
+    for view in views:
+        writer.finish(view.slot, view.generation, "length")
+        ReleaseWriter(journal).forget(view.slot, view.generation)
+        assert requests.recycle(view.slot, view.generation)
+    longer = make_record(num_prompt_tokens=50, token_capacity=CAPACITY)
+    others = [accept(requests, journal, longer) for _ in views]
+    for view in others:
+        writer.adopt(view)
+    writer.publish(slots, starts, token_ids, TIMES.accepted_ns)
+    assert [published(journal, view) for view in others] == [[view.slot] for view in others]
+
+
 def test_answer_that_is_cleared_begins_anew(tmp_path: Path) -> None:
     journal, [view], writer = adopted(tmp_path)
     publish(writer, view, 5, 6)
