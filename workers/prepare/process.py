@@ -12,7 +12,7 @@ import numpy as np
 from ...protocol import messages as m
 from ...protocol.board import FAILED, RUN
 from ...protocol.codec import content_key, decode_public, peek_request_id
-from ...protocol.config import PipelineConfig
+from ...protocol.config import HASH_MODEL, PipelineConfig
 from ...protocol.errors import (
     BadFrame,
     Draining,
@@ -50,12 +50,14 @@ READING_S = 1.0  # after the last end: until then its client may be about to ack
 
 
 def preload(_: PipelineConfig) -> None:
-    """Import what the first chat needs, in a spare process that waits until it is needed."""
+    """Import what the first chat needs, in a process that has nothing else to do yet."""
     from . import template_language  # noqa: F401
 
 
 def run(context: WorkerContext) -> None:
     context.set_phase("loading")
+    if context.config.model.model != HASH_MODEL and ModelCard.read(context.run_dir) is None:
+        preload(context.config)  # execute is still importing torch
     if (found := wait_for_model(context, TextEncoder.load)) is not None:
         prepare = Prepare(context, *found)
         context.set_phase("ready")

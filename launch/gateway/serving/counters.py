@@ -37,7 +37,7 @@ class Counters:
         self._written = ""
 
     def publish(self) -> None:
-        """Write the counts if they changed; called once a second."""
+        """Write the counts if they changed; called at every heartbeat."""
         text = json.dumps({
             "requests": [[*key, count] for key, count in self.requests.items()],
             "seconds": dict(self.seconds),

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.protocol.factories import TIMES, make_record
+from tests.cards import CARD
+from tests.protocol.factories import TIMES, make_journal, make_record
 from tests.simulation.clock import installed
 from tests.simulation.processes import Worker
 from tests.simulation.world import World
 from triptych.protocol import messages as m
+from triptych.protocol.board import Board
 from triptych.protocol.codec import Frame, content_key, decode, decode_public, encode
+from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import InvalidRequest
 from triptych.protocol.journal.deaths import POISONED
 from triptych.protocol.journal.layout import ACCEPTED, DISPATCHED
@@ -24,7 +28,7 @@ from triptych.protocol.owners import HOUSE
 from triptych.workers.prepare import process
 from triptych.workers.prepare.admission import Admission
 from triptych.workers.prepare.process import Prepare
-from triptych.workers.process import RECEIVING_S
+from triptych.workers.process import RECEIVING_S, WorkerContext
 
 FRAME = encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1}))
 KEY = content_key(FRAME)
@@ -41,6 +45,24 @@ def make_prepare(world: World) -> Prepare:
     prepare = Worker(world, "prepare")._build()
     assert isinstance(prepare, Prepare)
     return prepare
+
+
+@pytest.mark.parametrize(
+    ("model", "is_known", "expected"),
+    [("demo", False, ["demo"]), ("demo", True, []), ("hash-lm", False, [])],
+    ids=["while execute loads", "after a crash", "execute is as fast"],
+)
+def test_what_the_first_chat_needs_is_imported_while_there_is_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, is_known: bool, expected: list[str]
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(process, "preload", lambda config: imported.append(config.model.model))
+    monkeypatch.setattr(process, "wait_for_model", lambda *_: None)
+    if is_known:
+        CARD.publish(tmp_path)
+    config = PipelineConfig.from_options(model=model)
+    process.run(WorkerContext("prepare", 1, tmp_path, config, Board(tmp_path / "board"), make_journal(tmp_path)))
+    assert imported == expected
 
 
 def intents_while_reading(world: World, patch: pytest.MonkeyPatch) -> list[list[int]]:
