@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.workers.execute.factories import make_sequence, make_sequences
+from tests.workers.execute.factories import make_beams, make_group, make_sequence, make_sequences
 from triptych.protocol.config import POLICIES, SchedulerConfig
-from triptych.workers.execute.scheduling.policy import Fifo, Phase, Skips, make_policy
+from triptych.workers.execute.scheduling.groups import Group
+from triptych.workers.execute.scheduling.policy import Fifo, Phase, Skips, make_policy, make_preemption
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -28,3 +29,15 @@ def test_fifo_lets_prompts_go_first_after_too_many_skips() -> None:
     policy = Fifo(SchedulerConfig(max_prefill_skip=3))
     firsts = [policy.phases(1.0, Skips(prefills=skips))[0] for skips in (0, 2, 3)]
     assert firsts == [Phase.DECODES, Phase.DECODES, Phase.PROMPTS]
+
+
+def test_what_would_be_recomputed_more_than_once_or_in_several_chunks_is_swapped() -> None:
+    is_swapped = make_preemption(SchedulerConfig(prefill_chunk=16))
+    short, long = make_sequences(2)
+    short.num_computed_tokens, long.num_computed_tokens = 16, 17
+    last, *others = make_group(2, 3)
+    last.group = Group({last.key: last})  # the other samples have ended
+    for other in others:
+        other.group = Group({each.key: each for each in others})
+    [beam, _] = make_beams(5, 2)
+    assert [is_swapped(each) for each in (short, long, last, *others, beam)] == [False, True, False, True, True, True]
