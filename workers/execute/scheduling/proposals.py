@@ -99,6 +99,11 @@ class Proposals:
         num_worth = sum(self._worths(list(filter(_is_guessable, self._rows.seated)), num_rows))
         return min(num_worth, self._costs.max_tokens - num_rows)
 
+    @property
+    def num_due_beside_prompts(self) -> int:
+        """The same for a step with tokens of prompts."""
+        return self.num_due if self._costs.beside_prompts else 0
+
     def add(self, draft: Draft, running: Mapping[Key, Sequence], *, are_tokens_known: bool) -> None:
         """Add proposals to the decodes of an otherwise complete step, as far as budgets and pages allow."""
         num_decodes = len(draft.decodes)

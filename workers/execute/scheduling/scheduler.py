@@ -222,7 +222,7 @@ class Scheduler:
         under_way = self.roster.in_state(SequenceState.PREFILLING)
         num_reads = sum(s.num_tokens for s in decoding) + sum(s.num_computed_tokens for s in under_way[:1])
         must_progress = self._skips.prefills >= self.config.max_prefill_skip
-        num_checked = 0 if self.ahead.is_under_way else self.proposals.num_due
+        num_checked = 0 if self.ahead.is_under_way else self.proposals.num_due_beside_prompts
         rest = Work(0, len(decoding) + num_checked, num_reads)
         limit = self._pace.max_prefill_tokens(rest, must_progress=must_progress)
         if limit is not None:

@@ -20,6 +20,7 @@ from tests.workers.execute.factories import (
 )
 from triptych.workers.execute.scheduling.cost import CostModel, Work
 from triptych.workers.execute.scheduling.plan import Plan
+from triptych.workers.execute.scheduling.proposals import CheckCosts
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 
@@ -148,6 +149,19 @@ def test_steps_with_a_long_prompt_meet_the_target_and_use_it(num_speculative_tok
     assert sum(chunks_of(plan)[9] for plan in plans) >= 2000
     assert min(times[:-8]) > 3.0
     assert all(plan.has_proposals == (num_speculative_tokens > 0) for plan in plans)
+
+
+def test_prompts_leave_no_time_for_proposals_that_are_not_checked_beside_them() -> None:
+    """As on a GPU. There would be more of them than the target has time for, so the prompt would wait."""
+    costs = CheckCosts(token=0.001, max_tokens=128, beside_prompts=False)
+    scheduler = paced(num_speculative_tokens=15, propose=lambda sequence, count: [1] * count, check_costs=costs)
+    for sequence in scheduler.running.values():
+        sequence.chance = 0.9
+    scheduler.add(make_sequence(9, num_tokens=2000))
+    plans = list(itertools.takewhile(lambda plan: 9 in chunks_of(plan), steps(scheduler)))
+    assert sum(chunks_of(plan)[9] for plan in plans) >= 2000
+    assert min(cost_ms(Work.of(plan)) for plan in plans[:-8]) > 3.0
+    assert not any(plan.has_proposals for plan in plans[:-8])
 
 
 def test_without_a_target_chunks_have_their_maximum_size() -> None:
