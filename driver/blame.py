@@ -17,6 +17,7 @@ from ..protocol.board import ROLES, Board
 from ..protocol.journal.deaths import OUT_OF_MEMORY, POISONED, DeathWriter
 from ..protocol.journal.layout import Journal
 from ..protocol.record_key import Key, key_of
+from .deaths import Death
 
 logger = logging.getLogger(__name__)
 
@@ -33,20 +34,19 @@ class Blame:
         for role in ROLES:
             board.intent(role).clear()
 
-    def note_death(self, role: str, *, internal: bool, out_of_memory: bool = False) -> int:
+    def note_death(self, death: Death) -> int:
         """Record a worker's death; returns how many deaths are now explained. Called before the worker is restarted.
 
-        An identified request explains two: this death, and the one that made it a suspect. ``out_of_memory``: the
-        kernel ended the worker for that.
+        An identified request explains two: this death, and the one that made it a suspect.
         """
-        intent = self._board.intent(role)
-        numbers, num_ahead = (intent.read(), intent.num_ahead) if internal else ([], 0)
+        intent = self._board.intent(death.role)
+        numbers, num_ahead = (intent.read(), intent.num_ahead) if death.is_internal else ([], 0)
         intent.clear()
-        verdict = OUT_OF_MEMORY if out_of_memory else POISONED
-        if role == "prepare":
+        verdict = OUT_OF_MEMORY if death.out_of_memory else POISONED
+        if death.role == "prepare":
             has_named = self._note_digests(numbers, verdict)
         else:
-            has_named = self._note_requests(role, list(map(key_of, numbers)), num_ahead, verdict)
+            has_named = self._note_requests(death.role, list(map(key_of, numbers)), num_ahead, verdict)
         return 2 if has_named else 0
 
     def _note_requests(self, role: str, keys: list[Key], num_ahead: int, verdict: int) -> bool:

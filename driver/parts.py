@@ -105,7 +105,7 @@ def open_parts(
 
     def on_death(death: Death) -> int:
         keeper.check_after(death)  # first: to blame a request is to write into the journal
-        return blame.note_death(death.role, internal=death.is_internal, out_of_memory=death.out_of_memory)
+        return blame.note_death(death)
 
     supervisor = Supervisor(
         run_dir.path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.protocol.factories import TIMES, accept, make_record
 from triptych.driver.blame import Blame
+from triptych.driver.deaths import Death
 from triptych.protocol.board import Board
 from triptych.protocol.journal.deaths import (
     MAX_AHEAD,
@@ -39,6 +41,10 @@ def journal(tmp_path: Path) -> Journal:
     return Journal.create(tmp_path / "journal", num_records=2, arena_bytes=4096)
 
 
+def died(role: str, *, internal: bool = True, out_of_memory: bool = False) -> Death:
+    return Death(role, -signal.SIGSEGV, is_internal=internal, out_of_memory=out_of_memory)
+
+
 def work_on(board: Board, digest: int) -> None:
     intent = board.intent("prepare")
     intent.set_standing([digest])
@@ -48,14 +54,14 @@ def work_on(board: Board, digest: int) -> None:
 def test_crash_is_blamed_on_the_requests_in_progress(board: Board, journal: Journal) -> None:
     blame = Blame(board, journal)
     work_on(board, DIGEST)
-    blame.note_death("prepare", internal=True)
+    blame.note_death(died("prepare"))
     assert board.suspects() == {DIGEST: 1}
 
 
 def test_kill_from_outside_is_blamed_on_no_request(board: Board, journal: Journal) -> None:
     blame = Blame(board, journal)
     work_on(board, DIGEST)
-    blame.note_death("prepare", internal=False)
+    blame.note_death(died("prepare", internal=False))
     assert board.suspects() == {}
 
 
@@ -63,7 +69,7 @@ def test_requests_in_progress_when_the_driver_died_are_not_blamed(board: Board, 
     """The workers die with the driver, and the next driver must not blame their unfinished work for it."""
     work_on(board, DIGEST)
     blame = Blame(board, journal)
-    blame.note_death("prepare", internal=True)
+    blame.note_death(died("prepare"))
     assert board.suspects() == {}
 
 
@@ -71,7 +77,7 @@ def test_two_crashes_far_apart_poison_no_request_that_survived_in_between(board:
     blame = Blame(board, journal)
     for deaths in (1, 2):
         work_on(board, DIGEST)
-        blame.note_death("prepare", internal=True)
+        blame.note_death(died("prepare"))
         assert board.suspects() == {DIGEST: deaths}
         board.note_survival(DIGEST, deaths)
 
@@ -85,7 +91,7 @@ def test_request_that_crashed_a_worker_twice_is_recognised_by_its_content(
     blame = Blame(board, journal)
     for suspects in ({}, {DIGEST: POISONED}):
         board.intent(role).begin_one(number_of(view.key))
-        blame.note_death(role, internal=True)
+        blame.note_death(died(role))
         assert board.suspects() == suspects
 
 
@@ -97,7 +103,7 @@ def test_request_for_which_memory_ran_out_may_be_sent_again_to_the_next_driver(
     view, blame = accept(RequestWriter(journal), journal, make_record(digest=DIGEST)), Blame(board, journal)
     for deaths, suspects in ((1, {}), (OUT_OF_MEMORY, {DIGEST: OUT_OF_MEMORY})):
         board.intent(role).begin_one(number_of(view.key))
-        blame.note_death(role, internal=True, out_of_memory=True)
+        blame.note_death(died(role, out_of_memory=True))
         assert (held_against(journal, role, *view.key), board.suspects()) == (deaths, suspects)
     error = poisoned(OUT_OF_MEMORY, "it crashed")
     assert error is not None
@@ -111,7 +117,7 @@ def test_poisoned_request_stays_poisoned(board: Board, journal: Journal) -> None
     board.set_suspect(DIGEST, POISONED)
     board.intent("prepare").set_others([DIGEST + 1])
     work_on(board, DIGEST)
-    blame.note_death("prepare", internal=True)
+    blame.note_death(died("prepare"))
     assert board.suspects() == {DIGEST: POISONED, DIGEST + 1: 1}
 
 
@@ -122,7 +128,7 @@ def test_beams_of_a_search_are_poisoned_together_because_they_never_run_alone(bo
     for _ in range(2):
         board.intent("execute").set_others(list(map(number_of, keys)))
         board.intent("execute").begin()
-        explained.append(blame.note_death("execute", internal=True))
+        explained.append(blame.note_death(died("execute")))
     assert explained == [0, 2]
     assert [held_against(journal, "execute", *key) for key in keys] == [POISONED] * 2
 
@@ -134,7 +140,7 @@ def test_crash_records_how_far_the_worker_was_ahead_of_the_journal(board: Board,
     for deaths, ahead in enumerate((12, MAX_AHEAD + 5), 1):
         board.intent("execute").set_others([number_of(key), 99 << 32])
         board.intent("execute").begin(num_ahead=ahead)
-        blame.note_death("execute", internal=True)
+        blame.note_death(died("execute"))
         assert num_ahead(journal, "execute", *key) == min(ahead, MAX_AHEAD)
         assert held_against(journal, "execute", *key) == deaths
         note_survival(journal, "execute", *key)
@@ -150,7 +156,7 @@ def test_suspects_of_two_requests_are_not_poisoned_together(
     for deaths in (1, 2):
         board.intent("execute").set_others([number_of(view.key) for view in views])
         board.intent("execute").begin()
-        assert blame.note_death("execute", internal=True) == 0
+        assert blame.note_death(died("execute")) == 0
         assert [held_against(journal, "execute", v.slot, v.generation) for v in views] == [deaths] * 2
     assert caplog.messages == ["execute died while processing 2 requests: they run alone first"] * 2
 
@@ -160,7 +166,7 @@ def test_prompts_that_were_handled_together_are_not_poisoned_together(board: Boa
     for deaths in (1, 2):
         board.intent("prepare").set_others([DIGEST + 1])
         work_on(board, DIGEST)
-        assert blame.note_death("prepare", internal=True) == 0
+        assert blame.note_death(died("prepare")) == 0
         assert board.suspects() == {DIGEST: deaths, DIGEST + 1: deaths}
 
 
@@ -170,7 +176,7 @@ def test_request_in_a_step_with_one_whose_record_was_reused_was_not_alone(board:
     for _ in range(2):
         board.intent("execute").set_others([number_of(view.key), number_of((view.slot, view.generation + 1))])
         board.intent("execute").begin()
-        assert blame.note_death("execute", internal=True) == 0
+        assert blame.note_death(died("execute")) == 0
     assert held_against(journal, "execute", *view.key) == 2
 
 
@@ -186,7 +192,7 @@ def test_request_that_is_gone_is_not_blamed(
         journal.prepare_words[view.slot] = word(view.generation + 1, ACCEPTED)
     before = journal.records.tobytes()
     board.intent("execute").begin_one(number_of(view.key))
-    assert blame.note_death("execute", internal=True) == 0
+    assert blame.note_death(died("execute")) == 0
     assert (journal.records.tobytes(), caplog.messages) == (before, [])
 
 
@@ -213,6 +219,6 @@ def test_poisoning_a_request_explains_both_of_its_crashes(board: Board, journal:
     explained = []
     for _ in range(2):
         board.intent(role).begin_one(key)
-        explained.append(blame.note_death(role, internal=True))
+        explained.append(blame.note_death(died(role)))
     assert explained == [0, 2]
-    assert blame.note_death(role, internal=False) == 0
+    assert blame.note_death(died(role, internal=False)) == 0

@@ -15,6 +15,7 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver import worker
 from triptych.driver.blame import Blame
+from triptych.driver.deaths import Death
 from triptych.driver.supervisor import Supervisor
 from triptych.protocol.board import STOP
 from triptych.protocol.errors import ConfigError, WorkerDied
@@ -67,10 +68,10 @@ def test_stop_at_the_moment_a_worker_is_given_up_returns(monkeypatch: pytest.Mon
     note_death, driver = Blame.note_death, Driver("hash-lm", max_restarts=0).start()
     stop = threading.Thread(target=driver.stop, kwargs={"mode": "abort"}, daemon=True)
 
-    def stop_meanwhile(blame: Blame, role: str, **how: bool) -> int:
+    def stop_meanwhile(blame: Blame, death: Death) -> int:
         stop.start()
         eventually(lambda: blame._board.mode == STOP)
-        return note_death(blame, role, **how)
+        return note_death(blame, death)
 
     monkeypatch.setattr(Blame, "note_death", stop_meanwhile)
     os.kill(pid_of(driver, "execute"), signal.SIGABRT)
@@ -126,7 +127,7 @@ def test_worker_that_every_request_crashes_is_given_up_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each crash is blamed on a request, and yet continuing makes no sense."""
-    monkeypatch.setattr(Blame, "note_death", lambda *_, internal, **__: 2 if internal else 0)
+    monkeypatch.setattr(Blame, "note_death", lambda _, death: 2 if death.is_internal else 0)
     monkeypatch.setattr(worker, "MAX_EXPLAINED", 3)
     with Driver("hash-lm", run_dir=tmp_path, max_restarts=1) as driver:
         break_settings(tmp_path)

@@ -177,13 +177,13 @@ def answers_end_before_their_tokens_are_counted(patch: Patch) -> None:
 
 def no_request_is_blamed(patch: Patch) -> None:
     """The driver ignores which requests a dead worker had."""
-    patch.setattr(Blame, "note_death", lambda self, role, *, internal: self._board.intent(role).clear())
+    patch.setattr(Blame, "note_death", lambda self, death: self._board.intent(death.role).clear())
 
 
 def kills_from_outside_are_blamed_on_requests(patch: Patch) -> None:
     """The requests of a worker killed from outside become suspects."""
     real = Blame.note_death
-    patch.setattr(Blame, "note_death", lambda self, role, *, internal: real(self, role, internal=True))
+    patch.setattr(Blame, "note_death", lambda self, death: real(self, death._replace(is_internal=True)))
 
 
 def suspects_are_cleared_by_tokens_known_before_the_crash(patch: Patch) -> None:

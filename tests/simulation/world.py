@@ -10,6 +10,7 @@ import heapq
 import itertools
 import logging
 import random
+import signal
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from tests.simulation.states import keep_states
 from tests.simulation.users import Client, Reader
 from triptych.driver import blame, exchange
 from triptych.driver.blame import Blame
+from triptych.driver.deaths import Death
 from triptych.protocol.board import FAILED, KEEP, ROLES, RUN
 
 RESTART_NS = (1_000_000, 80_000_000)
@@ -122,7 +124,7 @@ class World:
         self.board = make_board()
         self.board.set_mode(RUN)
         self.blame = Blame(self.board, self.journal)
-        self._unnoticed: dict[str, bool] = {}  # deaths by role that the driver has not seen yet: whether internal
+        self._unnoticed: dict[str, Death] = {}  # by role, those that the driver has not seen yet
         self.has_given_up = False
         self.workers: dict[str, Worker] = {}
         self.clients: list[Client] = []
@@ -313,7 +315,7 @@ class World:
         assert isinstance(process, Worker), "workers and clients die"
         self.num_deaths += 1
         del self.workers[process.role]
-        self._unnoticed[process.role] = is_internal
+        self._unnoticed[process.role] = Death(process.role, -signal.SIGKILL, is_internal, out_of_memory=False)
         self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda: self._start_worker(process.role))
 
     def _start_worker(self, role: str) -> None:
@@ -323,7 +325,7 @@ class World:
             self.call(self.paused_until_ns, lambda: self._start_worker(role))
             return
         if role in self._unnoticed:
-            self.blame.note_death(role, internal=self._unnoticed.pop(role))
+            self.blame.note_death(self._unnoticed.pop(role))
         if role == "execute":
             self.board.set_degraded(self.rng.random() < 0.1)
         worker = self.workers[role] = Worker(self, role)
