@@ -180,6 +180,12 @@ def test_collector_that_does_not_respond_delays_a_stop_only_briefly(pipeline: Dr
             api.http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2})
             began = time.monotonic()
         assert time.monotonic() - began < FLUSH_S + 2
+        [sending] = (thread for thread in threading.enumerate() if thread.name == "last-spans")
+        connection, _ = deaf.accept()
+        with connection:  # left alone, it would go on trying while other tests run
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            sending.join(20)
+    assert not sending.is_alive()
 
 
 def test_without_an_endpoint_nothing_is_traced() -> None:
