@@ -49,6 +49,8 @@ _NAMES_HERE = {
     "temp": "temperature",
     **dict.fromkeys(("inputs", "content"), "prompt"),
     "n_probs": "logprobs",
+    "random_seed": "seed",
+    "input_type": "prompt_name",
 }
 # Maps of settings in other servers' requests: TGI's, SGLang's, Ollama's, and the argument of the openai package.
 _MAPS = ("parameters", "sampling_params", "options", "extra_body")

@@ -24,7 +24,7 @@ class InputItem(ApiModel):
         "namespace": (),
         "async": (False,),
         "summary": ANYTHING,
-        "encrypted_content": (),
+        "encrypted_content": ANYTHING,  # by another service
     }
     type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] | None = None
     id: str | None = None

@@ -12,6 +12,7 @@ from tests.launch.gateway.conftest import Site
 from triptych.launch.gateway.schemas.chat import ChatRequest
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "hi"}]
 BASE: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "hi", "max_tokens": 1},
@@ -136,6 +137,8 @@ def test_wrong_field_is_named(api: Site, path: str, field: dict[str, Any], param
         (CHAT, {"enable_thinking": False}, "unknown field 'enable_thinking'; use chat_template_kwargs"),
         (COMPLETIONS, {"enable_thinking": False}, "unknown field 'enable_thinking'"),
         (COMPLETIONS, {"n_predict": 5}, "unknown field 'n_predict'; use max_tokens"),
+        (CHAT, {"random_seed": 5}, "unknown field 'random_seed'; use seed"),
+        (EMBEDDINGS, {"input_type": "query"}, "unknown field 'input_type'; use prompt_name"),
         (COMPLETIONS, {"temp": 0.5}, "unknown field 'temp'; use temperature"),
         (COMPLETIONS, {"content": "hi"}, "unknown field 'content'; use prompt"),
         (CHAT, {"options": {"temperature": 0}}, "unknown field 'options'; its entries belong into the request itself"),
@@ -153,7 +156,7 @@ def test_wrong_field_is_named(api: Site, path: str, field: dict[str, Any], param
 def test_refusal_of_a_field_says_what_was_probably_meant(
     api: Site, path: str, field: dict[str, Any], told: str
 ) -> None:
-    _, error = api.refusal(path, **{**BASE[path], **field})
+    _, error = api.refusal(path, **{**BASE.get(path, {}), **field})
     assert error["message"] == told
 
 

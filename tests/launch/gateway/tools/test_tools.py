@@ -144,6 +144,15 @@ def test_response_items_that_are_sent_back_form_the_original_turn(scripted: Site
     assert turns == [("user", 0), ("assistant", 2), *tools, ("assistant", 0), ("assistant", 1)]
 
 
+def test_conversation_that_another_service_began_goes_on_here(scripted: Site) -> None:
+    """An agent that changes its provider sends what that has encrypted, which nobody else can read."""
+    client = script(scripted, "So.")
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAAA=="}
+    answer = {"role": "assistant", "content": "Yes."}
+    scripted.ask("/v1/responses", input=[MESSAGES[0], thought, answer, MESSAGES[0]])
+    assert client.asked[-1]["messages"] == [MESSAGES[0], answer, MESSAGES[0]]
+
+
 def test_reasoning_without_an_answer_is_not_that_of_a_later_turn(scripted: Site) -> None:
     client = script(scripted, "So.")
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
