@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..serving.streaming import event, to_json
+from .packed_reasoning import packed
 
 Event = dict[str, Any]
 
@@ -14,10 +15,13 @@ Event = dict[str, Any]
 class EventWriter:
     """Invariant: at most one item is open, and closed items are in ``output``."""
 
-    def __init__(self, message_id: str) -> None:
-        """``message_id``: of the first message; any further ones get new ids."""
+    def __init__(self, message_id: str, *, packs_reasoning: bool) -> None:
+        """``message_id``: of the first message; any further ones get new ids. ``packs_reasoning``: its items have
+        ``encrypted_content``.
+        """
         self.output: list[dict[str, Any]] = []
         self._message_id = message_id
+        self._packs_reasoning = packs_reasoning
         self._number = 0
         self._texts: list[str] | None = None  # of the open message; None: none is open
         self._thoughts: list[str] = []  # of the open reasoning item; empty: none is open
@@ -103,6 +107,8 @@ class EventWriter:
         yield self.event("response.reasoning_text.done", **place, text=text)
         yield self.event("response.content_part.done", **place, part=_thought_part(text))
         item = _reasoning_item(self._reasoning_id, text)
+        if self._packs_reasoning:
+            item["encrypted_content"] = packed(text)
         yield self.event("response.output_item.done", output_index=len(self.output), item=item)
         self.output.append(item)
 

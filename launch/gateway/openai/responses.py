@@ -28,12 +28,13 @@ from ..requests.parameters import check_stream, named_as, pipeline_options
 from ..requests.token_ids import num_chat_tokens
 from ..requests.usage import response_usage
 from ..schemas.chat import ChatMessage, FunctionCall, Tool, ToolCall, ToolChoice, function_tools
-from ..schemas.responses import InputItem, InputTokensRequest, ResponsePrompt, ResponseRequest
+from ..schemas.responses import PACKED_REASONING, InputItem, InputTokensRequest, ResponsePrompt, ResponseRequest
 from ..schemas.structure import JsonSchema, ResponseFormat
 from ..schemas.template_variables import effort_variables, template_variables
 from ..state import Gateway
 from ..tools.parser import Call
 from .logprobs import chat_logprobs
+from .packed_reasoning import unpacked
 from .response_events import Event, EventEncoder, EventWriter
 
 KIND = "resp"
@@ -90,7 +91,7 @@ def _messages(body: ResponsePrompt) -> list[ChatMessage]:
     messages, thoughts = system, ""
     for index, item in enumerate(body.input):
         if item.type == "reasoning":
-            thoughts += text_of(item.content)
+            thoughts += text_of(item.content) or unpacked(item.encrypted_content)
             continue
         message = _message(index, item)
         if message.tool_calls and messages and messages[-1].role == "assistant" and not thoughts:
@@ -169,7 +170,8 @@ class ResponseReply:
 
     def __post_init__(self) -> None:
         self.reasoning = self.reasoning.before(self.tools.parser)
-        self._writer, self._encoder = EventWriter(self.message_id), EventEncoder()
+        packs = PACKED_REASONING in (self.body.include or ())
+        self._writer, self._encoder = EventWriter(self.message_id, packs_reasoning=packs), EventEncoder()
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         """With the same items as a stream would have."""

@@ -24,12 +24,12 @@ class InputItem(ApiModel):
         "namespace": (),
         "async": (False,),
         "summary": ANYTHING,
-        "encrypted_content": ANYTHING,  # by another service
     }
     type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] | None = None
     id: str | None = None
     role: str | None = Field(None, min_length=1, max_length=64)
     content: str | Parts | None = None
+    encrypted_content: str | None = Field(None, description="of reasoning; that of other services is ignored")
     call_id: str | None = None
     name: str | None = Field(None, min_length=1)
     arguments: str | None = None
@@ -86,6 +86,7 @@ class TextOptions(ApiModel):
 
 MAX_METADATA = 16  # entries
 LOGPROBS = "message.output_text.logprobs"
+PACKED_REASONING = "reasoning.encrypted_content"
 Included = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "code_interpreter_call.outputs",
     "computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url",
@@ -143,7 +144,9 @@ class ResponseRequest(ResponsePrompt, SamplingFields):
     }
     max_output_tokens: int | None = limited("max_tokens")
     include: List[Included] | None = Field(
-        None, max_length=64, description=f"{LOGPROBS}; the others concern things that answers never contain here"
+        None,
+        max_length=64,
+        description=f"{LOGPROBS}, {PACKED_REASONING}; the others concern things that answers never contain here",
     )
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: Annotated[dict[str, str], small_map(MAX_METADATA)] | None = Field(

@@ -13,6 +13,7 @@ from tests.launch.gateway.openai_types import check
 from tests.launch.gateway.scripted import Dictation
 from tests.launch.gateway.sse import Event, stream, text_of
 from triptych.launch.gateway.config import GatewayConfig
+from triptych.launch.gateway.openai.packed_reasoning import unpacked
 from triptych.launch.gateway.reasoning.handling import Reasoning
 from triptych.launch.gateway.reasoning.thoughts import ThoughtReader, find_reasoning_parser
 from triptych.launch.gateway.requests.ids import new_id, read_id
@@ -248,6 +249,26 @@ def test_reasoning_item_is_streamed_first(api: Site, monkeypatch: pytest.MonkeyP
     assert [item["type"] for item in output] == ["reasoning", "function_call"]
     done = [event.data["item"] for event in found if event.name == "response.output_item.done"]
     assert done == output
+
+
+def test_reasoning_can_be_sent_back_by_a_client_that_keeps_nothing_else_of_it(
+    api: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vercel's AI SDK and Microsoft's Agent Framework do not send back its text."""
+    script = Dictation(api, monkeypatch, "<think>Schön 😀.</think>Yes.")
+    asked: dict[str, Any] = {"input": "hi", "include": ["reasoning.encrypted_content"]}
+    thought, answer = api.ask(RESPONSES, **asked)["output"]
+    *_, last = stream(api.http, RESPONSES, **asked)
+    assert last.data["response"]["output"][0]["encrypted_content"] == thought["encrypted_content"]
+    kept = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
+    api.ask(RESPONSES, input=[{"role": "user", "content": "a"}, kept, answer, {"role": "user", "content": "b"}])
+    assert script.asked[-1]["messages"][1]["reasoning_content"] == "Schön 😀."
+    assert api.ask(RESPONSES, input="hi")["output"][0]["encrypted_content"] is None
+
+
+@pytest.mark.parametrize("content", [None, "", "gAAAAA==", "triptych:", "triptych:!", "triptych:/w=="])
+def test_reasoning_that_cannot_be_read_is_empty(content: str | None) -> None:
+    assert unpacked(content) == ""
 
 
 def test_logprobs_of_a_streamed_response_are_those_of_its_text(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
