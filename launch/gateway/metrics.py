@@ -7,6 +7,7 @@ have the same meaning.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from ...protocol.lora import MAX_ADAPTERS
 from .health import degradations, stages
 
 if TYPE_CHECKING:
@@ -145,6 +147,13 @@ def _adapters(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator
     for adapter in gateway.adapters:
         ended.add_metric([name, adapter], stats["summarize"]["adapted"].get(adapter, 0))
     yield ended
+    # What Kubernetes' inference extension asks of a server, to send requests where their adapter is in memory.
+    loaded = GaugeMetricFamily(
+        "vllm:lora_requests_info", "the adapters in memory, all of which may be in use; the time of this report",
+        labels=["model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+    )  # fmt: skip
+    loaded.add_metric([name, str(MAX_ADAPTERS), ",".join(gateway.adapters), ""], time.time())
+    yield loaded
 
 
 def _health(gateway: Gateway, name: str) -> Iterator[Metric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.adapters import make_nominal_adapter
 from tests.launch.gateway.conftest import Site, site
@@ -106,6 +108,20 @@ def test_requests_are_counted_per_adapter(adapted: Site) -> None:
     eventually(lambda: count("rude") > before)  # earlier requests may be counted only now
 
 
+def told_to_schedulers(api: Site) -> dict[str, str]:
+    """The labels by which a scheduler in front of several replicas sees which of them have an adapter."""
+    found = text_string_to_metric_families(api.http.get("/metrics").text)
+    [info] = [sample for family in found for sample in family.samples if sample.name == "vllm:lora_requests_info"]
+    assert abs(info.value - time.time()) < 60  # the latest counts
+    return info.labels
+
+
+def test_schedulers_see_the_adapters_of_a_replica(adapted: Site) -> None:
+    assert told_to_schedulers(adapted) == {
+        "model_name": "base", "max_lora": "64", "running_lora_adapters": "rude,team/kind", "waiting_lora_adapters": "",
+    }  # fmt: skip
+
+
 def test_adapters_are_loaded_and_unloaded(adapted: Site, folder: Path) -> None:
     loaded = adapted.http.post("/v1/load_lora_adapter", json={"lora_name": "new", "lora_path": "rude"})
     assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'new' added successfully.")
@@ -114,6 +130,7 @@ def test_adapters_are_loaded_and_unloaded(adapted: Site, folder: Path) -> None:
     assert reply["choices"][0]["token_ids"] == expected([5, 6, 7], 8, adapter=3)
     again = adapted.refusal("/v1/load_lora_adapter", lora_name="new", lora_path="rude")
     assert (again[0], again[1]["message"]) == (400, "the adapter 'new' is already loaded")
+    assert "new" in told_to_schedulers(adapted)["running_lora_adapters"].split(",")
     gone = adapted.http.post("/v1/unload_lora_adapter", json={"lora_name": "new"})
     assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'new' removed successfully.")
     assert adapted.refusal(COMPLETIONS, prompt="x", model="new")[0] == 404
