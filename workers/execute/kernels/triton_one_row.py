@@ -20,6 +20,7 @@ from .triton_rows import gated
 MAX_INPUTS = 32768  # a program holds whole rows of the weights in its registers
 _THREAD_BYTES = 128  # of weights: eight loads at once, and registers for four programs of eight warps on a processor
 _WARP_BYTES = 512  # of a row of weights, which it reads in one go
+_OF_EIGHT_BITS = 2  # times as much: as an element costs more than its byte, fewer programs should find the norm
 _MAX_WARPS = 8
 _MIN_PROGRAMS = 264  # two for each processor of a large GPU, unless they had too little to do
 _MIN_BYTES = 4096
@@ -34,9 +35,9 @@ class OneRowTile(NamedTuple):
 
 def one_row_tile(num_outputs: int, num_inputs: int, itemsize: int, *, gates: bool) -> OneRowTile:
     """All warps share each row of the weights, so that none reads the same inputs as another."""
-    row_bytes = next_power_of_2(num_inputs) * itemsize
-    num_warps = max(1, min(_MAX_WARPS, row_bytes // _WARP_BYTES))
-    rows = max(1, num_warps * 32 * _THREAD_BYTES // row_bytes // (2 if gates else 1))
+    row_bytes, factor = next_power_of_2(num_inputs) * itemsize, _OF_EIGHT_BITS if itemsize == 1 else 1
+    num_warps = max(1, min(_MAX_WARPS, row_bytes // (factor * _WARP_BYTES)))
+    rows = max(1, num_warps * 32 * factor * _THREAD_BYTES // row_bytes // (2 if gates else 1))
     while rows > 1 and cdiv(num_outputs, rows) < _MIN_PROGRAMS and rows * row_bytes > _MIN_BYTES:
         rows //= 2
     return OneRowTile(rows, num_warps)

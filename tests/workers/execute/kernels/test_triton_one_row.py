@@ -108,3 +108,9 @@ def test_program_reads_at_most_eight_times_sixteen_bytes_a_thread_of_rows_that_f
 def test_few_outputs_are_spread_among_programs() -> None:
     assert one_row_tile(100_000, 4096, 2, gates=False) == OneRowTile(4, 8)
     assert one_row_tile(512, 4096, 2, gates=False) == OneRowTile(1, 8)
+
+
+def test_weights_in_eight_bits_have_fewer_programs_with_more_to_do_each() -> None:
+    assert one_row_tile(100_000, 4096, 1, gates=False) == OneRowTile(8, 4)
+    assert one_row_tile(100_000, 4096, 1, gates=True) == OneRowTile(4, 4)
+    assert one_row_tile(100_000, 12288, 1, gates=False) == OneRowTile(4, 8)
