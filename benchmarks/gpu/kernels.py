@@ -71,7 +71,7 @@ def attention(setting: Setting, note: Notes) -> None:
         measure(f"decode_page_{page_size}", decodes, decodes.ways(setting), "copy_bytes_per_s")
         if page_size == 16:
             small = Chunk(setting, 0, page_size=page_size)
-            measure("chunk_page_16", small, {"default": partial(small._run, None)}, "matmul_flop_per_s")
+            measure("chunk_page_16", small, {"default": small.default(setting)}, "matmul_flop_per_s")
         if page_size != GPU_PAGE_SIZE:
             continue
         for name, before in (("fresh", 0), ("later", setting.size(6144, 20))):
@@ -229,11 +229,14 @@ class Chunk(_Scene):
         self.amount = 4 * self.query[0].numel() * num_pairs
 
     def ways(self, setting: Setting) -> dict[str, Way]:
-        ways: dict[str, Way] = {"default": lambda: self._run(None)}
+        ways: dict[str, Way] = {"default": self.default(setting)}
         ways |= {str(tuple(tile)): partial(self._run, tile) for tile in CHUNK_TILES}
         if setting.is_dry:
             return dict(list(ways.items())[:2])
         return ways | self.varlen(setting, self.length)
+
+    def default(self, setting: Setting) -> Way:
+        return self.attend(TritonAttention(setting.device), self.length)
 
     def _run(self, tile: ChunkTile | None, splits: KeySplits | None = None) -> None:
         chunk_attention(
@@ -249,9 +252,6 @@ class ShortChunk(Chunk):
     def __init__(self, setting: Setting, *, has_eight_bits: bool = False) -> None:
         super().__init__(setting, setting.size(30_000, 100), setting.size(16, 3), has_eight_bits=has_eight_bits)
         self.amount = int(self.contexts[0]) * self.bytes_per_token
-
-    def default(self, setting: Setting) -> Way:
-        return self.attend(TritonAttention(setting.device), self.length)
 
     def ways(self, setting: Setting) -> dict[str, Way]:
         splits = [KeySplits(num_keys, is_parallel=True) for num_keys in (512, 1024, 2048, 4096)]

@@ -25,6 +25,7 @@ TESTS = [
     "tests/workers/execute/kernels/test_triton_one_row.py",
     "tests/workers/execute/kernels/test_triton_select.py",
     "tests/workers/execute/attention/test_triton_attention.py",
+    "tests/workers/execute/attention/test_hopper_attention.py",
     "tests/workers/execute/attention/test_eight_bit_attention.py",
     "tests/workers/execute/sampling/test_device.py",
     "tests/workers/execute/model/test_page_moves.py",

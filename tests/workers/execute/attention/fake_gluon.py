@@ -120,7 +120,7 @@ class FakeHopper:
         for name, value in list(names.items()):
             if hasattr(value, "fn"):
                 names[name] = FunctionType(value.fn.__code__, names, name)
-        return names[kernel.fn.__name__]
+        return FunctionType(kernel.fn.__code__, names)
 
     def _specialize(self, groups: list[tuple[Any, Any]], _warps: list[int], _registers: list[int]) -> None:
         place = self._own.place
@@ -224,9 +224,12 @@ class FakeHopper:
                 return Barriers(Barrier() for _ in range(shape[0]))
             return Shared(torch.full(shape, torch.nan, dtype=dtype))
 
-        def total(x: torch.Tensor, axis: int) -> Any:
-            found = x.sum(axis)
-            return found if found.dim() else found.item()
+        def reduction(of_tensor: Any) -> Any:
+            def call(x: torch.Tensor, axis: int) -> Any:
+                found = of_tensor(x, axis)
+                return found if found.dim() else found.item()
+
+            return call
 
         def nothing(*_arguments: Any, **_options: Any) -> None:
             """In place of a layout."""
@@ -235,8 +238,8 @@ class FakeHopper:
             program_id=lambda _axis: self._own.place[0], num_programs=lambda _axis: self._own.place[1],
             load=Pointer.load, store=Pointer.store, allocate_shared_memory=allocate, warp_specialize=self._specialize,
             where=where, maximum=either(torch.maximum, max), minimum=either(torch.minimum, min),
-            cdiv=lambda a, b: -(-a // b), exp2=torch.exp2, fma=lambda a, b, c: a * b + c, sum=total,
-            max=lambda x, axis: x.amax(axis), arange=lambda start, end, _layout=None: torch.arange(start, end),
+            cdiv=lambda a, b: -(-a // b), exp2=torch.exp2, fma=lambda a, b, c: a * b + c, sum=reduction(torch.sum),
+            max=reduction(torch.amax), min=reduction(torch.amin), arange=lambda start, end, _layout=None: torch.arange(start, end),
             full=lambda shape, value, dtype, _layout: torch.full(tuple(shape), value, dtype=dtype),
             zeros=lambda shape, dtype, _layout: torch.zeros(tuple(shape), dtype=dtype),
             convert_layout=lambda value, _layout: value, static_range=range,

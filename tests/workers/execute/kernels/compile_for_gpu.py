@@ -1,11 +1,12 @@
 """Compiles every Triton kernel for a Hopper GPU on a machine without one, through the functions that launch them.
 
 Prints a JSON line for each compiled kernel: its name, its matrix instructions, how often its code prefetches from a
-block table, its registers, stack and shared memory.
+block table, its registers, stack and shared memory; of the kernel in Gluon also how many products it has, and how often
+it waits for some.
 
     python -m tests.workers.execute.kernels.compile_for_gpu > tests/workers/execute/kernels/compiled_for_gpu.jsonl
 
-keeps the lines for tests, which compile again only if a kernel has changed since: that takes 64 s of processor time.
+keeps the lines for tests, which compile again only if a kernel has changed since: that takes 80 s of processor time.
 The first line says of which sources and which Triton they are.
 """
 
@@ -25,6 +26,7 @@ import torch
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
@@ -105,18 +107,32 @@ def compiling(run: Callable[..., Any], part: str) -> Callable[..., None]:
         products = sorted(set(re.findall(r"wgmma\.mma_async\S+|mma\.sync\S+", ptx)))
         lookups = len(re.findall(r"cp\.async.*0x4,", ptx))
         found = {"part": part, "kernel": self.__name__, "products": products, "lookups": lookups}
+        if isinstance(self, GluonJITFunction):
+            found |= overlap(compiled)
         print(json.dumps({**found, **resources(compiled)}), flush=True)
 
     return compile_only
 
 
-def resources(compiled: Any) -> dict[str, int]:
-    """Of a compiled kernel, read from its machine code."""
+def dump(compiled: Any, option: str) -> str:
+    """What is known of its machine code."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(compiled.asm["cubin"])
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [knobs.nvidia.cuobjdump.path, option, str(file)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def overlap(compiled: Any) -> dict[str, int]:
+    """Products, and waits for them: one for each if the assembler sees registers used that a product may still need."""
+    found = {"num_products": r"\bHGMMA\.", "waits": r"\bWARPGROUP\.DEPBAR"}
+    code = dump(compiled, "-sass")
+    return {name: len(re.findall(pattern, code)) for name, pattern in found.items()}
+
+
+def resources(compiled: Any) -> dict[str, int]:
+    """Of a compiled kernel, read from its machine code."""
+    report = dump(compiled, "--dump-resource-usage")
     found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", report))
     shared = compiled.metadata.shared
     assert shared <= MAX_SHARED_BYTES, f"{shared} bytes of shared memory, the limit is {MAX_SHARED_BYTES}"
@@ -203,7 +219,8 @@ def launches() -> list[Callable[[], object]]:
     kernels = [(form, kernel) for form in forms for kernel in (1, 2)]
     kernels += [({"dtype": torch.float32, "dim": dim}, kernel) for dim, kernel in ((512, 1), (256, 2))]
     kernels += [({"page_size": 64}, 0), ({"page_size": 64, "splits": KeySplits(256, is_parallel=True)}, 2)]
-    return found + [lambda form=form, kernel=kernel: attend(kernel, **form) for form, kernel in kernels]
+    found += [lambda form=form, kernel=kernel: attend(kernel, **form) for form, kernel in kernels]
+    return found + [lambda dim=dim: attend_on_hopper(8, dim) for dim in (128, 64)]
 
 
 def attend(
@@ -235,6 +252,21 @@ def attend(
             query, pages, pages, block_tables=tables, context_lens=ints[:8], num_splits=(1, 8)[kernel],
             tile=decode_tile(dim, dtype, **own), **form,
         )  # fmt: skip
+
+
+def attend_on_hopper(num_tokens: int, dim: int) -> None:
+    from triptych.workers.execute.kernels.triton_chunk_hopper import hopper_attention
+
+    query, pages = (
+        torch.empty(num_tokens, 8, dim, dtype=torch.bfloat16),
+        torch.empty(4, 64, 2, dim, dtype=torch.bfloat16),
+    )
+    ints = torch.zeros(4096, dtype=torch.int32)
+    hopper_attention(
+        query, pages, pages, torch.empty_like(query), scale=0.1, num_processors=132,
+        block_tables=ints[num_tokens : 3 * num_tokens].view(2, -1), context_lens=ints[num_tokens : num_tokens + 2],
+        query_starts=ints[num_tokens : num_tokens + 3],
+    )  # fmt: skip
 
 
 def launch_products() -> None:
@@ -357,6 +389,7 @@ def launch_many_steps() -> None:
         )  # fmt: skip
         invariant_linear(torch.empty(size, 64, dtype=torch.bfloat16), torch.empty(96, 64, dtype=torch.bfloat16))
         adapt(ints, (16, 8), num_inputs=64, dtype=torch.bfloat16)
+        attend_on_hopper(size, 64)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ def test_every_kernel_compiles_and_fits_into_a_multiprocessor(kernels: Kernels) 
         "_decode",
         "_combine",
         "_chunk",
+        "_chunk_hopper",
         "_sum_splits",
     }
     every = kernels["every"]
@@ -83,6 +84,12 @@ def test_every_kernel_compiles_and_fits_into_a_multiprocessor(kernels: Kernels) 
     # The same instructions for split keys, or a row's bits would depend on the rest.
     products = [f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16" for n in (128, 64)]
     assert checked["products"] == summed["products"] == plain["products"] == products
+
+
+def test_products_of_prompts_on_hopper_are_not_waited_for_one_by_one(kernels: Kernels) -> None:
+    """The assembler would do that without an error, and the kernel would be slower than the one for any GPU."""
+    found = [kernel for kernel in kernels["every"] if kernel["kernel"] == "_chunk_hopper"]
+    assert [(kernel["num_products"], kernel["waits"]) for kernel in found] == [(80, 14), (56, 14)]
 
 
 def test_few_and_many_rows_of_the_invariant_product_use_the_same_instruction(kernels: Kernels) -> None:
@@ -161,5 +168,5 @@ def test_steps_of_all_sizes_share_their_kernels(kernels: Kernels) -> None:
     Decodes have one kernel for split keys, for any number of splits, and one for keys that are not split.
     """
     counts = Counter(kernel["kernel"] for kernel in kernels["steps"])
-    attention = {"_write": 1, "_decode": 2, "_combine": 1, "_chunk": 1, "_sum_splits": 1}
+    attention = {"_write": 1, "_decode": 2, "_combine": 1, "_chunk": 1, "_chunk_hopper": 1, "_sum_splits": 1}
     assert counts == {**attention, "_matmul": 1, "_group": 1, "_shrink": 1, "_expand_add": 1}
