@@ -88,7 +88,8 @@ class Product:
     def finish(self) -> None:
         is_same = torch.equal(self._then.view(torch.int16), self._b.tensor.contiguous().view(torch.int16))
         assert is_same, "shared memory changed while a product read it"
-        self.value = self._sums + self._a.float() @ self._b.tensor.float()
+        # In double precision, or BLAS would sum a row depending on its place, which no GPU does.
+        self.value = (self._sums + self._a.double() @ self._b.tensor.double()).float()
 
 
 class FakeHopper:

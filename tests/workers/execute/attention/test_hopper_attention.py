@@ -5,7 +5,6 @@ Every slot that belongs to no sequence of the step is poisoned.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 
 from tests.conftest import HAS_GPU
 from tests.workers.execute.attention.test_paged_attention import Scene, make_scene, replace_dtype
-from triptych.workers.execute.attention.device_step import upload
+from triptych.workers.execute.attention.device_step import DeviceStep, upload
 from triptych.workers.execute.attention.hopper import HopperChunks
 from triptych.workers.execute.attention.interface import AttentionForm, LayerCache
 from triptych.workers.execute.attention.reference import ReferenceAttention
@@ -22,6 +21,7 @@ from triptych.workers.execute.kernels.support import is_hopper
 pytest.importorskip("triton.experimental.gluon")
 
 from tests.workers.execute.attention.fake_gluon import FakeHopper
+from tests.workers.execute.attention.test_triton_attention import cut, written
 from triptych.workers.execute.attention.triton import TritonAttention
 from triptych.workers.execute.kernels import triton_chunk_hopper
 from triptych.workers.execute.kernels.triton_chunk_hopper import NUM_ROWS, hopper_attention
@@ -45,11 +45,11 @@ def seed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 
 def scene_of(lengths: list[tuple[int, int]], **options: Any) -> Scene:
     """Its keys are written."""
-    scene = make_scene(lengths, **{"page_size": 64, "dims": (64, 64), "dtype": torch.bfloat16, **options})
-    kernel = ReferenceAttention()
-    kernel.begin_step(scene.inputs)
-    kernel.write(scene.cache, scene.key, scene.value)
-    return replace(scene, cache=LayerCache(*(pages.to(DEVICE) for pages in scene.cache.pools)))
+    return written(make_scene(lengths, **{"page_size": 64, "dims": (64, 64), "dtype": torch.bfloat16, **options}))
+
+
+def on_device(scene: Scene) -> LayerCache:
+    return LayerCache(*(pages.to(DEVICE) for pages in scene.cache.pools))
 
 
 def attend(scene: Scene, *, num_processors: int = 3, num_padded: int = 0) -> torch.Tensor:
@@ -59,7 +59,7 @@ def attend(scene: Scene, *, num_processors: int = 3, num_padded: int = 0) -> tor
     query, ends = query.to(DEVICE), [len(scene.query)] * 2 * (num_padded > 0) + [len(query)] * (num_padded > 0)
     output = torch.full_like(query, torch.nan)
     hopper_attention(
-        query, scene.cache.keys, scene.cache.values, output,
+        query, *on_device(scene).pools, output,
         block_tables=torch.cat([step.block_tables, torch.zeros_like(step.block_tables[:1]).expand(len(ends), -1)]),
         context_lens=torch.cat([step.context_lens, step.context_lens.new_zeros(len(ends))]),
         query_starts=torch.cat([step.query_starts, step.query_starts.new_tensor(ends)]) + 9,
@@ -69,10 +69,14 @@ def attend(scene: Scene, *, num_processors: int = 3, num_padded: int = 0) -> tor
 
 
 def check(scene: Scene, output: torch.Tensor, first: int = 0) -> None:
-    wide = replace_dtype(replace(scene, cache=LayerCache(*(pages.cpu() for pages in scene.cache.pools))), torch.float64)
-    expected = wide.run(ReferenceAttention(), FORM)[first:]
+    expected = replace_dtype(scene, torch.float64).run(ReferenceAttention(), FORM)[first:]
     tolerance = TOLERANCE[scene.query.dtype]
     torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def run(scene: Scene, kernel: TritonAttention) -> torch.Tensor:
+    kernel.begin_step(scene.inputs)
+    return kernel.attend(on_device(scene), scene.query.to(DEVICE), FORM).cpu()
 
 
 @pytest.mark.parametrize("seed", range(3), indirect=True)
@@ -99,6 +103,50 @@ def test_launch_for_any_chunks_of_so_many_tokens() -> None:
     assert not output[51:].any()
 
 
+def test_bits_of_a_token_are_the_same_in_any_chunk() -> None:
+    """Also in another place of its tile of queries, and whatever the other rows see."""
+    whole = scene_of([(0, 300), (0, 70)])
+    together = attend(whole)
+    for cached in (37, 220, 299):
+        assert torch.equal(attend(cut(whole, cached, 300)), together[cached:300])
+
+
+@pytest.mark.gpu
+def test_a_graph_is_replayed_with_other_chunks() -> None:
+    """Of as many tokens. It contains how pages are addressed, and nothing else of its first step."""
+    first, then = (scene_of(lengths, seed=1) for lengths in ([(100, 90), (0, 30)], [(0, 20), (400, 100)]))
+    steps, expected = [upload(scene.inputs, DEVICE) for scene in (first, then)], attend(then)
+    width = max(step.block_tables.shape[1] for step in steps)
+    tables, starts, contexts = (
+        torch.zeros(*shape, dtype=torch.int32, device=DEVICE) for shape in ((2, width), (3,), (2,))
+    )
+    pages = [torch.cat([a, b]).to(DEVICE) for a, b in zip(first.cache.pools, then.cache.pools, strict=True)]
+    query = first.query.to(DEVICE).contiguous()
+    output = torch.full_like(query, torch.nan)
+
+    def prepare(step: DeviceStep, scene: Scene, first_page: int) -> None:
+        tables[:, : step.block_tables.shape[1]] = step.block_tables + first_page
+        starts.copy_(step.query_starts)
+        contexts.copy_(step.context_lens)
+        query.copy_(scene.query)
+
+    def launch() -> None:
+        hopper_attention(
+            query, *pages, output, block_tables=tables, context_lens=contexts, query_starts=starts, scale=FORM.scale,
+            num_processors=3,
+        )  # fmt: skip
+
+    prepare(steps[0], first, 0)
+    launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    prepare(steps[1], then, len(first.cache.keys))
+    graph.replay()
+    assert torch.equal(output.cpu(), expected)
+
+
 @pytest.mark.parametrize(
     ("form", "tokens", "is_taken"),
     [
@@ -116,7 +164,7 @@ def test_which_chunks_are_left_to_the_other_kernel(
     scene, chunks = scene_of([(1, 1), (0, tokens)]), HopperChunks(DEVICE, 12)
     output = torch.full_like(scene.query, torch.nan).to(DEVICE)
     step, query = upload(scene.inputs, DEVICE), scene.query.to(DEVICE)
-    assert chunks.attend(scene.cache, query[1:], output[1:], form, step) == is_taken
+    assert chunks.attend(on_device(scene), query[1:], output[1:], form, step) == is_taken
     assert bool(output[1:].isfinite().all()) == is_taken
     assert output[0].isnan().all(), "a decode, which is not its own"
     if is_taken:
@@ -136,7 +184,7 @@ def test_a_triton_without_this_language_uses_the_other_kernel(
     scene, kernel = scene_of([(0, 40)], dtype=torch.float16), TritonAttention(DEVICE)
     kernel._hopper._num_processors = 1
     for _ in range(2):
-        check(scene, scene.run(kernel, FORM).cpu())
+        check(scene, run(scene, kernel))
     assert caplog.text.count("no such function") == 1
 
 
@@ -151,5 +199,5 @@ def test_bits_that_must_not_depend_on_the_batch_come_from_one_kernel(
     )
     scene, kernel = scene_of([(0, 1), (0, 40)], dtype=torch.float16), TritonAttention(DEVICE, is_invariant=is_invariant)
     kernel._hopper._num_processors = 1
-    scene.run(kernel, FORM)
+    run(scene, kernel)
     assert called == [40] * (not is_invariant)
