@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -14,15 +15,20 @@ from .interface import AttentionForm, LayerCache
 
 logger = logging.getLogger(__name__)
 
+_WHAT = "attention of prompts takes half as long again, as its kernel for Hopper"
+_PROVEN_TOKENS, _KEYS_BEFORE = 200, 99
+_TOLERANCE = 0.05  # of outputs that are at most 4, rounded to three digits
+
 
 class HopperChunks:
     """What the kernel for any GPU would do for plain prompts that occupy all multiprocessors, faster and differently
-    rounded.
+    rounded. The kernel in use is one that was compared with that one, in the shapes of the model, at its first use.
     """
 
     def __init__(self, device: torch.device, num_processors: int) -> None:
         self._num_processors = num_processors
         self._kernel = _kernel() if is_hopper(device) else None
+        self._proven: set[tuple[Any, ...]] = set()
 
     def attend(
         self, cache: LayerCache, query: torch.Tensor, output: torch.Tensor, form: AttentionForm, step: DeviceStep
@@ -31,11 +37,14 @@ class HopperChunks:
 
         It depends on nothing that differs when a graph is replayed.
         """
-        if self._kernel is None or not self._suits(self._kernel, cache, query, form):
+        kernel = self._kernel
+        if kernel is None or not self._suits(kernel, cache, query, form):
             return False
         num_decodes = len(step.token_ids) - len(query)
         try:
-            self._kernel.hopper_attention(
+            if not self._is_proven(kernel, cache, query):
+                return False
+            kernel.hopper_attention(
                 query,
                 cache.keys,
                 cache.values,
@@ -47,12 +56,8 @@ class HopperChunks:
                 num_processors=self._num_processors,
             )
         except Exception as error:  # Gluon is experimental: another Triton may lack what the kernel is written in
-            logger.warning(
-                "attention of prompts takes half as long again, as its kernel for Hopper failed: %s: %s",
-                type(error).__name__,
-                str(error)[:300],
-            )
             self._kernel = None
+            logger.warning("%s failed: %s: %s", _WHAT, type(error).__name__, str(error)[:300])
             return False
         return True
 
@@ -65,11 +70,51 @@ class HopperChunks:
         num_tiles = cdiv(num_tokens * num_heads // num_kv_heads, kernel.NUM_ROWS)
         return num_tiles * num_kv_heads >= self._num_processors
 
+    def _is_proven(self, kernel: ModuleType, cache: LayerCache, query: torch.Tensor) -> bool:
+        """Steps run once without a graph before they are captured, where nothing can be compared.
+
+        Raises:
+            ArithmeticError: the kernels differ.
+        """
+        shape = (query.dtype, query.shape[1:], cache.keys.shape[1:])
+        if shape in self._proven:
+            return True
+        if query.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return False
+        difference = _difference(kernel, cache, query)
+        if not difference <= _TOLERANCE:
+            raise ArithmeticError(f"its outputs differ by {difference:.3g}, the limit is {_TOLERANCE}")
+        self._proven.add(shape)
+        return True
+
 
 def _kernel() -> ModuleType | None:
     try:
         from ..kernels import triton_chunk_hopper
     except (ImportError, AttributeError) as error:
-        logger.warning("attention of prompts takes half as long again, as this Triton lacks its language: %s", error)
+        logger.warning("%s needs another Triton: %s", _WHAT, error)
         return None
     return triton_chunk_hopper
+
+
+def _difference(kernel: ModuleType, cache: LayerCache, query: torch.Tensor) -> float:
+    """The greatest, of what the kernels make of the same random queries and pages in the shapes of the model."""
+    from ..kernels.triton_chunk import chunk_attention  # triton is not available for every device
+
+    device, page_size = query.device, cache.keys.shape[1]
+    random = torch.Generator(device=device).manual_seed(0)
+    context = _KEYS_BEFORE + _PROVEN_TOKENS
+    num_pages = cdiv(context, page_size)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random, device=device).to(query.dtype)
+
+    keys, values = (normal(num_pages, *cache.keys.shape[1:]) for _ in range(2))
+    queries = normal(_PROVEN_TOKENS, *query.shape[1:])
+    ints = torch.tensor([context, 0, _PROVEN_TOKENS, *reversed(range(num_pages))], dtype=torch.int32, device=device)
+    lengths: dict[str, Any] = {"context_lens": ints[:1], "query_starts": ints[1:3], "block_tables": ints[None, 3:]}
+    found, expected = torch.full_like(queries, torch.nan), torch.empty_like(queries)
+    scale = query.shape[2] ** -0.5
+    kernel.hopper_attention(queries, keys, values, found, scale=scale, num_processors=2, **lengths)
+    chunk_attention(queries, keys, values, expected, scale=scale, window=None, softcap=None, sinks=None, **lengths)
+    return float((found.float() - expected.float()).abs().max())

@@ -161,7 +161,7 @@ def test_which_chunks_are_left_to_the_other_kernel(
     form: AttentionForm, tokens: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("triptych.workers.execute.attention.hopper.is_hopper", lambda _device: True)
-    scene, chunks = scene_of([(1, 1), (0, tokens)]), HopperChunks(DEVICE, 12)
+    scene, chunks = scene_of([(1, 1), (0, tokens)], dtype=torch.float16), HopperChunks(DEVICE, 12)
     output = torch.full_like(scene.query, torch.nan).to(DEVICE)
     step, query = upload(scene.inputs, DEVICE), scene.query.to(DEVICE)
     assert chunks.attend(on_device(scene), query[1:], output[1:], form, step) == is_taken
@@ -171,21 +171,28 @@ def test_which_chunks_are_left_to_the_other_kernel(
         check(scene, output[1:].cpu(), first=1)
 
 
-def test_a_triton_without_this_language_uses_the_other_kernel(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def lacks_function(*_arguments: Any, **_options: Any) -> None:
+    raise AttributeError("no such function")
+
+
+def writes_queries(query: torch.Tensor, _keys: object, _values: object, output: torch.Tensor, **_options: Any) -> None:
+    output.copy_(query)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"), [(lacks_function, "no such function"), (writes_queries, "its outputs differ by")], ids=str
+)
+def test_a_kernel_that_another_triton_breaks_is_not_used(
+    kernel: Any, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, and then without trying."""
-
-    def fail(*_arguments: Any, **_options: Any) -> None:
-        raise AttributeError("no such function")
-
+    """It is tried once."""
     monkeypatch.setattr("triptych.workers.execute.attention.hopper.is_hopper", lambda _device: True)
-    monkeypatch.setattr(triton_chunk_hopper, "hopper_attention", fail)
-    scene, kernel = scene_of([(0, 40)], dtype=torch.float16), TritonAttention(DEVICE)
-    kernel._hopper._num_processors = 1
+    monkeypatch.setattr(triton_chunk_hopper, "hopper_attention", kernel)
+    scene, attention = scene_of([(0, 40)], dtype=torch.float16), TritonAttention(DEVICE)
+    attention._hopper._num_processors = 1
     for _ in range(2):
-        check(scene, run(scene, kernel))
-    assert caplog.text.count("no such function") == 1
+        check(scene, run(scene, attention))
+    assert caplog.text.count(reason) == 1
 
 
 @pytest.mark.parametrize("is_invariant", [False, True])
@@ -193,11 +200,15 @@ def test_bits_that_must_not_depend_on_the_batch_come_from_one_kernel(
     is_invariant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[int] = []
+
+    def noted(query: torch.Tensor, *arguments: Any, **options: Any) -> None:
+        called.append(len(query))
+        hopper_attention(query, *arguments, **options)
+
     monkeypatch.setattr("triptych.workers.execute.attention.hopper.is_hopper", lambda _device: True)
-    monkeypatch.setattr(
-        triton_chunk_hopper, "hopper_attention", lambda query, *_, **_options: called.append(len(query))
-    )
+    monkeypatch.setattr(triton_chunk_hopper, "hopper_attention", noted)
     scene, kernel = scene_of([(0, 1), (0, 40)], dtype=torch.float16), TritonAttention(DEVICE, is_invariant=is_invariant)
     kernel._hopper._num_processors = 1
-    run(scene, kernel)
-    assert called == [40] * (not is_invariant)
+    for _ in range(2):
+        check(scene, run(scene, kernel))
+    assert called == ([] if is_invariant else [200, 40, 40])  # it is compared with the other kernel once
