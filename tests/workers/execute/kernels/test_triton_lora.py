@@ -46,11 +46,17 @@ class Scene(NamedTuple):
         return total
 
 
-def make_scene(ranks: Iterable[int] = (3, 16, 70), num_inputs: int = 96, dtype: torch.dtype = torch.float32) -> Scene:
-    """The last adapter only changes the second matrix."""
+def make_scene(
+    ranks: Iterable[int] = (3, 16, 70), num_inputs: int = 96, dtype: torch.dtype = torch.float32, *, whole: bool = False
+) -> Scene:
+    """The last adapter only changes the second matrix. With ``whole`` numbers, inner sums are exact in half precision."""
     torch.manual_seed(0)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randint(-2, 3, shape).float() if whole else torch.randn(*shape)
+
     updates: Updates = [
-        {name: LowRank(torch.randn(rank, num_inputs).to(dtype), torch.randn(n, rank)) for name, n in SIZES.items()}
+        {name: LowRank(numbers(rank, num_inputs).to(dtype), numbers(n, rank) * 257 / 4096) for name, n in SIZES.items()}
         for rank in ranks
     ]
     del updates[-1]["q"]
@@ -83,23 +89,23 @@ def test_inputs_are_summed_over_all_splits(num_inputs: int) -> None:
 
 
 def test_rows_of_half_precision_are_rounded_once() -> None:
-    """From a sum in float32: a result is at most half a unit of its last place away, and what the inner one loses."""
-    scene, owners = make_scene((3, 16), 40, torch.float16), drawn(40, 2)
-    x = torch.randn(40, 40).half()
-    expected = scene.expected(x, owners)
-    torch.testing.assert_close(scene.add(x, owners).double(), expected, rtol=2**-10, atol=0.1)
+    """All but the last rounding is exact here."""
+    scene, owners = make_scene((3, 16), 40, torch.float16, whole=True), drawn(40, 2)
+    x = torch.randint(-2, 3, (40, 40)).half()
+    assert torch.equal(scene.add(x, owners), scene.expected(x, owners).half())
 
 
-def test_rows_of_views_are_found() -> None:
+@pytest.mark.parametrize("is_transposed", [False, True], ids=["of rows", "transposed"])
+def test_rows_of_views_are_found(is_transposed: bool) -> None:
     """Inputs may be columns of a larger matrix, and outputs too."""
     scene, owners = make_scene(), [3, 1, 0, 2]
     wide, output = torch.randn(4, 200).to(DEVICE), torch.ones(4, 300).to(DEVICE)
+    x = wide.T.contiguous().T[:, 7:103] if is_transposed else wide[:, 7:103]
     tiles = scene.grouped.rows_of(torch.tensor(owners, dtype=torch.int32, device=DEVICE))
-    scene.linear.add(wide[:, 7:103], output[:, 5 : 5 + NUM_OUTPUTS], tiles)
-    expected = scene.expected(wide[:, 7:103].cpu(), owners)
-    torch.testing.assert_close(output[:, 5 : 5 + NUM_OUTPUTS].cpu().double(), expected, rtol=1e-5, atol=1e-3)
-    assert torch.equal(output[:, :5].cpu(), torch.ones(4, 5))
-    assert torch.equal(output[:, 5 + NUM_OUTPUTS :].cpu(), torch.ones(4, 300 - 5 - NUM_OUTPUTS))
+    scene.linear.add(x, output[:, 5 : 5 + NUM_OUTPUTS], tiles)
+    expected = torch.ones(4, 300, dtype=torch.float64)
+    expected[:, 5 : 5 + NUM_OUTPUTS] = scene.expected(x.cpu(), owners)
+    torch.testing.assert_close(output.cpu().double(), expected, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.usefixtures("rows_by_themselves")
