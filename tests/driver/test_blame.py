@@ -65,6 +65,15 @@ def test_kill_from_outside_is_blamed_on_no_request(board: Board, journal: Journa
     assert board.suspects() == {}
 
 
+def test_requests_of_a_crash_are_not_blamed_for_the_next_one(board: Board, journal: Journal) -> None:
+    """Of a process that died before it worked on anything, as while it loaded the model."""
+    blame = Blame(board, journal)
+    work_on(board, DIGEST)
+    blame.note_death("prepare", internal=True)
+    blame.note_death("prepare", internal=True)
+    assert board.suspects() == {DIGEST: 1}
+
+
 def test_requests_in_progress_when_the_driver_died_are_not_blamed(board: Board, journal: Journal) -> None:
     """The workers die with the driver, and the next driver must not blame their unfinished work for it."""
     work_on(board, DIGEST)

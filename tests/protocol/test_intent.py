@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,35 @@ def test_single_intent_replaces_the_previous_ones(board: Board) -> None:
     assert intent.read() == [9]
     intent.clear()
     assert intent.read() == []
+
+
+@pytest.mark.parametrize("store", range(4))
+@pytest.mark.parametrize("write", ["set_standing", "begin_one"])
+def test_half_written_intent_names_no_earlier_request(board: Board, store: int, write: str) -> None:
+    intent = board.intent("execute")
+    intent.set_standing([1, 2, 3])
+    intent.set_standing([])
+    is_begun = write == "set_standing"
+    intent.begin() if is_begun else intent.end()
+    words = intent._words
+    intent._words = _Mortal(words, store)  # type: ignore[assignment]
+    with suppress(ZeroDivisionError):
+        intent.set_standing([9]) if is_begun else intent.begin_one(9)
+    intent._words = words
+    assert intent.read() in ([], [9])
+
+
+class _Mortal:
+    """Words of which only so many are written."""
+
+    def __init__(self, words: memoryview, num_stores: int) -> None:
+        self._words, self._num_left = words, num_stores
+
+    def __setitem__(self, at: int | slice, value: Any) -> None:
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise ZeroDivisionError
+        self._words[at] = value
 
 
 def test_excess_intents_are_cut(board: Board) -> None:

@@ -80,6 +80,18 @@ def test_driver_killed_while_it_winds_the_clock_does_not_wind_it_twice(tmp_path:
     assert int(journal.header["clock_shift_ns"]) < 3601 * 10**9
 
 
+@pytest.mark.parametrize("num_stores", range(3))
+def test_driver_killed_while_it_winds_the_clock_does_not_reverse_time(tmp_path: Path, num_stores: int) -> None:
+    journal, future = make_journal(tmp_path), time.monotonic_ns() + 10**15
+    RequestWriter(journal).accept(make_record(), replace(TIMES, accepted_ns=future))
+    wind_clock(journal, boot_id="first")
+    with pytest.raises(Died):
+        wind_clock(MortalJournal(journal, StoreCounter(end=num_stores)), boot_id="second")
+    wind_clock(journal, boot_id="second")
+    journal.close()
+    assert Journal.open(tmp_path / "journal").now_ns() >= future
+
+
 @pytest.mark.parametrize("num_tokens", [0, 3])
 def test_tokens_and_steps_before_a_reboot_are_earlier_than_those_after_it(tmp_path: Path, num_tokens: int) -> None:
     journal, now_ns = make_journal(tmp_path), time.monotonic_ns()

@@ -58,8 +58,18 @@ def test_torn_record_is_given_up_and_the_others_continue(tmp_path: Path) -> None
 def test_record_with_an_impossible_state_is_given_up(tmp_path: Path) -> None:
     journal = filled(tmp_path)
     generation = int(journal.generations()[2])
-    journal.prepare_words[2] = word(generation, 77)
-    assert salvage(journal) == ["record 2 is given up: its state is 77, the greatest is 2"]
+    journal.prepare_words[2] = word(generation, 3)
+    assert salvage(journal) == ["record 2 is given up: its state is 3, the greatest is 2"]
+
+
+def test_record_that_ends_outside_the_arena_is_given_up(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    size, journal.arena_bytes = journal.arena_bytes, 2 * journal.arena_bytes
+    RequestWriter(journal).accept(make_record(token_capacity=size // 8), TIMES)
+    journal.arena_bytes = size
+    [line] = salvage(journal)
+    assert line.endswith(f"of the arena, which has {size}")
+    assert live_ids(journal) == []
 
 
 @pytest.mark.parametrize("state", [ACCEPTED, DISPATCHED])
@@ -345,6 +355,18 @@ def test_search_of_which_one_hypothesis_did_not_reach_the_disk_is_computed_again
     assert len(salvage(journal)) == 3
     assert not any(has_begun(journal, view) for view in views)
     assert set(journal.states()[[view.slot for view in views]].tolist()) == {ACCEPTED}
+
+
+def test_search_whose_last_hypothesis_alone_reached_the_disk_is_computed_again(tmp_path: Path) -> None:
+    """Written last, it says that all of them are there; the power failed before their ends were written."""
+    records = [replace(make_record(f"a {index}", num_beams=2), index=index) for index in range(2)]
+    journal, views = with_answers(tmp_path, *records)
+    for view in views:
+        journal.records["finish_word"][view.slot] = 0
+    assert salvage(journal) == []
+    lose_record(journal, views[0])
+    assert len(salvage(journal)) == 2
+    assert not any(has_begun(journal, view) for view in views)
 
 
 @pytest.mark.parametrize("is_released", [False, True])

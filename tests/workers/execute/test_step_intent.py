@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,18 @@ def launch(engine: Engine, steps: StepIntent, in_flight: deque[set[int]]) -> Non
         in_flight.append(numbers(plan))
 
 
+def look_after_each_write(monkeypatch: pytest.MonkeyPatch, in_flight: deque[set[int]]) -> None:
+    """The process may be killed there: no sequence in flight may be missing."""
+    for name in ("set_others", "set_standing", "begin_one"):
+        write = getattr(Intent, name)
+
+        def write_and_look(self: Intent, keys: Any, write: Callable[..., None] = write) -> None:
+            write(self, keys)
+            assert set().union(*in_flight) <= set(self.read())
+
+        monkeypatch.setattr(Intent, name, write_and_look)
+
+
 def numbers(plan: Plan) -> set[int]:
     return {number(chunk.key) for chunk in plan.chunks}
 
@@ -43,8 +56,11 @@ def number(key: Key) -> int:
     return key[0] << 32 | key[1]
 
 
-def test_sequences_in_flight_are_in_the_intent_until_they_are_collected(intent: Intent) -> None:
+def test_sequences_in_flight_are_in_the_intent_until_they_are_collected(
+    intent: Intent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, steps, in_flight = short_and_long(), StepIntent(intent), deque[set[int]]()
+    look_after_each_write(monkeypatch, in_flight)
     has_differed = False
     while engine.has_work:
         launch(engine, steps, in_flight)
@@ -58,8 +74,11 @@ def test_sequences_in_flight_are_in_the_intent_until_they_are_collected(intent: 
     assert intent.read() == []
 
 
-def test_adopted_sequence_is_in_the_intent_beside_the_steps_in_flight(intent: Intent) -> None:
+def test_adopted_sequence_is_in_the_intent_beside_the_steps_in_flight(
+    intent: Intent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, steps, in_flight = short_and_long(), StepIntent(intent), deque[set[int]]()
+    look_after_each_write(monkeypatch, in_flight)
     launch(engine, steps, in_flight)
     steps.begin_one((99, 1))
     assert set(intent.read()) == set.union(*in_flight, {number((99, 1))})
@@ -79,20 +98,13 @@ def test_no_sequence_is_missing_while_the_lists_are_rewritten(intent: Intent, mo
     """An adoption uses the standing list; the next step finds the rows unchanged, and writes one list at a time."""
     engine, steps = make_engine(*make_sequences(3, max_tokens=8), depth=1), StepIntent(intent)
     in_flight = deque[set[int]]()
-    for _ in range(2):
+    for _ in range(5):  # until all are decoded
         launch(engine, steps, in_flight)
         engine.collect()
         in_flight.popleft()
         steps.end()
+    assert in_flight
+    look_after_each_write(monkeypatch, in_flight)
     steps.begin_one((99, 1))
     steps.end_one()
-    for name in ("set_others", "set_standing"):
-        write = getattr(Intent, name)
-
-        def write_and_look(self: Intent, keys: list[int], write: Callable[..., None] = write) -> None:
-            write(self, keys)
-            assert set.union(*in_flight) <= set(intent.read())
-
-        monkeypatch.setattr(Intent, name, write_and_look)
-    assert in_flight
     launch(engine, steps, in_flight)
