@@ -15,6 +15,8 @@ import pytest
 from tests.pipeline.checks import expected
 from tests.waiting import eventually
 from triptych import AsyncDriver, Client, Driver
+from triptych.driver.blame import Blame
+from triptych.driver.journal_keeper import JournalKeeper
 from triptych.driver.stand_in import StandIn
 from triptych.driver.supervisor import CHECK_S, Supervisor
 from triptych.protocol.board import Board
@@ -70,6 +72,21 @@ def test_truncated_journal_ends_the_pipeline_at_once_and_not_the_program_that_ho
                 streams[1].result(20)
         assert driver.health().reason.endswith("while it was in use")
         assert sum(driver.stop().values()) < 0  # type: ignore[arg-type]
+
+
+def test_no_request_is_blamed_in_a_journal_that_cannot_be_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write that would end the program that holds the driver."""
+
+    def fail(*_: object) -> None:
+        raise JournalError("it was truncated")
+
+    blamed = list[object]()
+    monkeypatch.setattr(JournalKeeper, "check_after", fail)
+    monkeypatch.setattr(Blame, "note_death", lambda *death, **_: blamed.append(death))
+    with Driver("hash-lm") as driver:
+        os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
+        eventually(lambda: driver.health().status == "failed")
+    assert blamed == []
 
 
 def test_drain_does_not_hide_that_the_driver_gave_up() -> None:

@@ -24,6 +24,7 @@ from triptych.driver import replacing
 from triptych.driver import supervisor as supervisor_module
 from triptych.driver.processes import last_log_lines, log_of, open_cwd
 from triptych.driver.supervisor import Supervisor
+from triptych.driver.worker import Worker
 from triptych.protocol import starvation
 from triptych.protocol.board import ROLES, STOP, Board
 from triptych.protocol.config import PipelineConfig
@@ -142,6 +143,19 @@ def test_replacement_whose_settings_cannot_be_written_keeps_the_model(
     with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
         driver.replace("execute", model="demo")
     assert driver.config.model.model == "hash-lm"
+
+
+@pytest.mark.parametrize(("num_explained", "is_at_once"), [(0, False), (2, True)])
+def test_worker_whose_death_is_explained_is_started_at_once(
+    driver: Driver, num_explained: int, is_at_once: bool
+) -> None:
+    """Whatever it died of before: the request that ended it is refused from then on."""
+    assert driver._started is not None
+    worker, error = Worker("execute"), WorkerDied("execute", -6, "")
+    for _ in range(5):
+        worker.note_death(time.monotonic(), error, num_explained=0)
+    driver._started.supervisor._plan_restart(worker, error, internal=True, num_explained=num_explained)
+    assert (worker.start_at == worker.all_deaths[-1]) is is_at_once
 
 
 def test_replacing_an_unknown_role_is_refused(driver: Driver) -> None:
