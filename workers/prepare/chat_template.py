@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from .instructions import gathered, later_instructions
 from .tool_fields import Message
-from .tool_turns import tool_turns
+from .tool_turns import Turn, tool_turns
 
 if TYPE_CHECKING:
     import jinja2
@@ -34,14 +36,39 @@ class ChatTemplate:
         """The chat as text, ending where the model is to answer or to continue the last message; special tokens appear
         as text.
 
-        ``variables`` are further variables of the checkpoint's template, such as ``enable_thinking``.
+        ``variables`` are further variables of the checkpoint's template, such as ``enable_thinking``. System messages
+        that the template refuses or leaves out, because they are not the first message, are ``gathered``.
 
         Raises whatever the template raises: it comes with the checkpoint and may do anything.
         """
-        turns = tool_turns(self._source, [_turn(message) for message in messages], tools)
+        turns = [_turn(message) for message in messages]
+
+        def rendered(turns: list[Turn]) -> str:
+            return self._rendered(turns, tools, variables, continue_final_message=continue_final_message)
+
+        if not (later := later_instructions(turns)):
+            return rendered(turns)
+        try:
+            text = rendered(turns)
+        except Exception:  # which may have another reason: then the other form has it too
+            return rendered(gathered(turns))
+        if not all(told.strip() in text for told in later):
+            with suppress(Exception):  # a template that wants neither form has told its own
+                return rendered(gathered(turns))
+        return text
+
+    def _rendered(
+        self,
+        turns: list[Turn],
+        tools: Sequence[Any] | None,
+        variables: Mapping[str, Any],
+        *,
+        continue_final_message: bool,
+    ) -> str:
+        turns = tool_turns(self._source, turns, tools)
         begun = turns[-1]["content"] if continue_final_message else ""
         if continue_final_message:
-            turns[-1]["content"] += _END
+            turns[-1] = {**turns[-1], "content": begun + _END}
         own = {
             "messages": turns,
             "tools": tools,
