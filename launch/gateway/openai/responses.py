@@ -34,6 +34,7 @@ from ..schemas.template_variables import effort_variables, template_variables
 from ..state import Gateway
 from ..tools.parser import Call
 from .logprobs import chat_logprobs
+from .namespaces import Named, named_functions, tool_map
 from .packed_reasoning import unpacked
 from .response_events import Event, EventEncoder, EventWriter
 
@@ -109,9 +110,8 @@ def _message(index: int, item: InputItem) -> ChatMessage:
     if item.type == "function_call":
         if item.name is None or item.call_id is None:
             raise ApiError(f"{name} is a function_call and needs name and call_id", param=name)
-        call = ToolCall(
-            id=item.call_id, type="function", function=FunctionCall(name=item.name, arguments=item.arguments or "{}")
-        )
+        function = FunctionCall(name=Named(item.name, item.namespace).for_model, arguments=item.arguments or "{}")
+        call = ToolCall(id=item.call_id, type="function", function=function)
         return ChatMessage(role="assistant", content="", tool_calls=[call])
     if item.type == "function_call_output":
         return ChatMessage(role="tool", content=text_of(item.output), tool_call_id=item.call_id)
@@ -124,7 +124,8 @@ def _message(index: int, item: InputItem) -> ChatMessage:
 
 
 def _tools(body: ResponsePrompt) -> list[Tool] | None:
-    return function_tools((tool.name, tool.description, tool.parameters) for tool in body.tools or ())
+    named = named_functions(body.tools)
+    return function_tools((name.for_model, tool.description, tool.parameters) for name, tool in named)
 
 
 def _choice(body: ResponsePrompt) -> str | ToolChoice | None:
@@ -170,6 +171,7 @@ class ResponseReply:
 
     def __post_init__(self) -> None:
         self.reasoning = self.reasoning.before(self.tools.parser)
+        self._names = {name.for_model: name for name, _ in named_functions(self.body.tools)}
         packs = PACKED_REASONING in (self.body.include or ())
         self._writer, self._encoder = EventWriter(self.message_id, packs_reasoning=packs), EventEncoder()
 
@@ -194,7 +196,7 @@ class ResponseReply:
                 taken, logprobs[:] = logprobs[:], []
                 yield from writer.text(part, taken)
             else:
-                yield from writer.call(call_item(reader, part))
+                yield from writer.call(call_item(reader, part, self._names.get(part.name, Named(part.name))))
         if end is not None:
             yield from writer.close(logprobs, is_whole=end.finish_reason != "length")
 
@@ -223,9 +225,7 @@ class ResponseReply:
             "temperature": defaults["temperature"] if body.temperature is None else body.temperature,
             "text": {"format": _format_map(body)},
             "tool_choice": body.model_dump(exclude_none=True).get("tool_choice", "auto"),
-            "tools": [
-                {"strict": None, "parameters": None, **tool.model_dump(exclude_none=True)} for tool in body.tools or []
-            ],
+            "tools": [tool_map(tool) for tool in body.tools or []],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
             "truncation": "disabled",
@@ -274,10 +274,10 @@ class ResponseReply:
         return self._encoder.encode(self._writer.event("error", **named, error=told))
 
 
-def call_item(reader: AnswerReader, call: Call) -> dict[str, Any]:
+def call_item(reader: AnswerReader, call: Call, name: Named) -> dict[str, Any]:
     """A call as an item of the output."""
     call_map = reader.call_map(call)
     return {
-        "id": f"fc_{uuid.uuid4().hex[:24]}", "type": "function_call", "call_id": call_map["id"], "name": call.name,
+        "id": f"fc_{uuid.uuid4().hex[:24]}", "type": "function_call", "call_id": call_map["id"], **name.to_wire(),
         "arguments": call.arguments, "status": "completed",
     }  # fmt: skip

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
-from .base import ANYTHING, MAX_MESSAGES, MAX_TOOLS, ApiModel, List, Neutral, TokenBudget, few_parts, limited, small_map
+from .base import (
+    ANYTHING,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ApiModel,
+    List,
+    Neutral,
+    TokenBudget,
+    few,
+    few_parts,
+    limited,
+    small_map,
+)
 from .chat import Parts
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .template_variables import Effort
+
+MAX_FUNCTION_NAME = 128  # characters
 
 
 class InputItem(ApiModel):
@@ -21,7 +35,6 @@ class InputItem(ApiModel):
         "status": ANYTHING,
         "phase": ANYTHING,
         "caller": ANYTHING,
-        "namespace": (),
         "async": (False,),
         "summary": ANYTHING,
     }
@@ -32,6 +45,7 @@ class InputItem(ApiModel):
     encrypted_content: str | None = Field(None, description="of reasoning; that of other services is ignored")
     call_id: str | None = None
     name: str | None = Field(None, min_length=1)
+    namespace: str | None = Field(None, min_length=1, description="of the function that is called")
     arguments: str | None = None
     output: str | Parts | None = None
 
@@ -55,6 +69,27 @@ class FunctionTool(ApiModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class NamespaceTool(ApiModel):
+    """Functions that a call names by their namespace too, such as those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")
+    description: str | None = None
+    tools: List[FunctionTool]
+
+
+def _tool_class(tool: Any) -> str:
+    """So that the errors of a tool are those of its own class, and of a type that is unknown those of a function."""
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "NamespaceTool" if kind == "namespace" else "FunctionTool"
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("FunctionTool")] | Annotated[NamespaceTool, Tag("NamespaceTool")],
+    Discriminator(_tool_class),
+]
 
 
 class NamedFunctionTool(ApiModel):
@@ -105,12 +140,13 @@ class ResponsePrompt(ApiModel):
     instructions: str | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    tools: List[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: List[ResponseTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     _few_parts = field_validator("input", mode="before")(few_parts)
+    _few_tools = field_validator("tools", mode="before")(few("tools"))
 
     @property
     def effort(self) -> Effort | None:

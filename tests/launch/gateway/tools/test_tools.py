@@ -144,6 +144,27 @@ def test_response_items_that_are_sent_back_form_the_original_turn(scripted: Site
     assert turns == [("user", 0), ("assistant", 2), *tools, ("assistant", 0), ("assistant", 1)]
 
 
+def test_function_of_a_namespace_is_called_by_both_names(scripted: Site) -> None:
+    """Codex sends the tools of an MCP server so. A model knows only names."""
+    said = '<tool_call>{"name": "mcp__sky__weather", "arguments": {}}</tool_call>'
+    client = script(scripted, said, '<tool_call>{"name": "time", "arguments": {}}</tool_call>')
+    weather, time = (
+        {"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("weather", "time")
+    )
+    asked: dict[str, Any] = {"tools": [{"type": "namespace", "name": "mcp__sky", "tools": [weather]}, time]}
+    reply = scripted.ask("/v1/responses", input="hi", **asked)
+    check("responses.Response", reply)
+    calls = [(item.get("namespace"), item["name"]) for item in reply["output"]]
+    assert calls == [("mcp__sky", "weather"), (None, "time")]
+    assert [t["function"]["name"] for t in json.loads(client.asked[0]["tools"])] == ["mcp__sky__weather", "time"]
+    streamed = stream(scripted.http, "/v1/responses", input="hi", **asked)[-1].data["response"]["output"]
+    assert [(item.get("namespace"), item["name"]) for item in streamed] == calls
+    result = {"type": "function_call_output", "call_id": reply["output"][0]["call_id"], "output": "1"}
+    scripted.ask("/v1/responses", input=[MESSAGES[0], reply["output"][0], result], **asked)
+    [call] = client.asked[-1]["messages"][1]["tool_calls"]
+    assert call["function"]["name"] == "mcp__sky__weather"
+
+
 def test_conversation_that_another_service_began_goes_on_here(scripted: Site) -> None:
     """An agent that changes its provider sends what that has encrypted, which nobody else can read."""
     client = script(scripted, "So.")
