@@ -10,6 +10,7 @@ from ..errors import unsupported
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _EFFORT = re.compile(r"\breasoning_effort\b")
+_SWITCH = re.compile(r"\benable_thinking\b|\bthinking is\b|\b(?:if|not|and|or) thinking\b")
 
 
 def thinking_variables(is_wanted: bool) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def knows_effort(template: str) -> bool:
 
 
 def effort_variables(level: Effort | None, template: str, *, param: str) -> dict[str, Any]:
-    """The variables for a reasoning effort: ``none``, or a level that ``template`` supports.
+    """The variables for a reasoning effort: ``none``, or a level that ``template`` supports, or on.
 
     Raises:
         ApiError: it supports none.
@@ -33,6 +34,8 @@ def effort_variables(level: Effort | None, template: str, *, param: str) -> dict
     variables = thinking_variables(False) if level == "none" else {}
     if knows_effort(template):
         return {**variables, "reasoning_effort": level}
+    if not variables and _SWITCH.search(template) is not None:
+        return thinking_variables(True)
     if not variables:
         text = f"{param} is {level!r}, but this model's chat template has no reasoning_effort"
         raise unsupported(param, text)

@@ -31,10 +31,14 @@ def script(api: Site, monkeypatch: pytest.MonkeyPatch) -> Dictation:
 @pytest.fixture
 def knowing(api: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A script whose template has the variable for the effort."""
-    gateway = api.gateway
-    template = f"{gateway.facts.chat_template}{{# {EFFORT} #}}"
-    monkeypatch.setitem(gateway.__dict__, "facts", replace(gateway.facts, chat_template=template))
+    know(api, monkeypatch, EFFORT)
     return api
+
+
+def know(api: Site, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let the gateway believe that the chat template contains this, too."""
+    facts = api.gateway.facts
+    monkeypatch.setitem(api.gateway.__dict__, "facts", replace(facts, chat_template=f"{facts.chat_template}{text}"))
 
 
 @pytest.mark.parametrize("route", SAID)
@@ -44,8 +48,25 @@ def test_template_with_the_variable_gets_the_effort(knowing: Site, script: Dicta
     assert reply.get("reasoning", {"effort": "low"})["effort"] == "low"  # the response repeats it
 
 
+@pytest.mark.parametrize(
+    "switch", ["{% if enable_thinking %}", "{% if not thinking is defined %}", "{{ 'a' if add and thinking else 'b' }}"]
+)
 @pytest.mark.parametrize("route", PARAMS)
-def test_effort_is_refused_if_the_template_has_no_variable(api: Site, route: str) -> None:
+def test_any_effort_switches_reasoning_on_if_that_is_all_that_the_template_can_do(
+    api: Site, script: Dictation, monkeypatch: pytest.MonkeyPatch, route: str, switch: str
+) -> None:
+    """As of Qwen 3. Agents send the effort that their user has once chosen, whatever the model."""
+    know(api, monkeypatch, switch)
+    api.ask(route, **SAID[route]("low"))
+    assert script.asked[-1]["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True}
+
+
+@pytest.mark.parametrize("text", ["", "{{ message.thinking }}", "Show your thinking."])
+@pytest.mark.parametrize("route", PARAMS)
+def test_effort_is_refused_if_the_template_has_no_variable(
+    api: Site, monkeypatch: pytest.MonkeyPatch, route: str, text: str
+) -> None:
+    know(api, monkeypatch, text)
     status, error = api.refusal(route, **SAID[route]("low"))
     assert (status, error["code"], error["param"]) == (400, "unsupported_value", PARAMS[route])
     assert "'low', but this model's chat template has no" in error["message"]
