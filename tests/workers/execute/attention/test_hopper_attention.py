@@ -54,12 +54,12 @@ def on_device(scene: Scene) -> LayerCache:
 
 def attend(scene: Scene, *, num_processors: int = 3, num_padded: int = 0) -> torch.Tensor:
     """The outputs, with those of so many more tokens, in chunks that attend to nothing."""
-    step = upload(scene.inputs, DEVICE)
+    step, cache = upload(scene.inputs, DEVICE), on_device(scene)
     query = torch.cat([scene.query, torch.full((num_padded, *scene.query.shape[1:]), 5.0, dtype=scene.query.dtype)])
     query, ends = query.to(DEVICE), [len(scene.query)] * 2 * (num_padded > 0) + [len(query)] * (num_padded > 0)
     output = torch.full_like(query, torch.nan)
     hopper_attention(
-        query, *on_device(scene).pools, output,
+        query, cache.keys, cache.values, output,
         block_tables=torch.cat([step.block_tables, torch.zeros_like(step.block_tables[:1]).expand(len(ends), -1)]),
         context_lens=torch.cat([step.context_lens, step.context_lens.new_zeros(len(ends))]),
         query_starts=torch.cat([step.query_starts, step.query_starts.new_tensor(ends)]) + 9,
@@ -120,7 +120,7 @@ def test_a_graph_is_replayed_with_other_chunks() -> None:
     tables, starts, contexts = (
         torch.zeros(*shape, dtype=torch.int32, device=DEVICE) for shape in ((2, width), (3,), (2,))
     )
-    pages = [torch.cat([a, b]).to(DEVICE) for a, b in zip(first.cache.pools, then.cache.pools, strict=True)]
+    keys, values = (torch.cat(pools).to(DEVICE) for pools in zip(first.cache.pools, then.cache.pools, strict=True))
     query = first.query.to(DEVICE).contiguous()
     output = torch.full_like(query, torch.nan)
 
@@ -132,7 +132,7 @@ def test_a_graph_is_replayed_with_other_chunks() -> None:
 
     def launch() -> None:
         hopper_attention(
-            query, *pages, output, block_tables=tables, context_lens=contexts, query_starts=starts, scale=FORM.scale,
+            query, keys, values, output, block_tables=tables, context_lens=contexts, query_starts=starts, scale=FORM.scale,
             num_processors=3,
         )  # fmt: skip
 

@@ -220,7 +220,8 @@ def launches() -> list[Callable[[], object]]:
     kernels += [({"dtype": torch.float32, "dim": dim}, kernel) for dim, kernel in ((512, 1), (256, 2))]
     kernels += [({"page_size": 64}, 0), ({"page_size": 64, "splits": KeySplits(256, is_parallel=True)}, 2)]
     found += [lambda form=form, kernel=kernel: attend(kernel, **form) for form, kernel in kernels]
-    return found + [lambda dim=dim: attend_on_hopper(8, dim) for dim in (128, 64)]
+    cases = ((128, "LARGE"), (128, "SMALL"), (64, "LARGE"))
+    return found + [partial(attend_on_hopper, 8, *case) for case in cases]
 
 
 def attend(
