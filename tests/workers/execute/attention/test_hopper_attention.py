@@ -132,8 +132,8 @@ def test_a_graph_is_replayed_with_other_chunks() -> None:
 
     def launch() -> None:
         hopper_attention(
-            query, keys, values, output, block_tables=tables, context_lens=contexts, query_starts=starts, scale=FORM.scale,
-            num_processors=3,
+            query, keys, values, output, block_tables=tables, context_lens=contexts, query_starts=starts,
+            scale=FORM.scale, num_processors=3,
         )  # fmt: skip
 
     prepare(steps[0], first, 0)
