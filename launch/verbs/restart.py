@@ -17,4 +17,6 @@ def restart(role: str, *, connect: Path, model: str | None) -> int:
         model = str(Path(model).absolute())
     answer = ask(connect.absolute(), "restart", role=role, model=model)
     print(f"{role} restarted, ready after {answer['seconds']:.2f} s")
+    if model is not None:
+        print(f"put --model {model} into the settings of the service, too: a later start with another may be refused")
     return 0
