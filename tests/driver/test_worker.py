@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 
 import pytest
 
+from tests.waiting import eventually
 from triptych.driver import worker as worker_module
 from triptych.driver.worker import CROWD_LASTS_S, MAX_BACK_OFF_S, Worker
 from triptych.protocol import starvation
 from triptych.protocol.errors import WorkerDied
+from triptych.protocol.proc_stat import is_stopped
 
 
 def make_worker(*explained: int) -> Worker:
@@ -113,3 +117,13 @@ def test_silence_without_processor_time_is_not_a_hang(monkeypatch: pytest.Monkey
     worker = Worker("prepare", process)
     assert [worker.starved_s(silent_s, 3.0) for silent_s in (1.0, 2.0, 4.0, 5.0)] == [0.0, 0.0, 1.5, 9.0]
     assert [worker.starved_s(silent_s, 3.0) for silent_s in (0.1, 2.0)] == [0.0, 0.0]
+
+
+def test_worker_that_was_stopped_by_a_signal_is_killed_without_being_at_fault() -> None:
+    """Its requests would be suspected, and run alone."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        eventually(lambda: is_stopped(process.pid))
+        worker = Worker("execute", process)
+        worker.kill_hung()
+        assert (process.wait(), worker.killed, worker.hung) == (-signal.SIGKILL, True, False)
