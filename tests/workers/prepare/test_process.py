@@ -270,6 +270,14 @@ def test_other_sequences_without_a_credit_wait_for_one_again(
     assert [int(world.journal.state(slot)) for slot, _ in keys[num_begun:]] == [ACCEPTED] * (2 - num_begun)
 
 
+def test_request_that_execute_has_nothing_to_do_for_gets_no_credit_after_a_restart_either(world: World) -> None:
+    """summarize answers it, and execute would have to find out that there is nothing to compute."""
+    [key] = RequestWriter(world.journal).accept_all([make_record("a", token_capacity=0)], TIMES)
+    prepare = make_prepare(world)
+    prepare._dispatch()
+    assert (prepare._live, world.journal.state(key[0])) == ({}, ACCEPTED)
+
+
 def test_request_in_the_tokenizer_when_a_stop_begins_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """If accepted, it could be ended at once, because the driver saw no open requests."""
     prepare, sent = make_prepare(world), list[Any]()
