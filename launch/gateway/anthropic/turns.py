@@ -8,9 +8,11 @@ from typing import Any
 from ..errors import ApiError, required
 from ..requests.chat_messages import json_text, text_of
 from ..schemas.chat import ChatMessage, ChatRequest, FunctionCall, Tool, ToolCall, ToolChoice, function_tools
-from ..schemas.messages import AnthropicMessage, Block, CountRequest, MessageRequest
+from ..schemas.messages import AnthropicMessage, Block, CountRequest, MessageRequest, TextBlock
 from ..schemas.structure import JsonSchema, ResponseFormat
 from ..schemas.template_variables import knows_effort, thinking_variables
+
+_ACCOUNTING = "x-anthropic-billing-header:"
 
 
 def chat_of(body: CountRequest, template: str) -> ChatRequest:
@@ -19,7 +21,8 @@ def chat_of(body: CountRequest, template: str) -> ChatRequest:
     Raises:
         ApiError: a block is misplaced or incomplete.
     """
-    system = [ChatMessage(role="system", content=text_of(body.system))] if body.system else []
+    told = _instructions(body.system)
+    system = [ChatMessage(role="system", content=told)] if told else []
     turns = [turn for index, message in enumerate(body.messages) for turn in _turns(f"messages[{index}]", message)]
     if has_begun := turns[-1].role == "assistant":
         _check_begun(f"messages[{len(body.messages) - 1}]", turns[-1])
@@ -47,6 +50,14 @@ def chat_of(body: CountRequest, template: str) -> ChatRequest:
         asked |= {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
         asked["stop"] = body.stop_sequences
     return ChatRequest.model_construct(**asked)
+
+
+def _instructions(system: str | Sequence[TextBlock] | None) -> str:
+    """The text without what Claude Code writes at its beginning for Anthropic's accounts: a hash of the conversation,
+    behind which no other conversation would find its prompt in the cache.
+    """
+    blocks = () if system is None else (system,) if isinstance(system, str) else [block.text for block in system]
+    return "".join(text for text in blocks if not text.startswith(_ACCOUNTING))
 
 
 def _check_begun(name: str, turn: ChatMessage) -> None:

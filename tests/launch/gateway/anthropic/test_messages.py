@@ -77,6 +77,18 @@ def test_streamed_reasoning_is_signed_by_an_event_of_its_own(
     assert of_first[-2]["delta"] == {"type": "signature_delta", "signature": "triptych"}
 
 
+@pytest.mark.parametrize("path", [PATH, COUNT])
+def test_accounting_of_a_client_is_no_instruction(thinking: Site, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Claude Code begins with a hash of the conversation: the tools behind it would be in no other's cache."""
+    script = Dictation(thinking, monkeypatch, SAID)
+    told = ("x-anthropic-billing-header: cc_version=2.1.197.135; cc_entrypoint=cli;", "Be ", "brief.")
+    asked = {name: value for name, value in BASE.items() if path == PATH or name != "max_tokens"}
+    thinking.ask(path, **asked, system=[{"type": "text", "text": text} for text in told])
+    assert script.asked[-1]["messages"][0] == {"role": "system", "content": "Be brief."}
+    thinking.ask(path, **asked, system=[{"type": "text", "text": told[0]}])
+    assert script.asked[-1]["messages"] == BASE["messages"]
+
+
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
