@@ -66,6 +66,7 @@ def site(run_dir: Path, **options: Any) -> Iterator[Site]:
             server.should_exit = True
             thread.join(20)
             assert not thread.is_alive()
+            gateway.board.close()
 
 
 @pytest.fixture(scope="package")
