@@ -16,6 +16,7 @@ from .interface import AttentionForm, LayerCache
 logger = logging.getLogger(__name__)
 
 _WHAT = "attention of prompts takes half as long again, as its kernel for Hopper"
+_MIN_TILES_PER_PROCESSOR = 1.5  # two programs fit on each
 _PROVEN_TOKENS, _KEYS_BEFORE = 200, 99
 _TOLERANCE = 0.05  # of outputs that are at most 4, rounded to three digits
 
@@ -67,8 +68,8 @@ class HopperChunks:
         if cache.scales is not None or not kernel.suits_hopper(query, cache.keys, cache.values):
             return False
         (num_tokens, num_heads, _), num_kv_heads = query.shape, cache.keys.shape[2]
-        num_tiles = cdiv(num_tokens * num_heads // num_kv_heads, kernel.NUM_ROWS)
-        return num_tiles * num_kv_heads >= self._num_processors
+        num_tiles = cdiv(num_tokens * num_heads // num_kv_heads, kernel.NUM_ROWS) * num_kv_heads
+        return num_tiles >= _MIN_TILES_PER_PROCESSOR * self._num_processors
 
     def _is_proven(self, kernel: ModuleType, cache: LayerCache, query: torch.Tensor) -> bool:
         """Steps run once without a graph before they are captured, where nothing can be compared.

@@ -2,18 +2,19 @@
 pages of half precision that hold whole tiles of keys. Axes are those of ``triton_chunk``.
 
 It is written in Gluon, in which a kernel says when it waits for a product: Triton's compiler waits for each at once. A
-program has two groups of warps, each with half the rows of a tile of queries, and a warp that loads keys and values for
-both. A group asks for the scores of a tile of keys, and for the product of the weights that it has with the values of
-the tile before. While that runs, it finds the maximum of the scores. While it finds exponentials, the other group
-multiplies.
+group of warps has 64 rows of a tile of queries, and a warp of its own loads keys and values. The group asks for the
+scores of a tile of keys, and for the product of the weights that it has with the values of the tile before. While that
+runs, it finds the maximum of the scores. While it finds exponentials, another group on the same multiprocessor
+multiplies: of a program with two, which share the keys, or of another program.
 
-A row's result depends on its own query and keys only, as there. There is one program for each multiprocessor, which
-takes tile after tile: the first keys of the next one are loaded while the outputs of the last are written.
+A row's result depends on its own query and keys only, as there.
 
 Source: "FlashAttention-3", Shah et al., 2024.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -29,12 +30,24 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .triton_chunk import _first_tile as _first_tile_of_triton
 
-NUM_ROWS, NUM_KEYS = 128, 64  # of a tile of queries, of which each group has a half, and of a tile of keys
+NUM_ROWS, NUM_KEYS = 64, 64  # of a group, and of a tile of keys
 DIMS = (64, 128)  # with more channels, a group's sums do not fit in its registers
 _WARPS = 4  # of a group: those that share a product
-_STAGES = 4  # tiles of keys in shared memory, each with the values of the tile before
-_REGISTERS = 168  # of a thread when a program starts: a third of what a multiprocessor has for a warp of each group
-_GROUP_REGISTERS, _LOADER_REGISTERS = 240, 24  # what they are divided into
+_GROUP_REGISTERS, _LOADER_REGISTERS = 240, 24  # of a thread, once a program has started
+
+
+class HopperTile(NamedTuple):
+    """How tiles of queries are computed."""
+
+    num_groups: int  # of a program
+    num_stages: int  # tiles of keys in shared memory, each with the values of the tile before
+    max_registers: int  # of a thread when a program starts, which its warps then divide
+    stays: bool  # whether there is one program for each multiprocessor, which takes tile after tile
+
+
+LARGE = HopperTile(num_groups=2, num_stages=4, max_registers=168, stays=True)
+SMALL = HopperTile(num_groups=1, num_stages=2, max_registers=128, stays=False)  # two programs fit
+_LARGE_TURNS = 3  # in which a multiprocessor computes the tiles of a launch: with fewer, they start and end too often
 
 _first_tile = gluon.jit(_first_tile_of_triton.fn)
 _copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # since Triton 3.8
@@ -118,15 +131,14 @@ def _next_keys(
 
 @gluon.jit
 def _attend(
-    query, output, step, query_token, query_head, output_token, output_head, unit, ring, last_values,
-    GROUP: gl.constexpr, G: gl.constexpr, H: gl.constexpr, D: gl.constexpr, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, NUM_WARPS: gl.constexpr,
+    rows, step, unit, ring, last_values, GROUP: gl.constexpr, G: gl.constexpr, H: gl.constexpr, D: gl.constexpr,
+    ROWS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, NUM_WARPS: gl.constexpr,
 ):  # fmt: skip
-    """What a group of warps does: its half of the rows of each tile of queries."""
-    ROWS: gl.constexpr = BLOCK_M // 2
+    """What a group of warps does: its rows of each tile of queries."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], [16, BLOCK_N, 16])
     MIXED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], [16, D, 16])
     MEMORY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [NUM_WARPS, 1], [1, 0])
+    query, output, query_token, query_head, output_token, output_head = rows
     keys, values, ready, empty = ring
     d = gl.arange(0, D, gl.SliceLayout(0, MEMORY))
     at = 0
@@ -226,35 +238,45 @@ def _chunk_hopper(
     query, all_keys, all_values, output, tables, context_lens, query_starts, scale, num_chunks, table_width,
     num_programs, query_token, query_head, output_token, output_head,
     P: gl.constexpr, G: gl.constexpr, H: gl.constexpr, D: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_REGISTERS: gl.constexpr,
-    LOADER_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    GROUP_REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = query.dtype.element_ty
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, D], dtype)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     keys = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], TILE)
     values = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], TILE)
-    last_values = gl.allocate_shared_memory(dtype, [2, BLOCK_N, D], TILE)
+    last_values = gl.allocate_shared_memory(dtype, [NUM_GROUPS, BLOCK_N, D], TILE)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(empty.index(stage), count=2)  # both groups
+        mbarrier.init(empty.index(stage), count=NUM_GROUPS)
     step = (context_lens, query_starts, num_chunks, num_programs)
     ring = (keys, values, ready, empty)
     unit = scale * 1.4426950408889634  # exponentials are base 2
-    gl.warp_specialize(
-        [
-            (_attend, (query, output, step, query_token, query_head, output_token, output_head, unit, ring,
-                       last_values, 0, G, H, D, BLOCK_M, BLOCK_N, STAGES, num_warps)),
-            (_attend, (query, output, step, query_token, query_head, output_token, output_head, unit, ring,
-                       last_values, 1, G, H, D, BLOCK_M, BLOCK_N, STAGES, num_warps)),
-            (_load, (all_keys, all_values, tables, table_width, step, ring, G, H, P, D, BLOCK_M, BLOCK_N, STAGES)),
-        ],
-        [num_warps, 1],
-        [GROUP_REGISTERS, LOADER_REGISTERS],
-    )  # fmt: skip
+    rows = (query, output, query_token, query_head, output_token, output_head)
+    ROWS: gl.constexpr = BLOCK_M // NUM_GROUPS
+    if NUM_GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_attend, (rows, step, unit, ring, last_values, 0, G, H, D, ROWS, BLOCK_M, BLOCK_N, STAGES, num_warps)),
+                (_attend, (rows, step, unit, ring, last_values, 1, G, H, D, ROWS, BLOCK_M, BLOCK_N, STAGES, num_warps)),
+                (_load, (all_keys, all_values, tables, table_width, step, ring, G, H, P, D, BLOCK_M, BLOCK_N, STAGES)),
+            ],
+            [num_warps, 1],
+            [GROUP_REGISTERS, LOADER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_attend, (rows, step, unit, ring, last_values, 0, G, H, D, ROWS, BLOCK_M, BLOCK_N, STAGES, num_warps)),
+                (_load, (all_keys, all_values, tables, table_width, step, ring, G, H, P, D, BLOCK_M, BLOCK_N, STAGES)),
+            ],
+            [1],
+            [LOADER_REGISTERS],
+        )
 
 
 def hopper_attention(
@@ -268,18 +290,22 @@ def hopper_attention(
     query_starts: torch.Tensor,
     scale: float,
     num_processors: int,
+    tile: HopperTile | None = None,
 ) -> None:
     """As ``chunk_attention``, for what ``suits_hopper``. Contiguous keys and values [N, P, J, D]."""
     num_chunks, (num_tokens, num_heads, dim) = len(context_lens), query.shape
     _, page_size, num_kv_heads, _ = keys.shape
     group = num_heads // num_kv_heads
-    num_programs = (num_tokens * group // NUM_ROWS + num_chunks) * num_kv_heads
-    _chunk_hopper[(min(num_programs, num_processors),)](
+    tile = tile or hopper_tile(num_tokens * num_heads, num_processors)
+    num_rows = NUM_ROWS * tile.num_groups
+    num_programs = (num_tokens * group // num_rows + num_chunks) * num_kv_heads
+    _chunk_hopper[(min(num_programs, num_processors) if tile.stays else num_programs,)](
         query, _slots(keys), _slots(values), output, block_tables, context_lens, query_starts,
         scale, num_chunks, block_tables.stride(0), num_programs,
         query.stride(0), query.stride(1), output.stride(0), output.stride(1),
-        P=page_size, G=group, H=num_heads, D=dim, BLOCK_M=NUM_ROWS, BLOCK_N=NUM_KEYS, STAGES=_STAGES,
-        GROUP_REGISTERS=_GROUP_REGISTERS, LOADER_REGISTERS=_LOADER_REGISTERS, num_warps=_WARPS, maxnreg=_REGISTERS,
+        P=page_size, G=group, H=num_heads, D=dim, BLOCK_M=num_rows, BLOCK_N=NUM_KEYS, NUM_GROUPS=tile.num_groups,
+        STAGES=tile.num_stages, GROUP_REGISTERS=_GROUP_REGISTERS, LOADER_REGISTERS=_LOADER_REGISTERS,
+        num_warps=_WARPS, maxnreg=tile.max_registers,
     )  # fmt: skip
 
 
@@ -289,6 +315,11 @@ def _slots(pages: torch.Tensor) -> TensorDescriptor:
     width = num_kv_heads * dim
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     return TensorDescriptor(pages, [num_pages * page_size, width], [width, 1], [NUM_KEYS, dim], layout)
+
+
+def hopper_tile(num_queries: int, num_processors: int) -> HopperTile:
+    """That which is the fastest for so many queries of all heads."""
+    return LARGE if num_queries >= _LARGE_TURNS * num_processors * LARGE.num_groups * NUM_ROWS else SMALL
 
 
 def suits_hopper(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:

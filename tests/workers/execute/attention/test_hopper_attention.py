@@ -24,7 +24,14 @@ from tests.workers.execute.attention.fake_gluon import FakeHopper
 from tests.workers.execute.attention.test_triton_attention import cut, written
 from triptych.workers.execute.attention.triton import TritonAttention
 from triptych.workers.execute.kernels import triton_chunk_hopper
-from triptych.workers.execute.kernels.triton_chunk_hopper import NUM_ROWS, hopper_attention
+from triptych.workers.execute.kernels.triton_chunk_hopper import (
+    LARGE,
+    NUM_ROWS,
+    SMALL,
+    HopperTile,
+    hopper_attention,
+    hopper_tile,
+)
 
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 FORM = AttentionForm(scale=0.2)
@@ -52,7 +59,7 @@ def on_device(scene: Scene) -> LayerCache:
     return LayerCache(*(pages.to(DEVICE) for pages in scene.cache.pools))
 
 
-def attend(scene: Scene, *, num_processors: int = 3, num_padded: int = 0) -> torch.Tensor:
+def attend(scene: Scene, *, num_processors: int = 3, num_padded: int = 0, tile: HopperTile = LARGE) -> torch.Tensor:
     """The outputs, with those of so many more tokens, in chunks that attend to nothing."""
     step, cache = upload(scene.inputs, DEVICE), on_device(scene)
     query = torch.cat([scene.query, torch.full((num_padded, *scene.query.shape[1:]), 5.0, dtype=scene.query.dtype)])
@@ -63,7 +70,7 @@ def attend(scene: Scene, *, num_processors: int = 3, num_padded: int = 0) -> tor
         block_tables=torch.cat([step.block_tables, torch.zeros_like(step.block_tables[:1]).expand(len(ends), -1)]),
         context_lens=torch.cat([step.context_lens, step.context_lens.new_zeros(len(ends))]),
         query_starts=torch.cat([step.query_starts, step.query_starts.new_tensor(ends)]) + 9,
-        scale=FORM.scale, num_processors=num_processors,
+        scale=FORM.scale, num_processors=num_processors, tile=tile,
     )  # fmt: skip
     return output.cpu()
 
@@ -84,7 +91,9 @@ def run(scene: Scene, kernel: TritonAttention) -> torch.Tensor:
 def test_kernel_equals_plain_attention(num_processors: int, seed: int) -> None:
     """Chunks that end in a page, at its end and at its beginning; one or several programs for all tiles."""
     scene = scene_of([(0, 1), (200, 1), (0, 64), (63, 65), (640, 70), (31, 2), (500, 12)], seed=seed)
-    check(scene, attend(scene, num_processors=num_processors))
+    output = attend(scene, num_processors=num_processors)
+    check(scene, output)
+    assert torch.equal(attend(scene, tile=SMALL), output)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -150,10 +159,10 @@ def test_a_graph_is_replayed_with_other_chunks() -> None:
 @pytest.mark.parametrize(
     ("form", "tokens", "is_taken"),
     [
-        (FORM, 4 * NUM_ROWS, True),
-        (FORM, NUM_ROWS, False),  # too few to occupy all processors
-        (FORM._replace(sliding_window=50), 4 * NUM_ROWS, False),
-        (FORM._replace(softcap=3.0), 4 * NUM_ROWS, False),
+        (FORM, 5 * NUM_ROWS, True),
+        (FORM, 4 * NUM_ROWS, False),  # too few to occupy all processors
+        (FORM._replace(sliding_window=50), 5 * NUM_ROWS, False),
+        (FORM._replace(softcap=3.0), 5 * NUM_ROWS, False),
     ],
     ids=["plain", "small", "window", "softcap"],
 )
@@ -169,6 +178,11 @@ def test_which_chunks_are_left_to_the_other_kernel(
     assert output[0].isnan().all(), "a decode, which is not its own"
     if is_taken:
         check(scene, output[1:].cpu(), first=1)
+
+
+def test_fewer_queries_have_smaller_programs() -> None:
+    """By the shapes of Qwen3-8B on an H200."""
+    assert [hopper_tile(num_tokens * 32, 132) for num_tokens in (512, 1024, 2048)] == [SMALL, SMALL, LARGE]
 
 
 def lacks_function(*_arguments: Any, **_options: Any) -> None:
