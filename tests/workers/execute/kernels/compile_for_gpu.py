@@ -219,7 +219,7 @@ def launches() -> list[Callable[[], object]]:
     kernels = [(form, kernel) for form in forms for kernel in (1, 2)]
     kernels += [({"dtype": torch.float32, "dim": dim}, kernel) for dim, kernel in ((512, 1), (256, 2))]
     kernels += [({"page_size": 64}, 0), ({"page_size": 64, "splits": KeySplits(256, is_parallel=True)}, 2)]
-    found += [lambda form=form, kernel=kernel: attend(kernel, **form) for form, kernel in kernels]
+    found += [partial(attend, kernel, **form) for form, kernel in kernels]
     cases = ((128, "LARGE"), (128, "SMALL"), (64, "LARGE"))
     return found + [partial(attend_on_hopper, 8, *case) for case in cases]
 
