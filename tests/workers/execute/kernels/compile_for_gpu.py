@@ -255,16 +255,17 @@ def attend(
         )  # fmt: skip
 
 
-def attend_on_hopper(num_tokens: int, dim: int) -> None:
-    from triptych.workers.execute.kernels.triton_chunk_hopper import hopper_attention
+def attend_on_hopper(num_tokens: int, dim: int, tile: str) -> None:
+    from triptych.workers.execute.kernels import triton_chunk_hopper
 
     query, pages = (
         torch.empty(num_tokens, 8, dim, dtype=torch.bfloat16),
         torch.empty(4, 64, 2, dim, dtype=torch.bfloat16),
     )
     ints = torch.zeros(4096, dtype=torch.int32)
-    hopper_attention(
+    triton_chunk_hopper.hopper_attention(
         query, pages, pages, torch.empty_like(query), scale=0.1, num_processors=132,
+        tile=getattr(triton_chunk_hopper, tile),
         block_tables=ints[num_tokens : 3 * num_tokens].view(2, -1), context_lens=ints[num_tokens : num_tokens + 2],
         query_starts=ints[num_tokens : num_tokens + 3],
     )  # fmt: skip
@@ -390,7 +391,7 @@ def launch_many_steps() -> None:
         )  # fmt: skip
         invariant_linear(torch.empty(size, 64, dtype=torch.bfloat16), torch.empty(96, 64, dtype=torch.bfloat16))
         adapt(ints, (16, 8), num_inputs=64, dtype=torch.bfloat16)
-        attend_on_hopper(size, 64)
+        attend_on_hopper(size, 64, "SMALL")
 
 
 if __name__ == "__main__":
