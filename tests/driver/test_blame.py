@@ -69,8 +69,8 @@ def test_requests_of_a_crash_are_not_blamed_for_the_next_one(board: Board, journ
     """Of a process that died before it worked on anything, as while it loaded the model."""
     blame = Blame(board, journal)
     work_on(board, DIGEST)
-    blame.note_death("prepare", internal=True)
-    blame.note_death("prepare", internal=True)
+    blame.note_death(died("prepare"))
+    blame.note_death(died("prepare"))
     assert board.suspects() == {DIGEST: 1}
 
 
