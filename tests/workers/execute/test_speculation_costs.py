@@ -6,18 +6,65 @@ from typing import Any
 
 import pytest
 
-from tests.workers.execute.factories import expected_output, make_engine, make_sequence, make_sequences
+from tests.workers.execute.factories import Told, expected_output, make_engine, make_sequence, make_sequences
 from tests.workers.execute.test_speculation import run, truth
 from triptych.workers.execute.scheduling.proposals import CheckCosts
 
 
-@pytest.mark.parametrize(("step", "num_steps"), [(0.0, 8), (0.9, 8), (1.2, 20), (3.8, 60)])
+@pytest.mark.parametrize(("step", "num_steps"), [(0.0, 8), (0.9, 8), (1.2, 25), (3.8, 60)])
 def test_step_has_proposals_if_all_together_gain_more_than_it_costs(step: float, num_steps: int) -> None:
     """All are right. At first, four tokens are expected to gain 0.9 of a step, later 3.9."""
     _, answers, taken = run(make_sequence(max_tokens=30), check_costs=CheckCosts(token=0.001, step=step))
     assert answers == {(0, 0): expected_output(make_sequence(max_tokens=30))}
     assert taken <= num_steps
     assert (taken == 1 + 6) == (step < 1)
+
+
+@pytest.mark.parametrize(("start_cost", "num_checked"), [(0.1, 1), (0.5, 0)])
+def test_step_has_proposals_if_they_gain_more_than_it_costs_to_find_any(start_cost: float, num_checked: int) -> None:
+    """Four tokens are expected to gain 0.9 of a step, and checking takes 0.5."""
+    proposer = Told(truth)
+    proposer.start_cost = start_cost
+    costs = CheckCosts(token=0.001, step=0.5)
+    sequence = make_sequence(num_tokens=1, max_tokens=12)
+    engine = make_engine(sequence, proposer=proposer, num_speculative_tokens=4, page_size=64, check_costs=costs)
+    engine.step()
+    step = engine.step()
+    assert step is not None
+    assert step.plan.num_checked == num_checked
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_chance_of_a_new_sequence_is_learned_from_others_if_they_are_alike(is_right: bool) -> None:
+    proposer = Told(truth if is_right else lambda sequence, count: [1] * count)
+    proposer.chance = 0.8
+    engine = make_engine(proposer=proposer, num_speculative_tokens=4, page_size=64, max_num_seqs=8)
+    chances = []
+    for index in range(4):
+        sequence = make_sequence(index, num_tokens=1, max_tokens=60)
+        engine.add(sequence)
+        chances.append(sequence.chance)
+        while sequence.finish_reason is None:
+            engine.step()
+    assert chances[0] == 0.8
+    assert chances == sorted(set(chances), reverse=not is_right)
+    excluded = make_sequence(9)
+    excluded.chance = 0.0
+    engine.add(excluded)
+    assert excluded.chance == 0.0
+
+
+@pytest.mark.parametrize(("cost", "most"), [(0.15, 24), (0.5, 10)])
+def test_vain_proposals_that_cost_more_are_tried_less_often(cost: float, most: int) -> None:
+    """They take 0.2 or 0.5 of a step, for one token at a time."""
+    proposer = Told(lambda sequence, count: [1] * count)
+    proposer.cost = cost
+    sequence = make_sequence(num_tokens=1, max_tokens=200)
+    engine = make_engine(sequence, proposer=proposer, num_speculative_tokens=4, page_size=64)
+    tried = []
+    while (step := engine.step()) is not None:
+        tried.append(step.plan.has_proposals)
+    assert most / 2 <= sum(tried) <= most
 
 
 @pytest.mark.parametrize(("sequence", "num_proposed"), [(0.0, 2), (0.1, 2), (0.3, 1), (0.5, 0)])

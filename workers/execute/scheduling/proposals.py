@@ -12,7 +12,7 @@ no probability to correct for.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,13 +21,15 @@ import numpy.typing as npt
 from .cache import PageCache
 from .plan import Draft
 from .rows import Rows
-from .sequence import Key, Sequence
+from .sequence import UNKNOWN_CHANCE, Key, Sequence
 
 VOID = -1  # in place of a token after a proposal for which the model gave none
 MAX_CHECKED_TOKENS = 16  # per step, proposals and the tokens they follow: beyond, each costs nearly a step of its own
 TOKEN_COST = 0.04  # of one of these, as a share of the step (0.01 to 0.05 for the first eight, 0.03 to 0.06 beyond)
 NEWS = 0.2  # weight of the latest proposal against all those before
-RECOVERY = 1.02  # factor on the chance, for each step in which it was too small to propose anything
+NEWS_OF_ALL = 0.02  # of one proposal against those of all sequences
+RECOVERY = 0.02  # growth of the chance in each step in which it was too small to propose anything
+USUAL_COST = 0.4  # of a vain proposal, as a share of a step: where it is more, chances recover more slowly
 SURE = 0.99  # the greatest chance
 
 
@@ -46,6 +48,15 @@ class Proposer:
     """Finds tokens to propose."""
 
     cost = 0.0  # of finding one token, as a share of a step, excluding the check
+    start_cost = 0.0  # of finding any in a step, in addition
+    chance: float | None = None  # that the first of a sequence is right, if sequences are much alike in this
+
+    def warm_up(self, decode_s: float, progress: Callable[[int, int], None], *, is_first: bool) -> None:
+        """Do what would delay the first requests, as ``Runner`` does. ``decode_s`` are the seconds in which the model
+        decodes a token.
+
+        ``is_first``: this is no restart, while which requests wait. ``progress`` gets (done, total).
+        """
 
     def prepare(self, seconds: float) -> bool:
         """Like ``Runner.prepare``."""
@@ -67,8 +78,9 @@ class Proposals:
 
     A step of n sequences yields n tokens. One more is worth checking if its chance of being right exceeds n times its
     cost, and it can be right only if those before it are. Those of a sequence, and all of a step, must also be worth n
-    times what it costs that there are any. The chance is learned for each sequence as it runs. What the proposer takes
-    to find one more for every sequence is shared by all of them.
+    times what it costs to find and to check any. The chance is learned for each sequence as it runs; if the proposer
+    says that they are alike, it begins with what was learned from all. What the proposer takes to find one more for
+    every sequence is shared by all of them.
     """
 
     def __init__(
@@ -87,8 +99,14 @@ class Proposals:
         self._cache, self._rows = cache, rows
         self._max_model_len = max_model_len
         self._proposer = proposer
+        self._usual_chance = proposer.chance
         self.num_proposed = 0
         self.num_accepted = 0
+
+    def expect(self, sequence: Sequence) -> None:
+        """Estimate the chance of a sequence for which nothing was proposed yet."""
+        if self._usual_chance is not None and sequence.chance == UNKNOWN_CHANCE:
+            sequence.chance = self._usual_chance
 
     @property
     def num_due(self) -> int:
@@ -116,7 +134,7 @@ class Proposals:
             self._proposer.begin(self._shares(sequences, worths, int(num_left)))
         for num_others, sequence, worth in zip(reversed(range(len(sequences))), sequences, worths, strict=True):
             if not worth:
-                sequence.chance = min(RECOVERY * sequence.chance, SURE)
+                sequence.chance = min((1 + self._recovery) * sequence.chance, SURE)
             elif are_tokens_known:
                 num_tokens = min(worth, int(num_left // (num_others + 1)), self._room(sequence))
                 if num_tokens <= 0 or (proposed := self._proposer.propose(sequence, num_tokens)) is None:
@@ -125,19 +143,29 @@ class Proposals:
                     draft.propose(sequence.key, placed)
                     num_left -= len(placed)
                 elif not proposed:
-                    _learn(sequence, is_right=False)
+                    self._learn(sequence, is_right=False)
 
     def check(self, sequence: Sequence, proposed: tuple[int, ...], said: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens after right proposals; ``said`` [1 + proposals] follow the last token and each proposal."""
         num_right = 0
         while num_right < len(proposed) and said[num_right] == proposed[num_right] and said[num_right + 1] != VOID:
             num_right += 1
-            _learn(sequence, is_right=True)
+            self._learn(sequence, is_right=True)
         if num_right < len(proposed):
-            _learn(sequence, is_right=False)
+            self._learn(sequence, is_right=False)
         self.num_proposed += len(proposed)
         self.num_accepted += num_right
         return said[1 : 1 + num_right]
+
+    @property
+    def _recovery(self) -> float:
+        cost = self._costs.step + self._proposer.start_cost + 2 * (self._costs.token + self._proposer.cost)
+        return RECOVERY * min(1.0, USUAL_COST / cost)
+
+    def _learn(self, sequence: Sequence, *, is_right: bool) -> None:
+        sequence.chance += NEWS * (SURE * is_right - sequence.chance)
+        if self._usual_chance is not None:
+            self._usual_chance += NEWS_OF_ALL * (SURE * is_right - self._usual_chance)
 
     def give_back(self, sequence: Sequence) -> None:
         """Free the pages that contained only wrong proposals."""
@@ -162,7 +190,8 @@ class Proposals:
             gain = _expected(sequence.chance, worth) - least * worth - self._costs.sequence * num_decodes
             worths.append(worth if gain > 0 else 0)
             total += max(0.0, gain)
-        return worths if total > self._costs.step * num_decodes else [0] * len(worths)
+        is_worth_it = total > (self._costs.step + self._proposer.start_cost) * num_decodes
+        return worths if is_worth_it else [0] * len(worths)
 
     def _worth(self, chance: float, least: float) -> int:
         """How many proposals of one sequence have a chance of at least this: the n-th is right with the chance of one
@@ -191,7 +220,3 @@ def _is_guessable(sequence: Sequence) -> bool:
 def _expected(chance: float, count: int) -> float:
     """How many of so many proposals are right, if each can be only if those before it are."""
     return chance * (1 - chance**count) / (1 - chance)
-
-
-def _learn(sequence: Sequence, *, is_right: bool) -> None:
-    sequence.chance += NEWS * (SURE * is_right - sequence.chance)

@@ -91,6 +91,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue ``sequence`` by its arrival. It may bring output tokens from before a crash."""
         assert sequence.key not in self.live, f"{sequence.key} is already live"
+        self.proposals.expect(sequence)
         assert len(self.live) < self.config.max_live, f"{len(self.live)} live, the limit is {self.config.max_live}"
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
         sequence.replays = self.replays and not sequence.is_beam  # a search restarts from the prompt

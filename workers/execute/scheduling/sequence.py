@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .shared_prompts import Leader
     from .states import StateRows
 
+UNKNOWN_CHANCE = 0.5
+
 
 class SequenceState(Enum):
     """Where a sequence is between arrival and end; see ``Roster`` for how it moves on."""
@@ -79,7 +81,7 @@ class Sequence:
     num_preemptions: int = 0
     leader: Leader | None = None  # while it waits: whose prompt it follows, see shared_prompts
     num_overtaken: int = 0  # sequences behind it that started while it did not fit
-    chance: float = 0.5  # recent estimate that a proposed token is right; 0: nothing is ever proposed
+    chance: float = UNKNOWN_CHANCE  # recent estimate that a proposed token is right; 0: nothing is ever proposed
     last_step: int = 0  # number of the last step that reads or writes its pages
 
     @property
