@@ -115,6 +115,8 @@ def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> 
             progress=lambda done, total: None,
         )
     runner.warm_up()
+    if runner.proposer is not None:
+        runner.proposer.warm_up(runner.decode_s(), lambda done, total: None, is_first=True)
     return Loaded(runner, scheduler_config, card.num_snapshots, time.perf_counter() - start)
 
 

@@ -16,7 +16,7 @@ from tests.simulation.plan import Plan
 from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import HashRunner, expected_tokens
-from triptych.workers.execute.model.draft.model import DraftModel
+from triptych.workers.execute.model.draft.model import ON_CPU, DraftModel
 from triptych.workers.execute.scheduling.proposals import Proposer
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -36,9 +36,9 @@ class Drafts(Proposer):
     """The draft model does not know adapters."""
 
     def __init__(self, card: ModelCard, require: Callable[[bool, str], None]) -> None:
-        num_pages = card.num_pages + DraftModel.scratch_pages(card.page_size)
+        num_pages = card.num_pages + ON_CPU.scratch_pages(card.page_size)
         runner: Any = HashRunner(VOCAB_SIZE, num_pages=num_pages, page_size=card.page_size)
-        sizes = {"num_pages": card.num_pages, "page_size": card.page_size}
+        sizes: Any = {"num_pages": card.num_pages, "page_size": card.page_size}
         self._model = DraftModel(runner, **sizes, vocab_size=VOCAB_SIZE, known_ids=VOCAB_SIZE)
         self._require = require
 

@@ -67,13 +67,17 @@ def _weights_of(card: ModelCard) -> tuple[str, str, dict[str, str]]:
 
 def settle_scheduling(config: PipelineConfig, card: ModelCard) -> SchedulerConfig:
     """The scheduler's part of ``config``; values left open follow from the machine or from other parts."""
-    scheduler = config.scheduler.for_device(card.device)
-    if scheduler.num_speculative_tokens is None:
-        scheduler = replace(scheduler, num_speculative_tokens=NUM_DRAFTED if config.model.draft_model else 0)
+    scheduler = _settle_proposals(config).for_device(card.device)
     leaves_it = scheduler.mixed_prefill_tokens is None and scheduler.itl_target_ms is None
     if leaves_it and card.device == "cpu" and scheduler.policy != "prefill_first":
         return replace(scheduler, mixed_prefill_tokens=CPU_MIXED_PREFILL_TOKENS)
     return scheduler
+
+
+def _settle_proposals(config: PipelineConfig) -> SchedulerConfig:
+    if config.scheduler.num_speculative_tokens is not None:
+        return config.scheduler
+    return replace(config.scheduler, num_speculative_tokens=NUM_DRAFTED if config.model.draft_model else 0)
 
 
 def make_scheduler(config: PipelineConfig, card: ModelCard, runner: Runner) -> Scheduler:
@@ -182,7 +186,7 @@ def _build_torch_runner(
     runner, card = build_runner(
         config.model,
         config.cache,
-        config.scheduler,
+        _settle_proposals(config),
         model_dir=folder,
         draft_folder=draft_folder,
         run_dir=context.run_dir,
@@ -194,4 +198,6 @@ def _build_torch_runner(
         runner.capture_graphs(context.page.progress)
     else:  # it serves at once, and captures graphs on first use, in the memory of the largest
         runner.capture_largest()
+    if runner.proposer is not None:
+        runner.proposer.warm_up(runner.decode_s(), context.page.progress, is_first=is_first)
     return runner, card, step_s

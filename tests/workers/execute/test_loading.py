@@ -143,12 +143,35 @@ def test_restart_captures_only_graphs_whose_memory_the_others_share(
         warm_up=lambda: 0.5,
         capture_graphs=lambda _progress: done.append("all"),
         capture_largest=lambda: done.append("largest"),
+        proposer=None,
     )
     context = make_context(tmp_path)
     monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", lambda *_, **__: (runner, CARD))
     built, _, step_s = loading._build_torch_runner(context.config, context, is_first=is_first)
     assert built is runner
     assert (done, step_s) == ([captured], 0.5)
+
+
+def test_draft_model_is_warmed_up_once_the_steps_are_as_fast_as_they_will_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a guess costs is compared with them. The runner must know in time how many there may be."""
+    done: list[Any] = []
+    proposer = SimpleNamespace(warm_up=lambda decode_s, _progress, *, is_first: done.append((decode_s, is_first)))
+    runner = SimpleNamespace(
+        warm_up=lambda: done.append("warm"), capture_graphs=lambda _progress: done.append("captured"),
+        decode_s=lambda: 0.25, proposer=proposer,
+    )  # fmt: skip
+
+    def build(_model: ModelConfig, _cache: CacheConfig, scheduler: SchedulerConfig, **_: Any) -> tuple[Any, ModelCard]:
+        done.append(scheduler.num_speculative_tokens)
+        return runner, CARD
+
+    context = make_context(tmp_path, draft_model="/small")
+    monkeypatch.setattr(loading, "find_folders", lambda *_: (tmp_path, tmp_path))
+    monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", build)
+    loading._build_torch_runner(context.config, context, is_first=True)
+    assert done == [NUM_DRAFTED, "warm", "captured", (0.25, True)]
 
 
 @pytest.mark.parametrize(("configured", "used"), [("auto", "cuda:1"), ("cuda", "cuda")])
@@ -161,7 +184,7 @@ def test_restart_stays_on_the_device_and_keeps_the_pages(
 
     def build(model: ModelConfig, cache: CacheConfig, *_: Any, **__: Any) -> tuple[Any, ModelCard]:
         found.append((model.device, cache.num_pages, cache.page_size))
-        return SimpleNamespace(warm_up=lambda: 0.5, capture_largest=lambda: 0), CARD
+        return SimpleNamespace(warm_up=lambda: 0.5, capture_largest=lambda: 0, proposer=None), CARD
 
     monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", build)
     loading.load_runner(make_context(tmp_path, device=configured))
@@ -176,7 +199,8 @@ def test_changed_files_of_a_checkpoint_are_noticed_at_a_restart(
 ) -> None:
     """Answers go on with other weights: nothing else would tell."""
     replace(CARD, checkpoint=before).publish(tmp_path)
-    built = SimpleNamespace(warm_up=lambda: 0.5, capture_largest=lambda: 0), replace(CARD, checkpoint="this one")
+    runner = SimpleNamespace(warm_up=lambda: 0.5, capture_largest=lambda: 0, proposer=None)
+    built = runner, replace(CARD, checkpoint="this one")
     monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", lambda *_, **__: built)
     loading.load_runner(make_context(tmp_path))
     assert (f"the files of {CARD.model} have changed" in caplog.text) is warns

@@ -18,8 +18,7 @@ from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
 from ..scheduling.states import num_state_rows
 from .checkpoint.find import read_config
-from .device.overhead import step_overhead
-from .facts import ModelFacts, Progress, wanted_len
+from .facts import ModelFacts, Progress
 from .guard.proof import ProofStore
 from .loaded import Loaded
 from .lora import Adapter
@@ -28,7 +27,7 @@ from .native.build import NativeModel, NativeSetting, load_proven
 from .native.late_adapters import LateAdapters
 from .native.runner import NativeRunner
 from .parallel.group import ALONE, Group, check_divides
-from .pool import PoolSize, bytes_per_token, size_pages
+from .pool import PoolSize
 from .spec.decoder import Unsupported
 from .step_runner import StepRunner
 from .threads import num_processors
@@ -59,6 +58,7 @@ class Backends:
     progress: Progress
     tokenizer: PreTrainedTokenizerFast | None = None
     adapters: Sequence[Adapter] = ()
+    is_draft: bool = False  # whether the model proposes tokens for another one
     spare_cache: Path | None = None  # where what is worth keeping goes if the user's cache cannot take it
     group: Group = ALONE
     ranks: Ranks | None = None  # on rank 0, the other ranks of the group
@@ -106,25 +106,6 @@ class Backends:
         configs = (config, self.cache, self.scheduler)
         ranks = Ranks(configs, folder=self.folder, run_dir=run_dir, device=self.device)
         return replace(self, device=ranks.group.device, group=ranks.group, ranks=ranks)
-
-    def size_pages(self, loaded: Loaded, draft: Loaded | None) -> PoolSize:
-        """The pool size, common to all ranks and the draft model. Ranks share memory on a CPU, but not on GPUs."""
-        on_cpu, longest = self.device.type == "cpu", wanted_len(self.config, loaded.facts)
-        shapes = loaded.shapes + (draft.shapes if draft else [])
-        # On several ranks, each tries the same steps by itself, like everything else before the first order.
-        make = loaded.make_runner if self.group.size == 1 else loaded.make_follower
-        assert make is not None, "a model on several ranks can follow"
-        overhead = 0 if self.cache.num_pages else step_overhead(make, self.device, longest)
-        return size_pages(
-            self.cache,
-            bytes_per_token=bytes_per_token(shapes) * (self.group.size if on_cpu else 1),
-            # The overhead measured on a GPU includes the states.
-            available_bytes=self.group.least(available_bytes(self.device) - (overhead or loaded.state_bytes)),
-            on_cpu=on_cpu,
-            max_live=self.scheduler.max_live,
-            max_model_len=longest,
-            may_shrink=self.config.max_model_len is None,
-        )
 
     def load_fused(self, proofs: ProofStore, run_dir: Path) -> Loaded | None:
         """Load the model on fused GPU kernels; None if another backend has to serve it.
@@ -195,10 +176,11 @@ class Backends:
     ) -> DeviceRunner:
         from .device.graphs import CudaGraphCapture
         from .device.runner import DeviceRunner
+        from .draft.device import DraftRunner
 
         # The host chooses the rows of states anew for each step.
         is_graphed = self.device.type == "cuda" and self.config.cuda_graphs and not keeps_states
-        runner = DeviceRunner(
+        runner = (DraftRunner if self.is_draft else DeviceRunner)(
             [pool for cache in caches for pool in cache.pools],
             forward,
             Sampler(facts.eos_token_ids),

@@ -12,7 +12,7 @@ from ....protocol.model_card import ModelCard
 from .backends import Backends
 from .checkpoint.find import find_checkpoint, read_sampling
 from .checkpoint.stored_weights import family_of
-from .draft.build import check_device_of_draft, load_draft, prove_draft
+from .draft.build import check_setting_of_draft, load_draft, prove_draft
 from .facts import Progress, take_device
 from .give_back import trim_heap
 from .guard.proof import digest_of
@@ -20,6 +20,7 @@ from .loaded import Loaded
 from .lora import load_adapters
 from .parallel.group import Group
 from .pooling import describe_embeddings
+from .sizing import size_pool
 from .step_runner import StepRunner
 
 if TYPE_CHECKING:
@@ -72,23 +73,21 @@ def build_runner(
         )
     draft = load_draft(backends, draft_folder, run_dir) if draft_folder else None
     trim_heap()
-    size = backends.size_pages(loaded, draft.loaded if draft else None)
+    size = size_pool(backends, loaded, draft)
     runner = loaded.make_runner(size)
     if draft:
-        draft_model = draft.make_model(size, vocab_size=loaded.facts.vocab_size)
-        draft_model.measure(runner)
-        runner.proposer = draft_model
+        runner.proposer = draft.make_model(size, vocab_size=loaded.facts.vocab_size)
     return runner, _model_card(backends, loaded, size, device=device, load_s=time.monotonic() - start)
 
 
 def _take_device(config: ModelConfig, draft_folder: Path | None) -> torch.device:
     """
     Raises:
-        ConfigError: this machine has no such device, or a draft model is wanted that cannot run on it.
+        ConfigError: this machine has no such device, or a draft model is wanted that cannot run there.
     """
     device = take_device(config.device)
     if draft_folder:
-        check_device_of_draft(config, device)
+        check_setting_of_draft(config, device)
     return device
 
 
@@ -182,7 +181,7 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     adapters = load_adapters(config.model.adapters, family_of(folder))
     backends = Backends(*configs, group.device, folder, _no_progress, adapters=adapters, group=group)
     loaded = backends.with_tokenizer(None).load_transformers()
-    runner = loaded.make_runner(backends.size_pages(loaded, None))
+    runner = loaded.make_runner(size_pool(backends, loaded))
     return cast("TorchRunner", runner)  # in a group, load_transformers chooses a kernel for it
 
 

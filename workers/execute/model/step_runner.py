@@ -23,6 +23,7 @@ from .memory import is_out_of_memory
 from .moves import PageMover
 from .prefault import Prefault
 
+_TRIALS = 3
 _OF_THE_DEVICE = ("CUDA error", "Triton Error [CUDA]")  # prefixes of driver errors in torch and Triton
 
 
@@ -90,6 +91,13 @@ class StepRunner(ABC):
         """Run full steps of prefill and of decodes; returns the seconds of the slower. Writes only the trash page."""
         prefill = trash_prefill(self._prefill_tokens, max_len=self._max_model_len)
         return max(self.seconds_of(prefill), self.seconds_of(trash_decodes(self._decode_rows)))
+
+    def decode_s(self) -> float:
+        """Measure the seconds from one token of a sequence to the next, if it is alone. Writes only the trash page."""
+        return self.best_seconds_of(trash_decodes(1))
+
+    def best_seconds_of(self, inputs: StepInputs) -> float:
+        return min(self.seconds_of(inputs) for _ in range(_TRIALS))
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether the device is unusable after this error. Running out of memory is not fatal, as the memory is free

@@ -118,6 +118,7 @@ class Router:
         proposals; the smallest first.
         """
         self.checks = list(checks)
+        self.takes_short_chunks = False  # whether other steps without decodes may have one of these sizes, too
         self.buckets = decode_buckets(max_rows)
         self.mixed_rows = mixed_row_buckets(max_rows)
         self.chunk_tokens = list(chunk_tokens)
@@ -140,9 +141,10 @@ class Router:
         if num_decodes == num_seqs:
             is_pure = 0 < num_decodes == num_sampled
             return StepSize(self.buckets[bisect_left(self.buckets, num_decodes)]) if is_pure else None
-        if inputs.checks_proposals:
+        if inputs.checks_proposals or self.takes_short_chunks:
             fits = (s for s in self.checks if len(inputs.token_ids) <= s.num_chunk_tokens and num_seqs <= s.num_checked)
-            return next(fits, None)
+            if (size := next(fits, None)) is not None:
+                return size
         num_rows = self.mixed_rows[bisect_left(self.mixed_rows, num_decodes)]
         num_tokens, num_chunks = len(inputs.token_ids) - num_decodes, num_seqs - num_decodes
         sizes = (StepSize(num_rows, size) for size in self.chunk_tokens)

@@ -24,15 +24,12 @@ EXPECTED = CheckCosts(token=0.0025, sequence=0.0075, step=0.35, max_tokens=CHECK
 def measure_check_costs(runner: StepRunner, *, max_rows: int, max_proposals: int, max_pages: int) -> CheckCosts:
     """Return the costs for up to ``max_proposals`` for each of ``max_rows`` sequences, as shares of one decode.
 
-    The host launches a decode while the device computes the one before it, so the longer of both counts. A step with
-    proposals is launched when the one before it is known. No sequence has more than ``max_pages`` pages.
+    A step with proposals is launched when the one before it is known. No sequence has more than ``max_pages`` pages.
     """
     length, num_seqs = 1 + max_proposals, num_checked_together(max_rows, max_proposals)
-    steps = (trash_decodes(1), trash_checks(1, length), trash_checks(num_seqs, length))
-    # With tables that a graph has room for, whatever the size of a page is.
-    times = [_seconds(runner, with_longest_tables(inputs, max_pages)) for inputs in steps]
-    (launch_s, total_s), (_, few_s), (_, many_s) = times
-    decode_s = max(launch_s, total_s - launch_s)
+    decode_s = measure_decode(runner, max_pages=max_pages)
+    steps = (trash_checks(1, length), trash_checks(num_seqs, length))
+    (_, few_s), (_, many_s) = (_seconds(runner, with_longest_tables(inputs, max_pages)) for inputs in steps)
     token_s = (many_s - few_s) / max(1, (num_seqs - 1) * length)
     costs = CheckCosts(
         token=max(_LEAST_TOKEN, token_s / decode_s),
@@ -43,6 +40,15 @@ def measure_check_costs(runner: StepRunner, *, max_rows: int, max_proposals: int
     )
     logger.info("to check proposals takes %.2f of a step, and %.4f for each", costs.step, costs.token)
     return costs
+
+
+def measure_decode(runner: StepRunner, *, max_pages: int) -> float:
+    """Return the seconds of a decode of one sequence. The host launches it while the device computes the one before it,
+    so the longer of both counts.
+    """
+    # With tables that a graph has room for, whatever the size of a page is.
+    launch_s, total_s = _seconds(runner, with_longest_tables(trash_decodes(1), max_pages))
+    return max(launch_s, total_s - launch_s)
 
 
 def _seconds(runner: StepRunner, inputs: StepInputs) -> tuple[float, float]:

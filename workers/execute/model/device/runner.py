@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from itertools import product
 from types import MappingProxyType
@@ -42,7 +42,7 @@ from ..step_runner import (
 )
 from .buckets import CHECKED_TOKENS, Router, StepSize, check_sizes, chunk_buckets, num_checked_together
 from .buffers import DecodeBuffers, HostStage, upload_ragged
-from .check_costs import EXPECTED, measure_check_costs
+from .check_costs import EXPECTED, measure_check_costs, measure_decode
 from .forward import DeviceForward
 from .graphs import CaptureFailed, GraphCapture, GraphKey, GraphShelf, Replay
 from .mixed_buffers import MixedBuffers
@@ -132,32 +132,39 @@ class DeviceRunner(StepRunner):
     def warm_up(self) -> float:
         """Do what ``StepRunner.warm_up`` does, and also allocate the most that sampling and scoring need.
 
-        Also run what steps outside of graphs need, since each kernel is compiled or loaded at its first use: short and
-        long contexts have kernels of their own, and smaller prefills use other tiles of a product.
+        Also run what steps outside of graphs need, since each kernel is compiled or loaded at its first use.
         """
         seconds = super().warm_up()
-        decodes = trash_decodes(self._decode_rows)
         if True in self._adapted:
+            decodes = trash_decodes(self._decode_rows)
             prefill = trash_prefill(self._prefill_tokens, max_len=self._max_model_len)
             # Few rows and many have kernels of their own.
             each = (prefill, decodes, trash_decodes(1))
             seconds = max(seconds, *(self.seconds_of(with_adapter(inputs)) for inputs in each))
-        num_tokens = self._prefill_tokens
+        for inputs in self._rarer_steps():
+            self._step(inputs)
+        return seconds
+
+    def decode_s(self) -> float:
+        return measure_decode(self, max_pages=self._max_pages)
+
+    def _rarer_steps(self) -> Iterator[StepInputs]:
+        """Short and long contexts have kernels of their own, and smaller prefills use other tiles of a product."""
+        decodes, num_tokens = trash_decodes(self._decode_rows), self._prefill_tokens
         while (num_tokens := num_tokens // _SMALLER) > 1:
-            self._step(trash_prefill(num_tokens, max_len=self._max_model_len))
+            yield trash_prefill(num_tokens, max_len=self._max_model_len)
         for inputs in (decodes, trash_decodes(1), trash_prefill(2)):  # whose keys are split, since they may be many
-            self._step(with_longest_tables(inputs, self._max_pages))
-        self._step(dataclasses.replace(decodes, sample_rows=decodes.sample_rows[:0], sampled=[]))
+            yield with_longest_tables(inputs, self._max_pages)
+        yield dataclasses.replace(decodes, sample_rows=decodes.sample_rows[:0], sampled=[])
         for params in _SAMPLED_FIRST:
             nobody = dataclasses.replace(decodes.sampled[0], params=params)
-            self._step(dataclasses.replace(decodes, sampled=[nobody] * self._decode_rows))
+            yield dataclasses.replace(decodes, sampled=[nobody] * self._decode_rows)
         if self._max_proposals:
             for num_seqs in (1, num_checked_together(self._decode_rows, self._max_proposals)):
                 checks = trash_checks(num_seqs, 1 + self._max_proposals)
-                self._step(checks)
-                self._step(with_longest_tables(checks, self._max_pages))
-        self._step(trash_scores(min(self._prefill_tokens, self._max_model_len, MAX_SCORED_TOKENS)))
-        return seconds
+                yield checks
+                yield with_longest_tables(checks, self._max_pages)
+        yield trash_scores(min(self._prefill_tokens, self._max_model_len, MAX_SCORED_TOKENS))
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Callable[[int, int], None]) -> None:

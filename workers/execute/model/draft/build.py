@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 from .....protocol.config import ModelConfig
 from .....protocol.errors import ConfigError
 from .....protocol.tokenizer_files import TOKENIZER_FILE
-from ...scheduling.proposals import MAX_CHECKED_TOKENS
 from ..backends import Backends
 from ..checkpoint.find import attributed_to_draft
 from ..loaded import Loaded
-from ..pool import PoolSize
-from .model import MAX_STEP_TOKENS, DraftModel
+from ..pool import PoolSize, bytes_per_token
+from .model import ON_CPU, DraftModel, Limits
 
 if TYPE_CHECKING:
     import torch
 
 _SCRATCH = "draft-tokenizer"
+# A GPU reads 160 tokens of a prompt or more in the time of a guess (0.6B on an H200). Its graphs for chunks have room
+# for 32 of them, or for 128 tokens. As many can be checked together: two of each of 64 sequences.
+ON_GPU = Limits(max_rows=64, max_behind=1024, read_with_a_guess=128, max_chunks=32, max_short=128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +34,41 @@ class DraftBuild:
 
     loaded: Loaded
     backends: Backends
+    limits: Limits
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Of the pages for guesses beyond the sequences' own pages."""
+        page_tokens = self.backends.cache.page_tokens
+        return bytes_per_token(self.loaded.shapes) * page_tokens * self.limits.scratch_pages(page_tokens)
 
     def make_model(self, size: PoolSize, *, vocab_size: int) -> DraftModel:
         """Build the draft model with as many pages as the target model has; it proposes only ids below ``vocab_size``,
         which the target model knows.
         """
         page_size = self.backends.cache.page_tokens
-        num_pages = size.num_pages + DraftModel.scratch_pages(page_size)
+        num_pages = size.num_pages + self.limits.scratch_pages(page_size)
         return DraftModel(
             self.loaded.make_runner(PoolSize(num_pages, size.max_model_len)),
             num_pages=size.num_pages,
             page_size=page_size,
             vocab_size=vocab_size,
             known_ids=self.loaded.facts.vocab_size,
+            limits=self.limits,
         )
 
 
-def check_device_of_draft(config: ModelConfig, device: torch.device) -> None:
+def check_setting_of_draft(config: ModelConfig, device: torch.device) -> None:
     """
     Raises:
-        ConfigError: a draft model is wanted, but the device is none that it can run on.
+        ConfigError: a draft model is wanted, but not where it could run.
     """
-    if device.type != "cpu":
+    size = config.tensor_parallel_size
+    where = str(device) if size == 1 else f"tensor_parallel_size {size}"
+    if size > 1 or device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"draft_model is {config.draft_model!r}, and on {device} there is none: draft models run on the compiled "
-            "kernels of a CPU; a GPU has prompt lookup, with num_speculative_tokens alone",
+            f"draft_model is {config.draft_model!r}, and on {where} there is none: draft models run on the compiled "
+            "kernels of a CPU, and on the fused kernels of one Nvidia GPU",
             param="draft_model",
         )
 
@@ -65,19 +77,21 @@ def load_draft(backends: Backends, folder: Path, run_dir: Path) -> DraftBuild:
     """Load the draft model in ``folder`` for the target model of ``backends``, whose tokenizer is in ``run_dir``.
 
     Raises:
-        ConfigError: it cannot be read, cannot be run by the compiled kernels, or has another vocabulary.
+        ConfigError: it cannot be read, cannot be run by the kernels of the device, or has another vocabulary.
     """
-    own = _backends_of_draft(backends, folder)
+    limits = _limits_on(backends)
+    own = _backends_of_draft(backends, folder, limits)
     proofs = own.proofs
     with attributed_to_draft(), _scratch(run_dir) as scratch:
         loaded = own.load_proven(proofs, scratch)
         if loaded is None:
-            loaded = own.with_tokenizer(scratch).load_native(proofs, scratch)
-        assert loaded is not None, "the backend is native, so a failure has raised an error"
+            own = own.with_tokenizer(scratch)
+            loaded = own.load_fused(proofs, scratch) or own.load_native(proofs, scratch)
+        assert loaded is not None, "the backend was named, so a failure has raised an error"
         if loaded.state_bytes:
             raise ConfigError(f"{loaded.facts.model_type} has recurrent layers, whose states cannot be rolled back")
         _check_vocabulary(scratch / TOKENIZER_FILE, run_dir / TOKENIZER_FILE)
-    return DraftBuild(loaded, own)
+    return DraftBuild(loaded, own, limits)
 
 
 def prove_draft(backends: Backends, folder: Path, run_dir: Path) -> None:
@@ -86,20 +100,40 @@ def prove_draft(backends: Backends, folder: Path, run_dir: Path) -> None:
     Raises:
         ConfigError: a start with this draft model would fail.
     """
-    own = _backends_of_draft(backends, folder)
+    own = _backends_of_draft(backends, folder, _limits_on(backends))
     with attributed_to_draft(), _scratch(run_dir) as scratch:
         own.prove(own.proofs, scratch)
 
 
-def _backends_of_draft(backends: Backends, folder: Path) -> Backends:
+def _limits_on(backends: Backends) -> Limits:
+    if backends.device.type == "cpu":
+        return ON_CPU
+    return ON_GPU._replace(max_rows=min(ON_GPU.max_rows, backends.scheduler.num_rows))
+
+
+def _backends_of_draft(backends: Backends, folder: Path, limits: Limits) -> Backends:
+    config, on_cpu = backends.config, backends.device.type == "cpu"
     return Backends(
-        replace(backends.config, model=str(folder), backend="native", draft_model=None, lora_modules=()),
+        replace(
+            config,
+            model=str(folder),
+            backend="native" if on_cpu else "fused",
+            # Where that costs speed: the bits of a guess do not matter.
+            deterministic=config.deterministic and on_cpu,
+            draft_model=None,
+            lora_modules=(),
+        ),
         replace(backends.cache, host_pages=0),
-        replace(backends.scheduler, max_num_seqs=MAX_CHECKED_TOKENS, max_num_batched_tokens=MAX_STEP_TOKENS),
+        replace(
+            backends.scheduler,
+            max_num_seqs=limits.max_rows,
+            max_num_batched_tokens=limits.max_step_tokens,
+        ),
         backends.device,
         folder,
         lambda done, total: None,
         spare_cache=backends.spare_cache,
+        is_draft=True,
     )
 
 

@@ -2,7 +2,8 @@
 
 The draft model has pages of its own, one for each of the target model's and with the same ids, so a sequence's block
 table is valid for both. It reads a prompt only once the answer is being decoded, and in pieces, so that other sequences
-are not held up.
+are not held up. Each guess is launched before the one it follows is known here: a runner that computes in the
+background takes its token from there.
 
 A mistake costs only time, so whatever may be out of date is recomputed.
 
@@ -12,26 +13,46 @@ Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import compress, count
+from itertools import count, takewhile
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .....protocol.arrays import Int32
+from .....protocol.arrays import Int32, Int64
 from ...scheduling.proposals import MAX_CHECKED_TOKENS, Proposer
 from ...scheduling.sequence import Key, Sequence
 from ...step import StepInputs
-from ..step_runner import StepRunner, trash_decodes
+from ..step_runner import StepRunner, trash_prefill, with_longest_tables
 
 logger = logging.getLogger(__name__)
 
-MAX_BEHIND = 256  # unread tokens that are read in one step, at most: with more, other sequences would wait too long
-_FEW = 32  # unread tokens of a sequence that do not count towards MAX_BEHIND: those decoded since the last call
-_READ_WITH_A_GUESS = 16  # tokens of a prompt that are read in the time of one guess, at least
-MAX_STEP_TOKENS = MAX_BEHIND + MAX_CHECKED_TOKENS * _FEW
-_TRIALS = 3
+FEW = 32  # unread tokens of a sequence that are no prompt: those decoded since the last call
+_USUAL = 3  # of these, as far as the cost of reading them is measured
+
+
+class Limits(NamedTuple):
+    """How much a draft model does at once on a kind of device."""
+
+    max_rows: int  # sequences in a step
+    max_behind: int  # tokens of prompts that are read in a step: with more, other sequences would wait too long
+    read_with_a_guess: int  # tokens of a prompt that are read in the time of one guess, at least
+    max_chunks: int  # sequences in a step of more than ``max_short`` tokens
+    max_short: int
+
+    @property
+    def max_step_tokens(self) -> int:
+        return self.max_behind + self.max_rows * FEW
+
+    def scratch_pages(self, page_size: int) -> int:
+        """Return how many pages the guesses of one step may need beyond the sequences' own pages."""
+        return self.max_rows * -(-MAX_CHECKED_TOKENS // page_size)
+
+
+ON_CPU = Limits(MAX_CHECKED_TOKENS, max_behind=256, read_with_a_guess=16, max_chunks=MAX_CHECKED_TOKENS, max_short=0)
 
 
 @dataclass(slots=True)
@@ -62,11 +83,23 @@ class _Row:
 class DraftModel(Proposer):
     """Proposes a smaller model's tokens, sampled with the random numbers that the target model will use."""
 
-    def __init__(self, runner: StepRunner, *, num_pages: int, page_size: int, vocab_size: int, known_ids: int) -> None:
-        """``runner`` has ``scratch_pages`` more pages than ``num_pages``. Only ids below ``vocab_size`` are proposed;
-        sequences with ids of ``known_ids`` or above cannot be read.
+    chance = 0.8  # more or less, of a smaller model of the same family
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        *,
+        num_pages: int,
+        page_size: int,
+        vocab_size: int,
+        known_ids: int,
+        limits: Limits = ON_CPU,
+    ) -> None:
+        """``runner`` has ``limits.scratch_pages`` more pages than ``num_pages``. Only ids below ``vocab_size`` are
+        proposed; sequences with ids of ``known_ids`` or above cannot be read.
         """
-        self._runner = runner
+        self.runner = runner
+        self._limits = limits
         self._num_pages = num_pages
         self._page_size = page_size
         self._vocab_size = vocab_size
@@ -76,24 +109,25 @@ class DraftModel(Proposer):
         self._proposals: dict[Key, list[int]] = {}
         self._is_sound = True
 
-    @staticmethod
-    def scratch_pages(page_size: int) -> int:
-        """Return how many pages the guesses of one step may need beyond the sequences' own pages."""
-        return MAX_CHECKED_TOKENS * -(-MAX_CHECKED_TOKENS // page_size)
-
-    def measure(self, other: StepRunner) -> None:
-        """Measure the cost of a guess relative to a step of the target model."""
-        self._runner.warm_up()
-        decode = trash_decodes(1)
-        own_s = min(self._runner.seconds_of(decode) for _ in range(_TRIALS))
-        self.cost = own_s / min(other.seconds_of(decode) for _ in range(_TRIALS))
-        logger.info("a guess of the draft model takes %.2f of a step", self.cost)
+    def warm_up(self, decode_s: float, progress: Callable[[int, int], None], *, is_first: bool) -> None:
+        """Like ``Proposer.warm_up``; also measure the costs of guesses relative to a step of the target model."""
+        self.runner.warm_up()
+        if is_first:
+            self.runner.capture_graphs(progress)
+        else:
+            self.runner.capture_largest()
+        own_s = self.runner.decode_s()
+        first_s = self.runner.best_seconds_of(with_longest_tables(trash_prefill(_USUAL), 1))
+        self.cost, self.start_cost = own_s / decode_s, max(0.0, first_s - own_s) / decode_s
+        logger.info(
+            "a guess of the draft model takes %.2f of a step, the first one %.2f more", self.cost, self.start_cost
+        )
 
     def prepare(self, seconds: float) -> bool:
-        return self._runner.prepare(seconds)
+        return self.runner.prepare(seconds)
 
     def show_progress(self, word: npt.NDArray[np.int64]) -> None:
-        self._runner.show_progress(word)
+        self.runner.show_progress(word)
 
     def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
         self._proposals = {}
@@ -121,37 +155,53 @@ class DraftModel(Proposer):
         for row in rows:
             self._note(row)
         asked = [index for index, row in enumerate(rows) if row.num_wanted]
-        tokens = self._run(rows, tables, [row.tokens for row in rows], [row.start for row in rows], asked)
-        for depth in count():
-            going_on = [self._take(rows[index], token) for index, token in zip(asked, tokens, strict=True)]
-            asked = list(compress(asked, going_on))
-            if not asked:
-                return
-            chosen = [rows[index] for index in asked]
-            said = [np.array([token], np.int32) for token in compress(tokens, going_on)]
-            tokens = self._run(chosen, tables[asked], said, [row.end + depth for row in chosen], range(len(chosen)))
+        said: dict[Key, list[int]] = {rows[index].sequence.key: [] for index in asked}
+        self._launch(rows, tables, asked)
+        for depth in count(1):
+            following = [index for index in asked if rows[index].num_wanted > depth]
+            if following:
+                places = np.searchsorted(asked, following).astype(np.int32)
+                self._launch_next([rows[index] for index in following], tables[following], places, depth - 1)
+            for index, token in zip(asked, self.runner.collect().token_ids.tolist(), strict=True):
+                said[rows[index].sequence.key].append(token)
+            if not following:
+                break
+            asked = following
+        for key, tokens in said.items():
+            self._proposals[key] = list(takewhile(lambda token: token < self._vocab_size, tokens))
 
     def _rows(self, wanted: list[tuple[Sequence, int]]) -> list[_Row]:
-        """Choose what the first run computes: the unread tokens of each sequence, up to the limit of one step."""
-        rows, num_left = [], MAX_BEHIND
-        for sequence, num_wanted in wanted[:MAX_CHECKED_TOKENS]:
-            start, end = min(self._num_known(sequence), sequence.num_tokens - 1), sequence.num_tokens
-            if int(sequence.tokens[start:end].max()) >= self._known_ids:
+        """Choose what the first run computes: the unread tokens of each sequence, up to the limits of one step."""
+        limits = self._limits
+        rows, num_left, total = list[_Row](), limits.max_behind, 0
+        behind = [(each, count, self._num_unread(each)) for each, count in wanted[: limits.max_rows]]
+        if len(behind) > limits.max_chunks:  # not all may have room: then the others come first in the next step
+            behind.sort(key=lambda found: -found[2])
+        for sequence, num_wanted, num_unread in behind:
+            start = sequence.num_tokens - num_unread
+            if int(sequence.tokens[start : sequence.num_tokens].max()) >= self._known_ids:
                 self._proposals[sequence.key] = []
                 continue
-            if end - start > _FEW:
-                if not self._is_worth_reading(end - start, len(sequence.tokens) - sequence.num_tokens):
+            num_read = num_unread
+            if num_unread > FEW:
+                if not self._is_worth_reading(num_unread, len(sequence.tokens) - sequence.num_tokens):
                     self._proposals[sequence.key] = []
                     continue
-                end = min(end, start + num_left)
-                num_left -= end - start
-            if end > start:
-                rows.append(_Row(sequence, start, end, num_wanted if end == sequence.num_tokens else 0))
+                num_read = min(num_unread, num_left)
+            if not num_read or (len(rows) >= limits.max_chunks and total + num_read > limits.max_short):
+                continue
+            num_left -= num_read if num_unread > FEW else 0
+            total += num_read
+            rows.append(_Row(sequence, start, start + num_read, num_wanted if num_read == num_unread else 0))
         return rows
+
+    def _num_unread(self, sequence: Sequence) -> int:
+        """At least one: the last token is computed again if need be, as it yields the logits of the first guess."""
+        return sequence.num_tokens - min(self._num_known(sequence), sequence.num_tokens - 1)
 
     def _is_worth_reading(self, num_tokens: int, num_following: int) -> bool:
         """Whether enough tokens may still follow for reading to pay off, if guesses save half a step for each."""
-        return num_tokens * self.cost / _READ_WITH_A_GUESS <= num_following / 2
+        return num_tokens * self.cost / self._limits.read_with_a_guess <= num_following / 2
 
     def _num_known(self, sequence: Sequence) -> int:
         """Return the number of tokens whose keys and values are in the sequence's current pages."""
@@ -184,45 +234,51 @@ class DraftModel(Proposer):
         """Build block tables [rows, pages]: each sequence's pages up to its last token, then scratch pages."""
         size = self._page_size
         num_scratch = -(-MAX_CHECKED_TOKENS // size)
-        widths = [-(-row.end // size) for row in rows]
-        tables = np.zeros((len(rows), max(widths) + num_scratch), np.int32)
+        widths = [-(-(row.end + max(0, row.num_wanted - 1)) // size) for row in rows]  # guesses included
+        tables = np.zeros((len(rows), max(widths)), np.int32)
         for index, (row, width) in enumerate(zip(rows, widths, strict=True)):
-            tables[index, :width] = row.sequence.block_table[:width]
+            own = row.sequence.block_table[: -(-row.end // size)]
             first = self._num_pages + 1 + index * num_scratch
-            tables[index, width : width + num_scratch] = range(first, first + num_scratch)
+            tables[index, :width] = [*own, *range(first, first + width - len(own))]
         return tables
 
-    def _run(
-        self, rows: Seq[_Row], tables: Int32, tokens: list[Int32], starts: list[int], asked: Seq[int]
-    ) -> list[int]:
-        """Compute these tokens of each row, [rows]; returns the token that follows the last one of each row in
-        ``asked``.
-        """
-        lengths = np.array([len(ids) for ids in tokens], np.int32)
+    def _launch(self, rows: Seq[_Row], tables: Int32, asked: list[int]) -> None:
+        """Compute the unread tokens of each row, and sample after the last one of each row in ``asked``."""
+        lengths = np.array([row.end - row.start for row in rows], np.int32)
         owners = np.repeat(np.arange(len(rows)), lengths)
         ends = np.cumsum(lengths, dtype=np.int32)
-        firsts = np.array(starts, np.int32)
-        positions = np.arange(ends[-1], dtype=np.int32) + (firsts - ends + lengths)[owners]
-        pages = positions // self._page_size
-        slots = tables[owners, pages] * np.int64(self._page_size) + (positions - pages * self._page_size)
-        self._runner.launch(StepInputs(
-            token_ids=np.concatenate(tokens),
+        starts = np.array([row.start for row in rows], np.int32)
+        positions = np.arange(ends[-1], dtype=np.int32) + (starts - ends + lengths)[owners]
+        self.runner.launch(StepInputs(
+            token_ids=np.concatenate([row.tokens for row in rows]),
             positions=positions,
-            slot_mapping=slots,
+            slot_mapping=self._slots(tables, owners, positions),
             query_starts=np.concatenate([np.zeros(1, np.int32), ends]),
-            context_lens=firsts + lengths,
+            context_lens=starts + lengths,
             block_tables=tables,
-            num_decodes=0,
-            sample_rows=ends[list(asked)] - np.int32(1),
+            num_decodes=len(rows) if len(owners) == len(rows) else 0,
+            sample_rows=ends[asked] - np.int32(1),
             sampled=[rows[index].sequence for index in asked],
         ))  # fmt: skip
-        said: list[int] = self._runner.collect().token_ids.tolist()
-        return said
 
-    def _take(self, row: _Row, token_id: int) -> bool:
-        """Add a proposal to the row's sequence; returns whether another is wanted."""
-        proposals = self._proposals.setdefault(row.sequence.key, [])
-        if token_id >= self._vocab_size:
-            return False
-        proposals.append(token_id)
-        return len(proposals) < row.num_wanted and token_id < self._known_ids
+    def _launch_next(self, rows: Seq[_Row], tables: Int32, places: Int32, num_guessed: int) -> None:
+        """Compute the latest guess of each row, which is in this place of the step in flight, and sample after it."""
+        indices = np.arange(len(rows) + 1, dtype=np.int32)
+        positions = np.array([row.end + num_guessed for row in rows], np.int32)
+        self.runner.launch(StepInputs(
+            token_ids=np.zeros(len(rows), np.int32),
+            positions=positions,
+            slot_mapping=self._slots(tables, indices[:-1], positions),
+            query_starts=indices,
+            context_lens=positions + np.int32(1),
+            block_tables=tables,
+            num_decodes=len(rows),
+            sample_rows=indices[:-1],
+            sampled=[row.sequence for row in rows],
+            carried=places,
+        ))  # fmt: skip
+
+    def _slots(self, tables: Int32, owners: npt.NDArray[np.integer], positions: Int32) -> Int64:
+        pages = positions // self._page_size
+        slots: Int64 = tables[owners, pages] * np.int64(self._page_size) + (positions - pages * self._page_size)
+        return slots

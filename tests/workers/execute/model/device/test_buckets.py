@@ -100,6 +100,23 @@ def test_steps_with_prompts_use_the_smallest_graph_that_holds_them(
     assert Router(20, 64, [64, 128]).size(inputs) == (size and StepSize(*size))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "size"),
+    [([1, 3], (16, 8)), ([6], (6, 1)), ([2] * 17, (64, 32)), ([100], (128, 64)), ([9] * 7 + [65], (128, 64)),
+     ([129], (0, 256)), ([3] * 65, None)],
+    ids=["padded", "one stream", "many", "long", "together", "too long", "too many"],
+)  # fmt: skip
+def test_draft_model_reads_a_few_tokens_in_the_graphs_of_proposals(
+    lengths: list[int], size: tuple[int, int] | None
+) -> None:
+    """Of each sequence, the last token is sampled, or none is."""
+    router = Router(64, 64, [64, 128, 256], check_sizes(64, 5))
+    router.takes_short_chunks = True
+    inputs = make_mixed(0, lengths)
+    expected = size and (StepSize(*size) if size[0] == 0 else StepSize(0, *size))
+    assert router.size(inputs) == router.size(replace(inputs, sample_rows=inputs.sample_rows[:0])) == expected
+
+
 def make_checks(num_decodes: int, lengths: list[int]) -> StepInputs:
     """Decodes, and sequences with proposals that have these lengths. All tokens are sampled."""
     inputs = make_mixed(num_decodes, lengths)

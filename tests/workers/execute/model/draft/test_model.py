@@ -26,10 +26,10 @@ from tests.workers.execute.model.native.decoders import (
 from triptych.protocol.config import ModelConfig, PipelineConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.model import build, prefault
-from triptych.workers.execute.model.draft import model as draft_model
 from triptych.workers.execute.model.draft.build import _scratch
-from triptych.workers.execute.model.draft.model import DraftModel
+from triptych.workers.execute.model.draft.model import FEW, ON_CPU, DraftModel
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepInputs
@@ -59,9 +59,11 @@ def fixture_unrelated(folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 def make_drafting_engine(checkpoint: Path, draft: Path, run_dir: Path, **options: Any) -> NativeEngine:
     engine = NativeEngine(checkpoint, run_dir, draft=draft, **options)
-    assert isinstance(engine.runner.proposer, DraftModel)
-    assert engine.runner.proposer.cost > 0
-    engine.runner.proposer.cost = 0.0  # as if it were much smaller
+    proposer = engine.runner.proposer
+    assert isinstance(proposer, DraftModel)
+    engine.warm_up_draft()
+    assert proposer.cost > 0
+    proposer.cost = proposer.start_cost = 0.0  # as if it were much smaller
     return engine
 
 
@@ -85,13 +87,13 @@ def record_steps(engine: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> list[
     """Collects the tokens of each step of the draft model from now on."""
     proposer = engine.runner.proposer
     assert isinstance(proposer, DraftModel)
-    launch, lengths = proposer._runner.launch, []
+    launch, lengths = proposer.runner.launch, []
 
     def counted(inputs: StepInputs) -> None:
         lengths.append(len(inputs.token_ids))
         launch(inputs)
 
-    monkeypatch.setattr(proposer._runner, "launch", counted)
+    monkeypatch.setattr(proposer.runner, "launch", counted)
     return lengths
 
 
@@ -159,7 +161,7 @@ def test_long_prompt_is_prefilled_in_chunks(twins: NativeEngine, monkeypatch: py
     lengths.clear()
     proposals = run(twins, long, short).proposals
     assert [long.output_tokens.tolist(), short.output_tokens.tolist()] == alone
-    assert draft_model.MAX_BEHIND <= max(lengths) <= draft_model.MAX_BEHIND + draft_model._FEW
+    assert ON_CPU.max_behind <= max(lengths) <= ON_CPU.max_behind + FEW
     assert proposals.num_proposed == proposals.num_accepted > 0
 
 
@@ -221,7 +223,7 @@ def test_pages_of_both_models_are_brought_into_memory(twins: NativeEngine, monke
     assert isinstance(draft, DraftModel)
     while twins.runner.prepare(0.0):
         pass
-    pools = [pool for runner in (twins.runner, draft._runner) for pool in runner._mover._device]
+    pools = [pool for runner in (twins.runner, draft.runner) for pool in runner._mover._device]
     assert sum(populated) == sum(pool.nbytes for pool in pools)
 
 
@@ -236,7 +238,7 @@ def test_failing_draft_model_is_not_used_again(
     def fail(inputs: StepInputs) -> None:
         raise MemoryError("no memory for a step")
 
-    monkeypatch.setattr(proposer._runner, "launch", fail)
+    monkeypatch.setattr(proposer.runner, "launch", fail)
     sequences = requests()
     with caplog.at_level(logging.ERROR):
         proposals = run(unrelated, *sequences).proposals
@@ -281,14 +283,20 @@ def test_draft_model_that_only_transformers_can_run_is_refused(tmp_path: Path) -
         NativeEngine(checkpoint, tmp_path, draft=draft)
 
 
-def test_draft_model_on_a_gpu_is_refused_before_anything_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("device", "num_ranks", "where"),
+    [(torch.device("xpu", 1), 1, "xpu:1"), (torch.device("cuda"), 2, "tensor_parallel_size 2")],
+    ids=["device", "ranks"],
+)
+def test_draft_model_is_refused_where_it_cannot_run_before_anything_is_loaded(
+    device: torch.device, num_ranks: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a start, and by the trial before a restart."""
-    monkeypatch.setattr(build, "take_device", lambda _: torch.device("cuda", 1))
+    monkeypatch.setattr(build, "take_device", lambda _: device)
     monkeypatch.setattr(build, "load_adapters", lambda *_: ())
     monkeypatch.setattr(build, "family_of", lambda _: "")
-    config = PipelineConfig(model=ModelConfig(model=str(tmp_path), draft_model="/small"))
+    model = ModelConfig(model=str(tmp_path), draft_model="/small", tensor_parallel_size=num_ranks)
+    config = PipelineConfig(model=model)
     parts: Any = (config.model, config.cache, config.scheduler)
     folders: Any = {"draft_folder": tmp_path, "run_dir": tmp_path}
     starts: list[Callable[[], object]] = [
@@ -296,7 +304,7 @@ def test_draft_model_on_a_gpu_is_refused_before_anything_is_loaded(
         lambda: build.rehearse(config, folder=tmp_path, **folders),
     ]
     for start in starts:
-        with pytest.raises(ConfigError, match=r"^draft_model is '/small', and on cuda:1 there is none") as error:
+        with pytest.raises(ConfigError, match=f"^draft_model is '/small', and on {where} there is none") as error:
             start()
         assert error.value.param == "draft_model"
 
@@ -308,3 +316,18 @@ def test_starts_that_are_killed_do_not_fill_the_run_directory(tmp_path: Path) ->
         (life.__enter__() / "tokenizer.json").touch()
     lives[-1].__exit__(None, None, None)  # the others were killed
     assert list(tmp_path.iterdir()) == []
+
+
+def test_more_sequences_than_fit_in_a_step_take_turns() -> None:
+    """A step has four sequences, or sixteen tokens of any number of them."""
+    runner: Any = HashRunner(97, num_pages=64, page_size=4)
+    limits = ON_CPU._replace(max_chunks=4, max_short=16)
+    draft = DraftModel(runner, num_pages=48, page_size=4, vocab_size=97, known_ids=97, limits=limits)
+    sequences = [make_request(index, 7, 20, vocab_size=97) for index in range(8)]
+    for index, sequence in enumerate(sequences):
+        sequence.block_table = [1 + 2 * index, 2 + 2 * index]
+    proposed = []
+    for _ in range(3):
+        draft.begin([(sequence, 1) for sequence in sequences])
+        proposed.append([draft.propose(sequence, 1) is not None for sequence in sequences])
+    assert proposed == [[True] * 4 + [False] * 4, [False] * 4 + [True] * 4, [True] * 8]

@@ -235,6 +235,10 @@ class NativeEngine:
             progress=lambda done, total: None,
         )
 
+    def warm_up_draft(self) -> None:
+        assert self.runner.proposer is not None
+        self.runner.proposer.warm_up(self.runner.decode_s(), lambda done, total: None, is_first=True)
+
     @cached_property
     def model(self) -> PreTrainedModel:
         """The same checkpoint in transformers, which most engines are not compared with."""

@@ -26,7 +26,7 @@ from tests.workers.execute.model.checkpoint.fp8_checkpoints import make_fp8_pair
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.engine import Engine
-from triptych.workers.execute.model import backends
+from triptych.workers.execute.model import backends, sizing
 from triptych.workers.execute.model.backends import Backends
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.loaded import Loaded
@@ -216,8 +216,8 @@ def test_ranks_on_gpus_attend_by_kernels() -> None:
 def test_each_rank_tries_the_largest_steps_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Orders of rank 0 would find no rank that listens. Without a trial, steps would share what is left by accident."""
     follower: Any = lambda size: 1000  # noqa: E731
-    monkeypatch.setattr(backends, "step_overhead", lambda make, *_: make(PoolSize(1, 8)))
-    monkeypatch.setattr(backends, "available_bytes", lambda device: 9000)
+    monkeypatch.setattr(sizing, "step_overhead", lambda make, *_: make(PoolSize(1, 8)))
+    monkeypatch.setattr(sizing, "available_bytes", lambda device: 9000)
     facts: Any = SimpleNamespace(context_limit=8)
     leader: Any = pytest.fail
     loaded = Loaded(facts, torch.float32, "", [LayerShape(1, 1, 1, torch.float32)], leader, follower)
@@ -227,7 +227,7 @@ def test_each_rank_tries_the_largest_steps_by_itself(tmp_path: Path, monkeypatch
         ModelConfig(), CacheConfig(page_size=1, kv_memory_fraction=1.0), SchedulerConfig(max_num_seqs=200), device,
         tmp_path, lambda done, total: None, group=group,
     )  # fmt: skip
-    assert ranks.size_pages(loaded, None).num_pages == 8000 // 8 - 1
+    assert sizing.size_pool(ranks, loaded).num_pages == 8000 // 8 - 1
 
 
 def test_devices_of_ranks_are_not_chosen_by_the_first_one() -> None:

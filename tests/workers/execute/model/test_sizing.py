@@ -1,0 +1,40 @@
+"""What pages leave room for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.workers.execute.model import sizing
+from triptych.workers.execute.model.backends import Backends
+from triptych.workers.execute.model.draft.build import ON_GPU, DraftBuild
+from triptych.workers.execute.model.loaded import Loaded
+from triptych.workers.execute.model.pool import LayerShape, PoolSize
+
+
+def loaded(overhead: int, num_layers: int) -> Loaded:
+    make: Any = lambda size: overhead  # noqa: E731
+    facts: Any = SimpleNamespace(context_limit=8)
+    return Loaded(facts, torch.float32, "", [LayerShape(1, 1, 1, torch.float32)] * num_layers, make)
+
+
+def test_steps_of_a_draft_model_and_the_pages_of_its_guesses_have_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of a token takes 8 bytes of a layer. A guess is followed by fifteen others, at most."""
+    monkeypatch.setattr(sizing, "step_overhead", lambda make, *_: make(PoolSize(1, 8)))
+    monkeypatch.setattr(sizing, "available_bytes", lambda device: 9000)
+    backends = Backends(
+        ModelConfig(), CacheConfig(page_size=1, kv_memory_fraction=1.0), SchedulerConfig(max_num_seqs=200),
+        torch.device("cuda"), tmp_path, lambda done, total: None,
+    )  # fmt: skip
+    limits = ON_GPU._replace(max_rows=2)
+    draft = DraftBuild(loaded(500, num_layers=1), backends, limits)
+    left = 9000 - 1000 - 500 - 2 * 16 * 8
+    assert sizing.size_pool(backends, loaded(1000, num_layers=3), draft).num_pages == left // (4 * 8) - 1
+    assert sizing.size_pool(backends, loaded(1000, num_layers=3)).num_pages == 8000 // (3 * 8) - 1
