@@ -83,6 +83,8 @@ SETS = {
         LIMITS,
         Part("speculation", "speculation", 60),
         Part("speculation_large", "speculation", 120),
+        Part("draft_equal", "speculation", 60),
+        Part("draft_speed", "speculation", 100),
     ],
 }
 PARTS = list({part.name: part for parts in SETS.values() for part in parts}.values())

@@ -50,12 +50,13 @@ def load(
     chunk: int = 2048,
     num_speculative_tokens: int = 0,
     kv_dtype: str = "auto",
+    draft: str | None = None,
     **options: Any,
 ) -> Loaded:
-    """The random model of that shape on the fused decoder, with captured graphs; ``options`` are those of
-    ``ModelConfig``.
+    """The random model of that shape on the fused decoder, with captured graphs, and its draft model of that shape;
+    ``options`` are those of ``ModelConfig``.
     """
-    folder = setting.checkpoint(name)
+    folder, draft_folder = setting.checkpoint(name), None if draft is None else setting.checkpoint(draft)
     free_memory()
     rows = setting.size(rows, 2)
     scheduler_config = SchedulerConfig(
@@ -80,12 +81,15 @@ def load(
             CacheConfig(num_pages=32 if setting.is_dry else None, kv_dtype=kv_dtype),
             scheduler_config,
             model_dir=folder,
+            draft_folder=draft_folder,
             run_dir=Path(run_dir),
             progress=lambda done, total: None,
         )
     runner.warm_up()
     loaded_at = time.perf_counter()
     runner.capture_graphs(lambda done, total: None)
+    if runner.proposer is not None:
+        runner.proposer.warm_up(runner.decode_s(), lambda done, total: None, is_first=True)
     return Loaded(runner, card, scheduler_config, loaded_at - start, time.perf_counter() - loaded_at)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from triptych.workers.execute.scheduling.proposals import Proposer
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.step import StepInputs
 
-NUM_PROPOSED = 5
+NUM_PROPOSED, NUM_DRAFTED = 5, 4
+RIGHT = (1.0, 0.8, 0.5, 0.0)  # shares of right guesses
 SAMPLED = {"one": {}, "several": {"temperature": 0.8, "top_p": 0.95}}
 
 
@@ -28,10 +30,30 @@ class Known(Proposer):
     def __init__(self, done: Run) -> None:
         self._outputs: dict[Key, list[int]] = {s.key: s.output_tokens.tolist() for s in done.sequences}
 
-    def propose(self, sequence: Sequence, max_tokens: int) -> list[int]:
+    def propose(self, sequence: Sequence, max_tokens: int) -> list[int] | None:
         count = sequence.num_output_tokens
         known = self._outputs[sequence.key][count : count + max_tokens]
         return [token ^ (place % 8 == 7) for place, token in enumerate(known, count)]
+
+
+class Guessed(Known):
+    """Has a draft model compute its guesses, and then replaces them, so that the given share is right."""
+
+    def __init__(self, done: Run, draft: Proposer, share: float) -> None:
+        super().__init__(done)
+        self._draft, self._share = draft, share
+        self.cost, self.start_cost, self.chance = draft.cost, draft.start_cost, draft.chance
+
+    def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
+        self._draft.begin(wanted)
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> list[int] | None:
+        if (guessed := self._draft.propose(sequence, max_tokens)) is None:
+            return None
+        count = sequence.num_output_tokens
+        known = self._outputs[sequence.key][count : count + len(guessed)]
+        rights = [random.Random(f"{sequence.key}/{count + i}").random() < self._share for i in range(len(known))]
+        return [token if is_right else token ^ 1 for token, is_right in zip(known, rights, strict=True)]
 
 
 def speculation(setting: Setting, note: Notes) -> None:
@@ -55,6 +77,75 @@ def speculation_large(setting: Setting, note: Notes) -> None:
     lengths = [(setting.size(256, 3), setting.size(256, 6))] * setting.size(16, 2)
     for name, each in streams(lengths).items():
         note(name, with_and_without(setting, loaded, each, name) | check_times(setting, loaded, len(each)))
+
+
+def draft_equal(setting: Setting, note: Notes) -> None:
+    """Qwen3-0.6B as its own draft model, with ``--deterministic``: guesses change no token, and most are right. Some
+    are not, since the draft model does without that option.
+    """
+    name = "qwen3-0.6b"
+    loaded = load(setting, name, draft=name, num_speculative_tokens=NUM_DRAFTED, deterministic=True)
+    note("load_s", loaded.load_s)
+    note("capture_s", loaded.capture_s)
+    note("num_pages", loaded.card.num_pages)
+    warm(setting, loaded)
+    lengths = [(setting.size(100 + 37 * i, 3 + 2 * i), setting.size(128, 6)) for i in range(setting.size(16, 2))]
+    for streams_name, each in streams(lengths).items():
+        note(streams_name, drafted(setting, loaded, each, SAMPLED[streams_name]))
+
+
+def drafted(setting: Setting, loaded: Loaded, lengths: list[Lengths], sampling: dict[str, Any]) -> dict[str, Any]:
+    """The guesses of the draft model as they are, as if they cost nothing, so that there are as many as possible."""
+    draft: Any = loaded.runner.proposer
+    plain = run(setting, loaded, lengths, sampling=sampling, num_speculative_tokens=0)
+    costs, draft.cost, draft.start_cost = (draft.cost, draft.start_cost), 0.0, 0.0
+    before = steps_of(draft)
+    done = run(setting, loaded, lengths, sampling=sampling, proposer=draft)
+    num_steps, num_graph_steps = (after - each for after, each in zip(steps_of(draft), before, strict=True))
+    draft.cost, draft.start_cost = costs
+    tokens = [[s.output_tokens.tolist() for s in each.sequences] for each in (plain, done)]
+    return {
+        "is_equal": tokens[0] == tokens[1],
+        "accepted": share_accepted(done),
+        "steps": [len(plain.plans), len(done.plans), num_steps],
+        "graph_share": round(num_graph_steps / max(1, num_steps), 4),
+        "cost": round(costs[0], 4),
+        "start_cost": round(costs[1], 4),
+    }
+
+
+def steps_of(draft: Any) -> tuple[int, int]:
+    """All steps of the draft model, and those that were graphs. A dry run is on a CPU, where nothing counts them."""
+    return getattr(draft.runner, "num_steps", 0), draft.runner.num_graph_steps
+
+
+def draft_speed(setting: Setting, note: Notes) -> None:
+    """Qwen3-0.6B guesses for Qwen3-8B: how much faster streams get, by the share of guesses that are right."""
+    loaded = load(setting, "qwen3-8b", draft="qwen3-0.6b", rows=64, num_speculative_tokens=NUM_DRAFTED)
+    draft = loaded.runner.proposer
+    assert draft is not None, "it was loaded"
+    note("load_s", loaded.load_s)
+    note("capture_s", loaded.capture_s)
+    note("num_pages", loaded.card.num_pages)
+    note("costs", {"guess": draft.cost, "first": draft.start_cost, **costs_of(loaded)})
+    warm(setting, loaded)
+    for num_streams in (1, 4, 16):
+        lengths = [(setting.size(256, 3), setting.size(128, 6))] * setting.size(num_streams, min(2, num_streams))
+        plain = run(setting, loaded, lengths, num_speculative_tokens=0)
+        found: dict[str, Any] = {"tokens_per_s_without": round(plain.tokens_per_s, 1)}
+        for share in RIGHT:
+            done = run(setting, loaded, lengths, proposer=Guessed(plain, draft, share))
+            found[f"right_{share:g}"] = round(plain.elapsed_s / done.elapsed_s, 3)
+            found[f"right_{share:g}_steps"] = len(done.plans)
+        note(f"streams_{num_streams}", found)
+
+
+def share_accepted(done: Run) -> float | None:
+    """The share of right guesses. A step of a sequence yields one token more than it has of these."""
+    chunks = [chunk for plan in done.plans for chunk in plan.chunks if chunk.samples]
+    num_proposed = sum(len(chunk.proposed) for chunk in chunks)
+    num_tokens = sum(sequence.max_tokens for sequence in done.sequences)
+    return round((num_tokens - len(chunks)) / num_proposed, 4) if num_proposed else None
 
 
 def streams(lengths: list[Lengths]) -> dict[str, list[Lengths]]:
