@@ -96,6 +96,19 @@ def test_proposals_of_one_among_many_are_not_worth_a_step_that_costs_more() -> N
         assert step.plan.has_proposals == (count == 1)
 
 
+def test_gain_is_that_of_as_many_proposals_as_have_room() -> None:
+    """Of four for each of 20, at most one has a place beside them, and gains 0.5 of what the step costs more."""
+    for max_tokens in (40, 100):
+        costs = CheckCosts(token=0.001, step=0.6, max_tokens=max_tokens)
+        sizes: dict[str, Any] = {"max_num_seqs": 20, "num_pages": 64, "prefill_chunk": 64, "page_size": 64}
+        sequences = make_sequences(20, num_tokens=1, max_tokens=12)
+        engine = make_engine(*sequences, propose=truth, num_speculative_tokens=4, check_costs=costs, **sizes)
+        engine.step()
+        step = engine.step()
+        assert step is not None
+        assert step.plan.has_proposals == (max_tokens == 100)
+
+
 def test_wide_device_checks_proposals_of_many_in_a_step() -> None:
     sequences = make_sequences(20, num_tokens=1, max_tokens=12)
     costs = CheckCosts(token=0.001, max_tokens=64)

@@ -184,9 +184,10 @@ class Proposals:
     def _worths(self, sequences: list[Sequence], num_decodes: int) -> list[int]:
         """How many proposals for each sequence are worth their cost in a step of ``num_decodes``."""
         least = self._costs.token * num_decodes + self._proposer.cost
+        found = [self._worth(sequence.chance, least) for sequence in sequences]
+        share = -(-(self._costs.max_tokens - num_decodes) // max(1, len(found) - found.count(0)))
         worths, total = [], 0.0
-        for sequence in sequences:
-            worth = self._worth(sequence.chance, least)
+        for sequence, worth in zip(sequences, (min(worth, share) for worth in found), strict=True):
             gain = _expected(sequence.chance, worth) - least * worth - self._costs.sequence * num_decodes
             worths.append(worth if gain > 0 else 0)
             total += max(0.0, gain)
