@@ -18,6 +18,7 @@ from tests.workers.execute.model.fused.short_self_test import shorten_self_test
 from tests.workers.execute.model.native.decoders import NativeEngine, make_checkpoint, make_request
 from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.device.buckets import StepSize
 from triptych.workers.execute.model.device.graphs import CudaGraphCapture
 from triptych.workers.execute.model.device.runner import DeviceRunner
 from triptych.workers.execute.model.draft.build import ON_GPU
@@ -128,9 +129,17 @@ def outputs_of(sequences: list[Sequence]) -> list[list[int]]:
     return [sequence.output_tokens.tolist() for sequence in sequences]
 
 
-def test_guesses_are_graphs_and_right(device: FakeCuda, pair: tuple[DeviceRunner, DeviceRunner]) -> None:
-    """Of a model that is its own draft model: each is computed from the one before it, which the host has not seen."""
+def test_guesses_are_graphs_and_right(
+    device: FakeCuda, pair: tuple[DeviceRunner, DeviceRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that is its own draft model: each is computed from the one before it, which the host has not seen. Few
+    unread tokens have graphs of few tokens.
+    """
     runner, own = pair
+    sizes: list[StepSize] = []
+    assert own._graphs is not None
+    replay = own._graphs.run
+    monkeypatch.setattr(own._graphs, "run", lambda key: (sizes.append(key.size), replay(key)))
     for kind in ("greedy", "drawn", "cut"):
         plain, sequences = make_mates(kind), make_mates(kind)
         run(runner, *plain, num_proposals=0)
@@ -144,6 +153,7 @@ def test_guesses_are_graphs_and_right(device: FakeCuda, pair: tuple[DeviceRunner
         assert device.waits == {"Event.synchronize": sum(steps)}
         assert not device.pageable
         assert own.num_graph_steps - before[1][1] == steps[1] > 0
+    assert {size.num_chunk_tokens for size in sizes} == {0, 16, 64}
 
 
 def test_draft_model_tracks_the_content_of_its_pages(pair: tuple[DeviceRunner, DeviceRunner]) -> None:
