@@ -70,7 +70,7 @@ class ModelConfig:
         (), "NAME=PATH of a LoRA adapter, which requests select by its name; may be given several times"
     )
     draft_model: str | None = option(
-        None, "a smaller model with the same tokenizer that proposes tokens, specified like model (native and fused only)"
+        None, "a smaller model with the same tokenizer that proposes tokens, specified like model (native or fused)"
     )
     threads: int | None = option(
         None, "CPU threads of execute, per rank; by default one per physical core, divided among the ranks"

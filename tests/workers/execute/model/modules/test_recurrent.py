@@ -124,9 +124,7 @@ def test_memory_for_states_is_subtracted_from_that_for_pages(tmp_path: Path, mon
     model: Any = build_tiny_model("qwen3_5_text")
     states = switch_to_pages(model, CpuAttention(), max_model_len=512).states.num_bytes(num_state_rows(6, 2))
     page_bytes = 2 * 2 * 16 * 4 * PAGE_SIZE  # keys and values of the only attention layer
-    monkeypatch.setattr(
-        "triptych.workers.execute.model.sizing.available_bytes", lambda device: states + 9 * page_bytes
-    )
+    monkeypatch.setattr("triptych.workers.execute.model.sizing.available_bytes", lambda device: states + 9 * page_bytes)
     _, card = build(checkpoint, cache=sizes)
     assert card.num_pages == 8
 

@@ -284,9 +284,7 @@ def test_memory_for_states_is_subtracted_from_that_for_pages(tmp_path: Path, mon
     rows = 2 * 6 + 2 + 2  # of 6 live sequences, of snapshots, the trash row and the zero row
     states = 3 * rows * 4 * (heads + 3 * channels)
     page_bytes = 16 * 2 * 2 * 32 * 4  # keys and values of the only attention layer
-    monkeypatch.setattr(
-        "triptych.workers.execute.model.sizing.available_bytes", lambda device: states + 9 * page_bytes
-    )
+    monkeypatch.setattr("triptych.workers.execute.model.sizing.available_bytes", lambda device: states + 9 * page_bytes)
     _, card = build(checkpoint, num_pages=None, max_kv_bytes=1 << 40, kv_memory_fraction=1.0)
     assert (card.backend, card.num_pages) == (f"native float32 on {available_levels()[0]}", 8)
 
