@@ -19,7 +19,7 @@ from tests.workers.execute.model.native.decoders import NativeEngine, make_check
 from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.device.buckets import StepSize
-from triptych.workers.execute.model.device.graphs import CudaGraphCapture
+from triptych.workers.execute.model.device.graphs import CudaGraphCapture, GraphKey
 from triptych.workers.execute.model.device.runner import DeviceRunner
 from triptych.workers.execute.model.draft.build import ON_GPU
 from triptych.workers.execute.model.draft.device import DraftRunner
@@ -139,7 +139,12 @@ def test_guesses_are_graphs_and_right(
     sizes: list[StepSize] = []
     assert own._graphs is not None
     replay = own._graphs.run
-    monkeypatch.setattr(own._graphs, "run", lambda key: (sizes.append(key.size), replay(key)))
+
+    def recorded(key: GraphKey) -> None:
+        sizes.append(key.size)
+        replay(key)
+
+    monkeypatch.setattr(own._graphs, "run", recorded)
     for kind in ("greedy", "drawn", "cut"):
         plain, sequences = make_mates(kind), make_mates(kind)
         run(runner, *plain, num_proposals=0)
