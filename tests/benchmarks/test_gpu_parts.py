@@ -22,6 +22,7 @@ pytest.importorskip("triton")
 
 from benchmarks import gpu_check
 from benchmarks.gpu import kernels, numerics, peers, runs, setting, speculation, step_times
+from tests.workers.execute.factories import Told
 from tests.workers.execute.model.device.next_token import NextToken, make_runner
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.model.device.graphs import GraphCapture
@@ -279,6 +280,20 @@ def test_proposals_are_compared_with_a_run_without_them(tmp_path: Path, monkeypa
         assert notes[name]["steps"] == [6, 3]
         assert notes[name]["graph_share"] == 1
         assert notes[name]["of_decode"] > 0
+
+
+def test_guesses_of_a_draft_model_are_replaced_so_that_a_share_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: dict[str, Any] = {}
+    loaded = load_next_token(lambda run: run)
+    loaded.runner.proposer = Told(lambda sequence, count: [0] * count)
+    monkeypatch.setattr(speculation, "load", lambda *_, **__: loaded)
+    speculation.draft_speed(setting.Setting(tmp_path, is_dry=True), notes.__setitem__)  # type: ignore[arg-type]
+    for name in ("streams_1", "streams_4", "streams_16"):
+        steps = [notes[name][f"right_{share:g}_steps"] for share in speculation.RIGHT]
+        assert (steps[0], steps[-1]) == (3, 6)
+        assert steps == sorted(steps)
 
 
 def test_replay_that_computes_something_else_is_found(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -183,20 +184,21 @@ def test_draft_model_tracks_the_content_of_its_pages(pair: tuple[DeviceRunner, D
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize("options", [{"num_pages": None}, {"num_pages": 16, "deterministic": True}], ids=str)
 def test_fused_decoder_guesses_for_itself(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From two checkpoints to the last token: no token is changed, and all guesses are right."""
+    """From two checkpoints to the last token, on as many pages as have room, and on a few."""
     shorten_self_test(monkeypatch)
     shrink_draft_steps(monkeypatch)
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     checkpoint = make_checkpoint("qwen3", tmp_path / "checkpoint", **sizes)
     with pytest.MonkeyPatch.context() as patch, fake_cuda(patch):
         engine = NativeEngine(
-            checkpoint, tmp_path, backend="fused", device="cuda", num_pages=None, max_num_seqs=2, prefill_chunk=8,
+            checkpoint, tmp_path, backend="fused", device="cuda", max_num_seqs=2, prefill_chunk=8,
             dtype="float32", draft=checkpoint, num_speculative_tokens=3, **options,
         )  # fmt: skip
+        assert isinstance(engine.runner, DeviceRunner)
         engine.runner.warm_up()
         engine.runner.capture_largest()
         proposer = engine.runner.proposer
@@ -205,9 +207,12 @@ def test_fused_decoder_guesses_for_itself(
         assert proposer.cost > 0
         proposer.cost = proposer.start_cost = 0.0
         ways: Any = ({}, {"num_speculative_tokens": 3, "check_costs": COSTS})
-        plain, found = (
-            engine.run(*(make_request(i, length, 6, temperature=0.8 * i) for i, length in enumerate((19, 5))), **each)
-            for each in ways
-        )
-    assert found == plain
-    assert proposer.runner.num_graph_steps > 0
+        answers, num_steps, num_graph_steps = [], [engine.runner.num_steps], proposer.runner.num_graph_steps
+        for each in ways:
+            requests = [make_request(i, length, 9, temperature=0.8 * i) for i, length in enumerate((19, 5))]
+            answers.append(engine.run(*requests, **each))
+            num_steps.append(engine.runner.num_steps)
+        without, with_guesses = np.diff(num_steps)
+    assert answers[0] == answers[1]
+    assert with_guesses <= without - 3
+    assert proposer.runner.num_graph_steps > num_graph_steps
