@@ -70,8 +70,10 @@ def speculation(setting: Setting, note: Notes) -> None:
 
 
 def speculation_large(setting: Setting, note: Notes) -> None:
-    """Qwen3-8B without it, where proposals may change a token: how much faster streams get."""
-    loaded = load(setting, "qwen3-8b", num_speculative_tokens=NUM_PROPOSED)
+    """Qwen3-8B: how much faster streams get. Without ``--deterministic``, a token that is rounded otherwise would make
+    all proposals after it wrong.
+    """
+    loaded = load(setting, "qwen3-8b", num_speculative_tokens=NUM_PROPOSED, deterministic=True)
     note("check_costs", costs_of(loaded))
     warm(setting, loaded)
     lengths = [(setting.size(256, 3), setting.size(256, 6))] * setting.size(16, 2)
@@ -120,8 +122,12 @@ def steps_of(draft: Any) -> tuple[int, int]:
 
 
 def draft_speed(setting: Setting, note: Notes) -> None:
-    """Qwen3-0.6B guesses for Qwen3-8B: how much faster streams get, by the share of guesses that are right."""
-    loaded = load(setting, "qwen3-8b", draft="qwen3-0.6b", rows=64, num_speculative_tokens=NUM_DRAFTED)
+    """Qwen3-0.6B guesses for Qwen3-8B: how much faster streams get, by the share of guesses that are right. Those would
+    be wrong after the first token that is rounded otherwise, hence ``--deterministic``.
+    """
+    loaded = load(
+        setting, "qwen3-8b", draft="qwen3-0.6b", rows=64, num_speculative_tokens=NUM_DRAFTED, deterministic=True
+    )
     draft = loaded.runner.proposer
     assert draft is not None, "it was loaded"
     note("load_s", loaded.load_s)
