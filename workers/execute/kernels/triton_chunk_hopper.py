@@ -47,7 +47,8 @@ class HopperTile(NamedTuple):
 
 LARGE = HopperTile(num_groups=2, num_stages=4, max_registers=168, stays=True)
 SMALL = HopperTile(num_groups=1, num_stages=2, max_registers=128, stays=False)  # two programs fit
-_LARGE_TURNS = 3  # in which a multiprocessor computes the tiles of a launch: with fewer, they start and end too often
+# Large tiles start and end too often if a multiprocessor has fewer of them in a launch, or if chunks have fewer tokens.
+_LARGE_TURNS, _LARGE_CHUNK = 3, 1024
 
 _first_tile = gluon.jit(_first_tile_of_triton.fn)
 _copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # since Triton 3.8
@@ -296,7 +297,7 @@ def hopper_attention(
     num_chunks, (num_tokens, num_heads, dim) = len(context_lens), query.shape
     _, page_size, num_kv_heads, _ = keys.shape
     group = num_heads // num_kv_heads
-    tile = tile or hopper_tile(num_tokens * num_heads, num_processors)
+    tile = tile or hopper_tile(num_tokens, num_heads, num_chunks, num_processors)
     num_rows = NUM_ROWS * tile.num_groups
     num_programs = (num_tokens * group // num_rows + num_chunks) * num_kv_heads
     _chunk_hopper[(min(num_programs, num_processors) if tile.stays else num_programs,)](
@@ -317,9 +318,10 @@ def _slots(pages: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(pages, [num_pages * page_size, width], [width, 1], [NUM_KEYS, dim], layout)
 
 
-def hopper_tile(num_queries: int, num_processors: int) -> HopperTile:
-    """That which is the fastest for so many queries of all heads."""
-    return LARGE if num_queries >= _LARGE_TURNS * num_processors * LARGE.num_groups * NUM_ROWS else SMALL
+def hopper_tile(num_tokens: int, num_heads: int, num_chunks: int, num_processors: int) -> HopperTile:
+    """That which is the fastest for so many tokens in chunks of about the same length."""
+    num_turns = num_tokens * num_heads / (LARGE.num_groups * NUM_ROWS * num_processors)
+    return LARGE if num_turns >= _LARGE_TURNS and num_tokens >= _LARGE_CHUNK * num_chunks else SMALL
 
 
 def suits_hopper(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:

@@ -182,7 +182,8 @@ def test_which_chunks_are_left_to_the_other_kernel(
 
 def test_fewer_queries_have_smaller_programs() -> None:
     """By the shapes of Qwen3-8B on an H200."""
-    assert [hopper_tile(num_tokens * 32, 132) for num_tokens in (512, 1024, 2048)] == [SMALL, SMALL, LARGE]
+    assert [hopper_tile(num_tokens, 32, 1, 132) for num_tokens in (512, 1024, 2048)] == [SMALL, SMALL, LARGE]
+    assert [hopper_tile(2048, 32, num_chunks, 132) for num_chunks in (2, 16)] == [LARGE, SMALL]
 
 
 def lacks_function(*_arguments: Any, **_options: Any) -> None:
@@ -225,4 +226,4 @@ def test_bits_that_must_not_depend_on_the_batch_come_from_one_kernel(
     kernel._hopper._num_processors = 1
     for _ in range(2):
         check(scene, run(scene, kernel))
-    assert called == ([] if is_invariant else [200, 40, 40])  # it is compared with the other kernel once
+    assert called == ([] if is_invariant else [200, 200, 40, 40])  # it is compared with the other kernel once
