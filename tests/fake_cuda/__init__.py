@@ -6,6 +6,7 @@ Tensors on the device wrap CPU tensors. What torch itself checks is checked by t
   on the host, which a GPU would accept, but copy at every step.
 * A capture fails if the host waits for the device in it, or copies to or from the host. A replay launches what was
   captured, with the numbers and addresses of the capture; other memory of the graph holds garbage before.
+* Kernels on a stream beside run when they are waited for, and a capture fails if they are not.
 * Asynchronous copies happen as late as they may. Pinned memory that is copied to holds garbage until an event recorded
   after the copy has been waited for; pinned memory that is copied from must not change before.
 
@@ -29,7 +30,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
-from tests.fake_cuda.device import Event, FakeCuda
+from tests.fake_cuda.device import Event, FakeCuda, Stream
 from tests.fake_cuda.graph import Graph
 from tests.fake_cuda.operators import dot_of, float_of
 from triptych.workers.execute.user_cache import cache_folder, making
@@ -75,8 +76,11 @@ def _functions(device: FakeCuda) -> dict[str, Any]:
         "CUDAGraph": Graph,
         "graph": device.capture,
         "graph_pool_handle": object,
-        "Stream": object,
-        "current_stream": lambda: None,
+        "Stream": lambda *_, **__: Stream(device),
+        "stream": device.beside,
+        "current_stream": lambda *_: device.stream,
+        "set_stream": lambda _stream: None,
+        "is_current_stream_capturing": lambda: device.is_capturing,
         "mem_get_info": lambda _device=None: (MEMORY_BYTES // 2, MEMORY_BYTES),
         "memory_reserved": lambda _device=None: 0,
         "max_memory_reserved": lambda _device=None: 1 << 20,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -41,6 +41,22 @@ class Event:
         self._device.wait("Event.synchronize", self._position)
 
 
+class Stream:
+    """The stream of everything, or one beside it, whose kernels run when the former waits for them: as late as they
+    may.
+    """
+
+    def __init__(self, device: FakeCuda) -> None:
+        self._device = device
+
+        self.seen = -1  # launches that it has waited for
+
+    def wait_stream(self, _other: Stream) -> None:
+        self.seen = self._device.num_launches
+        if self is self._device.stream:
+            self._device.join()
+
+
 class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The device. While it is active, torch's operators go through it."""
 
@@ -48,7 +64,11 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.waits: Counter[str] = Counter()  # of the host for the device, by what made it wait
         self.pageable: Counter[str] = Counter()  # copies from memory that is not pinned, by operator
+        self.num_launches = 0
+        self.stream = Stream(self)
         self._graph: Graph | None = None  # being captured
+        self._is_beside = False
+        self._beside: list[Callable[[], object]] = []  # launches of streams beside that were not waited for
         self._pinned: dict[int, torch.Tensor] = {}  # by address; kept, so that nothing else gets the address
         self._arriving: list[_Copy] = []
         self._leaving: list[_Copy] = []
@@ -109,8 +129,34 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():
                 run(kernel, *args, **kwargs)
 
-        with _disable_current_modes():
-            self._launch(interpret, args, kwargs)
+        def launch() -> None:
+            with _disable_current_modes():
+                self._launch(interpret, args, kwargs)
+
+        if self._is_beside:
+            self._beside.append(launch)
+        else:
+            launch()
+
+    @contextmanager
+    def beside(self, stream: Stream) -> Iterator[None]:
+        """What ``torch.cuda.stream`` does. Only kernels may be launched to a stream beside."""
+        assert stream.seen == self.num_launches, "a stream has not waited for what was launched before"
+        self._is_beside = True
+        try:
+            yield
+        finally:
+            self._is_beside = False
+
+    def join(self) -> None:
+        """Run what streams beside have been given."""
+        launches, self._beside = self._beside, []
+        for launch in launches:
+            launch()
+
+    @property
+    def is_capturing(self) -> bool:
+        return self._graph is not None
 
     @contextmanager
     def capture(self, graph: Graph, **_: Any) -> Iterator[None]:
@@ -119,11 +165,13 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._graph = graph
         try:
             yield
+            assert not self._beside, "a capture ends with unjoined work"
         finally:
             self._graph = None
             graph.end()
 
     def _launch(self, operator: Operator, args: Any, kwargs: Any) -> Any:
+        self.num_launches += 1
         raw_args, raw_kwargs, graph = raw_of(args), raw_of(kwargs), self._graph
         if graph is None:
             result = operator(*raw_args, **raw_kwargs)

@@ -26,12 +26,13 @@ import triton.language as tl
 
 from .sizes import cdiv, next_power_of_2
 
-_OUTPUTS = 64  # of a program that adds
-_SPLIT = 1024  # inputs that a program sums, most of them under way at once
+_OUTPUTS = 128  # of a program that adds
+_SPLIT, _MOST_SPLITS = 1024, 6  # the fewest inputs that a program sums, and parts that one may have to add up
 _FEW = 256  # rows up to which more programs are worth more than reading weights less often
 _GROUPED = 128  # rows per loop iteration when they are grouped
+_ADDED = 512  # numbers of a program that adds up splits
 _ALIGNMENT = 8  # elements that a thread reads or writes at once
-_LEAST_COLUMNS, _MOST_COLUMNS = 16, 32  # the fewest of a matrix instruction; of more, Turing has too few registers
+_LEAST_COLUMNS, _MOST_COLUMNS = 16, 32  # of a tile: the fewest of a matrix instruction, and the most
 
 
 class ShrinkTile(NamedTuple):
@@ -62,6 +63,11 @@ def shrink_tile(num_rows: int, num_columns: int, dtype: torch.dtype) -> ShrinkTi
 def _columns(number: int, most: int = _MOST_COLUMNS) -> int:
     """The columns of a tile for so many."""
     return min(most, max(_LEAST_COLUMNS, next_power_of_2(number)))
+
+
+def split_inputs(num_inputs: int, most_splits: int = _MOST_SPLITS) -> int:
+    """The inputs of a split: a power of two. It depends on the number of inputs alone, as bits do on it."""
+    return max(_SPLIT, next_power_of_2(cdiv(num_inputs, most_splits)))
 
 
 class AdapterTiles(NamedTuple):
@@ -141,6 +147,16 @@ def _shrink(x, down, rows, spans, inner, T, K, W, x_row, P: tl.constexpr, BLOCK_
     tl.store(place, total, mask=is_row[:, None] & is_column[None, :])
 
 
+@triton.jit(do_not_specialize=["size"])
+def _add_splits(inner, size, S: tl.constexpr, BLOCK: tl.constexpr):
+    """One program adds up some sums of all splits, in the first."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(S):
+        total += tl.load(inner + tl.cast(size, tl.int64) * split + i, mask=i < size, other=0.0)
+    tl.store(inner + i, total, mask=i < size)
+
+
 @triton.jit(do_not_specialize=["T"])
 def _expand_add(inner, up, rows, spans, blocks, output, T, W, N, output_row, S: tl.constexpr,
                 ALIGNMENT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -207,13 +223,13 @@ def shrink(
         x = x.contiguous()
     (num_rows, num_inputs), width = x.shape, num_matrices * max_columns
     tile = tile or shrink_tile(num_rows, width, x.dtype)
-    split = _SPLIT if is_split else cdiv(num_inputs, _SPLIT) * _SPLIT
+    split = split_inputs(num_inputs, _MOST_SPLITS if is_split else 1)
     inner = x.new_empty(cdiv(num_inputs, split), num_rows, width, dtype=torch.float32)
     if num_rows:
         _shrink[len(tiles.rows), cdiv(width, tile.num_columns), len(inner)](
             x, down, *tiles, inner, num_rows, num_inputs, width, x.stride(0), P=num_matrices,
             BLOCK_M=tiles.rows.shape[1], BLOCK_C=tile.num_columns, BLOCK_K=tile.num_inputs, SPLIT=split,
-            num_warps=_num_warps(tiles), num_stages=tile.num_stages,
+            num_stages=tile.num_stages,
         )  # fmt: skip
     return inner
 
@@ -240,20 +256,20 @@ def expand_add(
     *,
     max_columns: int,
 ) -> None:
-    """Add the products of ``shrink``'s result with ``up`` to ``output`` [T, all outputs] in place.
+    """Add the products of ``shrink``'s result with ``up`` to ``output`` [T, all outputs] in place; changes ``inner``.
 
     ``up`` [C * N] has the weights of one adapter after the other: for each of the N outputs as many as the adapter has
     columns.
     """
     num_splits, num_rows, width = inner.shape
+    if num_rows > _FEW and num_splits > 1:  # else each of many programs would read all splits of its rows
+        size = num_rows * width
+        _add_splits[(cdiv(size, _ADDED),)](inner, size, S=num_splits, BLOCK=_ADDED)
+        num_splits = 1
     if num_rows:
         _expand_add[len(tiles.rows), len(blocks.table)](
             inner, up, *tiles, blocks.table, output, num_rows, width, blocks.num_outputs, output.stride(0),
             S=num_splits, ALIGNMENT=blocks.alignment, BLOCK_M=tiles.rows.shape[1], BLOCK_N=_OUTPUTS,
             BLOCK_R=_columns(max_columns, _MOST_COLUMNS if up.itemsize <= 2 else _LEAST_COLUMNS),
-            num_warps=_num_warps(tiles), num_stages=1,
+            num_warps=tiles.rows.shape[1] // 4, num_stages=1,
         )  # fmt: skip
-
-
-def _num_warps(tiles: AdapterTiles) -> int:
-    return tiles.rows.shape[1] // 4

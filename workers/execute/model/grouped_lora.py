@@ -6,7 +6,7 @@ Axes: A adapters, C columns of all of them together, T tokens, K inputs, N outpu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,16 +23,46 @@ class GroupedLinear(NamedTuple):
     num_matrices: int
     max_columns: int
     sum_ranks: Callable[[torch.Tensor], None] | None  # set if each rank has a share of the inputs
+    stream: Any  # torch.cuda.Stream, None on a CPU
+
+    def product(
+        self, product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, tiles: AdapterTiles
+    ) -> torch.Tensor:
+        """The product of x [T, K], [T, all N], with the updates, each row's own.
+
+        In a graph, the first kernel runs beside the product, which hides most of it. Otherwise to fork and join would
+        take the host longer.
+        """
+        if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            output = product(x)
+            self.add(x, output, tiles)
+            return output
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            inner = self._shrink(x, tiles)
+        output = product(x)
+        current.wait_stream(self.stream)
+        expand_add(inner, self.up, tiles, self.blocks, output, max_columns=self.max_columns)
+        return output
 
     def add(self, x: torch.Tensor, output: torch.Tensor, tiles: AdapterTiles) -> None:
         """Add the updates for x [T, K] to the product ``output`` [T, all N], in place, each row's own."""
-        is_alone = self.sum_ranks is None
+        inner = self._shrink(x, tiles)
+        expand_add(inner, self.up, tiles, self.blocks, output, max_columns=self.max_columns)
+
+    def _shrink(self, x: torch.Tensor, tiles: AdapterTiles) -> torch.Tensor:
         inner = shrink(
-            x, self.down, tiles, num_matrices=self.num_matrices, max_columns=self.max_columns, is_split=is_alone
+            x,
+            self.down,
+            tiles,
+            num_matrices=self.num_matrices,
+            max_columns=self.max_columns,
+            is_split=self.sum_ranks is None,
         )
         if self.sum_ranks is not None:
             self.sum_ranks(inner)
-        expand_add(inner, self.up, tiles, self.blocks, output, max_columns=self.max_columns)
+        return inner
 
 
 class GroupedAdapters:
@@ -44,6 +74,7 @@ class GroupedAdapters:
             torch.tensor(each, dtype=torch.int32, device=device)
             for each in (self._columns.starts, self._columns.widths)
         )
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def rows_of(self, adapters: torch.Tensor) -> AdapterTiles:
         """Group the tokens of a step by their adapters, int32 [T], numbered from 1; 0: none."""
@@ -80,4 +111,4 @@ class GroupedAdapters:
                 down[len(changed) * start + matrix * width :][: len(a)] = a.to(like)
                 own = up[blocks.num_outputs * start :][: blocks.num_outputs * width].view(-1, width)
                 own[num_before:][: len(b), : len(a)] = b.to(like)
-        return GroupedLinear(down, up, blocks, len(changed), max(columns.widths), sum_ranks)
+        return GroupedLinear(down, up, blocks, len(changed), max(columns.widths), sum_ranks, self._stream)

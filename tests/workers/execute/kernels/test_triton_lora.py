@@ -49,7 +49,7 @@ class Scene(NamedTuple):
 def make_scene(
     ranks: Iterable[int] = (3, 16, 70), num_inputs: int = 96, dtype: torch.dtype = torch.float32, *, whole: bool = False
 ) -> Scene:
-    """The last adapter changes the second matrix only. With ``whole`` numbers, inner sums are exact in 16 bits."""
+    """The last adapter only changes the second matrix. Inner sums of ``whole`` numbers are exact."""
     torch.manual_seed(0)
 
     def numbers(*shape: int) -> torch.Tensor:

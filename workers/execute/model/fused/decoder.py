@@ -17,7 +17,7 @@ from ...kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
 from ...kernels.triton_write import rotate_and_write
 from ..device.forward import DeviceAttention
 from .experts import FusedExperts
-from .lora import FusedAdapters, add_to
+from .lora import FusedAdapters, adapted
 from .weights import FusedLayer, FusedMlp, FusedWeights
 
 
@@ -78,15 +78,15 @@ class FusedDecoder:
             x = add_norm(
                 x, residual, layer.attention_norm, eps, added_weight=norm, adds=not is_first, multiplier=multiplier
             )
-            qkv = add_to(layer.qkv(x), x, added.qkv, tiles)
+            qkv = adapted(layer.qkv, x, added.qkv, tiles)
             x = self._attend(step, layer, cache, form, qkv)
-            x = add_to(layer.output(x), x, added.output, tiles)
+            x = adapted(layer.output, x, added.output, tiles)
             x = add_norm(x, residual, layer.mlp_norm, eps, added_weight=layer.attended_norm, multiplier=multiplier)
             if isinstance(layer.mlp, FusedExperts):
                 x = layer.mlp(x, choices)
             else:
-                x = gate_mul(add_to(layer.mlp.gate_up(x), x, added.gate_up, tiles), spec.activation)
-                x = add_to(layer.mlp.down(x), x, added.down, tiles)
+                x = gate_mul(adapted(layer.mlp.gate_up, x, added.gate_up, tiles), spec.activation)
+                x = adapted(layer.mlp.down, x, added.down, tiles)
             is_first, norm = False, layer.gated_norm
 
         def last(rows: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -68,10 +68,11 @@ def _products(spec: DecoderSpec, layer: int) -> list[list[str]]:
     return [[name.removesuffix(".weight") for name in group] for group in merged]
 
 
-def add_to(
-    output: torch.Tensor, x: torch.Tensor, added: GroupedLinear | None, tiles: AdapterTiles | None
+def adapted(
+    product: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    added: GroupedLinear | None,
+    tiles: AdapterTiles | None,
 ) -> torch.Tensor:
-    """Add what adapters contribute to a product of x [T, K] to ``output`` [T, N] in place, and return it."""
-    if added is not None and tiles is not None:
-        added.add(x, output, tiles)
-    return output
+    """``product`` of x [T, K] with what adapters contribute to it."""
+    return product(x) if added is None or tiles is None else added.product(product, x, tiles)

@@ -28,12 +28,14 @@ from triptych.protocol.errors import ConfigError
 from triptych.protocol.lora import LoraModule
 from triptych.workers.execute.attention.forward_context import PagedLayers
 from triptych.workers.execute.engine import Engine
-from triptych.workers.execute.model.device.graphs import CudaGraphCapture
+from triptych.workers.execute.model.device.buckets import StepSize
+from triptych.workers.execute.model.device.graphs import CudaGraphCapture, GraphKey
 from triptych.workers.execute.model.lora import Adapter, LowRank, load_adapters
 from triptych.workers.execute.model.modules.device_forward import TransformersForward
 from triptych.workers.execute.model.modules.lora import TorchAdapters
 from triptych.workers.execute.model.modules.self_test import switch_to_pages
 from triptych.workers.execute.model.pool import allocate_pool
+from triptych.workers.execute.sampling.kinds import SamplingKind
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -47,6 +49,7 @@ from triptych.workers.execute.model.stacked_lora import StackedAdapters, Stacked
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 LENGTHS, MAX_TOKENS = (1, 10, 5), 3
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 TARGETS = {
     "phi3": (("qkv_proj", "down_proj"), ("gate_up_proj", "o_proj")),
     "qwen2": (ALL_LINEAR, ("v_proj", "up_proj")),
@@ -109,6 +112,22 @@ def fixture_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """A real one, or else one that computes on the CPU."""
     with nullcontext() if HAS_GPU else fake_cuda(monkeypatch):
         yield torch.device("cuda")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_fused_decoder_applies_adapters_in_graphs_beside_its_products(tmp_path: Path) -> None:
+    """With the tokens of steps without graphs, in which one follows the other."""
+    checkpoint = make_checkpoint("qwen3", tmp_path / "0", num_hidden_layers=1, **HEADS)
+    modules = tuple(f"{n}={make_adapter(tmp_path / f'a{n}', checkpoint, rank=3 * n, seed=n)}" for n in (1, 2))
+    sizes: dict[str, Any] = {"max_num_seqs": 4, "prefill_chunk": 16}
+    engine = NativeEngine(checkpoint, tmp_path, backend="fused", device="cuda", lora_modules=modules, **sizes)
+    assert isinstance(engine.runner, DeviceRunner)
+    engine.runner._capture([GraphKey(StepSize(4), SamplingKind.GREEDY, True)], lambda done, total: None)
+    found = engine.run(*requests())
+    assert engine.runner.num_graph_steps > 0
+    assert len({tuple(tokens) for tokens in found}) == len(found)
+    engine.runner._graphs = None
+    assert engine.run(*requests()) == found
 
 
 def test_transformers_modules_apply_adapters_in_graphs(gpu: torch.device, tmp_path: Path) -> None:
