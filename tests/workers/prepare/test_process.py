@@ -278,6 +278,21 @@ def test_request_that_execute_has_nothing_to_do_for_gets_no_credit_after_a_resta
     assert (prepare._live, world.journal.state(key[0])) == ({}, ACCEPTED)
 
 
+def test_request_whose_answer_nobody_read_is_refused_when_it_is_sent_again_during_a_stop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would begin anew, once its record is free; its client must not repeat it for ever."""
+    prepare, sent = make_prepare(world), list[Any]()
+    monkeypatch.setattr(prepare._router, "send", lambda _, message: sent.append(message))
+    prepare._on_frame_alone(b"peer", FRAME)
+    ReleaseWriter(world.journal).give_up(0, world.journal.generation(0))
+    prepare._on_frame_alone(b"peer", FRAME)
+    world.board.begin_drain()
+    prepare._on_frame_alone(b"peer", FRAME)
+    assert [type(message) for message in sent] == [m.Accepted, m.Rejected]
+    assert sent[1].code == "draining"
+
+
 def test_request_in_the_tokenizer_when_a_stop_begins_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """If accepted, it could be ended at once, because the driver saw no open requests."""
     prepare, sent = make_prepare(world), list[Any]()
