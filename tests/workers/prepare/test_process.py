@@ -278,6 +278,16 @@ def test_request_that_execute_has_nothing_to_do_for_gets_no_credit_after_a_resta
     assert (prepare._live, world.journal.state(key[0])) == ({}, ACCEPTED)
 
 
+def test_repeated_confirmation_is_noted_before_it_is_sent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on summarize waits for the client to follow: it has only now learnt that it may."""
+    prepare, told_ns = make_prepare(world), list[int]()
+    times_ns = world.journal.records["told_ns"]
+    monkeypatch.setattr(prepare._router, "send", lambda *_: told_ns.append(int(times_ns[0])))
+    for _ in range(2):
+        prepare._on_frame_alone(b"peer", FRAME)
+    assert told_ns[0] == 0 < told_ns[1] == times_ns[0]
+
+
 def test_request_whose_answer_nobody_read_is_refused_when_it_is_sent_again_during_a_stop(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

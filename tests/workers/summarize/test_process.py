@@ -14,6 +14,7 @@ from tests.workers.summarize.test_columns import step_of
 from triptych.protocol import messages as m
 from triptych.protocol.codec import encode
 from triptych.protocol.journal.deaths import DeathWriter, held_against
+from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.releases import (
     ReleaseWriter,
     is_forgotten,
@@ -21,9 +22,10 @@ from triptych.protocol.journal.releases import (
     read_release,
     was_read,
 )
-from triptych.protocol.journal.requests import RequestWriter
+from triptych.protocol.journal.requests import RequestView, RequestWriter
 from triptych.protocol.journal.tokens import TokenWriter
 from triptych.protocol.record_key import number_of
+from triptych.workers.summarize import answers
 from triptych.workers.summarize.ends import MAX_COUNTED_ADAPTERS
 
 
@@ -179,6 +181,40 @@ def test_run_after_a_gap_is_read_from_the_journal_with_the_gap(world: World) -> 
     [answer] = body._answers.values()
     assert answer.stream.token_ids == [5] * 4
     assert read_release(world.journal, *KEY) == (4, "length")
+
+
+def test_token_written_while_the_journal_is_read_is_part_of_the_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end, written in the same moment, must not be seen before it."""
+    body, read = begin(world), answers.read_tokens
+    [answer] = body._answers.values()
+    publish_tokens(world, TIMES.accepted_ns)
+
+    def read_just_before_the_last(journal: Journal, view: RequestView) -> Any:
+        found = read(journal, view)
+        monkeypatch.setattr(answers, "read_tokens", read)
+        publish_tokens(world, TIMES.accepted_ns)
+        TokenWriter(world.journal).finish(*KEY, "length")
+        return found
+
+    monkeypatch.setattr(answers, "read_tokens", read_just_before_the_last)
+    body._answers.catch_up(answer)
+    assert read_release(world.journal, *KEY) is None
+    body._answers.catch_up(answer)
+    assert read_release(world.journal, *KEY) == (2, "length")
+
+
+def test_end_whose_tokens_are_not_visible_yet_is_waited_for(world: World) -> None:
+    """As on a weakly ordered machine."""
+    body = begin(world)
+    [answer] = body._answers.values()
+    publish_tokens(world, TIMES.accepted_ns)
+    TokenWriter(world.journal).finish(*KEY, "length")
+    for is_visible in (False, True):
+        world.journal.words[answer.view.extent.tokens_at] = 5 if is_visible else 6
+        body._answers.catch_up(answer)
+        assert (read_release(world.journal, *KEY) == (1, "length")) is is_visible
 
 
 # -- tokens sent by an earlier process
