@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.protocol.factories import TIMES, accept, make_record
@@ -16,8 +17,11 @@ from triptych.protocol.journal.deaths import DeathWriter, held_against
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter
 from triptych.protocol.journal.tokens import TokenWriter, read_finish
+from triptych.protocol.record_key import number_of
+from triptych.workers.execute.engine import StepOutputs
 from triptych.workers.execute.process import Execute
 from triptych.workers.execute.scheduling.sequence import Key
+from triptych.workers.process import WorkerContext
 
 
 @pytest.fixture
@@ -63,6 +67,58 @@ def test_dispatched_requests_are_resumed(world: World) -> None:
     execute = make_execute(world)
     execute._scan()
     assert execute._engine.has_work
+
+
+def test_requests_are_resumed_in_order_of_arrival(world: World) -> None:
+    writer = RequestWriter(world.journal)
+    writer._free.reverse()  # later ones get earlier records
+    keys = [writer.accept(make_record(f"r{index}"), TIMES) for index in range(3)]
+    for key in keys:
+        writer.dispatch(*key, 5)
+    execute = make_execute(world)
+    execute._scan()
+    assert list(execute._held.items()) == keys
+    assert keys != sorted(keys)
+
+
+def test_request_whose_end_alone_was_not_written_ends_without_a_step(world: World) -> None:
+    view, writer = dispatch(world), TokenWriter(world.journal)
+    writer.adopt(view)
+    for index in range(8):
+        writer.publish(np.array([view.slot]), np.array([index]), np.array([5], np.int32), TIMES.accepted_ns)
+    execute = make_execute(world)
+    run(execute, num_turns=3)
+    assert read_finish(world.journal, *view.key) == ("length", "")
+    assert execute._num_steps == 0
+
+
+def test_step_is_on_the_disk_before_it_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``--journal-flush step``: after a power loss, a client would have text that the journal does not know."""
+    events = list[str]()
+    monkeypatch.setattr(WorkerContext, "flush_journal", lambda _: events.append("flush"))
+    dispatch(world)
+    execute = make_execute(world)
+    execute._flushes = True
+    monkeypatch.setattr(execute._reports, "send", lambda _: events.append("send"))
+    run(execute, num_turns=12)
+    assert events
+    assert events == ["flush", "send"] * (len(events) // 2)
+
+
+def test_requests_are_in_the_intent_until_their_step_is_recorded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose tokens cannot be recorded would end each process, and never be found."""
+    view, seen = dispatch(world), list[list[int]]()
+    execute = make_execute(world)
+    record, intent = execute._books.record, world.board.intent("execute")
+
+    def look_and_record(outputs: StepOutputs) -> None:
+        seen.append(intent.read())
+        record(outputs)
+
+    monkeypatch.setattr(execute._books, "record", look_and_record)
+    run(execute, num_turns=12)
+    assert len(seen) >= 8
+    assert all(numbers == [number_of(view.key)] for numbers in seen)
 
 
 @pytest.mark.parametrize("reason", ["error", "stop", "length"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from tests.protocol.factories import accept, make_journal, make_record
+from tests.protocol.factories import TIMES, accept, make_journal, make_record, read
 from triptych.protocol.journal.deaths import DeathWriter, held_against
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.releases import ReleaseWriter
@@ -59,3 +60,27 @@ def test_suspects_run_one_by_one_in_order_of_arrival(tmp_path: Path) -> None:
         assert (quarantine.has_next, quarantine.next_unit()) == (False, [])
         assert quarantine.observe(plan_of(key), Progress()) == [key]
     assert not quarantine.is_on
+
+
+def test_steps_that_compute_the_prompt_of_a_suspect_do_not_count(tmp_path: Path) -> None:
+    """It crashed the process in a later one."""
+    journal = make_journal(tmp_path)
+    [key] = suspect(journal, accept(RequestWriter(journal), journal))
+    quarantine = Quarantine(journal, num_steps=1)
+    quarantine.next_unit()
+    quarantine.enter(key)
+    assert [quarantine.observe(plan_of(*sampled), Progress()) for sampled in ((), (), (key,))] == [[], [], [key]]
+
+
+def test_suspected_search_runs_to_its_end(tmp_path: Path) -> None:
+    """It starts over, and how far it had come is unknown."""
+    journal = make_journal(tmp_path)
+    records = [replace(make_record(f"a {index}", num_beams=2), index=index) for index in range(2)]
+    views = [read(journal, key) for key in RequestWriter(journal).accept_all(records, TIMES)]
+    keys = suspect(journal, *views)
+    quarantine = Quarantine(journal, num_steps=1)
+    assert quarantine.next_unit() == keys
+    for key in keys:
+        quarantine.enter(key)
+    assert [quarantine.observe(plan_of(*keys), Progress()) for _ in range(5)] == [[]] * 5
+    assert sorted(quarantine.observe(plan_of(*keys), Progress(finished={keys[0]: "length"}))) == keys
