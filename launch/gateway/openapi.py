@@ -33,6 +33,7 @@ _MESSAGE_ERROR = {
 _STATUSES = {
     "400": "a field is unknown, of the wrong type, or outside its limits; param names it",
     "401": "no valid API key",
+    "403": "--lora-root is not set",
     "404": "no such model, request or route",
     "408": "the body did not arrive in time",
     "409": "another request with this id is live",
@@ -44,6 +45,7 @@ _STATUSES = {
     "504": "a deadline passed",
 }
 _OPEN = ("/health", "/ready")
+_OF_ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
@@ -62,6 +64,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
             for operation in methods.values():
                 error = "MessageError" if path.startswith(MESSAGES) else "Error"
                 _describe(operation, error, needs_key=path not in _OPEN)
+                if path not in _OF_ADAPTERS:
+                    del operation["responses"]["403"]
         app.openapi_schema = document
     return app.openapi_schema
 

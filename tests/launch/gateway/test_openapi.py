@@ -78,6 +78,13 @@ def test_content_types_are_those_of_the_replies(api: Site, document: Any) -> Non
         assert promised(path, "post") == {"application/json", "text/event-stream"}
 
 
+def test_refusal_without_a_folder_for_adapters_is_described(api: Site, document: Any) -> None:
+    for path, body in (("load", {"lora_name": "a", "lora_path": "a"}), ("unload", {"lora_name": "a"})):
+        status, _ = api.refusal(f"/v1/{path}_lora_adapter", **body)
+        described = document["paths"][f"/v1/{path}_lora_adapter"]["post"]["responses"]
+        assert described[str(status)]["content"] == described["400"]["content"]
+
+
 def test_wrong_method_lists_all_allowed_ones(api: Site) -> None:
     reply = api.http.request("OPTIONS", "/v1/requests/x")
     assert reply.status_code == 405
