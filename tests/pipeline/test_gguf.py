@@ -81,3 +81,5 @@ def test_execute_is_replaced_by_one_with_another_file(driver: Driver, file: Path
     prove(find_checkpoint(str(file.with_name("y.gguf")), dtype="float32"), "float32")
     driver.replace("execute", model=str(file.with_name("y.gguf")))
     assert ask(driver, "the hello") == generate(file.with_name("y.gguf"), "the hello")
+    driver.replace("execute", model=str(file))  # which other tests expect
+    assert ask(driver, "the hello") == generate(file, "the hello")
