@@ -37,7 +37,7 @@ class GroupedLinear(NamedTuple):
             output = product(x)
             self.add(x, output, tiles)
             return output
-        current = torch.cuda.current_stream()
+        current = torch.cuda.current_stream(x.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             inner = self._shrink(x, tiles)
