@@ -65,8 +65,8 @@ def _columns(number: int, most: int = _MOST_COLUMNS) -> int:
     return min(most, max(_LEAST_COLUMNS, next_power_of_2(number)))
 
 
-def split_inputs(num_inputs: int, most_splits: int = _MOST_SPLITS) -> int:
-    """The inputs of a split: a power of two. It depends on the number of inputs alone, as bits do on it."""
+def split_size(num_inputs: int, most_splits: int) -> int:
+    """The inputs of a split, a power of two. It depends on their number alone: a row's bits depend on it."""
     return max(_SPLIT, next_power_of_2(cdiv(num_inputs, most_splits)))
 
 
@@ -212,7 +212,6 @@ def shrink(
     num_matrices: int,
     max_columns: int,
     is_split: bool = True,
-    tile: ShrinkTile | None = None,
 ) -> torch.Tensor:
     """Products of x [T, K] with ``down`` [C * P, K], float32 [S, T, P * max_columns]; their sum over S is the result.
 
@@ -222,8 +221,8 @@ def shrink(
     if x.stride(1) != 1:
         x = x.contiguous()
     (num_rows, num_inputs), width = x.shape, num_matrices * max_columns
-    tile = tile or shrink_tile(num_rows, width, x.dtype)
-    split = split_inputs(num_inputs, _MOST_SPLITS if is_split else 1)
+    tile = shrink_tile(num_rows, width, x.dtype)
+    split = split_size(num_inputs, _MOST_SPLITS if is_split else 1)
     inner = x.new_empty(cdiv(num_inputs, split), num_rows, width, dtype=torch.float32)
     if num_rows:
         _shrink[len(tiles.rows), cdiv(width, tile.num_columns), len(inner)](
