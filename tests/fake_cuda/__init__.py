@@ -30,7 +30,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
-from tests.fake_cuda.device import Event, FakeCuda, Stream
+from tests.fake_cuda.device import Event, FakeCuda
 from tests.fake_cuda.graph import Graph
 from tests.fake_cuda.operators import dot_of, float_of
 from triptych.workers.execute.user_cache import cache_folder, making
@@ -76,7 +76,7 @@ def _functions(device: FakeCuda) -> dict[str, Any]:
         "CUDAGraph": Graph,
         "graph": device.capture,
         "graph_pool_handle": object,
-        "Stream": lambda *_, **__: Stream(device),
+        "Stream": device.stream_type,
         "stream": device.beside,
         "current_stream": lambda *_: device.stream,
         "set_stream": lambda _stream: None,

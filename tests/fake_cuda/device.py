@@ -43,18 +43,18 @@ class Event:
 
 class Stream:
     """The stream of everything, or one beside it, whose kernels run when the former waits for them: as late as they
-    may.
+    may. Each device has a class of its own, as torch has a class and no function.
     """
 
-    def __init__(self, device: FakeCuda) -> None:
-        self._device = device
+    device: FakeCuda
 
+    def __init__(self, *_: Any, **__: Any) -> None:
         self.seen = -1  # launches that it has waited for
 
     def wait_stream(self, _other: Stream) -> None:
-        self.seen = self._device.num_launches
-        if self is self._device.stream:
-            self._device.join()
+        self.seen = self.device.num_launches
+        if self is self.device.stream:
+            self.device.join()
 
 
 class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -65,7 +65,8 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.waits: Counter[str] = Counter()  # of the host for the device, by what made it wait
         self.pageable: Counter[str] = Counter()  # copies from memory that is not pinned, by operator
         self.num_launches = 0
-        self.stream = Stream(self)
+        self.stream_type = type("Stream", (Stream,), {"device": self})
+        self.stream: Stream = self.stream_type()
         self._graph: Graph | None = None  # being captured
         self._is_beside = False
         self._beside: list[Callable[[], object]] = []  # launches of streams beside that were not waited for
