@@ -123,6 +123,37 @@ def test_capture_refuses_to_wait(forbidden: str, device: FakeCuda) -> None:
     assert x.tolist() == [1, 1, 1, 1]
 
 
+def double_beside(x: torch.Tensor, *, forks: bool = True, joins: bool = True) -> torch.Tensor:
+    """What is read of x while a kernel on another stream doubles it."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    if forks:
+        stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        _double[(1,)](x, 4)
+    meanwhile = x + 0
+    if joins:
+        torch.cuda.current_stream().wait_stream(stream)
+    return meanwhile
+
+
+def test_kernel_on_a_stream_beside_runs_when_it_is_waited_for(device: FakeCuda) -> None:
+    x = torch.ones(4, device="cuda")
+    assert double_beside(x).tolist() == [1, 1, 1, 1]
+    assert x.tolist() == [2, 2, 2, 2]
+    with pytest.raises(AssertionError, match="has not waited"):
+        double_beside(x, forks=False)
+
+
+def test_capture_refuses_to_leave_a_stream_beside(device: FakeCuda) -> None:
+    x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        double_beside(x)
+    graph.replay()
+    assert x.tolist() == [2, 2, 2, 2]
+    with pytest.raises(AssertionError, match="unjoined"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        double_beside(x, joins=False)
+
+
 def test_modules_move_to_the_device(device: FakeCuda) -> None:
     linear = torch.nn.Linear(4, 2)
     x = torch.randn(3, 4)
