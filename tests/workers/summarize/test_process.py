@@ -23,7 +23,7 @@ from triptych.protocol.journal.releases import (
     was_read,
 )
 from triptych.protocol.journal.requests import RequestView, RequestWriter
-from triptych.protocol.journal.tokens import TokenWriter
+from triptych.protocol.journal.tokens import TokenWriter, read_tokens
 from triptych.protocol.record_key import number_of
 from triptych.workers.summarize import answers
 from triptych.workers.summarize.ends import MAX_COUNTED_ADAPTERS
@@ -187,13 +187,13 @@ def test_token_written_while_the_journal_is_read_is_part_of_the_answer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its end, written in the same moment, must not be seen before it."""
-    body, read = begin(world), answers.read_tokens
+    body = begin(world)
     [answer] = body._answers.values()
     publish_tokens(world, TIMES.accepted_ns)
 
     def read_just_before_the_last(journal: Journal, view: RequestView) -> Any:
-        found = read(journal, view)
-        monkeypatch.setattr(answers, "read_tokens", read)
+        found = read_tokens(journal, view)
+        monkeypatch.setattr(answers, "read_tokens", read_tokens)
         publish_tokens(world, TIMES.accepted_ns)
         TokenWriter(world.journal).finish(*KEY, "length")
         return found
