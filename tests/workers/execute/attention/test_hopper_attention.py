@@ -195,7 +195,11 @@ def writes_queries(query: torch.Tensor, _keys: object, _values: object, output: 
 
 
 @pytest.mark.parametrize(
-    ("kernel", "reason"), [(lacks_function, "no such function"), (writes_queries, "its outputs differ by")], ids=str
+    ("kernel", "reason"),
+    [
+        pytest.param(lacks_function, "no such function", id="lacks_function"),
+        pytest.param(writes_queries, "its outputs differ by", id="writes_queries"),
+    ],
 )
 def test_a_kernel_that_another_triton_breaks_is_not_used(
     kernel: Any, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
