@@ -9,7 +9,7 @@ import pytest
 
 from tests.protocol.factories import TIMES, make_record
 from tests.simulation.world import World
-from tests.workers.summarize.conftest import KEY, TURN_NS, begin, begin_search, follow, publish_tokens, turn_after
+from tests.workers.summarize.conftest import KEY, TURN_NS, begin, follow, publish_tokens, turn_after
 from tests.workers.summarize.test_columns import step_of
 from triptych.protocol import messages as m
 from triptych.protocol.codec import encode
@@ -27,6 +27,7 @@ from triptych.protocol.journal.tokens import TokenWriter, read_tokens
 from triptych.protocol.record_key import number_of
 from triptych.workers.summarize import answers
 from triptych.workers.summarize.ends import MAX_COUNTED_ADAPTERS
+from triptych.workers.summarize.process import Summarize
 
 
 def poison(world: World, key: tuple[int, int] = KEY) -> None:
@@ -92,6 +93,25 @@ def test_stop_waits_for_the_reader_of_an_answer_that_is_only_chosen_at_the_stop(
     body.turn()
     body._end_all()
     assert [type(message) for message in received] == [m.Text, m.Text, m.Finished]
+
+
+def test_request_that_prepare_accepts_during_a_stop_is_ended_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client would wait for an answer that nobody computes."""
+    ReleaseWriter(world.journal).forget(*KEY)
+    page, turn, late = world.board.worker("prepare"), Summarize.turn, list[tuple[int, int]]()
+
+    def accept_and_turn(body: Summarize) -> None:
+        if late:
+            body._on_frame_safely(b"client", encode(m.Acknowledge(["late"])))
+        else:
+            late.append(RequestWriter(world.journal).accept(make_record("late"), TIMES))
+            page.set_phase(world.board.epoch("prepare"), "stopped")
+        turn(body)
+
+    page.set_phase(world.board.epoch("prepare"), "ready")
+    monkeypatch.setattr(Summarize, "turn", accept_and_turn)
+    begin(world)._end_all()
+    assert read_release(world.journal, *late[0]) == (0, "abort")
 
 
 def test_request_that_could_not_be_turned_into_text_is_not_suspected_of_what_happens_later(
@@ -301,26 +321,6 @@ def test_tokens_found_in_the_journal_are_flushed_before_a_client_sees_them(
     publish_tokens(world, world.journal.now_ns())
     turn_after(world, body, TURN_NS)
     assert done == ["flush", "Text"]
-
-
-@pytest.mark.parametrize("index", [0, 1], ids=["first", "last"])
-def test_search_ends_with_a_failed_beam_found_after_a_restart(world: World, index: int) -> None:
-    """execute writes nothing more for the other beams, so followers would wait for ever."""
-    keys = begin_search(world)
-    TokenWriter(world.journal).finish(*keys[index], "error", "model_failed\nbad luck")
-    begin(world)
-    assert [read_release(world.journal, *key) for key in keys] == [(0, "error")] * 2
-
-
-@pytest.mark.parametrize("index", [0, 1], ids=["first", "last"])
-def test_search_ends_with_a_beam_ended_before_the_restart(world: World, index: int) -> None:
-    keys = begin_search(world)
-    ReleaseWriter(world.journal).release(*keys[index], num_tokens=0, reason="error", code="deadline_exceeded")
-    body = begin(world)
-    assert [read_end_code(world.journal, *key) for key in keys] == ["deadline_exceeded"] * 2
-    search = body._requests.get("b")
-    assert search is not None
-    assert search.have_ended
 
 
 @pytest.mark.parametrize("is_poison", [False, True], ids=["harmless", "poison"])
