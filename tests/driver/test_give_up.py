@@ -45,12 +45,17 @@ def test_supervisor_whose_every_turn_fails_leaves_the_processor_and_the_log_alon
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turns: list[float] = []
-
-    def fail(_: Supervisor) -> None:
-        turns.append(time.monotonic())
-        raise OSError("no files are left")
+    turn = Supervisor._turn
 
     with Driver("hash-lm") as driver:
+        own = driver._parts().supervisor
+
+        def fail(supervisor: Supervisor) -> None:
+            if supervisor is not own:  # of a driver that other tests share
+                return turn(supervisor)
+            turns.append(time.monotonic())
+            raise OSError("no files are left")
+
         with monkeypatch.context() as patch:
             patch.setattr(Supervisor, "_turn", fail)
             eventually(lambda: len(turns) > 1)

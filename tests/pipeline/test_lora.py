@@ -49,7 +49,7 @@ def ask_all(driver: Driver, count: int, max_tokens: int, **options: Any) -> list
 def test_one_batch_has_several_adapters_and_none(adapted: Driver) -> None:
     for index, stream in enumerate(ask_all(adapted, 12, 120)):
         assert stream.result(30).token_ids == expected(PROMPT, 120, adapter=index % 3)
-    assert adapted.stats()["execute"]["preemptions"] > 0, "there were few pages"
+    assert eventually(lambda: adapted.stats()["execute"]["preemptions"]) > 0, "there were few pages"
 
 
 def test_embedding_is_of_the_adapter(adapted: Driver) -> None:
