@@ -131,7 +131,7 @@ def build_library(level: str, *, spare_cache: Path | None = None) -> Path:
         NoPlace: the library cannot be written anywhere.
     """
     name = library_name(level)
-    libraries = [folder / name for folder in places("kernels", spare_cache)]
+    libraries = [library for folder in places("kernels", spare_cache) if not _is_foreign(library := folder / name)]
     for library in libraries:
         if os.path.exists(library):  # a Path's own method raises if the folder may not be read
             note_use(library)
@@ -143,7 +143,23 @@ def build_library(level: str, *, spare_cache: Path | None = None) -> Path:
         except OSError as error:
             reasons.append(str(error))
             logger.warning("cannot write the kernels to the cache: %s", error)
-    raise NoPlace(f"cannot write the kernels: {'; '.join(reasons) or 'this user has no home directory'}")
+    raise NoPlace(f"cannot write the kernels: {'; '.join(reasons) or 'there is no folder of this user for them'}")
+
+
+def _is_foreign(library: Path) -> bool:
+    """Whether another user, who could have it do anything, has put it there; one that can be deleted is."""
+    try:
+        owner = library.stat().st_uid
+    except OSError:  # there is none, or none that can be read
+        return False
+    if owner in (0, os.geteuid()):
+        return False
+    logger.warning("the kernels are compiled again, as another user owns %s", library)
+    try:
+        library.unlink()
+    except OSError:
+        return True
+    return False
 
 
 def _build(level: str, library: Path) -> Path:

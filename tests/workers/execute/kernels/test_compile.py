@@ -54,6 +54,38 @@ def test_library_is_built_once(tmp_path: Path) -> None:
     assert tmp_path in library.parents
 
 
+def give_away(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To another user; only root can, so for others this process becomes another user's."""
+    if os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    else:
+        os.chown(library, 12345, -1)
+
+
+@pytest.mark.usefixtures("short_source")
+def test_library_of_another_user_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would run as this user, who may be root with the environment of somebody else."""
+    library = build_library("portable")
+    library.write_bytes(b"anything")
+    give_away(library, monkeypatch)
+    assert ctypes.CDLL(str(build_library("portable"))).whole() == 42
+
+
+@pytest.mark.usefixtures("short_source")
+def test_library_of_another_user_that_cannot_be_replaced_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = build_library("portable")
+    give_away(library, monkeypatch)
+
+    def refuse(_self: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(compiling, "_build", lambda level, place: place)
+    assert build_library("portable", spare_cache=tmp_path / "spare").parents[1] == tmp_path / "spare"
+
+
 @pytest.mark.usefixtures("short_source")
 def test_library_that_cannot_be_loaded_is_built_again() -> None:
     library = build_library("portable")
