@@ -75,7 +75,7 @@ def carried_tokens_are_assigned_to_the_sequences_that_still_run(patch: Patch) ->
 
 def steps_are_planned_ahead_whatever_they_need(patch: Patch) -> None:
     """Even a step that preempts a sequence whose last token is not known yet."""
-    patch.setattr(engine, "may_plan_ahead", lambda scheduler: True)
+    patch.setattr(engine, "may_plan_ahead", lambda *_: True)
     patch.setattr(LookAhead, "is_under_way", property(lambda self: False))
 
 

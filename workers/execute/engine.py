@@ -176,7 +176,7 @@ class Engine:
         if (latest := self.latest_plan) is None:
             return True
         must_wait = len(self._in_flight) > self._depth or latest.has_proposals
-        return not must_wait and self._runner.may_go_on and may_plan_ahead(self.scheduler)
+        return not must_wait and self._runner.may_go_on and may_plan_ahead(self.scheduler, latest)
 
     def plan(self) -> Plan | None:
         """The next step, or None. A planned step must be launched and collected, even if it has no chunks."""

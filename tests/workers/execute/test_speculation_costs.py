@@ -129,3 +129,19 @@ def test_decode_beside_a_prompt_gets_no_proposals_where_such_steps_cannot_have_a
         plans.append(step.plan)
     assert not any(plan.has_proposals for plan in plans if plan.prefills)
     assert [plan.has_proposals for plan in plans[:4]] == [False, False, False, True]
+
+
+def test_steps_overlap_while_prompts_leave_no_place_for_proposals() -> None:
+    """The last of them does not, as the step behind it has proposals."""
+    costs = CheckCosts(beside_prompts=False)
+    sizes: dict[str, Any] = {"page_size": 64, "num_pages": 16, "prefill_chunk": 8}
+    engine = make_engine(
+        make_sequence(max_tokens=60), propose=truth, num_speculative_tokens=4, check_costs=costs, depth=1, **sizes
+    )
+    engine.step()
+    engine.add(make_sequence(1, num_tokens=40, max_tokens=4))
+    launched_ahead = []
+    while (step := engine.step()) is not None:
+        if step.plan.prefills:
+            launched_ahead.append(engine.num_in_flight)
+    assert launched_ahead == [1, 1, 1, 1, 0]

@@ -13,6 +13,7 @@ from .sequence import Key, Sequence, SequenceState
 from .states import StatePool
 
 if TYPE_CHECKING:
+    from .proposals import Proposals
     from .scheduler import Scheduler
 
 
@@ -79,19 +80,27 @@ class LookAhead:
                 sequence.num_tokens += 1
 
 
-def may_plan_ahead(scheduler: Scheduler) -> bool:
-    """Whether ``plan`` can do without the tokens of the step in flight, and is unlikely to need other sequences' pages.
+def may_plan_ahead(scheduler: Scheduler, in_flight: Plan) -> bool:
+    """Whether ``plan`` can do without the tokens of ``in_flight``, and is unlikely to need other sequences' pages.
 
     It can run short of pages only if a starting sequence claims idle pages before the decodes; these wait for a step.
     """
-    if scheduler.roster.needs_its_tokens or scheduler.proposals.num_due:
+    prompts = scheduler.roster.in_state(SequenceState.PREFILLING)
+    if scheduler.roster.needs_its_tokens or _num_due(scheduler.proposals, prompts, in_flight):
         return False
     config, running, cache = scheduler.config, scheduler.running, scheduler.cache
-    prompts = scheduler.roster.in_state(SequenceState.PREFILLING)
     num_starts = config.max_live - len(running) if scheduler.waiting else 0
     num_tokens = config.token_budget if num_starts else _most_prompt_tokens(prompts, config)
     # One more page for each decode, and for each prompt, as a chunk may begin and end inside a page.
     return cache.has(cache.pages_for(num_tokens) + len(running) + num_starts + 1)
+
+
+def _num_due(proposals: Proposals, prompts: list[Sequence], in_flight: Plan) -> int:
+    """The most proposals of the next step, which may have tokens of these prompts."""
+    computing = {chunk.key: chunk.num_tokens for chunk in in_flight.chunks} if prompts else {}
+    if any(prompt.num_uncomputed_tokens > computing.get(prompt.key, 0) for prompt in prompts):
+        return proposals.num_due_beside_prompts
+    return proposals.num_due
 
 
 def _most_prompt_tokens(prompts: Iterable[Sequence], config: SchedulerConfig) -> int:
