@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.gpu.models import even_lengths, one_stream, peer_lengths, warm
-from benchmarks.gpu.runs import load, run, summary
+from benchmarks.gpu.runs import load, note_start, run, summary
 from benchmarks.gpu.setting import Notes, Setting
 
 NAME = "qwen3-moe-8b"
@@ -12,9 +12,7 @@ NAME = "qwen3-moe-8b"
 def experts(setting: Setting, note: Notes) -> None:
     """128 experts, 8 per token: one stream compared with memory, and 256 requests of 1024 in and 256 out."""
     loaded = load(setting, NAME)
-    note("load_s", loaded.load_s)
-    note("capture_s", loaded.capture_s)
-    note("num_pages", loaded.card.num_pages)
+    note_start(note, loaded)
     warm(setting, loaded)
     note("batch_1", one_stream(setting, NAME, loaded))
     note("throughput", summary(setting, NAME, run(setting, loaded, even_lengths(setting, 256))))

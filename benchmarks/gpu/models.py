@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from benchmarks.cpu_models import num_step_weights, num_weights
-from benchmarks.gpu.runs import Lengths, Loaded, load, run, summary
+from benchmarks.gpu.runs import Lengths, Loaded, load, note_start, run, summary
 from benchmarks.gpu.setting import Notes, Setting
 from benchmarks.gpu.step_times import step_times
 
@@ -43,9 +43,7 @@ def warm(setting: Setting, loaded: Loaded) -> None:
 def small(setting: Setting, note: Notes) -> None:
     """Qwen3-0.6B: throughput, the benefit of graphs and overlap, and the idle share at batch 32."""
     loaded = load(setting, "qwen3-0.6b")
-    note("load_s", loaded.load_s)
-    note("capture_s", loaded.capture_s)
-    note("num_pages", loaded.card.num_pages)
+    note_start(note, loaded)
     warm(setting, loaded)
     note("throughput", summary(setting, "qwen3-0.6b", run(setting, loaded, nano_lengths(setting))))
     batch = [(setting.size(128, 5), setting.size(256, 3))] * setting.size(32, 2)
@@ -71,9 +69,7 @@ def small(setting: Setting, note: Notes) -> None:
 def large(setting: Setting, note: Notes) -> None:
     """Qwen3-8B: one stream compared with memory, and 256 requests of 1024 in and out."""
     loaded = load(setting, "qwen3-8b")
-    note("load_s", loaded.load_s)
-    note("capture_s", loaded.capture_s)
-    note("num_pages", loaded.card.num_pages)
+    note_start(note, loaded)
     warm(setting, loaded)
     note("batch_1", one_stream(setting, "qwen3-8b", loaded))
     prompt = run(setting, loaded, [(setting.size(1024, 9), 1)] * setting.size(16, 2), seed=3)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.cpu_models import num_step_weights, num_weights
-from benchmarks.gpu.setting import Setting, free_memory
+from benchmarks.gpu.setting import Notes, Setting, free_memory
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
@@ -91,6 +91,13 @@ def load(
     if runner.proposer is not None:
         runner.proposer.warm_up(runner.decode_s(), lambda done, total: None, is_first=True)
     return Loaded(runner, card, scheduler_config, loaded_at - start, time.perf_counter() - loaded_at)
+
+
+def note_start(note: Notes, loaded: Loaded) -> None:
+    """How long the start took, and what it left for pages."""
+    note("load_s", loaded.load_s)
+    note("capture_s", loaded.capture_s)
+    note("num_pages", loaded.card.num_pages)
 
 
 def make_sequences(lengths: Items[Lengths], *, seed: int = 0, **sampling: Any) -> list[Sequence]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.models import warm
-from benchmarks.gpu.runs import Lengths, Loaded, Run, load, run
+from benchmarks.gpu.runs import Lengths, Loaded, Run, load, note_start, run
 from benchmarks.gpu.setting import Notes, Setting
 from benchmarks.gpu.step_times import Step, step_inputs, times
 from triptych.workers.execute.model.device.graphs import GraphKey
@@ -87,9 +87,7 @@ def draft_equal(setting: Setting, note: Notes) -> None:
     """
     name = "qwen3-0.6b"
     loaded = load(setting, name, draft=name, num_speculative_tokens=NUM_DRAFTED, deterministic=True)
-    note("load_s", loaded.load_s)
-    note("capture_s", loaded.capture_s)
-    note("num_pages", loaded.card.num_pages)
+    note_start(note, loaded)
     warm(setting, loaded)
     lengths = [(setting.size(100 + 37 * i, 3 + 2 * i), setting.size(128, 6)) for i in range(setting.size(16, 2))]
     for streams_name, each in streams(lengths).items():
@@ -130,9 +128,7 @@ def draft_speed(setting: Setting, note: Notes) -> None:
     )
     draft = loaded.runner.proposer
     assert draft is not None, "it was loaded"
-    note("load_s", loaded.load_s)
-    note("capture_s", loaded.capture_s)
-    note("num_pages", loaded.card.num_pages)
+    note_start(note, loaded)
     note("costs", {"guess": draft.cost, "first": draft.start_cost, **costs_of(loaded)})
     warm(setting, loaded)
     for num_streams in (1, 4, 16):
