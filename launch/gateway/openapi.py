@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -33,7 +34,6 @@ _MESSAGE_ERROR = {
 _STATUSES = {
     "400": "a field is unknown, of the wrong type, or outside its limits; param names it",
     "401": "no valid API key",
-    "403": "--lora-root is not set",
     "404": "no such model, request or route",
     "408": "the body did not arrive in time",
     "409": "another request with this id is live",
@@ -45,7 +45,9 @@ _STATUSES = {
     "504": "a deadline passed",
 }
 _OPEN = ("/health", "/ready")
-_OF_ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_MORE_STATUSES = {
+    path: {"403": "--lora-root is not set"} for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
@@ -63,16 +65,15 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for path, methods in document["paths"].items():
             for operation in methods.values():
                 error = "MessageError" if path.startswith(MESSAGES) else "Error"
-                _describe(operation, error, needs_key=path not in _OPEN)
-                if path not in _OF_ADAPTERS:
-                    del operation["responses"]["403"]
+                statuses = _STATUSES | _MORE_STATUSES.get(path, {})
+                _describe(operation, error, statuses, needs_key=path not in _OPEN)
         app.openapi_schema = document
     return app.openapi_schema
 
 
-def _describe(operation: dict[str, Any], error: str, *, needs_key: bool) -> None:
+def _describe(operation: dict[str, Any], error: str, statuses: Mapping[str, str], *, needs_key: bool) -> None:
     operation["responses"].pop("422", None)
-    for status, text in _STATUSES.items():
+    for status, text in statuses.items():
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
         operation["responses"].setdefault(status, {"description": text, "content": content})
     if needs_key:
