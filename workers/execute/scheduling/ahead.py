@@ -37,7 +37,7 @@ class LookAhead:
     @property
     def num_in_flight(self) -> dict[Key, int]:
         """Tokens of each sequence that are being computed."""
-        return {chunk.key: chunk.num_tokens for chunk in self._plan.chunks} if self._plan else {}
+        return self._plan.num_tokens_of if self._plan else {}
 
     def advance(self, plan: Plan, running: Mapping[Key, Sequence]) -> list[Sequence]:
         """Count ``plan`` as computed; returns the sequences that got a placeholder. Idempotent."""
@@ -85,8 +85,10 @@ def may_plan_ahead(scheduler: Scheduler, in_flight: Plan) -> bool:
 
     It can run short of pages only if a starting sequence claims idle pages before the decodes; these wait for a step.
     """
+    if scheduler.roster.needs_its_tokens:
+        return False
     prompts = scheduler.roster.in_state(SequenceState.PREFILLING)
-    if scheduler.roster.needs_its_tokens or _num_due(scheduler.proposals, prompts, in_flight):
+    if _num_due(scheduler.proposals, prompts, in_flight):
         return False
     config, running, cache = scheduler.config, scheduler.running, scheduler.cache
     num_starts = config.max_live - len(running) if scheduler.waiting else 0
@@ -97,7 +99,7 @@ def may_plan_ahead(scheduler: Scheduler, in_flight: Plan) -> bool:
 
 def _num_due(proposals: Proposals, prompts: list[Sequence], in_flight: Plan) -> int:
     """The most proposals of the next step, which may have tokens of these prompts."""
-    computing = {chunk.key: chunk.num_tokens for chunk in in_flight.chunks} if prompts else {}
+    computing = in_flight.num_tokens_of if prompts else {}
     if any(prompt.num_uncomputed_tokens > computing.get(prompt.key, 0) for prompt in prompts):
         return proposals.num_due_beside_prompts
     return proposals.num_due

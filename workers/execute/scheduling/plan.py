@@ -68,6 +68,10 @@ class Plan:
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
+    def num_tokens_of(self) -> dict[Key, int]:
+        return {chunk.key: chunk.num_tokens for chunk in self.chunks}
+
+    @property
     def num_reads(self) -> int:
         """Context tokens that the step's sequences read, including their own."""
         return sum(chunk.start + chunk.num_tokens for chunk in self.chunks)
