@@ -43,13 +43,12 @@ class GroupedLinear(NamedTuple):
             inner = self._shrink(x, tiles)
         output = product(x)
         current.wait_stream(self.stream)
-        expand_add(inner, self.up, tiles, self.blocks, output, max_columns=self.max_columns)
+        self._expand(inner, output, tiles)
         return output
 
     def add(self, x: torch.Tensor, output: torch.Tensor, tiles: AdapterTiles) -> None:
         """Add the updates for x [T, K] to the product ``output`` [T, all N], in place, each row's own."""
-        inner = self._shrink(x, tiles)
-        expand_add(inner, self.up, tiles, self.blocks, output, max_columns=self.max_columns)
+        self._expand(self._shrink(x, tiles), output, tiles)
 
     def _shrink(self, x: torch.Tensor, tiles: AdapterTiles) -> torch.Tensor:
         inner = shrink(
@@ -63,6 +62,9 @@ class GroupedLinear(NamedTuple):
         if self.sum_ranks is not None:
             self.sum_ranks(inner)
         return inner
+
+    def _expand(self, inner: torch.Tensor, output: torch.Tensor, tiles: AdapterTiles) -> None:
+        expand_add(inner, self.up, tiles, self.blocks, output, max_columns=self.max_columns)
 
 
 class GroupedAdapters:

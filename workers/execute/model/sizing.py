@@ -24,13 +24,15 @@ def size_pool(backends: Backends, loaded: Loaded, draft: DraftBuild | None = Non
     device, group = backends.device, backends.group
     on_cpu, longest = device.type == "cpu", wanted_len(backends.config, loaded.facts)
     models = [loaded, draft.loaded] if draft else [loaded]
-    needed_bytes = loaded.state_bytes + (draft.scratch_bytes if draft else 0)
-    if backends.cache.num_pages is None and not on_cpu:
+    needed_bytes = draft.scratch_bytes if draft else 0
+    if backends.cache.num_pages is not None or on_cpu:
+        needed_bytes += loaded.state_bytes
+    else:
         # On several ranks, each tries the same steps by itself, like everything else before the first order.
         makes = [each.make_runner if group.size == 1 else each.make_follower for each in models]
         overhead = [step_overhead(make, device, longest) for make in makes if make is not None]
         assert len(overhead) == len(models), "a model on several ranks can follow"
-        needed_bytes += sum(overhead) - loaded.state_bytes  # which it includes
+        needed_bytes += sum(overhead)  # which includes the states
     return size_pages(
         backends.cache,
         bytes_per_token=sum(bytes_per_token(each.shapes) for each in models) * (group.size if on_cpu else 1),
