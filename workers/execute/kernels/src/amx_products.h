@@ -43,10 +43,10 @@ class RegisterProduct {
     }
   };
 
-  // For few rows too: what registers load, lines 256 bytes apart, is no stream that the hardware reads ahead.
   Ahead what_to_prefetch(int block, int group, int num_groups) const {
-    const Prefetch prefetch = prefetch_of(matrix_, block, steps_, rows_, group, num_groups);
-    return {prefetch.start, kRegisterSteps * (num_groups == 1 ? 4 : prefetch.lines)};
+    constexpr int kFastRows = 0;  // registers load lines 256 bytes apart: no stream that the hardware reads ahead
+    const Prefetch prefetch = prefetch_of(matrix_, block, steps_, rows_, group, num_groups, kFastRows);
+    return {prefetch.start, kRegisterSteps * prefetch.lines};
   }
 
   // One or both halves of a block; what is to be prefetched, is with the first of them.

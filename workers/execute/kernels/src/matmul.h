@@ -167,13 +167,14 @@ struct Prefetch {
 constexpr int kFastRows = 4;
 
 // What the tile of a group of rows prefetches. If several groups share a block, each prefetches its part of the next
-// block, so that memory traffic is spread evenly over the computation. With few rows, the hardware prefetcher keeps up
-// and software prefetches only get in its way. With somewhat more rows, the time between reads is too long for it, so
-// the tile prefetches its own block a little ahead.
-inline Prefetch prefetch_of(const Matrix& matrix, int block, int steps, const Rows& rows, int group, int num_groups) {
+// block, so that memory traffic is spread evenly over the computation. With up to `fast_rows`, the hardware prefetcher
+// keeps up and software prefetches only get in its way. With somewhat more rows, the time between reads is too long for
+// it, so the tile prefetches its own block a little ahead.
+inline Prefetch prefetch_of(const Matrix& matrix, int block, int steps, const Rows& rows, int group, int num_groups,
+                            int fast_rows = kFastRows) {
   constexpr int kStepBytes = 256, kStepsAhead = 32;
   const char* start = reinterpret_cast<const char*>(matrix.blocks) + size_t(block) * steps * kStepBytes;
-  if (num_groups == 1) return {start + kStepsAhead * kStepBytes, rows.count > kFastRows ? 4 : 0};
+  if (num_groups == 1) return {start + kStepsAhead * kStepBytes, rows.count > fast_rows ? 4 : 0};
   const int begin = 4 * group / num_groups, end = 4 * (group + 1) / num_groups;
   return {start + size_t(steps) * (kStepBytes + begin * (kStepBytes / 4)), end - begin};
 }
