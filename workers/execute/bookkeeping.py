@@ -341,18 +341,18 @@ class Bookkeeper:
         self, outputs: StepOutputs, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32],
         ends: dict[Key, str],
     ) -> StepRows:  # fmt: skip
-        columns, reasons = self._columns, bytes(len(token_ids))
-        if ends:
-            silent = [key for key in ends if key not in set(columns.keys)]
-            if silent:
-                columns = _columns(columns.keys + silent)
-                indices = np.append(indices, np.full(len(silent), NO_TOKEN))
-                token_ids = np.append(token_ids, np.zeros(len(silent), np.int32))
-            last_rows = {key: row for row, key in enumerate(columns.keys)}
-            numbers = {last_rows[key]: FINISH_REASONS.index(reason) for key, reason in ends.items()}
-            reasons = bytes(numbers.get(row, 0) for row in range(len(columns.keys)))
+        columns = self._columns
+        last_rows = {key: row for row, key in enumerate(columns.keys)} if ends else {}
+        if silent := [key for key in ends if key not in last_rows]:
+            last_rows |= {key: row for row, key in enumerate(silent, start=len(columns.keys))}
+            columns = _columns(columns.keys + silent)
+            indices = np.append(indices, np.full(len(silent), NO_TOKEN))
+            token_ids = np.append(token_ids, np.zeros(len(silent), np.int32))
+        reasons = bytearray(len(token_ids))
+        for key, reason in ends.items():
+            reasons[last_rows[key]] = FINISH_REASONS.index(reason)
         step, at = outputs.plan.step, outputs.collected_at
-        return StepRows(step, at, columns.slots, columns.generations, indices, token_ids, reasons)
+        return StepRows(step, at, columns.slots, columns.generations, indices, token_ids, bytes(reasons))
 
 
 def _columns(keys: list[Key]) -> _Columns:
