@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.simulation.mutations import Patch, by_name
-from triptych.workers.execute.engine import _Batches
 from triptych.workers.execute.isolation import IsolatingRunner
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.step import StepInputs
@@ -16,12 +15,12 @@ def steps_behind_a_failed_one_count(patch: Patch) -> None:
 
 def steps_that_run_again_carry_tokens_over(patch: Patch) -> None:
     """From the step before, of which the device may have none any more."""
-    real = _Batches.inputs
+    real = IsolatingRunner._inputs
 
-    def inputs(self: _Batches, plan: Plan, *, is_again: bool) -> StepInputs:
+    def inputs(self: IsolatingRunner, plan: Plan, *, is_again: bool) -> StepInputs:
         return real(self, plan, is_again=False)
 
-    patch.setattr(_Batches, "inputs", inputs)
+    patch.setattr(IsolatingRunner, "_inputs", inputs)
 
 
 MISHAP_MUTATIONS = by_name(

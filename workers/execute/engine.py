@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from ...protocol.arrays import Float32
-from .batch import build_inputs
 from .isolation import Computed, IsolatingRunner
 from .scheduling.ahead import may_plan_ahead
 from .scheduling.audit import Stats, check, take_stats
@@ -25,7 +23,7 @@ from .scheduling.pooling import pool
 from .scheduling.progress import Progress
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key, Sequence
-from .step import PromptScores, Runner, StepInputs, TokenLogprobs
+from .step import PromptScores, Runner, TokenLogprobs
 
 _NO_DIRECTION = "the hidden states of the prompt are zero or not finite"
 
@@ -45,65 +43,26 @@ class StepOutputs:
     collected_at: int
 
 
-class Trace(Protocol):
-    """Receives every call to an engine, and its steps, in order."""
+class Trace:
+    """Receives every call to an engine, and its steps, in order. This one ignores them."""
 
-    def add(self, sequence: Sequence) -> None: ...
+    def add(self, sequence: Sequence) -> None:
+        """See ``Engine.add``."""
 
-    def release(self, key: Key) -> None: ...
+    def release(self, key: Key) -> None:
+        """See ``Engine.release``."""
 
     def plan(self, plan: Plan | None, planned_at: int) -> None:
         """``plan`` is in flight from now on; None if nothing could be planned."""
 
-    def write(self, outputs: StepOutputs) -> None: ...
-
-
-class NoTrace:
-    """Ignores everything."""
-
-    def add(self, sequence: Sequence) -> None:
-        pass
-
-    def release(self, key: Key) -> None:
-        pass
-
-    def plan(self, plan: Plan | None, planned_at: int) -> None:
-        pass
-
     def write(self, outputs: StepOutputs) -> None:
-        pass
-
-
-_NO_TRACE = NoTrace()
+        """A step is complete."""
 
 
 class _InFlight(NamedTuple):
     plan: Plan
     planned_at: int
     launched_at: int
-
-
-class _Batches:
-    """See ``isolation.Batches``."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-
-    def inputs(self, plan: Plan, *, is_again: bool) -> StepInputs:
-        scheduler = self._scheduler
-        return build_inputs(
-            plan,
-            scheduler.running,
-            scheduler.rows,
-            page_size=scheduler.cache.pool.page_size,
-            carried_rows={} if is_again else scheduler.ahead.carried_rows,
-        )
-
-    def is_running(self, key: Key) -> bool:
-        return key in self._scheduler.running
-
-    def rewound(self, plan: Plan) -> AbstractContextManager[None]:
-        return self._scheduler.ahead.rewound(plan, self._scheduler.running)
 
 
 class Engine:
@@ -120,12 +79,12 @@ class Engine:
         *,
         clock: Callable[[], int] = lambda: 0,
         depth: int = 0,
-        trace: Trace = _NO_TRACE,
+        trace: Trace | None = None,
     ) -> None:
         assert depth in (0, 1), f"depth is {depth}: a step can only use the tokens of the step before it"
         self.scheduler = scheduler
-        self._trace = trace
-        self._runner = IsolatingRunner(runner, _Batches(scheduler))
+        self._trace = trace or Trace()
+        self._runner = IsolatingRunner(runner, scheduler)
         self._clock = clock
         self._depth = depth
         self._in_flight: deque[_InFlight] = deque()

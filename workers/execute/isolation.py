@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import traceback
 from collections import deque
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
+from .batch import build_inputs
 from .scheduling.beam_search import Candidates
 from .scheduling.plan import Plan
 from .scheduling.proposals import VOID
+from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key
 from .step import PromptScores, PromptStates, Runner, StepInputs, StepResult, TokenLogprobs
 
@@ -32,20 +32,6 @@ class Computed:
     scores: dict[Key, PromptScores] = field(default_factory=dict)  # of prompt tokens
     states: dict[Key, PromptStates] = field(default_factory=dict)  # of prompts whose embeddings are wanted
     failed: dict[Key, str] = field(default_factory=dict)
-
-
-class Batches(Protocol):
-    """What the runner needs to know about the sequences of a plan."""
-
-    def inputs(self, plan: Plan, *, is_again: bool) -> StepInputs:
-        """The inputs of a plan that is launched; ``is_again``: of all or part of one that is run again, when all tokens
-        before it are known.
-        """
-
-    def is_running(self, key: Key) -> bool: ...
-
-    def rewound(self, plan: Plan) -> AbstractContextManager[None]:
-        """Within this block the sequences are as they were when the plan was launched."""
 
 
 @dataclass(slots=True)
@@ -67,9 +53,10 @@ class IsolatingRunner:
     since.
     """
 
-    def __init__(self, runner: Runner, batches: Batches) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
+        """``scheduler`` has the sequences of the plans."""
         self._runner = runner
-        self._batches = batches
+        self._scheduler = scheduler
         self._launched: deque[_Launched] = deque()
 
     @property
@@ -89,7 +76,7 @@ class IsolatingRunner:
         if not plan.chunks:
             return
         try:
-            self._runner.launch(self._batches.inputs(plan, is_again=False))
+            self._runner.launch(self._inputs(plan, is_again=False))
         except Exception as error:
             _free_tensors(error)
             launched.error = error
@@ -109,7 +96,7 @@ class IsolatingRunner:
         except Exception as error:
             self._survive(error)
             self._abandon()
-            with self._batches.rewound(plan):
+            with self._scheduler.ahead.rewound(plan, self._scheduler.running):
                 return self._divide(plan, error)
 
     def _abandon(self) -> None:
@@ -144,20 +131,31 @@ class IsolatingRunner:
 
     def _run(self, plan: Plan) -> Computed:
         """Run all or part of a step again, and wait for it."""
-        if not all(self._batches.is_running(chunk.key) for chunk in plan.chunks):
+        if not all(chunk.key in self._scheduler.running for chunk in plan.chunks):
             return self._run_without_released(plan)
         try:
-            self._runner.launch(self._batches.inputs(plan, is_again=True))
+            self._runner.launch(self._inputs(plan, is_again=True))
             return _by_key(plan, self._runner.collect())
         except Exception as error:
             self._survive(error)
             return self._divide(plan, error)
 
     def _run_without_released(self, plan: Plan) -> Computed:
-        rest = plan.part([self._batches.is_running(chunk.key) for chunk in plan.chunks])
+        rest = plan.part([chunk.key in self._scheduler.running for chunk in plan.chunks])
         computed = self._run(rest) if rest.chunks else Computed()
         here, token_ids = {chunk.key for chunk in rest.chunks}, iter(computed.token_ids)
         return replace(computed, token_ids=[next(token_ids) if key in here else 0 for key in plan.sampled])
+
+    def _inputs(self, plan: Plan, *, is_again: bool) -> StepInputs:
+        """``is_again``: of all or part of a plan that is run again, when all tokens before it are known."""
+        scheduler = self._scheduler
+        return build_inputs(
+            plan,
+            scheduler.running,
+            scheduler.rows,
+            page_size=scheduler.cache.pool.page_size,
+            carried_rows={} if is_again else scheduler.ahead.carried_rows,
+        )
 
     def _survive(self, error: Exception) -> None:
         """Re-raise the error if it is fatal, else free the memory that it holds."""

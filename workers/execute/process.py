@@ -7,7 +7,7 @@ import logging
 import math
 import secrets
 import time
-from typing import Any, TextIO
+from typing import Any
 
 from ...protocol import messages as m
 from ...protocol.errors import JournalError, Poisoned
@@ -22,7 +22,7 @@ from ...protocol.record import RequestRecord
 from ...protocol.record_key import keys_in
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
-from .engine import Engine, NoTrace, StepOutputs
+from .engine import Engine, StepOutputs
 from .grammar.intake import GrammarIntake
 from .grammar.matcher import GrammarCompiler, ReasoningLimit
 from .loading import load_runner, make_scheduler, settle_interval_ms
@@ -31,7 +31,6 @@ from .quarantine import Quarantine
 from .reports import Reports
 from .scheduling.audit import measure_memory
 from .scheduling.pooling import Pooling
-from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key, Sequence
 from .served_adapters import ServedAdapters
 from .showing import Showing
@@ -56,10 +55,6 @@ def run(context: WorkerContext) -> None:
         execute.run()
 
 
-def _make_trace(file: TextIO, scheduler: Scheduler, model: str) -> StepTrace:
-    return StepTrace(file, scheduler, model=model, secret=secrets.token_bytes(16))
-
-
 class Execute:
     """Runs steps as long as there is work, and otherwise waits for a message.
 
@@ -73,9 +68,11 @@ class Execute:
         self._journal = context.journal
         scheduler = make_scheduler(context.config, card, runner)
         self._trace_file = open_trace(context.config.scheduler.trace)
-        trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)
+        trace = None
+        if self._trace_file is not None:
+            trace = StepTrace(self._trace_file, scheduler, model=card.model, secret=secrets.token_bytes(16))
         # With a trace, steps do not overlap: it records them one by one, so that they can be replayed.
-        overlaps = context.config.model.overlap and runner.overlaps and self._trace_file is None
+        overlaps = context.config.model.overlap and runner.overlaps and trace is None
         depth = int(overlaps)
         self._engine = Engine(scheduler, runner, clock=context.journal.now_ns, depth=depth, trace=trace)
         self._runner = runner

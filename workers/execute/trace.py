@@ -15,7 +15,7 @@ import numpy as np
 
 from ...protocol.arrays import Int32
 from ...protocol.errors import ConfigError
-from .engine import StepOutputs
+from .engine import StepOutputs, Trace
 from .scheduling.audit import take_stats
 from .scheduling.plan import Plan
 from .scheduling.progress import Grown
@@ -57,7 +57,7 @@ class Writable(Protocol):
     def write(self, text: str, /) -> object: ...
 
 
-class StepTrace:
+class StepTrace(Trace):
     """Writes lines such as ``{"step": 7, "decodes": [0, 3], "prefills": [[4, 0, 512]], "ms": 2.5, ...}``.
 
     Sequences are identified by their slot in the journal. Whatever did not happen in a step is left out of its line.

@@ -11,7 +11,7 @@ from tests.workers.execute.grammar.form import fitting_ids
 from tests.workers.execute.recurrent_hash import RecurrentHashRunner
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
-from triptych.workers.execute.engine import Engine, NoTrace
+from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner, expected_tokens, logprob_of, state_of
 from triptych.workers.execute.scheduling.audit import check_plan
 from triptych.workers.execute.scheduling.beam_search import BeamSearch, Candidates, Hypothesis, num_candidates
@@ -185,7 +185,7 @@ def make_engine(
         runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size, num_host_pages=host.num_pages),
         clock=clock,
         depth=depth,
-        trace=NoTrace() if trace_file is None else StepTrace(trace_file, scheduler, secret=b"secret"),
+        trace=None if trace_file is None else StepTrace(trace_file, scheduler, secret=b"secret"),
     )
     for sequence in sequences:
         engine.add(sequence)
