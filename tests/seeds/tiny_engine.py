@@ -64,7 +64,7 @@ class TinyEngine:
     @property
     def pages(self) -> list[torch.Tensor]:
         """Keys and values of every layer, the trash page first."""
-        return [pages for cache in self.runner._layers.caches.values() for pages in (cache.keys, cache.values)]
+        return [pages for cache in self.runner._forward.layers.caches.values() for pages in (cache.keys, cache.values)]
 
     def engine(self, *sequences: Sequence, num_pages: int = NUM_PAGES, **options: Any) -> Engine:
         scheduler = make_scheduler(

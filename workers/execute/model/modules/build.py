@@ -27,6 +27,7 @@ from ..states import SequenceStates
 from ..step_runner import StepRunner
 from ..threads import num_threads
 from .device_forward import TransformersForward
+from .forward import PagedForward
 from .loader import load_model
 from .lora import TorchAdapters
 from .runner import TorchRunner
@@ -76,18 +77,15 @@ class ModelOnPages:
         """
         states = SequenceStates(self.memory.states, num_state_rows, self.device) if self.keeps_states else None
         pool = allocate_pool(self.memory.pages, size.num_pages, page_size=page_size, device=self.device)
-        layers = PagedLayers(self.kernel, pool)
+        forward = PagedForward(self.model, PagedLayers(self.kernel, pool), adapters=self.adapters, states=states)
         if self.group.size == 1 and not isinstance(self.kernel, (CpuAttention, ReferenceAttention)):
-            forward = TransformersForward(self.model, layers, self.kernel, self.adapters, states)
-            return on_device(forward, pool.values())
+            return on_device(TransformersForward(forward, self.kernel), pool.values())
         sampler = Sampler(self.facts.eos_token_ids)
-        runner = TorchRunner(self.model, layers, sampler, **sizes)
-        if ranks is not None:
-            from ..parallel.ranks import LeadingRunner  # here, as only this needs msgpack
+        if ranks is None:
+            return TorchRunner(forward, sampler, **sizes)
+        from ..parallel.ranks import LeadingRunner  # here, as only this needs msgpack
 
-            runner = LeadingRunner(ranks, self.model, layers, sampler, **sizes)
-        runner.adapters, runner.states = self.adapters, states
-        return runner
+        return LeadingRunner(ranks, forward, sampler, **sizes)
 
 
 def load_on_pages(

@@ -15,7 +15,6 @@ from transformers.pytorch_utils import Conv1D  # a linear layer whose weight is 
 
 from .....protocol.errors import ConfigError
 from ...kernels.support import why_no_triton
-from ...step import StepInputs
 from ..lora import Adapter, LowRank
 from ..parallel.group import ALONE, Group
 from ..stacked_lora import StackedAdapters
@@ -113,16 +112,7 @@ class TorchAdapters:
         return self.layout.stack(own, like=like, sum_ranks=sum_ranks)
 
     @contextmanager
-    def applied(self, inputs: StepInputs) -> Iterator[None]:
-        """Within this block, the adapters of this step are active."""
-        if (owners := inputs.token_adapters) is None:
-            yield
-            return
-        with self.applied_to(torch.from_numpy(owners).to(self._device)):
-            yield
-
-    @contextmanager
-    def applied_to(self, owners: torch.Tensor | None) -> Iterator[None]:
+    def applied(self, owners: torch.Tensor | None) -> Iterator[None]:
         """Within this block, token t has the adapter of number ``owners[t]``, int32 [T]; 0: none. None: none at all."""
         self._owners, self._rows = owners, None if owners is None else self.layout.rows_of(owners)
         try:

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import nullcontext
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from ...attention.device_step import Taken
-from ...attention.forward_context import PagedLayers, attending
 from ...sampling.sampler import Sampler
 from ...step import StepInputs, StepResult, resolve
-from ..states import SequenceStates
 from ..step_runner import StepRunner
-from .forward import RaggedForward
+from .forward import PagedForward
 from .hidden_states import HiddenStates
-from .lora import TorchAdapters
-from .recurrent import going_on
 
 
 class TorchRunner(StepRunner):
-    """Owns the model and, in ``layers``, the pages."""
+    """Owns the model and, in its layers, the pages."""
 
-    adapters: TorchAdapters | None = None  # hooked into the model
-    states: SequenceStates | None = None  # of its recurrent layers
-
-    def __init__(self, model: PreTrainedModel, layers: PagedLayers, sampler: Sampler, **sizes: int) -> None:
+    def __init__(self, forward: PagedForward, sampler: Sampler, **sizes: int) -> None:
         """``sizes`` are those of ``StepRunner``."""
-        super().__init__([pool for cache in layers.caches.values() for pool in cache.pools], **sizes)
-        self._forward = RaggedForward(model)
-        self._hidden_states = HiddenStates(model)
-        self._layers = layers
+        super().__init__([pool for cache in forward.layers.caches.values() for pool in cache.pools], **sizes)
+        self._forward = forward
+        self._hidden_states = HiddenStates(forward.model)
         self._sampler = sampler
         self._results: deque[StepResult] = deque()
         self._last_tokens = np.empty(0, dtype=np.int32)  # of the step launched last
@@ -58,8 +48,5 @@ class TorchRunner(StepRunner):
 
     @torch.inference_mode()
     def compute_logits(self, inputs: StepInputs) -> torch.Tensor:
-        """Compute logits float32 [R + C, V] of the step's logit rows, and write its keys and values to their pages."""
-        self._layers.kernel.begin_step(inputs)
-        adapted = nullcontext() if self.adapters is None else self.adapters.applied(inputs)
-        with attending(self._layers), going_on(self.states, inputs.cut), adapted:
-            return self._forward(inputs.token_ids, inputs.positions, inputs.logit_rows)
+        """See ``PagedForward``."""
+        return self._forward(inputs)

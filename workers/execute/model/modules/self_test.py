@@ -23,7 +23,6 @@ from .....protocol.arrays import Int32
 from .....protocol.errors import ConfigError
 from ...attention.forward_context import PagedLayers, attending, use_paged_attention
 from ...attention.interface import AttentionForm, PagedAttention
-from ...step import StepInputs
 from ..checkpoint.find import NO_MIXING
 from ..guard.probe import NUM_PAGES, NUM_STATE_ROWS, Chunks, paged_rows, random_sequences
 from ..guard.tolerances import ROUNDED, TOLERANCES
@@ -31,9 +30,9 @@ from ..lora import Adapter
 from ..memory import available_bytes
 from ..pool import LayerShape, allocate_pool
 from ..states import SequenceStates, StateLayout
-from .forward import RaggedForward
+from .forward import PagedForward, RaggedForward
 from .lora import TorchAdapters, merged
-from .recurrent import StateProbe, cut_batches, going_on, remembering
+from .recurrent import StateProbe, cut_batches, remembering
 
 _PAGE_SIZE = 4  # small, so that short sequences have several pages
 _CHUNKS: Chunks = ((6, 1), (3, 8), (9, 2))
@@ -112,8 +111,8 @@ def _try(
         _check_windows(model, probe.windows, max_model_len)
         caches = allocate_pool(probe.shapes, NUM_PAGES, page_size=_PAGE_SIZE, device=forward.device)
         states = SequenceStates(state_probe.layout, NUM_STATE_ROWS, forward.device) if recurrent else None
-        paged = _Paged(forward, PagedLayers(kernel, caches), states, adapters)
-        found = [paged.logits(sequences, number) for number in range(len(cases))]
+        paged = PagedForward(model, PagedLayers(kernel, caches), adapters=adapters, states=states)
+        found = [_paged_logits(paged, sequences, number) for number in range(len(cases))]
     limit = ROUNDED if has_eight_bit_pages else TOLERANCES[model.dtype]
     reasons = [
         _why_different(model, expected, said, "" if case is None else f" with the adapter {case.name!r}", limit)
@@ -173,8 +172,9 @@ def _probe(
 ) -> tuple[_Probe, StateProbe]:
     """Record what the layers request in one step. Each must request pages, a state or both, and each only once."""
     probe, state_probe = _Probe(has_eight_bit_pages=has_eight_bit_pages), StateProbe()
+    two = torch.arange(2, device=forward.device)
     with attending(probe), remembering(state_probe):
-        forward(_range(2), _range(2), _range(2))
+        forward(two, two, two)
     config = forward.model.config.get_text_config()
     num_layers, types = config.num_hidden_layers, getattr(config, "layer_types", None) or ()
     asking = {*probe.shapes, *(int(module.layer_idx) for module in recurrent)}  # type: ignore[arg-type]
@@ -210,30 +210,21 @@ def _plain_logits(
 ) -> torch.Tensor:
     """Logits [tokens, V] by one of transformers' attention implementations, with each sequence computed separately."""
     forward.model.set_attn_implementation(implementation)
+    logits = []
     with nullcontext() if adapter is None else merged(forward.model, adapter):
-        return torch.cat([forward(ids, _range(len(ids)), _range(len(ids))) for ids in sequences])
+        for sequence in sequences:
+            token_ids = torch.from_numpy(sequence).to(forward.device)
+            positions = torch.arange(len(sequence), device=forward.device)
+            logits.append(forward(token_ids, positions, positions))
+    return torch.cat(logits)
 
 
-class _Paged(NamedTuple):
-    """The model with a few pages and states for this test."""
-
-    forward: RaggedForward
-    layers: PagedLayers
-    states: SequenceStates | None
-    adapters: TorchAdapters | None
-
-    def logits(self, sequences: list[Int32], adapter: int) -> torch.Tensor:
-        """Compute the same logits in two ragged steps, the second of which mixes decode and prefill."""
-        adapters = np.full(len(sequences), adapter, np.int32)
-        return paged_rows(
-            lambda inputs: self._run(replace(inputs, adapters=adapters)), sequences, _CHUNKS, page_size=_PAGE_SIZE
-        )
-
-    def _run(self, inputs: StepInputs) -> torch.Tensor:
-        self.layers.kernel.begin_step(inputs)
-        adapted = self.adapters.applied(inputs) if self.adapters else nullcontext()
-        with attending(self.layers), going_on(self.states, inputs.cut), adapted:
-            return self.forward(inputs.token_ids, inputs.positions, _range(len(inputs.token_ids)))
+def _paged_logits(forward: PagedForward, sequences: list[Int32], adapter: int) -> torch.Tensor:
+    """Compute the same logits in two ragged steps, the second of which mixes decode and prefill."""
+    adapters = np.full(len(sequences), adapter, np.int32)
+    return paged_rows(
+        lambda inputs: forward(replace(inputs, adapters=adapters)), sequences, _CHUNKS, page_size=_PAGE_SIZE
+    )
 
 
 def _why_different(
@@ -267,10 +258,6 @@ def _refusing(model: PreTrainedModel) -> Iterator[None]:
         raise ConfigError(
             f"{_family(model)} cannot run a ragged batch: {type(error).__name__}: {error}", param="model"
         ) from error
-
-
-def _range(count: int) -> Int32:
-    return np.arange(count, dtype=np.int32)
 
 
 def _family(model: PreTrainedModel) -> str:

@@ -20,13 +20,12 @@ from pathlib import Path
 
 import msgpack
 import torch
-from transformers import PreTrainedModel
 
 from .....protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
-from ...attention.forward_context import PagedLayers
 from ...sampling.sampler import Sampler
 from ...scheduling.moves import Moves
 from ...step import StepInputs
+from ..modules.forward import PagedForward
 from ..modules.runner import TorchRunner
 from .group import join_group
 from .orders import encode_order
@@ -115,11 +114,9 @@ class Ranks:
 class LeadingRunner(TorchRunner):
     """The runner of rank 0: all other ranks compute each of its steps too, but only rank 0 samples."""
 
-    def __init__(
-        self, ranks: Ranks, model: PreTrainedModel, layers: PagedLayers, sampler: Sampler, **sizes: int
-    ) -> None:
+    def __init__(self, ranks: Ranks, forward: PagedForward, sampler: Sampler, **sizes: int) -> None:
         """For all arguments but ``ranks``, see ``TorchRunner``."""
-        super().__init__(model, layers, sampler, **sizes)
+        super().__init__(forward, sampler, **sizes)
         self.ranks = ranks
 
     def is_fatal(self, error: Exception) -> bool:

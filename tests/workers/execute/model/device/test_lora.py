@@ -32,6 +32,7 @@ from triptych.workers.execute.model.device.buckets import StepSize
 from triptych.workers.execute.model.device.graphs import CudaGraphCapture, GraphKey
 from triptych.workers.execute.model.lora import Adapter, LowRank, load_adapters
 from triptych.workers.execute.model.modules.device_forward import TransformersForward
+from triptych.workers.execute.model.modules.forward import PagedForward
 from triptych.workers.execute.model.modules.lora import TorchAdapters
 from triptych.workers.execute.model.modules.self_test import switch_to_pages
 from triptych.workers.execute.model.pool import allocate_pool
@@ -152,8 +153,9 @@ def make_graphed(checkpoint: Path, adapters: list[Adapter], device: torch.device
     memory = switch_to_pages(model, kernel, max_model_len=64, adapters=hooks)
     layers = PagedLayers(kernel, allocate_pool(memory.pages, 8, page_size=PAGE_SIZE, device=device))
     pages = [pool for cache in layers.caches.values() for pool in cache.pools]
+    forward = TransformersForward(PagedForward(model, layers, adapters=hooks), kernel)
     return DeviceRunner(
-        pages, TransformersForward(model, layers, kernel, hooks), Sampler(()), device=device,
+        pages, forward, Sampler(()), device=device,
         max_sampled=2, max_pages=4, capture=CudaGraphCapture(), is_adapted=True, prefill_tokens=16, decode_rows=2,
     )  # fmt: skip
 

@@ -26,6 +26,7 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.device.runner import DeviceRunner
 from triptych.workers.execute.model.modules.device_forward import TransformersForward
+from triptych.workers.execute.model.modules.forward import PagedForward
 from triptych.workers.execute.model.modules.self_test import switch_to_pages
 from triptych.workers.execute.model.pool import allocate_pool
 from triptych.workers.execute.model.states import SequenceStates, StateKey, StepCache
@@ -89,7 +90,8 @@ def test_device_runner_passes_states_on(family: str, tmp_path: Path) -> None:
     kernel = TritonAttention(device)
     memory = switch_to_pages(model, kernel, max_model_len=64)
     layers = PagedLayers(kernel, allocate_pool(memory.pages, NUM_PAGES, page_size=PAGE_SIZE, device=device))
-    forward = TransformersForward(model, layers, kernel, states=SequenceStates(memory.states, 6, device))
+    paged = PagedForward(model, layers, states=SequenceStates(memory.states, 6, device))
+    forward = TransformersForward(paged, kernel)
     runner = DeviceRunner(
         [pool for cache in layers.caches.values() for pool in cache.pools], forward, Sampler(()), device=device,
         max_sampled=6, max_pages=16, capture=None, prefill_tokens=16, decode_rows=4,

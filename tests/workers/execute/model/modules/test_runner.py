@@ -54,7 +54,7 @@ def prefill(runner: TorchRunner, prompt: list[int], *sampled: Sequence) -> StepR
 
 def pages(runner: TorchRunner) -> torch.Tensor:
     """All keys and values except those of the trash page."""
-    return torch.cat([t[1:].flatten() for cache in runner._layers.caches.values() for t in cache.pools])
+    return torch.cat([t[1:].flatten() for cache in runner._forward.layers.caches.values() for t in cache.pools])
 
 
 def test_card_describes_what_was_built(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_nan_in_the_trash_page_changes_nothing(tmp_path: Path) -> None:
     runner, _ = make_runner(tmp_path)
     row = make_row(list(range(3, 30)), logprobs=5)
     before = prefill(runner, list(range(3, 30)), row)
-    for cache in runner._layers.caches.values():
+    for cache in runner._forward.layers.caches.values():
         cache.keys[0], cache.values[0] = torch.nan, torch.nan
     after = prefill(runner, list(range(3, 30)), row)
     assert not after.failed

@@ -142,7 +142,7 @@ def embed(runner: TorchRunner, prompt: StepInputs) -> Any:
 
 
 def heads_of(runner: TorchRunner) -> set[int]:
-    return {cache.keys.shape[2] for cache in runner._layers.caches.values()}
+    return {cache.keys.shape[2] for cache in runner._forward.layers.caches.values()}
 
 
 def check_death(runner: TorchRunner, deaths: queue.Queue[tuple[int, int]]) -> None:
@@ -210,7 +210,7 @@ def test_ranks_on_gpus_attend_by_kernels() -> None:
         on_device=lambda forward, caches: pytest.fail("its steps would not be in order with those of other ranks"),
     )  # fmt: skip
     assert isinstance(runner, TorchRunner)
-    assert type(runner._layers.kernel).__name__ == "TritonAttention"
+    assert type(runner._forward.layers.kernel).__name__ == "TritonAttention"
 
 
 def test_each_rank_tries_the_largest_steps_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
