@@ -68,7 +68,8 @@ def _embedded_last(plan: Plan, sequences: Mapping[Key, Sequence]) -> tuple[Plan,
     """The plan with those chunks last of which embeddings are made, so that their rows are behind all rows of logits,
     and the positions of these rows in each of them.
     """
-    rows = {chunk.key: rows for chunk in plan.prefills if (rows := _pooled_rows(sequences[chunk.key], chunk))}
+    wanted = {chunk.key: sequences[chunk.key].unpooled_rows(chunk.start, chunk.num_tokens) for chunk in plan.prefills}
+    rows = {key: rows for key, rows in wanted.items() if rows}
     if rows:
         others = (chunk for chunk in plan.chunks if chunk.key not in rows)
         embedded = (chunk for chunk in plan.chunks if chunk.key in rows)
@@ -104,10 +105,6 @@ def _lay_out(plan: Plan, scheduled: list[Sequence]) -> _Layout:
     return _Layout(
         token_ids, positions, owners, query_starts, query_starts[1:] - np.int32(1), starts + lengths - np.int32(1)
     )  # fmt: skip
-
-
-def _pooled_rows(sequence: Sequence, chunk: Chunk) -> range:
-    return sequence.unpooled_rows(chunk.start, chunk.num_tokens)
 
 
 def _embedded(query_starts: Int32, pooled: list[range], plan: Plan, scheduled: list[Sequence]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..checkpoint.stored_weights import open_tensors
 from ..facts import Progress
 from ..guard.proof import Proof
 from ..lora import Adapter
-from ..pool import LayerShape
+from ..pool import EIGHT_BIT_PAGES, LayerShape
 from ..spec.decoder import DecoderSpec, Unsupported
 from ..spec.delta import DeltaSpec
 from ..spec.ropes import Rope
@@ -186,7 +186,7 @@ class NativeSetting:
 
         has_eight_bits = self.has_eight_bit_pages
         key_bytes, value_bytes = format_.cache_bytes(spec.head_dim, spec.value_dim, has_eight_bits=has_eight_bits)
-        name = format_.name.lower() + (", int8 keys and values" if has_eight_bits else "")
+        name = format_.name.lower() + EIGHT_BIT_PAGES * has_eight_bits
         return NativeModel(
             proof=proof,
             dtype=getattr(torch, proof.dtype),
