@@ -65,8 +65,8 @@ def build_inputs(
 
 
 def _embedded_last(plan: Plan, sequences: Mapping[Key, Sequence]) -> tuple[Plan, list[range]]:
-    """The plan with those chunks last of which embeddings are made, so that their rows are behind all rows of logits,
-    and the positions of these rows in each of them.
+    """The plan with the chunks of which embeddings are made moved to the end, behind all rows of logits; and for each
+    of these chunks, the positions whose hidden states are needed.
     """
     wanted = {chunk.key: sequences[chunk.key].unpooled_rows(chunk.start, chunk.num_tokens) for chunk in plan.prefills}
     rows = {key: rows for key, rows in wanted.items() if rows}
@@ -108,7 +108,7 @@ def _lay_out(plan: Plan, scheduled: list[Sequence]) -> _Layout:
 
 
 def _embedded(query_starts: Int32, pooled: list[range], plan: Plan, scheduled: list[Sequence]) -> dict[str, Any]:
-    """The fields of ``StepInputs`` for the last chunks, of which the positions ``pooled`` are."""
+    """The fields of ``StepInputs`` for embeddings. ``pooled`` are the positions needed of each of the last chunks."""
     first = len(scheduled) - len(pooled)
     chunks, sequences = plan.chunks[first:], scheduled[first:]
     offsets = [begin - chunk.start for begin, chunk in zip(query_starts[first:-1].tolist(), chunks, strict=True)]

@@ -58,7 +58,7 @@ class Bookkeeper:
         adapters: Mapping[str, int] | None = None,
         pooling: Pooling = LAST_STATE,
     ) -> None:
-        """``adapters`` are the numbers of those that are served, by name, which may change. ``pooling`` is that of the
+        """``adapters`` has the number of each served adapter by name, and may change. ``pooling`` is that of the
         model's embeddings.
         """
         self._journal = journal

@@ -29,7 +29,7 @@ class Patience:
         self._publish(full_step_s)
 
     def begin(self, plan: Plan, *, scores: bool = False) -> None:
-        """Before a step is launched. ``scores``: it is followed by the logprobs of up to 512 tokens, without a sign."""
+        """Before a step is launched. ``scores``: logprobs of up to 512 tokens follow, without a sign of progress."""
         self._num_latest_parts = 1 if scores else self._num_parts
         self._allow(plan)
 

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 class ServedAdapters:
     """The adapters of the model card, and their numbers in steps.
 
-    To change them, the driver writes the settings with the new ones, as for a restart, and the file ``ADAPT_FILE``. It
-    is removed once they are in use, and the card names them, or if that takes a restart.
+    To change them, the driver writes the new settings, as for a restart, and then the file ``ADAPT_FILE``. The file is
+    removed here: once the new adapters are in use and on the card, or as soon as it is clear that this takes a restart.
     """
 
     def __init__(self, card: ModelCard, runner: Runner, run_dir: Path) -> None:
@@ -65,7 +65,7 @@ class ServedAdapters:
         return True
 
     def _places(self, names: list[str]) -> Places:
-        """The adapters by their numbers: those of before keep theirs, which running sequences have."""
+        """The adapters by number. Those that stay keep theirs, as running sequences refer to them by it."""
         kept = {number: name for name, number in self.numbers.items() if name in names}
         places: list[str | None] = [kept.get(number) for number in range(1, max(kept, default=0) + 1)]
         for name in names:

@@ -195,16 +195,17 @@ class Runner(Protocol):
     def show_progress(self, word: Int64) -> int:
         """From now on, store CLOCK_MONOTONIC in ``word`` [1], in ns, whenever a step advances. None may be in flight.
 
-        Returns into how many parts of about the same duration a step is divided by that, at least; 1 if this runner
+        Returns the least number of parts, of about the same duration, into which this divides a step; 1 if this runner
         shows nothing.
         """
         ...
 
     def load_adapters(self, config: ModelConfig, places: Places) -> Callable[[], None] | None:
-        """Load the adapters of ``config``, which are at these places, in any thread, while steps run.
+        """Load the adapters of ``config``, whose numbers follow from ``places``. May be called in any thread, while
+        steps run.
 
-        Returns what puts them to use from the next step on, and must be called between two steps; or None, if it takes
-        another runner to serve them.
+        Returns a function that puts them to use from the next step on, and must be called between two steps; or None if
+        only another runner can serve them.
 
         Raises:
             ConfigError: an adapter cannot be read.

@@ -34,8 +34,8 @@ def cache_folder() -> Path:
 
 
 def places(name: str, spare: Path | None) -> list[Path]:
-    """The folders of this name: that of the cache, then the one in ``spare``, for what the cache cannot take. None of
-    them may exist yet, and there may be no cache.
+    """The folders of this name: the one in the cache, if there is a cache, then the one in ``spare``, for what the
+    cache cannot take. They need not exist yet.
     """
     spares = [] if spare is None else [spare / name]
     try:
@@ -68,8 +68,9 @@ def _remove(entry: Path) -> None:
 
 
 def keep_in_one(entries: Iterable[Path], write: Callable[[Path], object], what: str, *, count: int) -> None:
-    """Write the first of the entries that can be written, a file or a folder, in place of one that could not be read,
-    and keep ``count`` of those whose names are as long. Without any, only the next start takes longer.
+    """Write a file or a folder to the first of these places that takes it, and keep the ``count`` newest entries there
+    with names of that length. What is at the place could not be read, and is replaced. If no place takes it, only the
+    next start takes longer.
     """
     for entry in entries:
         try:
@@ -87,10 +88,10 @@ def keep_in_one(entries: Iterable[Path], write: Callable[[Path], object], what: 
 
 @contextlib.contextmanager
 def making(target: Path) -> Iterator[Path | None]:
-    """A new folder beside ``target``, in which it can be made before it is moved to its place; None if it exists.
+    """A new folder beside ``target``, in which to make it before it is moved into place; None if ``target`` exists.
 
-    Processes that need the same target at the same time wait, then find it made; others do not. What killed processes
-    left of any target is deleted.
+    A process that needs the same target meanwhile waits, and then finds it; those that make other targets do not wait.
+    What killed processes left behind is deleted.
 
     Raises:
         OSError: nothing can be written there.

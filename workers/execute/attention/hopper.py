@@ -22,8 +22,8 @@ _TOLERANCE = 0.05  # of outputs that are at most 4, rounded to three digits
 
 
 class HopperChunks:
-    """What the kernel for any GPU would do for plain prompts that occupy all multiprocessors, faster and differently
-    rounded. The kernel in use is one that was compared with that one, in the shapes of the model, at its first use.
+    """Does what ``triton_chunk`` would do, faster and with other rounding, for plain prompts that occupy all
+    multiprocessors. At the first use with the shapes of a model it is compared with ``triton_chunk``.
     """
 
     def __init__(self, device: torch.device, num_processors: int) -> None:
@@ -72,7 +72,8 @@ class HopperChunks:
         return num_tiles >= _MIN_TILES_PER_PROCESSOR * self._num_processors
 
     def _is_proven(self, kernel: ModuleType, cache: LayerCache, query: torch.Tensor) -> bool:
-        """Steps run once without a graph before they are captured, where nothing can be compared.
+        """Whether the kernel has been compared in these shapes. During a capture nothing can be compared, but each step
+        runs once without a graph before that.
 
         Raises:
             ArithmeticError: the kernels differ.
@@ -99,8 +100,8 @@ def _kernel() -> ModuleType | None:
 
 
 def _difference(kernel: ModuleType, cache: LayerCache, query: torch.Tensor) -> float:
-    """The greatest, of what the kernels make of the same random queries and pages in the shapes of the model, with each
-    tile.
+    """The greatest difference between outputs of the two kernels, for the same random queries and pages in the shapes
+    of the model, over all tiles.
     """
     from ..kernels.triton_chunk import chunk_attention  # triton is not available for every device
 

@@ -92,7 +92,7 @@ def available_levels() -> list[str]:
 
 
 def levels_to_try(wanted: str) -> list[str]:
-    """The available levels if any is wanted, which is "auto", otherwise the one that is.
+    """The levels to try in turn, fastest first: for "auto" all that this machine can run, otherwise the wanted one.
 
     Raises:
         ConfigError: it is not available.
@@ -147,7 +147,9 @@ def build_library(level: str, *, spare_cache: Path | None = None) -> Path:
 
 
 def _is_foreign(library: Path) -> bool:
-    """Whether another user, who could have it do anything, has put it there; one that can be deleted is."""
+    """Whether another user, who could make it do anything, has put the library there and it cannot be deleted. Deletes
+    it if possible.
+    """
     try:
         owner = library.stat().st_uid
     except OSError:  # there is none, or none that can be read
@@ -249,7 +251,9 @@ def compile_options(level: str) -> list[str]:
 
 
 def _features(level: str) -> list[str]:
-    """Those that its library uses, unless the compiler does not know them, which is only asked before it is built."""
+    """The processor features for a library of this level. Whether the compiler knows the optional ones is asked only
+    when the library is built.
+    """
     return [*LEVELS[level], *(feature for feature in _WELCOME.get(level, ()) if feature in _processor_flags())]
 
 

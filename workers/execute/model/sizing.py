@@ -1,4 +1,4 @@
-"""How many pages a model gets, and its draft model: what its other needs leave of the memory."""
+"""How many pages a model and its draft model get: as many as fit into the memory that all else leaves."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class StepRunner(ABC):
 
 
 def trash_prefill(num_tokens: int, *, max_len: int | None = None) -> StepInputs:
-    """The fewest sequences of at most ``max_len`` tokens that have ``num_tokens`` in all, or a few more."""
+    """A prefill of ``num_tokens`` tokens or a few more, in as few sequences of at most ``max_len`` as possible."""
     num_sequences = -(-num_tokens // (max_len or num_tokens))
     return _trash_step(num_sequences=num_sequences, tokens_each=-(-num_tokens // num_sequences))
 

@@ -117,7 +117,7 @@ def _default_template(template: Any) -> str | None:
     tool_use = template.get("tool_use")
     if default is None or tool_use is None:
         return default
-    # The empty texts keep Jinja from taking the line break with which a template begins for the end of the tag's line.
-    # Of the one with which it ends, Jinja would drop one.
+    # Jinja drops a line break right behind a tag, and one at the end of a template. The empty texts keep the first line
+    # break of a part from being dropped; the last one would be dropped if the part were a template of its own.
     parts = [part.removesuffix("\n") for part in (tool_use, default)]
     return "{% if tools %}{{ '' }}" + parts[0] + "{{ '' }}{% else %}{{ '' }}" + parts[1] + "{{ '' }}{% endif %}"

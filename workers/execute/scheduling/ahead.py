@@ -81,7 +81,8 @@ class LookAhead:
 
 
 def may_plan_ahead(scheduler: Scheduler, in_flight: Plan) -> bool:
-    """Whether ``plan`` can do without the tokens of ``in_flight``, and is unlikely to need other sequences' pages.
+    """Whether the next step can be planned without the tokens of ``in_flight``, and is unlikely to need pages of other
+    sequences.
 
     It can run short of pages only if a starting sequence claims idle pages before the decodes; these wait for a step.
     """
@@ -98,7 +99,7 @@ def may_plan_ahead(scheduler: Scheduler, in_flight: Plan) -> bool:
 
 
 def _num_due(proposals: Proposals, prompts: list[Sequence], in_flight: Plan) -> int:
-    """The most proposals of the next step, which may have tokens of these prompts."""
+    """The most proposals that the next step may have, depending on whether tokens of these prompts are left for it."""
     computing = in_flight.num_tokens_of if prompts else {}
     if any(prompt.num_uncomputed_tokens > computing.get(prompt.key, 0) for prompt in prompts):
         return proposals.num_due_beside_prompts

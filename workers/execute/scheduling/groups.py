@@ -134,8 +134,8 @@ class Groups:
     def _fork(self, sequence: Sequence, source: _Source, *, more_than: int) -> Match:
         """What ``sequence`` can share or copy from the pages of a sibling. At least one token is left to compute.
 
-        Of a fork that has no tokens but ``more_than``, the pages are not looked up: all siblings share the prompt, and
-        each of many would look up all pages of every other one.
+        Nothing, unless these are more than ``more_than`` tokens: only then are pages looked up. All siblings share the
+        prompt, and otherwise each of many would look up all pages of every other one.
         """
         size, table = self._cache.pool.page_size, source.table
         if sequence.host_table:  # has its own computed tokens on the host, and can share full pages only

@@ -78,7 +78,7 @@ class PageStore:
         return moves
 
     def num_in_use(self, pages: Iterable[int]) -> int:
-        """How many of these are in use anyway, and so not among the available ones."""
+        """How many of these pages are in use and cannot be reclaimed: ``num_available`` does not count them."""
         held = self.pool.held(pages)
         if not held:
             return 0

@@ -52,10 +52,9 @@ class Proposer:
     chance: float | None = None  # that the first of a sequence is right, if sequences are much alike in this
 
     def warm_up(self, decode_s: float, progress: Callable[[int, int], None], *, is_first: bool) -> None:
-        """Do what would delay the first requests, as ``Runner`` does. ``decode_s`` are the seconds in which the model
-        decodes a token.
+        """Do now what would delay the first requests. ``decode_s``: seconds in which the target model decodes a token.
 
-        ``is_first``: this is no restart, while which requests wait. ``progress`` gets (done, total).
+        ``is_first``: this is no restart, during which requests would wait. ``progress`` gets (done, total).
         """
 
     def prepare(self, seconds: float) -> bool:
@@ -66,7 +65,9 @@ class Proposer:
         """Like ``Runner.show_progress``."""
 
     def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
-        """Announces how many tokens ``propose`` may be asked for, for proposers that find those of all at once."""
+        """Announces how many tokens ``propose`` may be asked for, to proposers that find those of all sequences at
+        once.
+        """
 
     def propose(self, sequence: Sequence, max_tokens: int) -> list[int] | None:
         """At most ``max_tokens`` tokens that may follow the last one; None if that is not known yet."""
@@ -76,11 +77,12 @@ class Proposer:
 class Proposals:
     """Adds proposals to decodes in steps of few tokens, as long as they are likely enough to be worth their cost.
 
-    A step of n sequences yields n tokens. One more is worth checking if its chance of being right exceeds n times its
-    cost, and it can be right only if those before it are. Those of a sequence, and all of a step, must also be worth n
-    times what it costs to find and to check any. The chance is learned for each sequence as it runs; if the proposer
-    says that they are alike, it begins with what was learned from all. What the proposer takes to find one more for
-    every sequence is shared by all of them.
+    A step of n sequences yields n tokens, so whatever delays it by a share c of its duration costs c * n tokens. One
+    more proposal is worth checking if its chance of being right exceeds that. It can be right only if all proposals
+    before it are. The proposals of one sequence together, and those of the whole step, must also be worth the costs
+    that arise as soon as there are any (see ``CheckCosts``). The proposer finds one more for all sequences at once,
+    which share that cost. Each sequence's chance is learned as it runs; if the proposer says that sequences are alike,
+    a new one begins with what was learned from all.
     """
 
     def __init__(
@@ -110,7 +112,9 @@ class Proposals:
 
     @property
     def num_due(self) -> int:
-        """The most proposals of the next step for sequences in rows; it needs to know all tokens before them."""
+        """The most proposals that the next step may have for sequences in rows. If any, all tokens before them must be
+        known.
+        """
         num_rows = len(self._rows)
         if not self._max_tokens or num_rows >= self._costs.max_tokens:
             return 0
@@ -146,7 +150,9 @@ class Proposals:
                     self._learn(sequence, is_right=False)
 
     def check(self, sequence: Sequence, proposed: tuple[int, ...], said: tuple[int, ...]) -> tuple[int, ...]:
-        """The tokens after right proposals; ``said`` [1 + proposals] follow the last token and each proposal."""
+        """The tokens after right proposals. ``said`` [1 + proposals]: what the model says after the last token and
+        after each proposal.
+        """
         num_right = 0
         while num_right < len(proposed) and said[num_right] == proposed[num_right] and said[num_right + 1] != VOID:
             num_right += 1
@@ -219,5 +225,5 @@ def _is_guessable(sequence: Sequence) -> bool:
 
 
 def _expected(chance: float, count: int) -> float:
-    """How many of so many proposals are right, if each can be only if those before it are."""
+    """How many of ``count`` proposals are right on average, if each can be right only if those before it are."""
     return chance * (1 - chance**count) / (1 - chance)

@@ -29,7 +29,7 @@ STOP = -1  # in a recording, the token that ended its sequence
 _SEQUENCE_FIELDS = ("num_prompt_tokens", "arrival", "cache_salt", "deadline_at", "queue_deadline_at", "priority")
 _STOPS = frozenset({STOP})
 _PARAMS = SamplingParams(max_tokens=None)  # where an answer ends follows from its tokens and their capacity
-_POOLED = Pooling(MEAN)  # as any other that needs the states of all tokens
+_POOLED = Pooling(MEAN)  # stands for any pooling that needs the states of all tokens
 _SCORED_PARAMS = SamplingParams(max_tokens=None, prompt_logprobs=0)
 
 

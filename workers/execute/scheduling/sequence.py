@@ -138,7 +138,7 @@ class Sequence:
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Whether more than the keys and values of its prompt is needed, so that others' help it little."""
+        """Whether more is needed of its prompt than keys and values, so that those in the cache save it little."""
         return not (self.is_scored and self.is_pooled)
 
     @property

@@ -29,10 +29,11 @@ class _Rounding(NamedTuple):
     factor: float  # by which a decoder may exceed transformers' difference
 
     def accepts(self, exact: _Found, own: float, limit: float) -> bool:
-        """Whether the decoder is about as close to ``exact`` as transformers is, which differs from it by ``own``.
+        """Whether the decoder, as compared in ``exact``, is about as close to the exact result as transformers, whose
+        own difference is ``own``.
 
-        The choices of experts are compared with those of transformers' own routers, by the worst of all tokens: chance
-        decides which of both is worse by a little.
+        Choices of experts may be somewhat worse than those of transformers' own routers: the worst of all tokens
+        decides, and chance which of both has it.
         """
         may_choose = max(limit, _CHANCE * exact.of_others)
         is_close = exact.of_logits <= self.factor * own and exact.of_choices <= may_choose
@@ -137,7 +138,7 @@ class Oracle(NamedTuple):
         return greatest
 
     def _frugal(self) -> Oracle:
-        """The same, whose modules compute each matrix anew at each use instead of holding a copy of it."""
+        """The same oracle, but its modules convert each matrix anew at each use instead of holding a converted copy."""
         read = {name: partial(self.tensors.__getitem__, name) for name in self.spec.matrices()}
         return self._replace(made={**read, **self.made})
 

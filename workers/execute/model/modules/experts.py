@@ -114,14 +114,15 @@ class FollowedChoices:
     def __init__(self, choices: torch.Tensor, others: torch.Tensor | None = None) -> None:
         """``choices`` [tokens, layers, experts per token] of all tokens, in the order in which the model sees them.
 
-        ``others`` are choices that it is only asked about: those of its own routers in another type, ``own`` there.
+        ``others`` are choices that are not followed, only compared: those of the model's own routers in another type,
+        which are in ``own`` there.
         """
         self.choices, self.others = choices.long(), others
         self.own = self.choices.clone()
         self.difference_of_others = 0.0  # how far they are from the routers' top ranks
-        # Greatest difference between the routers' top ranks and their ranks of the chosen experts, relative to the
-        # greatest absolute rank. Logits are ranks unless there are biases for them. Or between their own weights of
-        # experts and those that follow from the description, relative to the greatest.
+        # The greater of two differences. Between the top ranks of a router and its ranks of the chosen experts,
+        # relative to its greatest absolute rank; ranks are logits, or scores with biases. And between its own weights
+        # of experts and those that follow from the description, relative to the greatest weight.
         self.difference = 0.0
 
     @contextmanager

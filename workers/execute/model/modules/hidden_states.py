@@ -13,7 +13,7 @@ from ...attention.device_step import Taken
 
 
 class HiddenStates:
-    """Hooked into a model: what its base model, all but the head, puts out."""
+    """A hook on the base of a model, which is all of it but the head; keeps what that puts out."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._wanted: Taken | None = None

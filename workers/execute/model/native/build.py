@@ -128,8 +128,8 @@ class NativeSetting:
     def _pack_by_importance(
         self, library: Kernels, packed: Callable[..., PackedWeights], store: CalibrationStore, ropes: Sequence[Rope]
     ) -> PackedWeights:
-        """Pack weights that are rounded to four bits here, by the importance of their inputs. The first start finds it
-        out, with weights that are rounded without it.
+        """Pack weights, which are rounded to four bits by the importance of their inputs. The first start measures the
+        importance, with weights that were rounded without it.
         """
         if (found := store.find()) is not None:
             return packed(progress=self.progress, importance=found)

@@ -104,8 +104,8 @@ def _importance(spec: DecoderSpec, squares: Mapping[str, Float32], num_rows: int
     """``squares`` are sums over ``num_rows`` tokens."""
     found = {name: _relative(of, of.mean() / num_rows) for name, of in squares.items()}
     for layer in (spec.layer(index).experts for index in range(spec.num_layers)):
-        # All experts of a layer read the same rows, so they share what is known of these. What is inside of one has
-        # nothing to do with the others, except for its usual size.
+        # All experts of a layer read the same rows, so they share the sums of these. The rows inside an expert are its
+        # own; only their usual size is taken from all experts.
         ups = [expert.gate_up[0] for expert in layer if expert.gate_up[0] in squares]
         if ups:
             of_all = np.sum([squares[name] for name in ups], axis=0)
@@ -117,7 +117,9 @@ def _importance(spec: DecoderSpec, squares: Mapping[str, Float32], num_rows: int
 
 
 def _relative(squares: Float32, usual: np.floating) -> Float32:
-    """The sums, with those of some tokens more whose inputs all have the ``usual`` square: no error counts nothing."""
+    """The sums of squares [num_inputs] relative to their mean. Some tokens are added whose inputs all have the
+    ``usual`` square, so that no input counts as nothing.
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
         of: Float32 = squares + np.float32(_TOKENS_ASSUMED * usual)
         of /= of.mean()

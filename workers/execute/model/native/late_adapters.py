@@ -16,15 +16,15 @@ from .lora import PackedAdapter, PackedAdapters
 
 @dataclass(frozen=True, slots=True)
 class LateAdapters:
-    """Loads those that were proven with this model, by another process, and packs them."""
+    """Loads and packs adapters that another process has proven with this model."""
 
     proofs: ProofStore
     run_dir: Path
     pack: Callable[[Adapter], PackedAdapter]
 
     def load(self, config: ModelConfig, places: Places, loaded: PackedAdapters) -> PackedAdapters | None:
-        """The adapters of ``config``, whose names are at these places; those already ``loaded`` are not read again.
-        None if no self-test has seen them together.
+        """The adapters of ``config`` at their ``places``; those already ``loaded`` are not read again. None if no
+        self-test has run with exactly these adapters.
 
         Raises:
             ConfigError: one cannot be read, or does not fit the model.

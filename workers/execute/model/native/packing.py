@@ -38,8 +38,9 @@ class Packing:
         importance: Mapping[str, Float32] | None,
         calibration_steps: int,
     ) -> None:
-        """``importance`` is that of the inputs of matrices in four bits, by the name of their first weight, see
-        ``Packer.pack``. Before the weights are packed again, ``calibration_steps`` will follow, which observe inputs.
+        """``importance``: how much the inputs of matrices in four bits matter, by the name of their first weight, see
+        ``Packer.pack``. ``calibration_steps``: how many steps will observe inputs before the weights are packed again;
+        0: they are final.
         """
         self.spec = spec
         self.format = format_

@@ -53,7 +53,7 @@ GRANITE_MULTIPLIERS: Mapping[str, str] = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
-# Of two rules for a weight, the first counts whose tensors the file has.
+# If several rules match a weight, the first one whose tensors are in the file applies.
 NAMES = (
     Named(r"\.experts\.gate_up_proj$", ("ffn_gate_exps.weight", "ffn_up_exps.weight")),
     Named(r"\.experts\.gate_up_proj$", ("ffn_gate_up_exps.weight",)),  # an option of the converter
@@ -71,21 +71,22 @@ OF_GRANITE = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a config of one of transformers' families is made of the settings, and its weights of the tensors."""
+    """How the settings of a file become a config of one of transformers' families, and its tensors weights."""
 
-    # A setting, without the architecture's prefix, and the attribute it is, beside or instead of the common ones.
+    # Settings, without the architecture's prefix, and their attributes in the config; added to ``COMMON`` or replacing
+    # some of it.
     settings: Mapping[str, str] = field(default_factory=dict)
     needed: frozenset[str] = frozenset()  # settings without which the model would be another
-    # Attributes that are true if some layer has a tensor of this name.
+    # Attributes, and the name of a tensor each: the attribute is true if some layer has such a tensor.
     flags: Mapping[str, str] = field(default_factory=dict)
-    # What all models of the family have, no setting tells, and transformers has another default for.
+    # Attributes of all models of the family that no setting states and that differ from transformers' defaults.
     fixed: Attributes = field(default_factory=dict)
     complete: Callable[[GgufFile, Attributes], None] | None = None  # adds attributes that need more than one setting
     reads: frozenset[str] = frozenset()  # settings that ``complete`` reads or checks
-    turns: bool = True  # queries and keys, by rotary embeddings
-    turns_in_part: bool = False  # the file may state fewer channels than a head has
-    names: tuple[Named, ...] = ()  # as NAMES, and before them
-    # The end of the name of a weight that is one number, and the full name of the setting that has it for each layer.
+    turns: bool = True  # whether queries and keys are rotated by their positions
+    turns_in_part: bool = False  # whether the file may state fewer rotated channels than a head has
+    names: tuple[Named, ...] = ()  # looked up before NAMES
+    # For weights that are a single number: how their names end, and the full name of the setting, a number per layer.
     numbers: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[tuple[str, Step], ...] = ()  # patterns of weights, and what undoes the converter's change
 

@@ -144,7 +144,7 @@ def olmo(file: GgufFile, values: Attributes) -> None:
 
 
 def falcon(file: GgufFile, values: Attributes) -> None:
-    """Models with one head of keys are of the first generation; the others have one norm per layer, or two."""
+    """Models with a single key head are of the first generation; later ones have one norm per layer, or two."""
     has_many = file.of_model("attention.head_count_kv") != 1
     values |= {"new_decoder_architecture": has_many, "multi_query": True, "parallel_attn": True, "alibi": False}
     if has_many:
@@ -152,7 +152,9 @@ def falcon(file: GgufFile, values: Attributes) -> None:
 
 
 def family_with_latents(file: GgufFile) -> str:
-    """DeepSeek's V2 chooses experts by a softmax, without biases. GLM-4.7-Flash has the tokens of GLM-4."""
+    """The family of a model with latents, which share one architecture in files. DeepSeek's V2 chooses experts by a
+    softmax, without biases; GLM-4.7-Flash has the tokenizer of GLM-4.
+    """
     if not file.of_model("expert_count"):
         return "youtu"
     if file.value("tokenizer.ggml.pre") == "glm4":

@@ -101,7 +101,9 @@ class _Processor:
 
 
 class _Whole:
-    """A model of which transformers looks at the whole only, not at every module in it again."""
+    """Stands in for a model whose names are all in its own ``state_dict``: transformers would list those of each child
+    again.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.config, self.state_dict = model.config, model.state_dict

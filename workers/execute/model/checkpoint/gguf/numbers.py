@@ -1,4 +1,4 @@
-"""Weights that are one number, which a file has among its settings, for each layer."""
+"""Weights that are a single number per layer: files have them among their settings."""
 
 from __future__ import annotations
 
