@@ -5,8 +5,7 @@ from __future__ import annotations
 from tests.simulation.mutations import Patch, by_name
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestView
-from triptych.workers.execute import batch, bookkeeping
-from triptych.workers.execute.scheduling.plan import Chunk
+from triptych.workers.execute import bookkeeping
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 
@@ -18,11 +17,11 @@ def embedding_that_was_begun_before_a_crash_counts_as_made(patch: Patch) -> None
 
 
 def embedding_is_made_of_every_chunk(patch: Patch) -> None:
-    def pooled_rows(sequence: Sequence, chunk: Chunk) -> range:
-        end = chunk.start + chunk.num_tokens
+    def unpooled_rows(sequence: Sequence, start: int, num_tokens: int) -> range:
+        end = start + num_tokens
         return range(end - 1, end) if sequence.embedding_size else range(0)
 
-    patch.setattr(batch, "_pooled_rows", pooled_rows)
+    patch.setattr(Sequence, "unpooled_rows", unpooled_rows)
 
 
 def cached_tokens_are_left_out_of_a_mean(patch: Patch) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import compress
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from .scheduling.plan import Chunk, Plan
 from .scheduling.rows import Rows
 from .scheduling.sequence import Key, Sequence
 from .scheduling.states import Segment
-from .step import ScoreSpan, StateSpan, StepCut, StepInputs
+from .step import PromptSpan, StepCut, StepInputs
 
 _NONE_CARRIED: Mapping[Key, int] = MappingProxyType({})
 
@@ -34,7 +34,7 @@ def build_inputs(
 
     The loops over sequences here only collect references; all arithmetic is done once for the whole batch.
     """
-    plan, pooled = _embedded_last(plan, sequences)
+    plan = _embedded_last(plan, sequences)
     scheduled = [sequences[chunk.key] for chunk in plan.chunks]
     token_ids, positions, owners, query_starts, last_rows, last_positions = _lay_out(plan, scheduled)
     block_tables = _gather_block_tables(scheduled, plan.num_decodes, rows)
@@ -45,7 +45,8 @@ def build_inputs(
         sampled, sample_rows = _all_sampled(plan, scheduled, last_rows)
     elif not all(samples):
         sampled, sample_rows = list(compress(scheduled, samples)), last_rows[samples]
-    spans = _score_spans(plan, scheduled)
+    scored, score_rows = _needed(plan, scheduled, query_starts, Sequence.unscored_rows)
+    embedded, embedded_rows = _needed(plan, scheduled, query_starts, Sequence.unpooled_rows)
     return StepInputs(
         token_ids=token_ids,
         positions=positions,
@@ -59,22 +60,17 @@ def build_inputs(
         carried=_carried(plan, last_rows, carried_rows) if carried_rows else None,
         adapters=_adapters(scheduled),
         cut=_cut(plan, scheduled),
-        **(_scored(plan, query_starts, spans) if spans else {}),
-        **(_embedded(query_starts, pooled, plan, scheduled) if pooled else {}),
+        score_rows=score_rows,
+        scored=scored,
+        embedded_rows=embedded_rows,
+        embedded=embedded,
     )
 
 
-def _embedded_last(plan: Plan, sequences: Mapping[Key, Sequence]) -> tuple[Plan, list[range]]:
-    """The plan with the chunks of which embeddings are made moved to the end, behind all rows of logits; and for each
-    of these chunks, the positions whose hidden states are needed.
-    """
-    wanted = {chunk.key: sequences[chunk.key].unpooled_rows(chunk.start, chunk.num_tokens) for chunk in plan.prefills}
-    rows = {key: rows for key, rows in wanted.items() if rows}
-    if rows:
-        others = (chunk for chunk in plan.chunks if chunk.key not in rows)
-        embedded = (chunk for chunk in plan.chunks if chunk.key in rows)
-        plan = replace(plan, chunks=(*others, *embedded))
-    return plan, [rows[chunk.key] for chunk in plan.chunks[len(plan.chunks) - len(rows) :]]
+def _embedded_last(plan: Plan, sequences: Mapping[Key, Sequence]) -> Plan:
+    """The plan with the chunks of which embeddings are made moved to the end, behind all rows of logits."""
+    embedded = {c.key for c in plan.prefills if sequences[c.key].unpooled_rows(c.start, c.num_tokens)}
+    return replace(plan, chunks=tuple(sorted(plan.chunks, key=lambda c: c.key in embedded))) if embedded else plan
 
 
 class _Layout(NamedTuple):
@@ -107,14 +103,21 @@ def _lay_out(plan: Plan, scheduled: list[Sequence]) -> _Layout:
     )  # fmt: skip
 
 
-def _embedded(query_starts: Int32, pooled: list[range], plan: Plan, scheduled: list[Sequence]) -> dict[str, Any]:
-    """The fields of ``StepInputs`` for embeddings. ``pooled`` are the positions needed of each of the last chunks."""
-    first = len(scheduled) - len(pooled)
-    chunks, sequences = plan.chunks[first:], scheduled[first:]
-    offsets = [begin - chunk.start for begin, chunk in zip(query_starts[first:-1].tolist(), chunks, strict=True)]
-    rows = [np.arange(rows.start, rows.stop) + offset for rows, offset in zip(pooled, offsets, strict=True)]
-    spans = [StateSpan(each, rows.start, len(rows)) for each, rows in zip(sequences, pooled, strict=True)]
-    return {"embedded_rows": np.concatenate(rows).astype(np.int32), "embedded": spans}
+def _needed(
+    plan: Plan, scheduled: list[Sequence], query_starts: Int32, positions: Callable[[Sequence, int, int], range]
+) -> tuple[list[PromptSpan], Int32]:
+    """The tokens of prompts at the ``positions`` of which more is needed than keys and values, and their rows in the
+    step, int32 [n].
+    """
+    spans: list[PromptSpan] = []
+    rows: list[Int32] = []
+    num_others = len(plan.chunks) - len(plan.prefills)
+    firsts = query_starts[num_others:-1].tolist()
+    for chunk, sequence, first in zip(plan.prefills, scheduled[num_others:], firsts, strict=True):
+        if found := positions(sequence, chunk.start, chunk.num_tokens):
+            spans.append(PromptSpan(sequence, found.start, len(found)))
+            rows.append(np.arange(found.start, found.stop, dtype=np.int32) + np.int32(first - chunk.start))
+    return spans, np.concatenate(rows) if rows else np.empty(0, np.int32)
 
 
 def _adapters(scheduled: list[Sequence]) -> Int32 | None:
@@ -147,25 +150,6 @@ def _all_sampled(plan: Plan, scheduled: list[Sequence], last_rows: Int32) -> tup
         sampled += [sequence] * chunk.num_sampled
         rows += range(last + 1 - chunk.num_sampled, last + 1)
     return sampled, np.array(rows, np.int32)
-
-
-def _score_spans(plan: Plan, scheduled: list[Sequence]) -> dict[int, ScoreSpan]:
-    """The scored part of each chunk that has one, by chunk index."""
-    spans: dict[int, ScoreSpan] = {}
-    for index in range(plan.num_decodes, len(scheduled)):
-        sequence, chunk = scheduled[index], plan.chunks[index]
-        if not sequence.is_scored:
-            rows = sequence.unscored_rows(chunk.start, chunk.num_tokens)
-            if len(rows):
-                spans[index] = ScoreSpan(sequence, rows.start, len(rows))
-    return spans
-
-
-def _scored(plan: Plan, query_starts: Int32, spans: Mapping[int, ScoreSpan]) -> dict[str, Any]:
-    """The fields of ``StepInputs`` for scored rows."""
-    firsts = [query_starts[index] + span.start - plan.chunks[index].start for index, span in spans.items()]
-    rows = [np.arange(first, first + span.num_rows) for first, span in zip(firsts, spans.values(), strict=True)]
-    return {"score_rows": np.concatenate(rows).astype(np.int32), "scored": tuple(spans.values())}
 
 
 def _carried(plan: Plan, last_rows: Int32, carried_rows: Mapping[Key, int]) -> Int32:

@@ -33,8 +33,8 @@ from .scheduling.sequence import Sequence
 from .step import (
     Places,
     PromptScores,
+    PromptSpan,
     PromptStates,
-    ScoreSpan,
     StepInputs,
     StepResult,
     TokenLogprobs,
@@ -172,7 +172,7 @@ class HashRunner:
             for span, owner in zip(inputs.scored, owners, strict=True)
         ]
 
-    def _score_span(self, span: ScoreSpan, block_table: Int32) -> PromptScores:
+    def _score_span(self, span: PromptSpan, block_table: Int32) -> PromptScores:
         count = span.sequence.params.prompt_logprobs or 0
         lengths = range(span.start + 1, span.start + 1 + span.num_rows)
         states = [self._read(block_table, length) + length for length in lengths]

@@ -19,14 +19,6 @@ from .scheduling.sequence import Key, Sequence
 from .scheduling.states import Segment
 
 
-class StateSpan(NamedTuple):
-    """Consecutive tokens of one prompt in a step, whose hidden states its embedding is made of."""
-
-    sequence: Sequence
-    start: int  # position of the first of them
-    num_rows: int
-
-
 class PromptStates(NamedTuple):
     """The hidden states of consecutive prompt tokens, the first of which is token ``start``."""
 
@@ -35,8 +27,8 @@ class PromptStates(NamedTuple):
     values: Float32  # [tokens, channels]
 
 
-class ScoreSpan(NamedTuple):
-    """Consecutive tokens of one prompt in a step, each of which yields the logprob of the token after it."""
+class PromptSpan(NamedTuple):
+    """Consecutive tokens of one prompt in a step, whose logits or hidden states are needed."""
 
     sequence: Sequence
     start: int  # position of the first of them
@@ -44,7 +36,7 @@ class ScoreSpan(NamedTuple):
 
     @property
     def targets(self) -> Int32:
-        """int32 [num_rows], the scored tokens, each by the row of the token before it."""
+        """int32 [num_rows], the token after each of them: its logprob is found by their logits."""
         return self.sequence.tokens[self.start + 1 : self.start + 1 + self.num_rows]
 
 
@@ -91,9 +83,9 @@ class StepInputs:
     adapters: Int32 | None = None  # [S], each sequence's, counted from 1; 0: none. None: no sequence has one
     cut: StepCut | None = None  # None: the model keeps no states
     score_rows: Int32 = field(default_factory=_no_rows)  # [C], indices into the T tokens: those of ``scored``, in order
-    scored: Rows[ScoreSpan] = ()  # of prompts whose logprobs are wanted
+    scored: Rows[PromptSpan] = ()  # of prompts whose logprobs are wanted
     embedded_rows: Int32 = field(default_factory=_no_rows)  # [E], indices into the T tokens: those of ``embedded``
-    embedded: Rows[StateSpan] = ()  # of prompts whose embeddings are wanted: the last sequences of the step
+    embedded: Rows[PromptSpan] = ()  # of prompts whose embeddings are wanted: the last sequences of the step
 
     @property
     def sampled_lengths(self) -> Int32:

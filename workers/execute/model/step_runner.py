@@ -18,7 +18,7 @@ from ..scheduling.moves import Moves
 from ..scheduling.proposals import CheckCosts, Proposer
 from ..scheduling.sequence import Sequence
 from ..scheduling.states import NO_ROW, Segment
-from ..step import Places, ScoreSpan, StepCut, StepInputs, StepResult
+from ..step import Places, PromptSpan, StepCut, StepInputs, StepResult
 from .memory import is_out_of_memory
 from .moves import PageMover
 from .prefault import Prefault
@@ -141,7 +141,7 @@ def trash_scores(num_tokens: int) -> StepInputs:
     params = SamplingParams(prompt_logprobs=MAX_LOGPROBS)
     somebody = replace(inputs.sampled[0], tokens=np.zeros(num_tokens + 1, dtype=np.int32), params=params)
     rows = np.arange(num_tokens, dtype=np.int32)
-    return replace(inputs, score_rows=rows, scored=(ScoreSpan(somebody, 0, num_tokens),))
+    return replace(inputs, score_rows=rows, scored=(PromptSpan(somebody, 0, num_tokens),))
 
 
 def with_adapter(inputs: StepInputs) -> StepInputs:

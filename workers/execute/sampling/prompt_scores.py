@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from ....protocol.scores import ScoreColumns
-from ..step import PromptScores, ScoreSpan
+from ..step import PromptScores, PromptSpan
 
 _PART = 1 << 22  # logits whose log-softmax exists at once
 
 
-def score_prompts(logits: torch.Tensor, scored: Rows[ScoreSpan]) -> list[PromptScores]:
+def score_prompts(logits: torch.Tensor, scored: Rows[PromptSpan]) -> list[PromptScores]:
     """Scores of each span, from float32 [C, V] with a row for each of their tokens, in order."""
     found: list[PromptScores] = []
     first = 0
@@ -24,7 +24,7 @@ def score_prompts(logits: torch.Tensor, scored: Rows[ScoreSpan]) -> list[PromptS
     return found
 
 
-def _columns(logits: torch.Tensor, span: ScoreSpan) -> ScoreColumns:
+def _columns(logits: torch.Tensor, span: PromptSpan) -> ScoreColumns:
     targets = torch.from_numpy(span.targets).to(logits.device, torch.int64)[:, None]
     count = min(span.sequence.params.prompt_logprobs or 0, logits.shape[1])
     size = max(1, _PART // logits.shape[1])

@@ -109,6 +109,8 @@ class Sequence:
 
     def unscored_rows(self, start: int, num_tokens: int) -> range:
         """Positions in this chunk whose logits are needed to score the next prompt token."""
+        if self.is_scored:
+            return range(0)
         return range(max(start, self.num_scored_tokens), min(start + num_tokens, self.num_prompt_tokens - 1))
 
     @property

@@ -41,7 +41,7 @@ from triptych.workers.execute.model.pool import LayerShape, PoolSize
 from triptych.workers.execute.model.states import StateLayout
 from triptych.workers.execute.model.step_runner import trash_decodes, trash_prefill, with_adapter
 from triptych.workers.execute.scheduling.moves import Moves
-from triptych.workers.execute.step import StateSpan, StepInputs
+from triptych.workers.execute.step import PromptSpan, StepInputs
 
 # So few pages that sequences are swapped, because page moves are commands to the ranks too.
 PAGE_SIZE, NUM_PAGES, HOST_PAGES = 4, 24, 16
@@ -135,7 +135,7 @@ def test_each_rank_takes_its_share_of_fp8_weights(tmp_path: Path) -> None:
 
 def embed(runner: TorchRunner, prompt: StepInputs) -> Any:
     """The hidden state of a step's only prompt, all of whose rows are without logits."""
-    last = StateSpan(prompt.sampled[0], len(prompt.token_ids) - 1, 1)
+    last = PromptSpan(prompt.sampled[0], len(prompt.token_ids) - 1, 1)
     nothing = replace(prompt, sample_rows=prompt.sample_rows[:0], sampled=())
     [found] = runner._step(replace(nothing, embedded_rows=prompt.sample_rows, embedded=(last,))).states
     return found.values
