@@ -9,17 +9,17 @@ from typing import NamedTuple
 from ...step import StepInputs
 
 _FEW_CHUNKS, _MOST_CHUNKS = 4, 32
-_TOKENS_PER_CHUNK = 16  # a graph has room for chunks of so many tokens on average
+_TOKENS_PER_CHUNK = 16  # a graph for n tokens of chunks has room for n / 16 chunks, within these limits
 _CHUNK_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048)
 _MOST_TOKENS = 4096  # of a graph for steps that are full of prompts
 _DENSE_ROWS = 256
 _SPREAD = 4  # factor between numbers of decodes beside chunks: 48 padded rows take less time than 16 tokens of a chunk
-# Tokens of steps with proposals, and the most sequences that they belong to: attention launches programs for all of
-# these, and those without a sequence end at once, but take their turns.
+# Steps with proposals: tokens, and the sequences that there is room for. Not as many sequences as tokens: attention
+# launches programs for all of them, and even one that ends at once, for want of a sequence, takes a little time.
 _CHECKS = ((16, 8), (32, 16), (64, 32), (96, 48), (128, 64), (128, 127))
-CHECKED_TOKENS = _CHECKS[-1][0]  # the most: up to there a GPU takes longer to read weights than to use them
+CHECKED_TOKENS = _CHECKS[-1][0]  # the most, for which a GPU still takes longer to read weights than to use them
 _CHECKED_LEN = 16  # tokens of one sequence, at most
-_LEAST_SHARE = 0.8  # of launches: 0.95 with 512 tokens of an 8B model on an H100, 0.29 with 2048
+_LEAST_SHARE = 0.8  # of launches in a step: 0.95 with 512 tokens of an 8B model on an H100, 0.29 with 2048
 
 
 class StepSize(NamedTuple):

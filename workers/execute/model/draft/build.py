@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 _SCRATCH = "draft-tokenizer"
-# A GPU reads 160 tokens of a prompt or more in the time of a guess (0.6B on an H200). Its graphs for chunks have room
-# for 32 of them, or for 128 tokens. As many can be checked together: two of each of 64 sequences.
+# In the time of a guess, a GPU reads 160 tokens of a prompt or more (0.6B on an H200). Its graphs have room for 32
+# chunks, or for 128 tokens of short ones. As many can be checked together: two of each of 64 sequences.
 ON_GPU = Limits(max_rows=64, max_behind=1024, read_with_a_guess=128, max_chunks=32, max_short=128)
 
 

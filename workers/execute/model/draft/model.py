@@ -30,8 +30,8 @@ from ..step_runner import StepRunner, trash_prefill, with_longest_tables
 
 logger = logging.getLogger(__name__)
 
-FEW = 32  # unread tokens of a sequence that are no prompt: those decoded since the last call
-_USUAL = 3  # of these, as far as the cost of reading them is measured
+FEW = 32  # up to so many unread tokens of a sequence were decoded since the last call; more are a prompt
+_USUAL = 3  # unread tokens of a sequence with which the cost of a guess is measured
 
 
 class Limits(NamedTuple):
