@@ -102,7 +102,6 @@ RECURRENT: dict[str, dict[str, Any]] = {
 REFUSED: dict[str, dict[str, Any]] = {
     "falcon": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 3, "n_head": 4},
-    "gptj": GPT_LIKE,
     "minimax": {**LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2},  # a state that no cache is asked for
     "llama4_text": {**LLAMA_LIKE, "attention_chunk_size": 4, "num_local_experts": 2},  # chunks in the mask
     "doge": LLAMA_LIKE,  # a mask made from the values

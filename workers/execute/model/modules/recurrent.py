@@ -26,7 +26,7 @@ from .....protocol.errors import ConfigError
 from ...step import StepCut
 from ..states import Mixer, SequenceStates, StateKey, StateLayout, StateShape, StepCache
 
-_CACHE_NAMES = ("cache_params", "past_key_values")  # of the argument for the cache
+_CACHE_NAMES = ("cache", "cache_params", "past_key_values")  # of the argument for the cache, by version and model
 _UPDATES = {"update_conv_state", "update_recurrent_state"}  # cache methods that only modules with a state call
 
 
