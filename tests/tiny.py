@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import Cache
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # ids 0, 1, 2; the 256 bytes follow
@@ -98,6 +98,12 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "n_groups": 2, "state_size": 16, "initializer_range": 0.2, "eos_token_id": EOS_TOKEN_ID,
     },
 }  # fmt: skip
+if "lara_mini" in CONFIG_MAPPING:  # transformers 5.24 has it
+    RECURRENT["lara_mini"] = {  # and windows
+        **{name: size for name, size in RECURRENT["qwen3_next"].items() if name != "intermediate_size"},
+        "layer_types": ["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
+        "sliding_window": 8, "shared_expert_intermediate_size": 48,
+    }  # fmt: skip
 # Families that would be wrong without an error, each for its own reason.
 REFUSED: dict[str, dict[str, Any]] = {
     "falcon": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},

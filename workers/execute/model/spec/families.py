@@ -208,6 +208,21 @@ _BLOOM = replace(
     renamed=((r"^(?=(word_embeddings|word_embeddings_layernorm|h|ln_f)\.)", "transformer."),),
 )
 
+_EXAONE = Family(
+    renamed=(
+        (r"^(transformer\.)?wte\.", "model.embed_tokens."),
+        (r"^(transformer\.)?h\.", "model.layers."),
+        (r"^(transformer\.)?ln_f\.", "model.norm."),
+        (r"\.attn\.attention\.out_proj\b", ".self_attn.o_proj"),
+        (r"\.attn\.attention\.", ".self_attn."),
+        (r"\.ln_1\.", ".input_layernorm."),
+        (r"\.ln_2\.", ".post_attention_layernorm."),
+        (r"\.mlp\.c_fc_0\b", ".mlp.gate_proj"),
+        (r"\.mlp\.c_fc_1\b", ".mlp.up_proj"),
+        (r"\.mlp\.c_proj\b", ".mlp.down_proj"),
+    ),
+)
+
 FAMILIES: dict[str, Family] = {
     "apertus": Family(
         modules=replace(_UNGATED, attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm"),
@@ -239,6 +254,7 @@ FAMILIES: dict[str, Family] = {
         ignored=r"model\.mtp_",
         turns_neighbours=True,
     ),
+    "exaone": _EXAONE,
     "exaone4": Family(modules=_NORMED_AFTER, turns_where_it_slides=True),
     "falcon": _FALCON,
     "gemma": _GEMMA,
@@ -337,6 +353,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": _DELTA,
     "qwen3_moe": _CHOOSY_EXPERTS,
     "qwen3_next": replace(_DELTA_EXPERTS, may_norm_expert_weights=True, delta_is_by_heads=True),
+    "sarvam_mla": _LATENT_EXPERTS,
     "seed_oss": _LLAMA,
     "smollm3": _LLAMA,
     "stablelm": Family(norm_eps="layer_norm_eps", has_layer_norms=True, turns_in_part=True),

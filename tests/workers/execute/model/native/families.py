@@ -117,6 +117,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "exaone": {},
     "exaone4": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48},
     "arcee": {"mlp_bias": True},
@@ -276,6 +277,13 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "mlp_layer_types": ["dense", "sparse", "sparse"],
         "rms_norm_eps": 1e-2,
+    },
+    "sarvam_mla": {
+        **_LATENT_EXPERTS,
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_parameters": _SHARPENED,
     },
     "minicpm3": {
         **_LATENT,
