@@ -19,7 +19,8 @@ from tests.workers.execute.kernels.compile_for_gpu import RECORD, origin
 SCRIPT, ROOT = Path(__file__).with_name("compile_for_gpu.py"), Path(__file__).parents[4]
 Kernels = dict[str, list[dict[str, Any]]]
 
-pytestmark = pytest.mark.slow
+# With another Triton than that of the record, one test compiles all kernels first.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
