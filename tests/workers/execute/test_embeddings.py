@@ -11,7 +11,15 @@ from tests.workers.execute.factories import expected_output, make_engine, make_s
 from triptych.protocol.arrays import Float32
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import EMBEDDING_SIZE, HashRunner, hidden_of, state_of
-from triptych.workers.execute.scheduling.pooling import LAST_STATE, MEAN, POOLINGS, Pooling, pool
+from triptych.workers.execute.scheduling.pooling import (
+    LAST_STATE,
+    MEAN,
+    MEAN_SQRT,
+    POOLINGS,
+    WEIGHTED_MEAN,
+    Pooling,
+    pool,
+)
 from triptych.workers.execute.scheduling.recording import describe_sequence, rebuild_sequence
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.step import StepInputs
@@ -132,6 +140,14 @@ def test_mean_does_not_depend_on_its_chunks() -> None:
     complete = [each for each in found if each is not None]
     assert len(complete) == 4
     assert all(np.array_equal(each, complete[0]) for each in complete)
+
+
+@pytest.mark.parametrize("mode", [MEAN, MEAN_SQRT, WEIGHTED_MEAN])
+def test_embedding_that_is_not_scaled_to_one_has_the_length_of_its_mode(mode: str) -> None:
+    states = np.stack([hidden_of(state_of(range(end)))[:EMBEDDING_SIZE] for end in range(1, 11)])
+    sequence = embedded(0, num_tokens=10, pooling=Pooling(mode, normalizes=False))
+    sequence.tokens[:10] = range(10)
+    np.testing.assert_allclose(pool(sequence, 0, states), expected(sequence), rtol=1e-6)
 
 
 def test_states_that_are_computed_again_count_once() -> None:

@@ -77,7 +77,7 @@ class Beams:
         """The first beam leaves the queue: the search has begun for all of its beams."""
         if sequence.is_beam:
             for member in self._live[self._key(sequence)].members:
-                member.last_step = max(member.last_step, step)
+                member.last_step = step
 
     def family(self, sequence: Sequence) -> list[Sequence]:
         """The sequences to preempt and resume together: ``sequence``, and for a beam all others that have pages."""

@@ -6,6 +6,7 @@ from tests.workers.execute.factories import (
     advance,
     chunks_of,
     expected_output,
+    make_beams,
     make_engine,
     make_scheduler,
     make_sequence,
@@ -66,6 +67,16 @@ def test_sequence_not_started_in_time_never_starts() -> None:
 
 def test_recovered_sequence_counts_as_started() -> None:
     scheduler = make_scheduler(recover(due(queue_deadline_at=LATE), 2))
+    assert scheduler.expire(LATE) == []
+
+
+def test_beams_count_as_started_with_the_first_of_their_search() -> None:
+    """The others have no pages before the prompt is computed."""
+    beams = make_beams(0, 3, num_tokens=20)
+    for beam in beams:
+        beam.queue_deadline_at = LATE
+    scheduler = make_scheduler(*beams)
+    advance(scheduler)
     assert scheduler.expire(LATE) == []
 
 

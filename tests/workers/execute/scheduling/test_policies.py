@@ -191,6 +191,16 @@ def test_skip_ahead_tries_a_limited_number_of_sequences(skip_ahead: int, starts:
     assert (3 in chunks_of(advance(scheduler))) == starts
 
 
+def test_preempted_sequence_is_never_overtaken() -> None:
+    scheduler = make_scheduler(make_sequence(0, num_tokens=20), num_pages=13, prefill_chunk=64, skip_ahead=1)
+    advance(scheduler)
+    preempted = make_sequence(1, num_tokens=32)
+    preempted.num_preemptions = 1
+    for sequence in (preempted, make_sequence(2, num_tokens=2)):
+        scheduler.add(sequence)
+    assert set(chunks_of(advance(scheduler))) == {0}
+
+
 def test_skipped_sequences_keep_their_place() -> None:
     scheduler = held_back(skip_ahead=1)
     advance(scheduler)

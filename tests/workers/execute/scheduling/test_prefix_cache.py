@@ -282,6 +282,14 @@ def test_unrelated_prompt_overtakes_those_that_wait_for_a_prefix() -> None:
     assert chunks_of(advance(scheduler)) == {0: 8, 2: 5}
 
 
+def test_prompt_does_not_wait_for_one_with_another_salt() -> None:
+    """Its pages would be of no use."""
+    sequences = [make_sequence(i, speaker=0, num_tokens=40) for i in range(2)]
+    sequences[1].cache_salt = "another tenant"
+    scheduler = make_scheduler(*sequences, prefix_cache=True, max_num_batched_tokens=16)
+    assert chunks_of(advance(scheduler)) == {0: 8, 1: 8}
+
+
 def test_waiting_sequence_computes_the_prefix_if_the_other_one_is_gone() -> None:
     scheduler = make_scheduler(*(make_sequence(i, speaker=0, num_tokens=40) for i in range(2)), prefix_cache=True)
     advance(scheduler)

@@ -9,9 +9,13 @@ import pytest
 
 from tests.workers.execute.factories import (
     VOCAB_SIZE,
+    advance,
+    chunks_of,
     make_engine,
+    make_scheduler,
     make_sequence,
     make_sequences,
+    recover,
     run,
     step_tokens,
     tokens_of,
@@ -117,6 +121,14 @@ def test_recomputed_prompt_is_not_cut_smaller_for_current_decodes() -> None:
     outputs = run(engine)
     assert engine.stats.num_preemptions > 0
     assert outputs == {s.key: undisturbed(s) for s in sequences}
+
+
+def test_recomputed_prompt_with_larger_chunks_than_decodes_leave_waits_a_number_of_steps() -> None:
+    decoding = make_sequence(0, num_tokens=2, max_tokens=60)
+    scheduler = make_scheduler(decoding, replays=True, mixed_prefill_tokens=2, max_prefill_skip=3)
+    advance(scheduler)
+    scheduler.add(recover(make_sequence(1, num_tokens=8), 1))
+    assert [chunks_of(advance(scheduler)).get(1, 0) for _ in range(4)] == [0, 0, 0, 8]
 
 
 def test_without_replay_the_same_model_gives_other_tokens() -> None:

@@ -246,9 +246,11 @@ def test_sequence_ends_with_length_at_the_end_of_the_context() -> None:
 @pytest.mark.parametrize("options", [{"num_pages": 4}, {"max_model_len": 17}], ids=["pool", "context"])
 def test_prompt_that_can_never_fit_fails_with_numbers_and_the_next_one_runs(options: dict[str, Any]) -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=17), make_sequence(1), **options)
-    plan = advance(scheduler)
+    plan = scheduler.plan()
+    assert plan is not None
     assert plan.failed == (((0, 0), "prompt has 17 tokens, the limit is 16"),)
     assert chunks_of(plan) == {1: 5}
+    assert scheduler.apply(plan, [1]).failed == dict(plan.failed)
 
 
 def test_recovered_sequence_that_had_ended_finishes_without_a_step() -> None:

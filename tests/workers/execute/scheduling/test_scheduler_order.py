@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.workers.execute.factories import advance, chunks_of, make_scheduler, make_sequence, make_sequences
-from triptych.workers.execute.scheduling.plan import Chunk, Plan, Start
+from triptych.workers.execute.scheduling.plan import MAX_SCORED_TOKENS, Chunk, Plan, Start
 from triptych.workers.execute.scheduling.sequence import SequenceState
 
 
@@ -22,6 +22,12 @@ def test_prompt_is_computed_in_chunks_of_prefill_chunk(num_tokens: int) -> None:
     scheduler = make_scheduler(make_sequence(num_tokens=num_tokens), prefill_chunk=8)
     sizes = [advance(scheduler).chunks[0].num_tokens for _ in range(-(-num_tokens // 8))]
     assert sizes == [8] * (num_tokens // 8) + [num_tokens % 8] * (num_tokens % 8 > 0)
+
+
+def test_limit_on_rows_of_logits_is_only_for_prompts_that_need_them() -> None:
+    sequences = [make_sequence(0, num_tokens=600, prompt_logprobs=0), make_sequence(1, num_tokens=600)]
+    scheduler = make_scheduler(*sequences, num_pages=400, prefill_chunk=1024, max_num_batched_tokens=2048)
+    assert chunks_of(advance(scheduler)) == {0: MAX_SCORED_TOKENS, 1: 600}
 
 
 def test_only_the_last_chunk_samples() -> None:

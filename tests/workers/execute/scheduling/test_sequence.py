@@ -33,6 +33,14 @@ def test_sequence_ends_by_its_last_token_or_its_length(sequence: Sequence, reaso
     assert sequence.end_reason(max_model_len=8) == reason
 
 
+def test_final_token_ends_a_sequence_before_min_tokens_too() -> None:
+    sequence = with_output(1, min_tokens=5)
+    sequence.final_ids = frozenset({9})
+    assert sequence.end_reason(max_model_len=8) is None
+    sequence.append(9)
+    assert sequence.end_reason(max_model_len=8) == "stop"
+
+
 def test_prompt_that_ends_with_a_stop_token_continues() -> None:
     sequence = make_sequence(num_tokens=3)
     sequence.stop_ids = frozenset({int(sequence.tokens[2])})
