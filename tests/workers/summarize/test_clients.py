@@ -9,10 +9,10 @@ import pytest
 
 from tests.protocol.factories import TIMES, make_record
 from tests.simulation.world import World
-from tests.workers.summarize.conftest import TURN_NS, begin, begin_search, publish_tokens, turn_after
+from tests.workers.summarize.conftest import KEY, TURN_NS, begin, begin_search, publish_tokens, turn_after
 from triptych.protocol import messages as m
 from triptych.protocol.codec import encode
-from triptych.protocol.journal.releases import ReleaseWriter, was_read
+from triptych.protocol.journal.releases import ReleaseWriter, is_released, was_read
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.workers.process import RECEIVING_S
 from triptych.workers.summarize.process import Summarize
@@ -145,6 +145,23 @@ def test_choice_that_does_not_exist_is_unknown(world: World, monkeypatch: pytest
     assert not any(was_read(world.journal, *key) for key in keys)
 
 
+@pytest.mark.parametrize(
+    ("wire_id", "ended"), [("b", [True, True]), ("b 1", [False, True]), ("b 2", [False, False]), ("c", [False, False])]
+)
+def test_abort_ends_the_choice_that_it_names_or_all(world: World, wire_id: str, ended: list[bool]) -> None:
+    body, keys = begin(world), accept_choices(world, have_ended=False)
+    body._on_frame_safely(b"client", encode(m.Abort(wire_id)))
+    assert [is_released(world.journal, *key) for key in keys] == ended
+
+
+def test_answer_is_unknown_once_its_end_is_acknowledged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    ReleaseWriter(world.journal).release(*KEY, num_tokens=0, reason="length")
+    body = begin(world)
+    body._on_frame_safely(b"client", encode(m.Acknowledge(["a"])))
+    [answer] = answers_to(body, monkeypatch, m.Follow([["a", 0, True]]))
+    assert (answer.request_id, answer.code) == ("a", "unknown_id")
+
+
 def test_all_choices_are_acknowledged_by_the_id_of_their_request(world: World) -> None:
     body, keys = begin(world), accept_choices(world)
     body.turn()
@@ -152,10 +169,10 @@ def test_all_choices_are_acknowledged_by_the_id_of_their_request(world: World) -
     assert all(was_read(world.journal, *key) for key in keys)
 
 
-def accept_choices(world: World) -> list[tuple[int, int]]:
-    """A request with two choices that have ended."""
+def accept_choices(world: World, *, have_ended: bool = True) -> list[tuple[int, int]]:
+    """A request with two choices."""
     records = [replace(make_record(f"b {i}", n=2), index=i) for i in range(2)]
     keys = RequestWriter(world.journal).accept_all(records, TIMES)
-    for key in keys:
+    for key in keys if have_ended else []:
         ReleaseWriter(world.journal).release(*key, num_tokens=0, reason="length")
     return keys

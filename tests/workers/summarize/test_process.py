@@ -165,6 +165,14 @@ def test_embeddings_are_not_counted_as_answers_that_were_cut(
     assert body._ends.num_ended == {counted: 1}
 
 
+def test_answer_that_ended_can_be_read_after_a_restart(world: World) -> None:
+    """Up to its end, which may be before the last token that execute wrote."""
+    publish_tokens(world, *[TIMES.accepted_ns] * 3)
+    ReleaseWriter(world.journal).release(*KEY, num_tokens=2, reason="stop")
+    [answer] = begin(world)._answers.values()
+    assert (answer.stream.token_ids, answer.stream.finish_reason) == ([5, 5], "stop")
+
+
 # -- what is left of an earlier request in the same record
 
 
@@ -201,6 +209,17 @@ def test_run_after_a_gap_is_read_from_the_journal_with_the_gap(world: World) -> 
     [answer] = body._answers.values()
     assert answer.stream.token_ids == [5] * 4
     assert read_release(world.journal, *KEY) == (4, "length")
+
+
+def test_end_after_a_gap_waits_for_the_tokens_before_it(world: World) -> None:
+    """On a weakly ordered machine, the message may be seen before what was written first."""
+    body = begin(world)
+    body._answers.take(step_done((1, 5, m.FINISH_REASONS.index("length"))))
+    assert read_release(world.journal, *KEY) is None
+    publish_tokens(world, *[TIMES.accepted_ns] * 2)
+    TokenWriter(world.journal).finish(*KEY, "length")
+    turn_after(world, body, TURN_NS)
+    assert read_release(world.journal, *KEY) == (2, "length")
 
 
 def test_token_written_while_the_journal_is_read_is_part_of_the_answer(
@@ -345,9 +364,14 @@ def test_acknowledgement_of_one_of_several_choices_survives_a_restart(
     assert [was_read(world.journal, *key) for key in keys] == [True] * size
 
 
-def test_failure_before_the_prompt_has_its_logprobs_is_an_answer_of_its_request(world: World) -> None:
-    """The other candidate succeeded, but has none of them: its client would get an answer without what it asked for."""
-    asked: dict[str, Any] = {"best_of": 2, "prompt_logprobs": 1}
+@pytest.mark.parametrize(("num_prompt_tokens", "code"), [(3, "deadline_exceeded"), (1, None)])
+def test_failure_before_the_prompt_has_its_logprobs_is_an_answer_of_its_request(
+    world: World, num_prompt_tokens: int, code: str | None
+) -> None:
+    """The other candidate succeeded, but has none of them: its client would get an answer without what it asked for. A
+    prompt of one token has no logprobs.
+    """
+    asked: dict[str, Any] = {"best_of": 2, "prompt_logprobs": 1, "num_prompt_tokens": num_prompt_tokens}
     records = [replace(make_record("b", **asked), index=i) for i in range(2)]
     keys = RequestWriter(world.journal).accept_all(records, TIMES)
     for key, reason in zip(keys, ("error", "length"), strict=True):
@@ -356,8 +380,7 @@ def test_failure_before_the_prompt_has_its_logprobs_is_an_answer_of_its_request(
     assert choices is not None
     answer = choices.follow(0, b"client", 0, True)
     assert answer is not None
-    assert answer.error is not None
-    assert answer.error[0] == "deadline_exceeded"
+    assert (answer.error and answer.error[0]) == code
 
 
 def test_counts_of_adapters_that_come_and_go_do_not_fill_the_board(world: World) -> None:
