@@ -63,6 +63,7 @@ def test_best_samples_are_the_choices(driver: Driver, n: int) -> None:
     scores = [choice.score for choice in answer.choices]
     assert scores == pytest.approx([mean_logprob(tokens) for tokens in samples[:n]])
     assert answer.logprobs is None
+    assert answer.usage["candidate_tokens"] == 6 * 12
     assert_quiet(driver)
 
 

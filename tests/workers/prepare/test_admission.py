@@ -108,6 +108,11 @@ def test_parameter_with_an_id_outside_the_vocabulary_is_refused(params: dict[str
     assert caught.value.param == next(iter(params))
 
 
+def test_first_and_last_id_are_in_the_vocabulary() -> None:
+    params = SamplingParams(stop_token_ids=(0, 99), logit_bias={0: 1.0, 99: 1.0})
+    assert admit(np.array([0, 99], np.int32), truncation="none", params=params, card=CARD)
+
+
 @settings(deadline=None)
 @given(
     num_tokens=st.integers(1, 100),

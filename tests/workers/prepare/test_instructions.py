@@ -36,7 +36,7 @@ def render(source: str, *turns: str, **options: Any) -> str:
 
 
 CASES = {
-    "several first": (("system:a", "developer:b", "system:", "user:c"), "<system>a\n\nb<user>c"),
+    "several first": (("system:a", "system:", "developer:b", "user:c"), "<system>a\n\nb<user>c"),
     "behind the user": (("system:a", "user:b", "system:c"), "<system>a<user>b\n\nc"),
     "before the user": (("user:a", "assistant:b", "system:c", "user:d"), "<user>a<assistant>b<user>c\n\nd"),
     "before the assistant": (("assistant:a", "system:b", "assistant:c"), "<assistant>a<user>b<assistant>c"),

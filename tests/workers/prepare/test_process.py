@@ -28,7 +28,7 @@ from triptych.protocol.owners import HOUSE
 from triptych.workers.prepare import process
 from triptych.workers.prepare.admission import Admission
 from triptych.workers.prepare.process import Prepare
-from triptych.workers.process import RECEIVING_S, WorkerContext
+from triptych.workers.process import RECEIVING_S, TICK_S, WorkerContext
 
 FRAME = encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1}))
 KEY = content_key(FRAME)
@@ -218,6 +218,33 @@ def test_records_of_a_completion_say_that_its_answers_go_on(
     prepare._on_frame_alone(b"peer", encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], **options})))
     views = [read_request(world.journal, slot) for slot in range(options.get("n", 1))]
     assert [view and view.record.continues_prompt for view in views] == [True] * len(views)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_unread_request_begins_anew_once_all_of_its_records_are_free(
+    world: World, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    """Until then its client gets no reply, or the same as before."""
+    prepare, num_accepted = make_prepare(world), list[int]()
+    monkeypatch.setattr(prepare._router, "send", lambda *_: None)
+    frame = encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1, "n": n}))
+    for slot in (None, *range(n)):
+        if slot is not None:
+            ReleaseWriter(world.journal).give_up(slot, world.journal.generation(slot))
+            world.clock.advance_to(world.clock.now_ns + int(TICK_S * 1e9))
+        prepare._receive()
+        prepare._on_frame_alone(b"peer", frame)
+        num_accepted.append(prepare._collect()["accepted"])
+    assert num_accepted == [1] * n + [2]
+
+
+def test_prompts_that_are_computed_wait_for_a_credit_and_are_counted(world: World) -> None:
+    prepare = make_prepare(world)
+    for request_id, max_tokens in (("a", 1), ("b", 0)):
+        request = {"prompt_token_ids": [1, 2, 3], "max_tokens": max_tokens}
+        prepare._on_frame_alone(b"peer", encode(m.Submit(request_id, request)))
+    stats = prepare._collect()
+    assert (stats["accepted"], stats["waiting"], stats["prompt_tokens"]) == (2, 1, 3)
 
 
 # -- limits

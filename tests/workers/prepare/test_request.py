@@ -76,6 +76,10 @@ def test_lease_may_be_at_its_limits(lease_s: float) -> None:
     assert GenerationRequest.from_wire({"prompt": "x", "lease_s": lease_s}).lease_s == lease_s
 
 
+def test_salt_may_be_as_long_as_its_limit() -> None:
+    assert GenerationRequest.from_wire({"prompt": "x", "cache_salt": "a" * 256}).cache_salt == "a" * 256
+
+
 def test_tools_are_kept_for_the_template() -> None:
     tools = '[{"type": "function", "function": {"name": "f"}}]'
     assert GenerationRequest.from_wire({"messages": [HELLO], "tools": tools}).tools == tools

@@ -57,6 +57,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "half an escape": ({"regex": "a\\"}, "regex ends with a backslash that escapes nothing"),
     "a grammar in a list": ({"grammar": ["a"]}, "grammar must be a non-empty string"),
     "no choice": ({"choice": []}, f"choice must be an array of 1 to {MAX_CHOICES} strings"),
+    "choices in a string": ({"choice": "ab"}, f"choice must be an array of 1 to {MAX_CHOICES} strings, got 'ab'"),
     "too many choices": ({"choice": ["a"] * (MAX_CHOICES + 1)}, f"choice must be an array of 1 to {MAX_CHOICES}"),
     "an empty choice": ({"choice": [""]}, f"strings of 1 to {MAX_CHOICE_CHARS} characters, got ''"),
     "a choice that is a number": ({"choice": [1]}, "got 1"),

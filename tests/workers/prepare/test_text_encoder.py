@@ -167,6 +167,13 @@ def test_half_a_surrogate_pair_in_an_earlier_call_is_what_the_model_wrote() -> N
     assert encoder.encode_request(request).tolist() == encoder.encode(r'{"a": "\ud83d"}').tolist()
 
 
+def test_chat_template_gets_the_tools_and_variables_of_its_request() -> None:
+    encoder = make_encoder(tokenizer_zoo.byte_level(), "{{ tools | length }}{{ name }}{{ messages[0].content }}")
+    more = {"tools": '[{"type": "function"}]', "chat_template_kwargs": {"name": "b"}}
+    request = GenerationRequest.from_wire({"messages": [{"role": "user", "content": "c"}], **more})
+    assert encoder.encode_request(request).tolist() == encoder.encode("1bc").tolist()
+
+
 def test_chat_for_a_model_without_a_template_is_invalid() -> None:
     with pytest.raises(InvalidRequest, match="no chat template"):
         make_encoder(tokenizer_zoo.byte_level()).encode_chat(CHAT)

@@ -24,6 +24,7 @@ from triptych.workers.prepare.tokenizing import Result, Tokenizing
 
 DIGEST = 7
 LONG = INLINE_BYTES + 1
+MAX_WAITING_BYTES = 1 << 20  # of one client
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def gate() -> Iterator[threading.Event]:
 def begin(world: World, results: list[Result]) -> Tokenizing:
     transport = FakeTransport(Worker(world, "prepare"))
     context = SimulatedContext("prepare", 1, RUN_DIR, world.config, world.board, world.journal, transport)
-    quotas = Quotas(max_requests=9, max_bytes=1 << 20, max_unread=9)
+    quotas = Quotas(max_requests=9, max_bytes=MAX_WAITING_BYTES, max_unread=9)
     return Tokenizing(
         context, world.card, encoder(), quotas, ring=lambda: None, done=lambda _, result: results.append(result)
     )
@@ -96,6 +97,17 @@ def test_panic_of_the_tokenizer_fails_only_its_request(
     assert isinstance(results[0], RequestError)
     assert results[0].message == "the request could not be prepared: Panic"
     assert isinstance(results[1], Admission)
+
+
+def test_bytes_of_a_request_that_was_tokenised_no_longer_wait(world: World) -> None:
+    """Neither in total nor for its client, which could send no more otherwise."""
+    results: list[Result] = []
+    tokenizing = begin(world, results)
+    tokenizing.begin(intake(num_bytes=LONG))
+    assert tokenizing.pending_bytes == LONG
+    turn_until(tokenizing, lambda: results)
+    assert tokenizing.pending_bytes == 0
+    tokenizing._quotas.check(b"owner", MAX_WAITING_BYTES)
 
 
 def test_suspect_tokenised_alone_without_a_crash_is_cleared(world: World) -> None:

@@ -29,7 +29,9 @@ def read(wire: dict[str, Any]) -> tuple[list[Message], list[Any] | None]:
 
 def test_template_gets_arguments_as_a_value() -> None:
     messages, tools = read({"messages": CHAT, "tools": '[{"type": "function"}]'})
-    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
+    [call] = messages[1]["tool_calls"]
+    assert (call["id"], call["type"], call["function"]["name"]) == ("c1", "function", "f")
+    assert call["function"]["arguments"] == {"a": [1]}
     assert (messages[2]["tool_call_id"], messages[2]["name"]) == ("c1", "f")
     assert tools == [{"type": "function"}]
 
@@ -62,6 +64,7 @@ def test_template_gets_tools_and_variables() -> None:
         ({"return_prompt": 1}, "return_prompt", "true or false"),
         ({"messages": [{"role": "a", "content": "", "tool_calls": {}}]}, "messages", "tool_calls must be a list"),
         ({"messages": [{"role": "a", "content": "", "tool_calls": [{}]}]}, "messages", "a function that has a name"),
+        ({"messages": [{"role": "a", "content": "", "tool_calls": ["f"]}]}, "messages", "must be a map with"),
         ({"messages": [{"role": "a", "content": "", "name": 5}]}, "messages", "name must be a string"),
         ({"messages": [{"role": "a", "content": "", "reasoning_content": 5}]}, "messages", "reasoning_content must be"),
         ({"messages": [{"role": "a", "content": "", "tool_calls": [DEEP]}]}, "messages", "it is nested too deeply"),
