@@ -147,7 +147,9 @@ def test_embedding_that_is_not_scaled_to_one_has_the_length_of_its_mode(mode: st
     states = np.stack([hidden_of(state_of(range(end)))[:EMBEDDING_SIZE] for end in range(1, 11)])
     sequence = embedded(0, num_tokens=10, pooling=Pooling(mode, normalizes=False))
     sequence.tokens[:10] = range(10)
-    np.testing.assert_allclose(pool(sequence, 0, states), expected(sequence), rtol=1e-6)
+    found = pool(sequence, 0, states)
+    assert found is not None
+    np.testing.assert_allclose(found, expected(sequence), rtol=1e-6)
 
 
 def test_states_that_are_computed_again_count_once() -> None:
