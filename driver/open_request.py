@@ -136,13 +136,13 @@ def _check_start(assembly: Assembly) -> None:
 
 
 def checked_size(message: Any) -> int:
-    """The size of the message's frame, at most.
+    """The size of the message's frame.
 
     Raises:
         RequestError: the service would be unable to decode it, and so to reply to it.
     """
     try:
-        frame = encode(message, seq=2**64 - 1)
+        frame = encode(message)
     except (TypeError, ValueError, OverflowError) as error:
         name = _unencodable(message)
         reason: object = error
@@ -157,7 +157,7 @@ def _unencodable(message: Any) -> str | None:
     """The field of a request that cannot be encoded."""
     for name, value in message.request.items() if isinstance(message, m.Submit) else ():
         try:
-            encode(m.Submit("", {name: value}), seq=0)
+            encode(m.Submit("", {name: value}))
         except (TypeError, ValueError, OverflowError):
             return str(name)
     return None

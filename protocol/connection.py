@@ -54,7 +54,6 @@ class Connection:
         self._bell = transport.bell()
         self._poller = transport.poller()
         self._poller.register(self._bell.file, zmq.POLLIN)
-        self._seq = 0
         self._look_up = look_up
         try:
             self._connect(address)
@@ -143,10 +142,9 @@ class Connection:
             while queue:
                 key = next(iter(queue))
                 try:
-                    self._sockets[name].send(encode(queue[key], seq=self._seq), _NO_WAIT)
+                    self._sockets[name].send(encode(queue[key]), _NO_WAIT)
                 except zmq.Again:
                     break
-                self._seq += 1
                 self._has_sent.add(name)
                 del queue[key]
 
