@@ -13,7 +13,7 @@ from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from triptych.protocol.errors import InvalidRequest, JournalError, Overloaded
 from triptych.protocol.journal.layout import ACCEPTED, DISPATCHED, Journal
 from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_release
-from triptych.protocol.journal.requests import RequestView, RequestWriter, logprob_words, read_request
+from triptych.protocol.journal.requests import RequestView, RequestWriter, _Extents, logprob_words, read_request
 from triptych.protocol.journal.tokens import TokenWriter
 from triptych.protocol.record import mark_of
 
@@ -223,6 +223,13 @@ def test_records_that_share_a_full_arena_are_refused_at_a_restart(tmp_path: Path
     journal.records[1] = journal.records[0]
     with pytest.raises(JournalError, match="share the bytes"):
         RequestWriter(journal)
+
+
+def test_range_that_begins_free_and_ends_in_use_is_refused() -> None:
+    arena = _Extents(256)
+    arena.take(64, 128)
+    with pytest.raises(JournalError, match="share the bytes 0 to 128"):
+        arena.take(0, 128)
 
 
 class Interrupted(Journal):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,24 @@ def test_parameters_are_those_that_were_requested() -> None:
     params = SamplingParams(temperature=0.5, stop=("x",), logit_bias={3: -1.0}, max_tokens=None)
     record = RequestRecord.from_bytes(make_record(**params.to_wire()).to_bytes())
     assert record.params == params
+
+
+@pytest.mark.parametrize(
+    ("asked", "recorded"),
+    [
+        ({}, None),
+        ({"logprobs": 3}, 3),
+        ({"best_of": 2}, 0),
+        ({"best_of": 2, "logprobs": 3}, 3),
+        ({"n": 2, "best_of": 2}, None),
+        ({"num_beams": 2}, None),
+    ],
+    ids=str,
+)
+def test_logprobs_are_recorded_if_asked_for_or_if_samples_are_compared(
+    asked: dict[str, Any], recorded: int | None
+) -> None:
+    assert make_record(**asked).num_logprobs == recorded
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,10 @@ def test_invalid_group_is_refused_with_its_field(options: dict[str, Any], param:
     assert text in caught.value.message
 
 
+def test_all_beams_may_be_answers() -> None:
+    assert SamplingParams(n=4, num_beams=4).group_size == 4
+
+
 def test_group_has_a_sequence_for_each_candidate() -> None:
     sizes = {(1, None, 1): 1, (3, None, 1): 3, (2, 5, 1): 5, (2, None, 4): 4}
     for (n, best_of, num_beams), size in sizes.items():
