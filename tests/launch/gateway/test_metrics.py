@@ -47,9 +47,12 @@ def names(api: Site) -> set[str]:
 def test_vllm_metric_names_exist(api: Site) -> None:
     api.ask("/v1/completions", prompt="hi", max_tokens=5)
     assert {f"vllm:{name}" for name in VLLM} <= names(api)
-    text = api.http.get("/metrics").text
-    assert 'model_name="hash-lm"' in text
-    assert 'cache_dtype="model"' in text  # not "auto": what is in use
+    rows = [row for row in api.http.get("/metrics").text.splitlines() if row.startswith("vllm:")]
+    assert not [row for row in rows if 'model_name="hash-lm"' not in row]
+    [labels] = [row.partition("{")[2] for row in rows if row.startswith("vllm:cache_config_info{")]
+    for label in ('block_size="16"', 'num_gpu_blocks="4096"', 'enable_prefix_caching="True"'):
+        assert label in labels
+    assert 'cache_dtype="model"' in labels  # not "auto": what is in use
 
 
 def test_each_request_counts_once_whichever_gateway_is_asked() -> None:

@@ -65,3 +65,13 @@ def test_text_is_restored_from_its_tokens(api: Site) -> None:
     reply = api.ask("/tokenize", prompt="hello", return_token_strs=True)
     assert reply["count"] == len(reply["tokens"]) == len(reply["token_strs"])
     assert api.ask("/detokenize", tokens=reply["tokens"], skip_special_tokens=True)["prompt"] == "hello"
+
+
+def test_only_tokens_of_the_model_are_restored(api: Site) -> None:
+    vocab_size = api.gateway.card.vocab_size
+    assert api.post("/detokenize", tokens=[0, vocab_size - 1]).status_code == 200
+    for foreign in (-1, vocab_size):
+        status, error = api.refusal("/detokenize", tokens=[0, foreign])
+        assert (status, error["param"]) == (400, "tokens[1]")
+    status, error = api.refusal("/detokenize", tokens=[0], model="another")
+    assert (status, error["param"]) == (404, "model")

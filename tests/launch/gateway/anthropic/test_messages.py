@@ -13,7 +13,7 @@ from tests.launch.gateway.sse import Event, stream
 from triptych import Driver
 from triptych.launch.gateway.answer import AnswerReader
 from triptych.launch.gateway.anthropic.blocks import blocks_of
-from triptych.launch.gateway.errors import json_response
+from triptych.launch.gateway.errors import ApiError, json_response, message_error_map
 from triptych.launch.gateway.forms.calls import ToolUse
 from triptych.launch.gateway.reasoning.handling import Reasoning
 
@@ -263,6 +263,11 @@ def test_errors_have_anthropic_s_type_names(pipeline: Driver, monkeypatch: pytes
         name, data = events[-1].splitlines()
         assert name == "event: error"
         assert json.loads(data.removeprefix("data: "))["error"]["type"] == "overloaded_error"
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, "invalid_request_error"), (500, "api_error"), (502, "api_error")])
+def test_type_of_an_error_says_whose_fault_it_is(status: int, kind: str) -> None:
+    assert message_error_map(ApiError("no", status=status))["error"]["type"] == kind
 
 
 @pytest.mark.parametrize("arguments", ['{"a": NaN}', '{"a": 1e999}', r'{"a": "\ud83d"}', '{"a": 1'])

@@ -137,6 +137,7 @@ def test_wrong_field_is_named(api: Site, path: str, field: dict[str, Any], param
     ("path", "field", "told"),
     [
         (COMPLETIONS, {"max_toks": 1}, "unknown field 'max_toks'; did you mean max_tokens?"),
+        (COMPLETIONS, {"temperature": "hot", "max_toks": 1}, "unknown field 'max_toks'; did you mean max_tokens?"),
         (CHAT, {"messages": [{**MESSAGES[0], "nme": "me"}]}, "unknown field 'nme'; did you mean name?"),
         (CHAT, {"query": "hi"}, "unknown field 'query'"),
         (CHAT, {"enable_thinking": False}, "unknown field 'enable_thinking'; use chat_template_kwargs"),
