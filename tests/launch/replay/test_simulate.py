@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.launch.conftest import Triptych
@@ -55,6 +60,28 @@ def test_one_request_takes_a_step_for_its_prompt_and_one_for_each_later_token() 
     assert report["inter_token_ms"]["max"] == 10.0
     assert report["latency_ms"]["p50"] == 30.0
     assert report["output_tokens_per_second"] == 100.0
+
+
+def test_every_figure_of_two_requests_with_a_common_prefix() -> None:
+    """The second one finds the only full page of the first."""
+    first, second = arrivals(2, every_s=1.0, prefix=1, num_prefix_tokens=20)
+    report = figures([first, second])
+    times = {name: report.pop(name) for name in ("ttft_ms", "inter_token_ms", "latency_ms", "wait_ms")}
+    assert [{*row.values()} for row in times.values()] == [{10.0}, {10.0}, {30.0}, {0.0}]
+    assert report == {
+        "requests": 2, "finished": 2, "expired": 0, "refused": 0, "duration_s": 1.03,
+        "requests_per_second": 1.942, "output_tokens_per_second": 5.8, "prompt_tokens_per_second": 38.8,
+        "steps": 6, "tokens_per_step": 4.67, "decodes_per_step": 0.67, "busy": {"replica 0": 0.0583},
+        "requests_of": {"replica 0": 2}, "cache_hit_rate": 0.4, "cached_tokens": 16,
+        "preemptions": 0, "swaps": 0, "pages_held_most": 2,
+    }  # fmt: skip
+
+
+def test_urgent_request_gets_the_next_credit() -> None:
+    running, waiting = arrivals(2, num_output_tokens=20), arrivals(1, num_output_tokens=20)
+    [urgent] = arrivals(1, priority=-1, max_queue_ms=250.0)
+    report = figures([*running, *waiting, urgent], policy="priority", max_num_seqs=1)
+    assert (report["finished"], report["expired"]) == (4, 0)
 
 
 def test_prompt_tokens_decodes_and_reads_have_a_price() -> None:
@@ -134,6 +161,27 @@ def test_prefix_router_finds_more_prefixes() -> None:
 ROUTERS = ("round_robin", "prefix_affinity")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "salt", "loads", "chosen"),
+    [
+        (range(4), "", [3, 1], 0),
+        (range(6), "", [3, 1], 0),
+        (range(6), "", [4, 1], 1),
+        (range(3), "", [3, 1], 1),
+        (range(4), "x", [3, 1], 1),
+        ((9, *range(1, 8)), "", [3, 1], 1),
+        ((0, 1, 2, 3, 9, 9, 9, 9), "", [3, 1], 0),
+    ],
+    ids=["a page", "more", "far more load", "less than a page", "other salt", "other first page", "other second page"],
+)
+def test_request_goes_to_the_replica_with_its_prefix(
+    prompt: Iterable[int], salt: str, loads: list[int], chosen: int
+) -> None:
+    router = make_router("prefix_affinity", 4)
+    assert router.choose(np.arange(8, dtype=np.int32), "", [0, 0]) == 0
+    assert router.choose(np.array([*prompt], np.int32), salt, loads) == chosen
+
+
 def test_salt_separates_prefixes() -> None:
     same = arrivals(1, prefix=1, num_prefix_tokens=20, num_output_tokens=1) * 2
     other = [same[0], Arrival(**{**as_map(same[0]), "cache_salt": "x"})]
@@ -152,6 +200,16 @@ def test_same_seed_draws_the_same_requests() -> None:
     assert [a.at_s for a in drawn] == sorted(a.at_s for a in drawn)
 
 
+def test_lengths_have_the_distribution_that_was_asked_for() -> None:
+    def drawn(text: str) -> list[int]:
+        lengths, rng = parse_lengths("prompt_tokens", text), random.Random(0)
+        return [lengths(rng) for _ in range(2000)]
+
+    assert (set(drawn("20")), set(drawn("10-12"))) == ({20}, {10, 11, 12})
+    assert statistics.fmean(drawn("exp:40")) == pytest.approx(40, rel=0.05)
+    assert statistics.median(drawn("lognormal:50:0.5")) == pytest.approx(50, rel=0.05)
+
+
 @pytest.mark.parametrize("text", ["", "0", "9-3", "exp:x", "exp:0", "exp:nan", "lognormal:5", "uniform:1:2", "-4"])
 def test_malformed_lengths_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="prompt_tokens is"):
@@ -167,6 +225,7 @@ def test_prices_are_fitted_to_the_recorded_steps(tmp_path: Path) -> None:
         line = {"step": index, "planned_ns": now_ns, "reads": work.num_reads, "decodes": decodes, "waiting": 1}
         now_ns += round(prices.of(work) * 1e6)
         lines.append(json.dumps({**line, "prefills": [[9, 0, chunk]], "collected_ns": now_ns, "running": 1}))
+        lines.append('{"release": 1}')
         now_ns += 500_000  # from step to step
     path.write_text("\n".join(lines))
     fitted = RecordedSteps.read(path).prices(path)
@@ -179,14 +238,17 @@ def record(path: Path) -> dict[int, int]:
     with path.open("w") as file:
         engine = make_engine(trace_file=file, num_pages=64, prefix_cache=True, max_num_seqs=8)
         for index, max_tokens in lengths.items():
-            engine.add(make_sequence(index, num_tokens=20 + index, max_tokens=max_tokens, speaker=index % 2))
+            sequence = make_sequence(index, num_tokens=20 + index, max_tokens=max_tokens, speaker=index % 2)
+            sequence.accepted_at = (7 + index) * 10**9
+            engine.add(sequence)
         run(engine)
     return lengths
 
 
-def test_recorded_requests_keep_their_lengths_and_prefixes(tmp_path: Path) -> None:
+def test_recorded_requests_keep_their_times_lengths_and_prefixes(tmp_path: Path) -> None:
     lengths = record(tmp_path / "trace")
     recorded = arrivals_of_trace(tmp_path / "trace")
+    assert [a.at_s for a in recorded] == [0, 1, 2, 3, 4, 5]
     assert sorted(a.num_output_tokens for a in recorded) == sorted(lengths.values())
     by_length = {a.num_prompt_tokens: a.tokens for a in recorded}
     alike, other = by_length[20], by_length[21]
@@ -203,6 +265,18 @@ def test_each_beam_of_a_recorded_search_has_as_many_tokens_as_the_search_took(ho
     recorded = arrivals_of_trace(tmp_path / "trace")
     assert sorted((a.num_prompt_tokens, a.num_output_tokens) for a in recorded) == [(9, 20)] * 3 + [(9, 30)] * 2
     assert figures(recorded)["finished"] == 5
+
+
+def test_listed_requests_come_by_their_times_with_all_their_fields(tmp_path: Path) -> None:
+    later = {"t_s": 2, "prompt_tokens": 9, "output_tokens": 4, "prefix": "b", "prefix_tokens": 5, "cache_salt": "x"}
+    first = {"t_s": 0.5, "prompt_tokens": 7, "output_tokens": 3, "priority": 2, "deadline_ms": 80, "max_queue_ms": 40}
+    (tmp_path / "arrivals").write_text("\n".join(map(json.dumps, (later, first))))
+    own: list[dict[str, Any]] = [
+        {"at_s": 0.5, "num_prompt_tokens": 7, "num_output_tokens": 3, "prefix": 1, "priority": 2},
+        {"at_s": 2.0, "num_prompt_tokens": 9, "num_output_tokens": 4, "num_prefix_tokens": 5, "cache_salt": "x"},
+    ]
+    own[0] |= {"deadline_ms": 80, "max_queue_ms": 40}
+    assert arrivals_of_file(tmp_path / "arrivals") == [Arrival(**fields) for fields in own]
 
 
 BAD_LINES = {
@@ -232,6 +306,7 @@ BAD_CALLS = {
     ("--requests", "5", "--step-ms", "1", "--router", "random"): "router is 'random', known are: round_robin",
     ("--requests", "0", "--step-ms", "1"): "requests is 0, the least is 1",
     ("--requests", "5", "--decode-us", "1"): "the other costs need step_ms",
+    ("--requests", "5", "--read-ns", "1"): "the other costs need step_ms",
     ("--requests", "5", "--step-ms", "1", "--page-size", "3"): "page_size is 3, it must be a power of two",
     ("/nowhere", "--step-ms", "1"): "cannot read /nowhere: No such file or directory\n",
 }
@@ -242,6 +317,27 @@ def test_impossible_options_are_refused_with_the_reason(arguments: tuple[str, ..
     code, out, err = triptych("replay", *arguments)
     assert (code, out) == (2, "")
     assert BAD_CALLS[arguments] in err
+
+
+ONE_REQUEST = ("--requests", "1", "--prompt-tokens", "20", "--output-tokens", "3", "--json")
+
+
+def test_prices_are_given_in_the_units_of_their_flags(triptych: Triptych) -> None:
+    prices = ("--step-ms", "1", "--prefill-token-us", "500", "--decode-us", "2000", "--read-ns", "10000")
+    report = json.loads(triptych("replay", *ONE_REQUEST, *prices).out)
+    assert report["ttft_ms"]["max"] == 1.0 + 0.5 * 20 + 0.01 * 20
+    assert report["inter_token_ms"]["max"] == round(1.0 + 2.0 + 0.01 * 22, 3)
+
+
+def test_prices_may_come_from_the_trace_of_other_requests(triptych: Triptych, tmp_path: Path) -> None:
+    clock = itertools.count(0, 5_000_000)
+    with (tmp_path / "trace").open("w") as file:
+        options: dict[str, Any] = {"prefill_chunk": 64, "trace_file": file, "clock": lambda: next(clock)}
+        run(make_engine(make_sequence(num_tokens=40, max_tokens=20), **options))
+    report = json.loads(triptych("replay", *ONE_REQUEST, "--cost-from", tmp_path / "trace").out)
+    assert (report["requests"], report["page_size"]) == (1, 4)
+    prices = RecordedSteps.read(tmp_path / "trace").prices(tmp_path / "trace")
+    assert report["ttft_ms"]["max"] == pytest.approx(prices.of(Work(20, 0, 20)), abs=1e-3)
 
 
 def test_flags_default_to_the_settings_of_the_trace(triptych: Triptych, tmp_path: Path) -> None:
