@@ -187,13 +187,6 @@ class _Calls(BareParser):
         is_text = is_outside and sum(map(len, self._unread)) > _MAX_BETWEEN_CHARS
         return [*found, *self._end("")] if is_text else found
 
-    @property
-    def is_holding(self) -> bool:
-        if self._is_over:
-            return False
-        is_start_held = bool(self._start) and not self._num_calls
-        return is_start_held or self._scanner.depth > 0 or not self._form.between.fullmatch("".join(self._unread))
-
     def _may_begin(self, begun: str) -> bool:
         return self._form.begins is None or self._form.begins(begun)
 

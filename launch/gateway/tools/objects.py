@@ -90,7 +90,7 @@ class ObjectsParser(ABC):
 
     @property
     def is_holding(self) -> bool:
-        return self._scanner.depth > 0 or any(piece.strip(self.between) for piece in self._unread)
+        return self._scanner.depth > 0 or bool(self._rest("".join(self._unread)))
 
     def flush(self) -> Found:
         return self._end("")

@@ -32,6 +32,7 @@ CASES: list[tuple[str, str, Found]] = [
      [f'<tool_call>{{"a": "5"" {END} so ', TIME]),
     ("hermes", f'<tool_call>{{"a": " {END} so', [f'<tool_call>{{"a": " {END} so']),
     ("hermes", '<tool_call>{"name": "", "arguments": {}}', ['<tool_call>{"name": "", "arguments": {}}']),
+    ("hermes", '<tool_call>{"name": 5, "arguments": {}}', ['<tool_call>{"name": 5, "arguments": {}}']),
     ("hermes", '<tool_call>{"name": "time", "arguments": null}', [TIME]),
     ("llama3_json", '{"name": "time", "parameters": ""}', [TIME]),
     ("hermes", "so: <tool_call>", ["so: <tool_call>"]),
@@ -139,6 +140,7 @@ CASES: list[tuple[str, str, Found]] = [
     ("internlm", '<|action_start|><|plugin|>\n{"name": "time", "parameters": {}}<|action_end|>', [TIME]),
     ("apertus", '<|tools_prefix|>[{"weather": {"city": "Rom {}"}}, {"time": {}}]<|tools_suffix|>', [WEATHER, TIME]),
     ("apertus", "<|tools_prefix|>[{}]", ["<|tools_prefix|>[{}]"]),
+    ("apertus", "<|tools_prefix|>[[1]]", ["<|tools_prefix|>[[1]]"]),
     ("cohere", '<|START_THINKING|>So.<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0", '
      '"tool_name": "weather", "parameters": {"city": "Rom {}"}},\n    {"tool_call_id": "1", "tool_name": "time", '
      '"parameters": {}}\n]<|END_ACTION|>', ["So.", WEATHER, TIME]),
@@ -178,13 +180,46 @@ def test_calls_are_found_however_the_text_is_cut(parser: str, text: str, expecte
         assert joined([*found, *reader.flush()]) == expected, f"in parts of {size} characters"
 
 
+@pytest.mark.parametrize(("parser", "text", "expected"), CASES, ids=[f"{p}-{i}" for i, (p, _, _) in enumerate(CASES)])
+def test_what_is_held_back_is_known(parser: str, text: str, expected: Found) -> None:
+    """A stream that is resumed there would skip it."""
+    for size in range(1, len(text)):
+        reader = make_parser(parser, {"weather": {}, "time": {}})
+        reader.push(text[:size])
+        assert reader.is_holding or not reader.flush(), text[:size]
+
+
+@pytest.mark.parametrize("parser", [*sorted(set(TOOL_PARSERS) - {"auto"}), "llama3f"])
+def test_text_that_is_no_call_is_not_held_back(parser: str) -> None:
+    reader = make_parser(parser, {"weather": {}, "time": {}})
+    for word in ("It", " rains", " in", " Rome."):
+        assert reader.push(word) == [word]
+        assert not reader.is_holding
+
+
+@pytest.mark.parametrize("begun", ["[TOOL_CALLS]time{}", "[TOOL_CALLS]"])
+def test_long_text_behind_a_mark_is_not_held_back_for_ever(begun: str) -> None:
+    reader, text = make_parser("mistral"), "It rains. " * 200
+    found = [part for word in (begun, *text.split(" ")) for part in reader.push(word)]
+    assert "rains" in str(found)
+    assert not reader.is_holding
+
+
+def test_bare_call_of_a_tool_without_a_schema_is_found() -> None:
+    parser = make_parser("qwen3_coder")
+    assert [*parser.push("<function=time></function>"), *parser.flush()] == [TIME]
+
+
 @pytest.mark.parametrize(
     ("text", "schema", "value"),
     [
         ("5", {"type": "string"}, "5"),
         ("5", {"type": "number"}, 5),
         ("5", {"type": ["string", "null"]}, "5"),
+        ("5", {"type": ["number", "string"]}, 5),
         ("null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("5", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "5"),
+        ("5", {"anyOf": [{"type": "string"}, {}]}, 5),
         ("True", {"type": "boolean"}, True),
         ("long", {"type": "integer"}, "long"),
         ('{"a": 1}', {"$ref": "#/$defs/A"}, {"a": 1}),
@@ -194,12 +229,14 @@ def test_calls_are_found_however_the_text_is_cut(parser: str, text: str, expecte
         ("1", {"enum": ["1", "2"]}, "1"),
         ("1", {"const": 1}, 1),
         ("1", {"$ref": "#/nowhere"}, 1),
+        ("1", {"$ref": "#/$defs/B"}, "1"),
+        ("1", {"$ref": "#/properties/x"}, 1),
         ("[1]", {}, [1]),
         ('"a"', {}, '"a"'),
     ],
 )
 def test_type_of_an_argument_without_quotes_is_that_of_the_schema(text: str, schema: Any, value: Any) -> None:
-    root = {"properties": {"x": schema}, "$defs": {"A": {"type": "object"}}}
+    root = {"properties": {"x": schema}, "$defs": {"A": {"type": "object"}, "B": {"type": "string"}}}
     assert value_of(text, root, "x") == value
 
 
