@@ -76,11 +76,15 @@ def test_repeated_acceptance_changes_nothing(service: FakeService, session: Sess
     assert [choice.token_ids for choice in stream.result(10).choices] == [[4], [5]]
 
 
-def test_failed_choice_is_raised_with_the_answers_of_the_others(service: FakeService, session: Session) -> None:
+@pytest.mark.parametrize("fails_first", [False, True])
+def test_failed_choice_is_raised_with_the_answers_of_the_others(
+    service: FakeService, session: Session, fails_first: bool
+) -> None:
     stream = submit(session)
     accept(service)
-    service.send("follow", finished("a 1", 0, 5))
-    service.send("follow", failed("a 0", "model_failed", "not a number"))
+    ends = [finished("a 1", 0, 5), failed("a 0", "model_failed", "not a number")]
+    for end in reversed(ends) if fails_first else ends:
+        service.send("follow", end)
     with pytest.raises(ModelFailed) as caught:
         stream.result(10)
     whole = caught.value.partial
@@ -125,8 +129,9 @@ def test_callback_of_a_choice_that_raises_does_not_stop_later_callbacks(service:
 
 def test_usage_counts_the_prompt_of_several_choices_once() -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 0, "truncated_tokens": 0}
-    parts = [Completion(f"a {i}", "x", [1], "stop", None, {"usage": usage, "index": i}) for i in range(3)]
+    parts = [Completion(f"a {i}", f"x{i}", [i], "stop", None, {"usage": usage, "index": i}) for i in range(3)]
     whole = combine("a", parts)
+    assert (whole.text, whole.token_ids) == ("x0", [0])
     assert whole.usage == {**usage, "completion_tokens": 9}
     assert [choice.index for choice in whole.choices] == [0, 1, 2]
     assert parts[1].choices == [parts[1]]

@@ -92,6 +92,8 @@ def test_only_a_possible_marker_is_held_back() -> None:
     pieces = ("<|channel|>final", "<|message|>So", " <|en", "d", " of <", "|end|>")
     assert [reader.push(text)[1] for text in pieces] == ["", "So", " ", "", "<|end of ", ""]
     assert not reader.is_holding
+    plain = HarmonyReader()
+    assert [plain.push(text) for text in (" It", " rains")] == [("", " It"), ("", " rains")]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,13 @@ def test_only_a_possible_tag_is_held_back() -> None:
     assert reader.push("</think>") == ("", "</think>")
 
 
+def test_mention_of_a_tag_of_calls_is_not_held_back() -> None:
+    reader = Reasoning(is_split=True, is_open=True).before("hermes").reader()
+    assert reader is not None
+    pieces = (f"So {TAG} is", f" a tag {TAG}", "{", '"name"')
+    assert [reader.push(text) for text in pieces] == [(f"So {TAG} is", ""), (" a tag", ""), ("", ""), ("", "")]
+
+
 def test_reasoning_is_detected_from_the_template() -> None:
     assert find_reasoning_parser("auto", "{{ m.content.split('</think>')[-1] }}") == "think"
     assert find_reasoning_parser("auto", "{{ messages }}") == "none"
