@@ -31,6 +31,10 @@ SEND_LIMIT = 1000  # messages in flight to one peer
 MAX_UNREAD_BYTES = 128 << 20
 MIN_UNREAD = 4
 BACKLOG = 1024  # connections waiting to be accepted
+LOST_CLIENT_S = 60.0  # until a client on the network that confirms nothing it was sent is disconnected
+# Silence on the network after which the other side is asked for a sign of life, and the time between the three
+# questions. They also keep routers from forgetting the connection.
+SILENCE_S, ASK_AGAIN_S = 30, 10
 CONTEXT_THREADS = 2  # of ZeroMQ, for a context's sockets
 MAX_OWNERS = 1 << 14  # connections whose key is remembered
 
@@ -66,6 +70,21 @@ def _bind(socket: Socket, endpoint: str) -> None:
     except zmq.ZMQError as error:
         socket.close(0)
         raise ConfigError(f"cannot bind {endpoint}: {error.strerror}") from error
+
+
+def watch_network(socket: Socket, *, lost_s: float) -> None:
+    """Let connections of ``tcp://`` end whose other side has vanished: after ``lost_s`` in which it confirmed nothing,
+    or about a minute if there is nothing to confirm. Without this, one end would wait for a quarter of an hour, or for
+    ever, for a host that lost its power, or behind a router that forgot the connection.
+
+    It is the kernel that asks and confirms, so a process that is busy or stopped is not lost, nor is one on a slow
+    line, where ZeroMQ's own heartbeats would wait behind a long prompt.
+    """
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, SILENCE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, ASK_AGAIN_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+    socket.setsockopt(zmq.TCP_MAXRT, milliseconds(lost_s))
 
 
 def has_message(socket: Socket) -> bool:
@@ -234,9 +253,11 @@ class Router:
         self.socket.setsockopt(zmq.RCVHWM, receive_limit(max_frame_bytes))
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes + 1024)
         network = None if public is None else public.endpoint
-        # A client that connects and stays silent costs a descriptor for this long. Of ten thousand honest clients that
-        # connect at once to a busy machine, many need more than a second; cutting them off would only make them retry.
-        self.socket.setsockopt(zmq.HANDSHAKE_IVL, 2_000 if network else 10_000)
+        # A client that connects and stays silent costs a descriptor for this long. An honest one needs three round
+        # trips, each of them 0.7 s by satellite, and more if packets are lost or ten thousand others connect at once;
+        # if it is cut off, it begins anew.
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
+        watch_network(self.socket, lost_s=LOST_CLIENT_S)
         self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
         self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())  # the run directory's mode enforces the same
         self._has_keys = public is not None

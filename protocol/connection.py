@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from .channels import SEND_LIMIT, ZMQ, Transport, has_message, milliseconds
+from .channels import SEND_LIMIT, ZMQ, Transport, has_message, milliseconds, watch_network
 from .codec import Frame, decode, encode
 from .curve import Admission, CurveKeys, Socket
 from .errors import BadFrame, ConfigError
 
 LAST_WORDS_MS = 500  # time for a closing client's last messages to leave
+# Until a service on the network that confirms nothing is connected again, or a connection that does not come about is
+# begun anew: together less than a lease.
+LOST_S, CONNECT_S = 5.0, 3.0
 LOOK_AGAIN_S = 1.0  # how long a message waits until the client checks whether its service has moved
 # As plain ints: zmq's flags are Enum members, whose operators cost more than the calls they are passed to.
 _READ, _READ_AND_WRITE = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
@@ -85,6 +88,8 @@ class Connection:
         socket.setsockopt(zmq.RECONNECT_IVL, 5)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
         socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, milliseconds(CONNECT_S))
+        watch_network(socket, lost_s=LOST_S)
         if keys is None:
             socket.connect(endpoint)
         else:

@@ -1,8 +1,15 @@
-"""The gatekeeper, which decides at each handshake whether a key is admitted."""
+"""Clients with keys: which of them the gatekeeper admits, and those on the network that vanish."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
+import socket
+import stat
+import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,16 +21,36 @@ from tests.waiting import eventually
 from triptych.protocol import channels, connection, curve
 from triptych.protocol import messages as m
 from triptych.protocol.channels import Router, ipc_endpoint
+from triptych.protocol.codec import encode
 from triptych.protocol.connection import Address, Connection
-from triptych.protocol.curve import CurveServer, start_gatekeeper
+from triptych.protocol.curve import CurveServer, arm_client, start_gatekeeper
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.keys import ClientKeys, KeyPair
 from triptych.protocol.unfinished import Unfinished
+
+UNACKED = struct.Struct("=24xI")  # where struct tcp_info has tcpi_unacked (linux/tcp.h)
+BPF_RETURN, SO_ATTACH_FILTER = 0x06, 26  # linux/bpf_common.h, asm-generic/socket.h
 
 
 @pytest.fixture
 def service(context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> Iterator[Service]:
     service = Service(context, ipc_endpoint(folder / "submit"))
+    yield service
+    service.gatekeeper.stop()
+
+
+@pytest.fixture
+def network_service(
+    context: zmq.Context[zmq.Socket[bytes]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Service]:
+    """On ``tcp://``, with everyone admitted, and soon told if the other side has vanished."""
+    monkeypatch.setattr(channels, "Unfinished", partial(Unfinished, max_bytes=3 << 16, look_bytes=-1))
+    monkeypatch.setattr(channels, "SILENCE_S", 1)
+    monkeypatch.setattr(channels, "ASK_AGAIN_S", 1)
+    monkeypatch.setattr(channels, "LOST_CLIENT_S", 0.2)
+    monkeypatch.setattr(connection, "LOST_S", 0.2)
+    service = Service(context, ipc_endpoint(folder / "submit"), network=free_endpoint())
+    service.verdict = lambda _: True
     yield service
     service.gatekeeper.stop()
 
@@ -43,11 +70,13 @@ class Service:
         self.asked.append(key)
         return self.verdict(key)
 
+    def client_keys(self) -> ClientKeys:
+        pair = KeyPair.new()
+        return ClientKeys("any", self.keys.public, pair.public, pair.secret)
+
     def connect(self) -> Connection:
         """A client that has something to say."""
-        pair = KeyPair.new()
-        keys = ClientKeys("any", self.keys.public, pair.public, pair.secret)
-        connection = Connection(Address(self.endpoint, self.endpoint, keys))
+        connection = Connection(Address(self.endpoint, self.endpoint, self.client_keys()))
         connection.queue("submit", "a", m.GetInfo())
         return connection
 
@@ -92,25 +121,83 @@ def test_client_that_was_there_before_the_keys_is_heard_with_them(
     """Neither side tries again after a handshake without keys."""
     monkeypatch.setattr(connection, "LOOK_AGAIN_S", 0.01)
     service.verdict = lambda _: True
-    pair = KeyPair.new()
-    plain = Address(service.endpoint, service.endpoint)
-    keys = ClientKeys("any", service.keys.public, pair.public, pair.secret)
+    plain, keys = Address(service.endpoint, service.endpoint), service.client_keys()
     client = Connection(plain, look_up=lambda: plain._replace(keys=keys))
     client.queue("submit", "a", m.GetInfo())
     service.hears(client)
 
 
-def test_what_has_arrived_from_the_network_does_not_count_as_a_message_without_an_end(
-    context: zmq.Context[zmq.Socket[bytes]], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(channels, "Unfinished", partial(Unfinished, max_bytes=3 << 16, look_bytes=-1))
-    service = Service(context, ipc_endpoint(folder / "submit"), network=free_endpoint())
-    service.verdict = lambda _: True
-    client, peers = service.connect(), set()
+def test_what_has_arrived_from_the_network_does_not_count_as_a_message_without_an_end(network_service: Service) -> None:
+    client, peers = network_service.connect(), set()
     for number in range(9):
         client.queue("submit", number, m.Submit(str(number), {"prompt": "x" * (1 << 16)}))
-        peers.add(service.hear(client)[0])
-        service.router.limit_unfinished()
+        peers.add(network_service.hear(client)[0])
+        network_service.router.limit_unfinished()
     assert len(peers) == 1, "it was disconnected"
     client.close()
-    service.gatekeeper.stop()
+
+
+def test_client_whose_connection_was_forgotten_on_the_way_connects_again(network_service: Service) -> None:
+    """As by a router that was restarted, or saw no packet for long: nothing tells either side."""
+    client = network_service.connect()
+    first, _ = network_service.hear(client)
+    for file in connections_of(network_service):
+        lose_packets(file)
+
+    def is_heard_again() -> bool:
+        client.queue("submit", "a", m.GetInfo())
+        client.wait(0.01)
+        return (received := network_service.router.recv()) is not None and received[0] != first
+
+    assert eventually(is_heard_again, interval=0)
+    client.close()
+
+
+def test_silent_client_that_vanished_is_disconnected(network_service: Service) -> None:
+    """As by a loss of power: its connection would stay open for ever."""
+    with zmq.Context() as elsewhere, elsewhere.socket(zmq.DEALER) as client:
+        arm_client(client, network_service.client_keys())
+        client.setsockopt(zmq.RECONNECT_IVL, -1)
+        client.connect(network_service.endpoint)
+        client.send(encode(m.GetInfo(), seq=0))
+        peer, _ = eventually(network_service.router.recv)
+        assert network_service.router.deliver(peer, m.Info({}))
+        eventually(lambda: not any(map(num_unconfirmed, connections_of(network_service))))
+        for file in connections_of(network_service):
+            lose_packets(file)
+        eventually(lambda: not connections_of(network_service))
+
+
+def connections_of(service: Service) -> list[int]:
+    """Descriptors of what the service has accepted from the network."""
+    port = int(service.endpoint.rpartition(":")[2])
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), opened(int(name)) as end:
+            if end.getpeername() and end.getsockname()[1:2] == (port,):
+                found.append(int(name))
+    return found
+
+
+def num_unconfirmed(file: int) -> int:
+    """Packets that were sent on this connection, and whose arrival is not known yet."""
+    with opened(file) as end:
+        return int(UNACKED.unpack_from(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))[0])
+
+
+def opened(file: int) -> socket.socket:
+    """A duplicate of a descriptor.
+
+    Raises:
+        OSError: it is no socket.
+    """
+    if not stat.S_ISSOCK(os.fstat(file).st_mode):  # it would stay open
+        raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
+    return socket.socket(fileno=os.dup(file))
+
+
+def lose_packets(file: int) -> None:
+    """None that arrives for this socket from now on reaches it: a filter of one instruction lets no byte through."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RETURN, 0, 0, 0))
+    with opened(file) as end:
+        end.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
