@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 # Line breaks for Unicode, and so for Python's ``splitlines``, that JSON does not escape.
-_BREAKS = str.maketrans({character: f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"})
+_BREAKS = {character: f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
 
 
 def json_line(row: dict[str, Any]) -> str:
@@ -23,4 +23,7 @@ def why_not_json(error: ValueError | RecursionError) -> str:
 
 def in_one_line(encoded: str) -> str:
     """JSON without such characters. They only occur inside strings, where they may be escaped."""
-    return encoded if encoded.isascii() else encoded.translate(_BREAKS)
+    if not encoded.isascii():
+        for character, escaped in _BREAKS.items():  # ``translate`` takes up to eighty times as long
+            encoded = encoded.replace(character, escaped)
+    return encoded
