@@ -64,7 +64,8 @@ class AsyncStream:
         self._mailbox = mailbox
         self._num_tokens = 0
         loop = running_loop()
-        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()  # None: the end
+        self._deltas: deque[Delta] = deque()  # not read yet
+        self._waiters: list[asyncio.Future[None]] = []  # for deltas, or for the end
         self._accepted: asyncio.Future[Accepted] = loop.create_future()
         self._result: asyncio.Future[Completion] = loop.create_future()
 
@@ -79,22 +80,31 @@ class AsyncStream:
         Raises:
             RequestError: the request failed; the deltas before the failure were yielded.
         """
-        while (delta := await self._deltas.get()) is not None:
-            yield delta
-        self._deltas.put_nowait(None)  # in case it is iterated again
+        while self._deltas or await self._arrive():
+            yield self._deltas.popleft()
         await self.result()
 
     async def take(self) -> list[Delta]:
         """All deltas available, after waiting for the first; an empty list once the request has ended, in any way."""
-        first = await self._deltas.get()
-        taken = []
-        while first is not None:
-            taken.append(first)
-            if self._deltas.empty():
-                return taken
-            first = self._deltas.get_nowait()
-        self._deltas.put_nowait(None)
+        if not self._deltas:
+            await self._arrive()
+        taken = list(self._deltas)
+        self._deltas.clear()
         return taken
+
+    async def _arrive(self) -> bool:
+        """Whether there are deltas, once there are some or the request has ended."""
+        while not (self._deltas or self._result.done()):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        return bool(self._deltas)
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():  # it was cancelled
+                waiter.set_result(None)
+        self._waiters.clear()
 
     async def accepted(self, timeout: float | None = None) -> Accepted:
         """Wait until the service has accepted the request; see ``Stream.accepted``."""
@@ -146,10 +156,14 @@ class AsyncStream:
 
     def on_delta(self, delta: Delta) -> None:
         self._num_tokens = delta.num_tokens
-        self._mailbox.put(self._deltas.put_nowait, delta)
+        self._mailbox.put(self._add, delta)
 
     def on_end(self, completion: Completion, error: TriptychError | None) -> None:
         self._mailbox.put(self._finish, completion, error)
+
+    def _add(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        self._wake()
 
     def _finish(self, completion: Completion, error: TriptychError | None) -> None:
         _fail(self._accepted, error or told_another(self.request_id))
@@ -157,7 +171,7 @@ class AsyncStream:
             _set(self._result, completion)
         else:
             _fail(self._result, error)
-        self._deltas.put_nowait(None)
+        self._wake()
 
 
 class AsyncGroupStream(AsyncStream):
