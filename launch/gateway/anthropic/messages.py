@@ -91,7 +91,7 @@ class MessageReply:
         yield writer.event("message_start", message=message)
         async for piece in generation.pieces():
             if piece.end is None:
-                for chunk in writer.parts(reader.push("".join(delta.text for delta in piece.deltas))):
+                for chunk in writer.parts(reader.push(piece.text)):
                     yield chunk
                 continue
             for chunk in (*writer.parts(reader.flush()), *writer.close()):

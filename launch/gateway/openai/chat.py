@@ -202,7 +202,7 @@ class ChatReply:
                     yield event
                 continue
             choice.catch_up(piece.deltas[0])
-            text, num_tokens = "".join(delta.text for delta in piece.deltas), piece.deltas[-1].num_tokens
+            text, num_tokens = piece.text, piece.deltas[-1].num_tokens
             if is_plain and choice.reader.is_plain:
                 if text:  # empty for an incomplete character or a special token
                     yield writer.text(piece.index, text, num_tokens=num_tokens)

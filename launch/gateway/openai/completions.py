@@ -154,7 +154,7 @@ class CompletionReply:
             if echo:
                 yield writer.text(index, echo, num_tokens=0)
         async for piece in generation.pieces():
-            text = "".join(delta.text for delta in piece.deltas)
+            text = piece.text
             if piece.end is not None:
                 choice = {"index": piece.index, "text": "", "logprobs": None, "finish_reason": piece.end.finish_reason}
                 yield writer.choice(choice, num_tokens=starts[piece.index] + len(piece.end.token_ids))

@@ -253,7 +253,7 @@ class ResponseReply:
             yield encode(writer.event(f"response.{name}", response=self.response(None, [])))
         async for piece in generation.pieces():
             if piece.end is None:
-                parts = reader.push("".join(delta.text for delta in piece.deltas))
+                parts = reader.push(piece.text)
                 for delta in piece.deltas:
                     logprobs += self._logprobs(tokens, delta)
             else:

@@ -110,24 +110,22 @@ class Generation:
         content = await asyncio.to_thread(lambda: long_json(whole(completions)))
         return Response(content, media_type="application/json")
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    def pieces(self) -> AsyncIterator[Piece]:
         """See ``Choices.pieces``."""
-        try:
-            async for piece in self._choices.pieces(interval=self._gateway.config.stream_interval):
-                if piece.end is not None:
-                    self._ends[piece.index] = piece.end
-                yield piece
-        except TriptychError as error:
-            self._error = error
-            raise
+        return self._choices.pieces(self._ends, interval=self._gateway.config.stream_interval)
 
     def stream(
         self, events: AsyncIterator[bytes], *, failure_events: Callable[[TriptychError], bytes] = failure_events
     ) -> EventStream:
         """``failure_events``: the final event in case of an error."""
+
+        def failed(error: TriptychError) -> bytes:
+            self._error = error
+            return failure_events(error)
+
         limit_s = self._gateway.config.request_timeout_s
         return EventStream(
-            events, on_close=self._close, timeout_s=limit_s, spent_s=self._spent_s, failure_events=failure_events,
+            events, on_close=self._close, timeout_s=limit_s, spent_s=self._spent_s, failure_events=failed,
             comment=COMMENT_AMONG_IDS if self._keep else COMMENT,
         )  # fmt: skip
 

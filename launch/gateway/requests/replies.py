@@ -43,7 +43,7 @@ class ChunkWriter:
         """With ``positions``, the tokens that the client has of each choice, every chunk gets an id with the new
         positions. With ``num_prompt_tokens`` every chunk has the usage so far.
         """
-        self._head = to_json(head.fields())[:-1]
+        self._head = f'data: {to_json(head.fields())[:-1]},"choices":'
         self._before, self._after = shape
         self._usage = ',"usage":null' if with_usage else ""
         self._positions = positions
@@ -60,12 +60,12 @@ class ChunkWriter:
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The chunk with the usage and without choices."""
-        return f'data: {self._head},"choices":[],"usage":{to_json(usage)}}}\n\n'.encode()
+        return f'{self._head}[],"usage":{to_json(usage)}}}\n\n'.encode()
 
     def _event(self, choices: str, index: int, num_tokens: int) -> bytes:
-        head = "" if self._positions is None else self._event_id(self._positions, index, num_tokens)
+        event_id = "" if self._positions is None else self._event_id(self._positions, index, num_tokens)
         usage = self._usage if self._num_prompt_tokens is None else self._usage_so_far(index, num_tokens)
-        return f'{head}data: {self._head},"choices":{choices}{usage}}}\n\n'.encode()
+        return f"{event_id}{self._head}{choices}{usage}}}\n\n".encode()
 
     def _event_id(self, positions: list[int], index: int, num_tokens: int) -> str:
         positions[index] = num_tokens

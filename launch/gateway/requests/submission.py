@@ -24,13 +24,17 @@ RETRY_S = 0.1  # when a prompt refused for lack of room is sent again, unless an
 OVERLOADED_S = 30.0  # for how long it is retried, if it is not the first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as ``Delta``
 class Piece:
     """An update of one choice: new text, or with ``end`` its completion."""
 
     index: int
     deltas: list[Delta]
     end: Completion | None = None
+
+    @property
+    def text(self) -> str:
+        return self.deltas[0].text if len(self.deltas) == 1 else "".join(delta.text for delta in self.deltas)
 
 
 class Choices:
@@ -139,21 +143,31 @@ class Choices:
             self.abort()
             raise
 
-    async def pieces(self, *, interval: int = 1) -> AsyncIterator[Piece]:
-        """Pieces of all choices as they arrive, then the end of each. A piece has at least ``interval`` tokens, except
-        for the first and the last of a choice.
+    def pieces(self, ends: dict[int, Completion], *, interval: int = 1) -> AsyncIterator[Piece]:
+        """Pieces of all choices as they arrive, then the end of each, which is added to ``ends``. A piece has at least
+        ``interval`` tokens, except for the first and the last of a choice.
 
         Raises:
             RequestError: one failed; its tokens were yielded before.
         """
         if self._sizes == [1]:
-            async for piece in _follow(0, self._accepted[0].result(), interval):
-                yield piece
-            return
+            return _follow(0, self._accepted[0].result(), ends, interval=interval)
+        return self._joined(ends, interval)
+
+    async def _joined(self, ends: dict[int, Completion], interval: int) -> AsyncIterator[Piece]:
         queue: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
         places = [(accepted, own) for accepted, size in zip(self._accepted, self._sizes, strict=True)
                   for own in range(size)]  # fmt: skip
-        tasks = [asyncio.create_task(_pump(i, *place, interval, queue)) for i, place in enumerate(places)]
+
+        async def pump(index: int, request: asyncio.Future[AsyncStream], own: int) -> None:
+            try:
+                stream = (await asyncio.shield(request)).choices[own]
+                async for piece in _follow(index, stream, ends, interval=interval):
+                    queue.put_nowait(piece)
+            except Exception as error:  # raised by the reader of the queue
+                queue.put_nowait(error)
+
+        tasks = [asyncio.create_task(pump(index, *place)) for index, place in enumerate(places)]
         try:
             num_left = len(tasks)
             while num_left:
@@ -201,28 +215,17 @@ def _num_sequences(request: Mapping[str, Any]) -> int:
     return max(int(request.get("n", 1)), int(request.get("best_of", 1)))
 
 
-async def _pump(
-    index: int,
-    request: asyncio.Future[AsyncStream],
-    own: int,
-    interval: int,
-    queue: asyncio.Queue[Piece | BaseException],
-) -> None:
-    try:
-        async for piece in _follow(index, (await asyncio.shield(request)).choices[own], interval):
-            queue.put_nowait(piece)
-    except Exception as error:  # raised by the reader of the queue
-        queue.put_nowait(error)
-
-
-async def _follow(index: int, stream: AsyncStream, interval: int) -> AsyncIterator[Piece]:
+async def _follow(
+    index: int, stream: AsyncStream, ends: dict[int, Completion], *, interval: int
+) -> AsyncIterator[Piece]:
     wanted = 1  # the first token is never delayed
     while deltas := await stream.take():
-        while sum(len(delta.token_ids) for delta in deltas) < wanted and (more := await stream.take()):
+        while wanted > 1 and sum(len(delta.token_ids) for delta in deltas) < wanted and (more := await stream.take()):
             deltas += more
         yield Piece(index, deltas)
         wanted = interval
-    yield Piece(index, [], _checked(await stream.result()))
+    ends[index] = _checked(await stream.result())
+    yield Piece(index, [], ends[index])
 
 
 def _checked(completion: Completion) -> Completion:

@@ -72,7 +72,7 @@ class _Visit:
         self._has_body = False
         self._is_answered = self._has_left = False
         self._status = CLIENT_CLOSED
-        scope.setdefault("state", {})
+        scope.setdefault("state", {})["send_more"] = send
 
     def refusal(self) -> ApiError | None:
         """Why this request is not admitted; None if it is."""
@@ -123,6 +123,7 @@ class _Visit:
         await self._send(message)
 
     def close(self) -> None:
+        del self._scope["state"]["send_more"]  # which refers to the scope: garbage that only a search would find
         seconds = time.monotonic() - self._began
         route = getattr(self._scope.get("route"), "path", "other")
         counters = self._gateway.counters

@@ -108,6 +108,17 @@ def test_failed_request_is_a_span_with_its_error(spans: tuple[Site, InMemorySpan
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_request_that_took_too_long_is_a_span_with_its_error(slow: Driver, stream: bool) -> None:
+    exporter = InMemorySpanExporter()
+    with site(slow.run_dir, request_timeout_s=0.3) as api:
+        api.gateway.tracer = SpanTracer(SimpleSpanProcessor(exporter))
+        api.http.post("/v1/completions", json={**LONG, "stream": stream})
+        attributes = the_request(exporter).attributes
+    assert attributes is not None
+    assert attributes["error.type"] == "timeout"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_request_whose_client_leaves_is_a_span(spans: tuple[Site, InMemorySpanExporter], stream: bool) -> None:
     api, exporter = spans
     body = {**LONG, "stream": stream}
