@@ -46,7 +46,7 @@ class Family:
 
     modules: Modules = Modules()
 
-    # The names of settings in a config.
+    # The names of settings in a config. "": there is no such setting, unless stated otherwise.
     activation: str = "hidden_act"  # or of the activation itself, if no setting says it
     mlp_size: str = "intermediate_size"  # "": the size follows from the shapes of tensors
     kv_heads: str = "num_key_value_heads"  # "": as many as heads of queries
