@@ -17,6 +17,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.workers.execute.model.checkpoint.gguf_tables import CASES, build, write
 from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.model.checkpoint.gguf import table_settings
 from triptych.workers.execute.model.checkpoint.gguf.architectures import FAMILIES
 from triptych.workers.execute.model.checkpoint.gguf.file import GgufFile, open_gguf
 from triptych.workers.execute.model.checkpoint.gguf.numbers import numbers_of
@@ -71,6 +72,15 @@ def test_the_model_is_the_one_that_was_converted(name: str, tmp_path: Path) -> N
     }
     assert weights.keys() == expected.keys()
     assert [n for n in expected if not np.allclose(weights[n], expected[n], rtol=1e-6, atol=1e-6)] == []
+
+
+def test_family_that_only_newer_transformers_know_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "x.gguf", CASES["olmo2"], build(CASES["olmo2"]))
+    monkeypatch.setattr(table_settings, "CONFIG_MAPPING", {})
+    with pytest.raises(ConfigError, match=r"x\.gguf: transformers \S+ does not know 'olmo2', newer ones do"):
+        config_of(open_gguf([tmp_path / "x.gguf"]))
 
 
 def test_one_number_may_count_for_all_layers_but_no_other_count(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ _ATTENDING: Mapping[str, Architecture] = {
         complete=complete.ernie_experts,
         reads=frozenset({"expert_shared_feed_forward_length"}),  # not always what it says, and in the other settings
     ),
+    "exaone": Architecture(),
     "exaone4": Architecture(settings=_WINDOW, complete=complete.exaone4),
     "falcon": Architecture(
         settings={
@@ -256,6 +257,7 @@ BY_NAME: Mapping[str, str | Callable[[GgufFile], str]] = {
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",
     "ernie4_5-moe": "ernie4_5_moe",
+    "exaone": "exaone",
     "exaone4": "exaone4",
     "falcon": "falcon",
     "falcon-h1": "falcon_h1",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
+from ......protocol.errors import ConfigError
 from .architecture import Architecture, Attributes
 from .architectures import FAMILIES
 from .completions import refuse
@@ -19,8 +21,11 @@ def read_by_table(file: GgufFile, family: str) -> PretrainedConfig:
     """Return the config of a model of one of transformers' families.
 
     Raises:
-        ConfigError: a setting is missing, or has a value that is not supported.
+        ConfigError: a setting is missing, or has a value that is not supported, or transformers lacks the family.
     """
+    if family not in CONFIG_MAPPING:
+        text = f"{file.path}: transformers {version('transformers')} does not know {family!r}, newer ones do"
+        raise ConfigError(text, param="model")
     architecture = FAMILIES[family]
     values: Attributes = {**architecture.fixed, "tie_word_embeddings": "output.weight" not in file.tensors}
     for key, attribute in architecture.attributes().items():
