@@ -87,9 +87,9 @@ def test_answer_that_takes_too_long_is_aborted_in_asyncio_too() -> None:
         async with AsyncDriver(config=hash_driver(hash_step_ms=20).config) as driver:
             with pytest.raises(RequestTimeout, match=r"no answer within 0.1 s"):
                 await driver.generate([1], max_tokens=3000, ignore_eos=True, timeout=0.1)
-            while (await driver.requests()).lines[:1]:
+            while not (ended := (await driver.requests()).ended):  # on a loaded machine it may not be accepted yet
                 assert driver.health().status == "ok"
-            assert (await driver.requests()).ended[0].state == "abort"
+            assert ended[0].state == "abort"
 
     asyncio.run(main())
 
