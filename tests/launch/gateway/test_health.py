@@ -24,13 +24,13 @@ from triptych import Driver
 from triptych.driver.first_epochs import first_epochs, note_first_epochs
 from triptych.driver.standing import RequestList
 from triptych.launch.gateway.config import GatewayConfig
-from triptych.launch.gateway.health import is_loaded
+from triptych.launch.gateway.health import is_loaded, stages
 from triptych.launch.gateway.serving import server
 from triptych.launch.gateway.serving.address import listen
 from triptych.launch.gateway.state import Gateway
 from triptych.launch.watch.watched import Sample, Watched
 from triptych.protocol.board import DRAIN, ROLES, RUN, Board
-from triptych.protocol.config import PipelineConfig
+from triptych.protocol.config import PipelineConfig, SupervisorConfig
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.model_card import ModelCard
 from triptych.protocol.run_dir import CONFIG_FILE, JOURNAL_FILE, board_path
@@ -52,6 +52,15 @@ def test_working_pipeline_is_healthy(api: Site) -> None:
     assert (reply.status_code, reply.json()["status"]) == (200, "ok")
     assert set(reply.json()["stages"]) == set(ROLES)
     assert api.http.get("/ready").json()["ready"] is True
+
+
+def test_stage_is_stuck_after_what_it_expects_its_next_progress_to_take(tmp_path: Path) -> None:
+    board, found = Board(tmp_path / "board"), list[float]()
+    for patience_ns in (0, 40 * 10**9):
+        board.worker("execute").set_patience(patience_ns)
+        found.append(stages(board, SupervisorConfig(hang_s=30))["execute"]["stuck_after_s"])
+    board.close()
+    assert found == [30, 40]
 
 
 def test_degraded_pipeline_that_answers_says_so(pipeline: Driver, api: Site) -> None:
@@ -138,6 +147,7 @@ def test_replaced_weights_are_reported(pipeline: Driver, api: Site) -> None:
         replace(card, model="another").publish(pipeline.run_dir)  # as the new execute does
         [model] = api.http.get("/v1/models").json()["data"]
         assert (model["id"], model["root"]) == ("hash-lm", "another")
+        assert model["max_model_len"] == card.max_model_len  # which clients of vLLM read
         assert api.http.get("/server_info").json()["model"]["model"] == "another"
     finally:
         card.publish(pipeline.run_dir)

@@ -14,7 +14,10 @@ from triptych.protocol.errors import Overloaded
 CHAT = "/v1/chat/completions"
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("POST", "/v1/images/generations", 404), ("GET", CHAT, 405)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/v1/images/generations", 404), ("GET", "/docs", 404), ("GET", "/redoc", 404), ("GET", CHAT, 405)],
+)
 def test_unknown_route_gives_an_error_of_the_same_shape(api: Site, method: str, path: str, status: int) -> None:
     reply = api.http.request(method, path)
     assert reply.status_code == status

@@ -114,7 +114,7 @@ def test_conversation_becomes_a_chat(thinking: Site, monkeypatch: pytest.MonkeyP
     ]
     messages = [
         *BASE["messages"],
-        {"role": "assistant", "content": reply["content"]},
+        {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, *reply["content"]]},
         {
             "role": "user",
             "content": [*results, {"type": "text", "text": "so?", "cache_control": {"type": "ephemeral"}}],

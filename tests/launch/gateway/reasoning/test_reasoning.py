@@ -160,8 +160,11 @@ def test_request_decides_where_reasoning_appears(
     api: Site, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], thoughts: str | None, content: str
 ) -> None:
     Dictation(api, monkeypatch, TEXT)
-    message = api.ask(CHAT, messages=MESSAGES, **asked)["choices"][0]["message"]
+    reply = api.ask(CHAT, messages=MESSAGES, **asked)
+    message = reply["choices"][0]["message"]
     assert (message.get("reasoning_content"), message["content"]) == (thoughts, content)
+    num_reasoning = reply["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert (num_reasoning > 0) == ("separate_reasoning" not in asked)
 
 
 def test_calls_come_after_the_reasoning(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
