@@ -151,6 +151,18 @@ def test_answer_that_ended_at_a_stop_token_ends_once(world: World) -> None:
     assert (body._ends.num_ended, read_release(world.journal, *key)) == ({"stop": 1}, (1, "stop"))
 
 
+def test_others_are_told_of_an_end_and_prepare_of_what_is_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or credits, pages and records would return only with the next scan of the journal."""
+    body, told = begin(world), list[tuple[str, type]]()
+    monkeypatch.setattr(body._links, "send", lambda role, message: told.append((role, type(message))))
+    for frame in (m.Abort("a"), m.Acknowledge(["a"])):
+        body._on_frame_safely(b"client", encode(frame))
+        body.turn()
+    assert told == [("execute", m.Release), ("prepare", m.Release), ("prepare", m.Forgotten)]
+
+
 @pytest.mark.parametrize(
     ("size", "reason", "counted"), [(0, "length", "length"), (4, "length", "embedding"), (4, "abort", "abort")]
 )
@@ -254,70 +266,6 @@ def test_end_whose_tokens_are_not_visible_yet_is_waited_for(world: World) -> Non
         world.journal.words[answer.view.extent.tokens_at] = 5 if is_visible else 6
         body._answers.catch_up(answer)
         assert (read_release(world.journal, *KEY) == (1, "length")) is is_visible
-
-
-# -- tokens sent by an earlier process
-
-
-SECOND_NS = 10**9
-
-
-def test_tokens_counted_by_an_earlier_process_are_not_counted_again(world: World) -> None:
-    publish_tokens(world, *[TIMES.accepted_ns + i * SECOND_NS for i in range(4)])
-    body = begin(world)
-    assert (body._collect()["tokens"], body._collect()["tokens_per_second"]) == (0, 0.0)
-    publish_tokens(world, world.journal.now_ns())
-    turn_after(world, body, TURN_NS)
-    assert body._collect()["tokens"] == 1
-
-
-def test_rate_of_an_answer_counts_from_its_first_token_and_not_from_a_restart(world: World) -> None:
-    world.clock.advance_to(10 * SECOND_NS)
-    now_ns = world.journal.now_ns()
-    publish_tokens(world, *[now_ns - i * SECOND_NS for i in (3, 2, 1)])
-    body = begin(world)
-    [answer] = body._answers.values()
-    publish_tokens(world, world.journal.now_ns())
-    turn_after(world, body, TURN_NS)
-    assert answer.tokens_per_second == pytest.approx(3 / 3.3, rel=0.02)
-
-
-@pytest.mark.parametrize("reason", ["abort", "error"])
-def test_cut_off_answer_was_in_the_decode_stage_until_then(world: World, reason: str) -> None:
-    """Its last token was not its end, and detokenisation did not take that long."""
-    body = begin(world)
-    publish_tokens(world, world.journal.now_ns())
-    turn_after(world, body, SECOND_NS)
-    [answer] = body._answers.values()
-    world.board.worker("execute").set_phase(world.board.epoch("execute"), "ready")
-    world.clock.advance_to(world.clock.now_ns + 4 * SECOND_NS)
-    body._ends.end(answer, reason)
-    stages_ns = answer.account(world.journal).ledger.stages_ns
-    assert (stages_ns["wire"], stages_ns["detokenize"]) == (0, 0)
-    assert stages_ns["decode"] == pytest.approx(5 * SECOND_NS, rel=1e-3)
-
-
-@pytest.mark.parametrize("reason", ["abort", "error"])
-@pytest.mark.parametrize(
-    ("cause", "is_ready"), [("preempted", True), ("recovered", True), ("recovered", False)],
-    ids=["preempted", "not computed again yet", "execute is down"],
-)  # fmt: skip
-def test_cut_off_answer_had_lost_the_time_since_its_interruption(
-    world: World, reason: str, cause: str, is_ready: bool
-) -> None:
-    body, began_ns = begin(world), world.journal.now_ns()
-    publish_tokens(world, began_ns)
-    turn_after(world, body, SECOND_NS)
-    if is_ready:
-        world.board.worker("execute").set_phase(world.board.epoch("execute"), "ready")
-        TokenWriter(world.journal).begin_loss(KEY[0], f"{cause}_ns", began_ns + SECOND_NS)
-    [answer] = body._answers.values()
-    world.clock.advance_to(world.clock.now_ns + 4 * SECOND_NS)
-    body._ends.end(answer, reason)
-    world.clock.advance_to(world.clock.now_ns + SECOND_NS)
-    ledger = answer.account(world.journal).ledger
-    assert ledger.stages_ns[cause] == pytest.approx((4 if is_ready else 5) * SECOND_NS, rel=1e-3)
-    assert sum(ledger.stages_ns.values()) == ledger.wall_ns
 
 
 def test_tokens_found_in_the_journal_are_flushed_before_a_client_sees_them(

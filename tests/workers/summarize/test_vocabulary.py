@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from tests.workers import tokenizer_zoo
 from tests.workers.tokenizer_zoo import ALL, SENTENCES, id_of
@@ -34,6 +35,12 @@ def test_id_without_a_token_has_no_bytes(name: str) -> None:
 def test_byte_token_is_its_byte() -> None:
     vocabulary = Vocabulary(tokenizer_zoo.llama2())
     assert vocabulary.token_bytes(id_of(vocabulary.tokenizer, "<0xE2>")) == b"\xe2"
+
+
+def test_token_that_looks_like_a_byte_is_text_where_the_decoder_knows_no_bytes() -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_zoo.metaspace().to_str())
+    tokenizer.add_tokens(["<0x41>"])
+    assert Vocabulary(tokenizer).token_bytes(id_of(tokenizer, "<0x41>")).strip() == b"<0x41>"
 
 
 def test_word_in_the_middle_has_its_space() -> None:
