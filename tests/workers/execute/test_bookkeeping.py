@@ -13,7 +13,7 @@ from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from tests.workers.execute.factories import make_engine
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
-from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_times, read_tokens
+from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_logprobs, read_times, read_tokens
 from triptych.protocol.record import RequestRecord
 from triptych.workers.execute.bookkeeping import NO_TOKEN, Bookkeeper
 from triptych.workers.execute.engine import Engine, StepOutputs
@@ -64,6 +64,20 @@ def test_steps_with_only_tokens_are_written_together(tmp_path: Path) -> None:
         assert read_times(journal, view, 5).tokens_ns.tolist() == [step.collected_at for step in steps]
         received = [zip(part.slots, part.indices, part.token_ids, strict=True) for part in rows]
         assert [(i, t) for part in received for slot, i, t in part if slot == view.slot] == list(enumerate(tokens))
+
+
+def test_logprobs_are_written_with_their_tokens(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    view, other = dispatched(journal, [make_record("a", logprobs=2), make_record("b")])
+    books = Bookkeeper(journal, eos_token_ids=frozenset())
+    engine = make_engine(books.adopt(view), books.adopt(other))
+    for _ in range(3):
+        books.record(next_step(engine))
+    rows: list[Any] = read_logprobs(journal, view, 0, 3)
+    for (chosen, alternatives), token_id in zip(rows, tokens_of(journal, view), strict=True):
+        assert len(alternatives) == 2
+        assert alternatives[0] == [token_id, chosen]
+        assert 0 > chosen > alternatives[1][1]
 
 
 def test_pending_tokens_are_written_before_an_end(tmp_path: Path) -> None:
