@@ -2,7 +2,8 @@
 
 256 concurrent streams on the hash model, with a simulated step time: read by a ZeroMQ client, and as server-sent events
 through a gateway process, in turns. Both readers use asyncio and record when each token arrived. A stall is the longest
-gap of any stream.
+gap of any stream. Then the same streams as fast as the machine can: how many tokens per second go through one gateway,
+and the smallest share of them that any stream had until the first stream ended.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import re
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.serving.processes import gateways, listening_for
 
 STREAMS, OUTPUT_TOKENS, TURNS, STEP_MS = 256, 60, 3, 30.0
+FLOOD_TOKENS = 1000
 NUM_TOKENS = re.compile(rb"^id: (\d+)$", re.MULTILINE)
 OPTIONS: dict[str, Any] = {"max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
 
@@ -39,18 +43,14 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=STEP_MS)
     parser.add_argument("--stream-interval", type=int, default=1)
     asked = parser.parse_args()
-    limits = {"max_num_seqs": asked.streams, "num_pages": 16 * asked.streams}
-    config = GatewayConfig(http=":0", stream_interval=asked.stream_interval, resume_s=1.0)
-    with (
-        Driver("hash-lm", hash_step_ms=asked.step_ms, **limits) as driver,
-        listening_for(config) as listener,
-        gateways(config, listener, driver.run_dir, log_level="error") as url,
-    ):
-        assert url is not None
-        asyncio.run(over_http(url, 4, 0))  # warm-up
-        before = gateway_cpu_s()
-        results = [run_turn(driver, url, asked.streams, turn) for turn in range(1, asked.turns + 1)]
-        cpu_us = (gateway_cpu_s() - before) * 1e6 / (asked.turns * asked.streams * OUTPUT_TOKENS)
+    with site(asked.step_ms, asked.streams, asked.stream_interval) as (driver, url):
+        turns = [run_turn(driver, url, asked.streams, turn) for turn in range(1, asked.turns + 1)]
+    results = summarise([times for times, _ in turns])
+    num_tokens = asked.streams * OUTPUT_TOKENS
+    for name in turns[0][1]:
+        results[f"{name}_cpu_us_per_token"] = round(statistics.median(used[name] for _, used in turns) / num_tokens, 1)
+    with site(0.0, asked.streams, asked.stream_interval) as (_, url):
+        results["flooded"] = flood(url, asked.streams)
     about = environment("fastapi", "uvicorn", "uvloop", "httptools", "pyzmq")
     setting = {"streams": asked.streams, "tokens": OUTPUT_TOKENS, "step_ms": asked.step_ms, "turns": asked.turns,
                "stream_interval": asked.stream_interval}  # fmt: skip
@@ -60,24 +60,56 @@ def main() -> None:
                 "what": "gateway",
                 **about,
                 **setting,
-                "results": {**summarise(results), "gateway_cpu_us_per_token": round(cpu_us, 1)},
+                "results": results,
             }
         )
     )
 
 
-def gateway_cpu_s() -> float:
-    """Processor time used by the gateway process."""
+@contextmanager
+def site(step_ms: float, streams: int, stream_interval: int) -> Iterator[tuple[Driver, str]]:
+    """A pipeline, and the URL of its gateway."""
+    config = GatewayConfig(http=":0", stream_interval=stream_interval, resume_s=1.0)
+    limits: dict[str, Any] = {"max_num_seqs": streams, "num_pages": 64 * streams, "max_queue": 2 * streams}
+    with (
+        Driver("hash-lm", hash_step_ms=step_ms, max_client_requests=2 * streams, **limits) as driver,
+        listening_for(config) as listener,
+        gateways(config, listener, driver.run_dir, log_level="error") as url,
+    ):
+        assert url is not None
+        asyncio.run(over_http(url, 4, 0))  # warm-up
+        yield driver, url
+
+
+def cpu_us(driver: Driver) -> dict[str, float]:
+    """Processor time used by the two processes that a token passes on its way from execute to an HTTP client."""
     children = psutil.Process().children()
     [gateway] = [child for child in children if "triptych.launch.gateway" in child.cmdline()]
-    return float(sum(gateway.cpu_times()[:2]))
+    processes = {"summarize": psutil.Process(driver.pids["summarize"]), "gateway": gateway}
+    return {name: 1e6 * sum(process.cpu_times()[:2]) for name, process in processes.items()}
 
 
-def run_turn(driver: Driver, url: str, num_streams: int, turn: int) -> dict[str, list[list[float]]]:
-    """Arrival times of each stream's tokens, by transport. The prompts of a turn are not in the prefix cache."""
+def run_turn(
+    driver: Driver, url: str, num_streams: int, turn: int
+) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
+    """Arrival times of each stream's tokens, by transport, and processor time in us of that over HTTP. The prompts of a
+    turn are not in the prefix cache.
+    """
+    by_zeromq = asyncio.run(over_zeromq(driver, num_streams, 2 * turn))
+    before = cpu_us(driver)
+    by_http = asyncio.run(over_http(url, num_streams, 2 * turn + 1))
+    used = {name: us - before[name] for name, us in cpu_us(driver).items()}
+    return {"zeromq": by_zeromq, "http": by_http}, used
+
+
+def flood(url: str, num_streams: int) -> dict[str, float]:
+    """What goes through while all streams run."""
+    times = asyncio.run(over_http(url, num_streams, 1, num_tokens=FLOOD_TOKENS))
+    begin, end = max(each[0] for each in times), min(each[-1] for each in times)
+    counts = [sum(begin < time <= end for time in each) for each in times]
     return {
-        "zeromq": asyncio.run(over_zeromq(driver, num_streams, 2 * turn)),
-        "http": asyncio.run(over_http(url, num_streams, 2 * turn + 1)),
+        "tokens_per_s": round(sum(counts) / (end - begin)),
+        "least_share": round(min(counts) * num_streams / sum(counts), 2),  # 1: all have the same
     }
 
 
@@ -98,13 +130,14 @@ async def over_zeromq(driver: Driver, num_streams: int, turn: int) -> list[list[
         return await asyncio.gather(*(read(number) for number in range(num_streams)))
 
 
-async def over_http(url: str, num_streams: int, turn: int) -> list[list[float]]:
+async def over_http(url: str, num_streams: int, turn: int, *, num_tokens: int = OUTPUT_TOKENS) -> list[list[float]]:
     """Plain sockets: a real client's parser costs more than the gateway, on the same cores."""
     host, port = url.removeprefix("http://").split(":")
 
     async def read(number: int) -> list[float]:
         reader, writer = await asyncio.open_connection(host, int(port))
-        wanted = {"prompt": prompt(number, turn), "stream": True, "resumable": True, **OPTIONS}
+        options = {**OPTIONS, "max_tokens": num_tokens}
+        wanted = {"prompt": prompt(number, turn), "stream": True, "resumable": True, **options}
         body = json.dumps(wanted)
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode())
