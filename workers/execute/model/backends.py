@@ -17,7 +17,7 @@ from ...importing import MODELS, TRANSFORMERS, importing
 from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
 from ..scheduling.states import num_state_rows
-from .checkpoint.find import read_config
+from .checkpoint.find import num_outputs, read_config
 from .facts import ModelFacts, Progress
 from .guard.proof import ProofStore
 from .loaded import Loaded
@@ -77,8 +77,7 @@ class Backends:
 
         tokenizer = load_tokenizer(self.folder)
         if run_dir is not None:
-            vocab_size = read_config(self.folder).get_text_config().vocab_size
-            write_tokenizer(tokenizer, run_dir, vocab_size=vocab_size)
+            write_tokenizer(tokenizer, run_dir, vocab_size=num_outputs(read_config(self.folder)))
         return replace(self, tokenizer=tokenizer)
 
     def with_ranks(self, run_dir: Path) -> Backends:

@@ -248,6 +248,12 @@ def _original_length(text: PretrainedConfig, rope: dict[str, Any]) -> int | None
     return rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
 
 
+def num_outputs(config: PretrainedConfig) -> int:
+    """The width of the model's logits, which may leave out the last ids of its vocabulary, such as those of images."""
+    text = config.get_text_config()
+    return int(getattr(text, "output_vocab_size", None) or text.vocab_size)
+
+
 def check_layer_types(config: PretrainedConfig) -> None:
     """Reject what the config alone reveals, before weights are read; the self-test finds the rest.
 

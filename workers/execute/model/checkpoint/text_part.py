@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 # Families whose text part was compared with the whole model; others may store it differently.
 _SEEING = {
-    "gemma3", "idefics3", "internvl", "lfm2_vl", "llava", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5",
-    "qwen3_5_moe", "smolvlm",
+    "apertus1p5", "gemma3", "idefics3", "internvl", "lfm2_vl", "llava", "mistral3", "qwen2_vl", "qwen2_5_vl",
+    "qwen3_vl", "qwen3_5", "qwen3_5_moe", "smolvlm",
 }  # fmt: skip
 # As published, as saved by current transformers, and of models whose text part has the usual names.
 _PREFIXES = (

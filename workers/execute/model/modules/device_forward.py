@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...attention.device_step import DeviceStep
+from ..checkpoint.find import num_outputs
 from ..device.forward import DeviceAttention
 from .forward import PagedForward
 from .hidden_states import HiddenStates
@@ -18,7 +19,7 @@ class TransformersForward:
         self._forward = forward
         self._kernel = kernel
         self._hidden_states = HiddenStates(forward.model)
-        self.vocab_size: int = forward.model.config.get_text_config().vocab_size
+        self.vocab_size = num_outputs(forward.model.config)
 
     def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
         self._kernel.use(step)

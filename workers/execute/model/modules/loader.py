@@ -21,7 +21,14 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from .....protocol.errors import ConfigError
-from ..checkpoint.find import check_layer_types, check_weights, context_limit, read_config, read_end_tokens
+from ..checkpoint.find import (
+    check_layer_types,
+    check_weights,
+    context_limit,
+    num_outputs,
+    read_config,
+    read_end_tokens,
+)
 from ..checkpoint.fp8_weights import Fp8Checkpoint, is_of_quantised
 from ..checkpoint.stored_weights import kind_of, open_for_modules, read_settings
 from ..checkpoint.text_part import RENAMINGS, text_config
@@ -159,7 +166,7 @@ def _facts(model: PreTrainedModel, eos_token_ids: tuple[int, ...], *, has_head: 
     return ModelFacts(
         model_type=model.config.model_type,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        vocab_size=model.config.get_text_config().vocab_size,
+        vocab_size=num_outputs(model.config),
         eos_token_ids=eos_token_ids,
         context_limit=context_limit(model.config),
         hidden_size=hidden_size(model),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForImageTextToText
 
 from tests import tiny
 from tests.adapters import make_adapter, merge
@@ -82,6 +82,18 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text mode
         {"vision_config": {**_QWEN_VIT, "deepstack_visual_indexes": [0]}, "tie_word_embeddings": False},
     ),
 }
+_AUDIO = {"hidden_size": 32, "codebook_dim": 32, "num_lstm_layers": 1}
+_WITHOUT_IMAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # likewise, of models whose head lacks their ids
+    "apertus1p5": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "output_vocab_size": 264},
+        {
+            "vision_config": {"codebook_size": 4, "base_channels": 32, "num_res_blocks": 1},
+            "audio_config": {"model_type": "wavtokenizer_encoder", "codebook_size": 4, "num_filters": 2, **_AUDIO},
+            "image_token_offset": 264,
+            "audio_token_offset": 268,
+        },
+    ),
+}
 _OF_QWEN3_5 = {"vision_config": _QWEN_VIT, "tie_word_embeddings": False}
 _CHANNELS = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 RECURRENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -107,7 +119,7 @@ RECURRENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def make_seeing(family: str, folder: Path) -> Any:
     """A random float32 checkpoint in ``folder``, and the model."""
-    of_text, of_whole = (MODELS | RECURRENT)[family]
+    of_text, of_whole = (MODELS | RECURRENT | _WITHOUT_IMAGES)[family]
     config = AutoConfig.for_model(family.split()[-1], text_config={**tiny.LLAMA_LIKE, **of_text}, **of_whole)
     torch.manual_seed(0)
     model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
@@ -166,6 +178,14 @@ def test_separate_head_is_used_even_if_the_config_does_not_mention_it(backend: s
     file.write_text(json.dumps(config))
     outputs, _ = greedy_tokens(tmp_path / "model", requests(), backend=backend)
     assert outputs == expected(whole, outputs)
+
+
+@pytest.mark.skipif("apertus1p5" not in CONFIG_MAPPING, reason="transformers 5.24 has it")
+def test_ids_of_images_have_no_logits_if_the_head_lacks_them(tmp_path: Path) -> None:
+    whole = make_seeing("apertus1p5", tmp_path / "model")
+    outputs, card = greedy_tokens(tmp_path / "model", requests())
+    assert outputs == expected(whole, outputs)
+    assert card.vocab_size == whole.lm_head.out_features == 264
 
 
 def test_adapter_of_the_whole_model_works_on_its_text_part(tmp_path: Path) -> None:
