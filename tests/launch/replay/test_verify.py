@@ -200,6 +200,20 @@ def test_file_that_is_not_a_trace_is_refused(text: str, reason: str, tmp_path: P
         verify(tmp_path / "trace")
 
 
+def test_salts_separate_prefixes_in_the_replay_and_are_not_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    with path.open("w") as file:
+        engine = make_engine(trace_file=file, prefix_cache=True)
+        for index, salt in enumerate(("", "a tenant", "a tenant", "another")):
+            sequence = make_sequence(index, num_tokens=20, speaker=0)
+            sequence.cache_salt = salt
+            engine.add(sequence)
+            run(engine)
+    verdict = verify(path)
+    assert (verdict.difference, verdict.num_cached_tokens) == (None, 19)
+    assert "tenant" not in path.read_text()
+
+
 def test_trace_contains_no_prompt_tokens(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     with path.open("w") as file:

@@ -181,8 +181,8 @@ def test_prompt_that_cannot_be_embedded_fails_alone() -> None:
                     states.values[0] = np.nan
             return result
 
-    sequences = [embedded(i, num_tokens=30) for i in range(4)]
-    embeddings, _ = run(make_engine(*sequences, runner=Broken))
+    sequences = [embedded(i, num_tokens=30) for i in range(4)]  # all in one step
+    embeddings, _ = run(make_engine(*sequences, runner=Broken, prefill_chunk=30, max_num_batched_tokens=120))
     assert [sequence.finish_reason for sequence in sequences] == ["length", "error", "error", "length"]
     for sequence in (sequences[0], sequences[3]):
         assert_right(sequence, embeddings)
