@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import HAS_GPU
+from tests.workers.execute.grammar.form import make_form
 from tests.workers.execute.sampling.rows import make_row
 from triptych.workers.execute.model.device.graphs import CudaGraphCapture
 from triptych.workers.execute.sampling.adjust import adjust_logits
@@ -30,6 +31,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"temperature": 1.0, "top_k": 5},
         {"temperature": 2.0, "top_p": 0.9},
         {"temperature": 1.0, "top_k": 300, "top_p": 0.5, "min_p": 0.01},
+        {"temperature": 3.0, "top_k": 300, "min_p": 0.3},
         {"temperature": 1.0},
         {},
         {"temperature": 5.0, "top_p": 0.0},
@@ -162,10 +164,40 @@ def test_nan_row_is_reported_and_spoils_no_other(kind: SamplingKind) -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [{"logprobs": 0}, {"repetition_penalty": 1.1}, {"min_tokens": 1}, {"logit_bias": {1: 2.0}}], ids=str
+    "params",
+    [
+        {"logprobs": 0},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": 0.1},
+        {"min_tokens": 1},
+        {"logit_bias": {1: 2.0}},
+    ],
+    ids=str,
 )
 def test_rows_whose_logits_are_changed_or_reported_are_told_apart(params: dict[str, Any]) -> None:
     assert kind_of([make_row([1]), make_row([1], **params)]) is SamplingKind.EDITED
+
+
+def test_rows_with_a_grammar_are_told_apart() -> None:
+    row = make_row([1])
+    row.grammar = make_form(VOCAB_SIZE)
+    assert kind_of([make_row([1]), row]) is SamplingKind.EDITED
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"),
+    [
+        ({"top_k": 5}, SamplingKind.CUT),
+        ({"top_p": 0.9}, SamplingKind.CUT),
+        ({"min_p": 0.1}, SamplingKind.DRAWN),
+        ({"top_k": 0}, SamplingKind.DRAWN),
+        ({"top_k": -1, "top_p": 1.0}, SamplingKind.DRAWN),
+    ],
+    ids=str,
+)
+def test_only_top_k_and_top_p_need_an_order(params: dict[str, Any], kind: SamplingKind) -> None:
+    assert kind_of([make_row([1], temperature=1.0, **params)]) is kind
 
 
 def test_only_beams_need_the_host() -> None:
