@@ -19,6 +19,7 @@ from ..protocol.connection import Connection
 from ..protocol.errors import DuplicateId, InvalidRequest, TriptychError, UnknownRequest, from_wire
 from ..protocol.request_ids import request_of
 from .choices import choice_ids, is_read_by
+from .copies import Copies
 from .open_request import LastIds, OpenRequest, check_name, checked_size
 from .questions import Question, Questions
 from .stream import NO_LISTENER, Assembly, Listener
@@ -26,6 +27,7 @@ from .stream import NO_LISTENER, Assembly, Listener
 REPEAT_S = 0.25  # how often unanswered messages are resent; FOLLOW also renews the lease
 ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
 MAX_RESUBMISSIONS = 3  # SUBMITs of an accepted, then unknown request: ACCEPTED to an earlier one may still be in flight
+MAX_ASK_S = 2.0  # between two questions for the limit of frames, while there is no answer
 SURE_BYTES = 1 << 10  # a frame size that every service accepts, whatever its max_frame_bytes
 
 
@@ -42,6 +44,8 @@ class Exchange:
         self._questions = Questions(connection)
         self._failure: TriptychError | None = None  # set once the service is gone for good
         self._max_frame_bytes: int | None = None  # of the service, once known
+        self._epoch = 0  # of its life that told us that
+        self._ask_at, self._ask_wait_s = 0.0, REPEAT_S  # when to ask for it once more, and how long after the last time
         self._next_repeat = 0.0
 
     @property
@@ -65,6 +69,8 @@ class Exchange:
     def receive(self, frames: Iterable[Frame]) -> None:
         """Process messages from the service."""
         for frame in frames:
+            if isinstance(frame.message, m.Info):
+                self._learn_limit(frame.message, frame.epoch)
             self._on_message(frame.message)
         changed, self._changed = self._changed, {}
         self._follow(r for i, r in changed.items() if self.requests.get(i) is r and self._follow_is_due(r))
@@ -105,20 +111,30 @@ class Exchange:
             raise copy(self._failure)
 
     def _send_submit(self, request: OpenRequest) -> None:
-        """Queue the SUBMIT; for a large frame ask for the limit first, as the service disconnects clients above it."""
-        limit = self._max_frame_bytes
+        """Queue the SUBMIT; for a large frame ask for the limit first, as the service disconnects clients above it.
+
+        The answer also says that what was sent before has arrived, so it is not sent again while it is on its way.
+        """
+        limit, now = self._max_frame_bytes, time.monotonic()
         if request.message is None or request.accepted:
             return
-        if request.num_bytes <= (limit or SURE_BYTES):
-            self._connection.queue("submit", ("submit", request.message.request_id), request.message)
-        elif limit is None:
-            self._connection.queue("submit", "Info", m.GetInfo())
-        else:
+        if request.num_bytes > SURE_BYTES and limit is None:
+            self._ask_limit(now)
+        elif request.num_bytes > (limit or SURE_BYTES):
             text = f"the request has {request.num_bytes} bytes, the limit is {limit}"
             self.requests.pop(request.message.request_id).fail(InvalidRequest(text))
+        elif request.num_bytes <= SURE_BYTES or request.copies.is_due(self._epoch, now):
+            self._connection.queue("submit", ("submit", request.message.request_id), request.message)
 
-    def _learn_limit(self, info: m.Info) -> None:
+    def _ask_limit(self, now: float) -> None:
+        """Less and less often: the answers to all these questions come at once when a slow line is free again."""
+        if now >= self._ask_at:
+            self._connection.queue("submit", "Info", m.GetInfo())
+            self._ask_at, self._ask_wait_s = now + self._ask_wait_s, min(2 * self._ask_wait_s, MAX_ASK_S)
+
+    def _learn_limit(self, info: m.Info, epoch: int) -> None:
         self._max_frame_bytes = info.info.get("limits", {}).get("max_frame_bytes", self._max_frame_bytes)
+        self._epoch, self._ask_at, self._ask_wait_s = epoch, 0.0, REPEAT_S
         for request in list(self.requests.values()):
             if request.num_bytes > SURE_BYTES:
                 self._send_submit(request)
@@ -193,8 +209,6 @@ class Exchange:
                 self._reject(message)
             case m.Info() | m.Stats() | m.Status() | m.Requests():
                 self._questions.answer(message)
-                if isinstance(message, m.Info):
-                    self._learn_limit(message)
 
     def _accept(self, message: m.Accepted) -> None:
         request = self.requests.get(message.request_id)
@@ -262,7 +276,7 @@ class Exchange:
             if not self._add(end.request_id, end.offset, end.text_offset, end.token_ids, end.text, end.logprobs):
                 return
             self._drop(end.request_id)
-            error = from_wire(end.code, end.message) if isinstance(end, m.Failed) else None
+            error = from_wire(end.code, _why(end, request)) if isinstance(end, m.Failed) else None
             request.end(end, error)
             if request.keep:
                 return
@@ -289,6 +303,7 @@ class Exchange:
         for wire_id in self.choices.pop(request_id, [request_id]):
             del self.requests[wire_id]
         whole.accepted, whole.again, whole.num_resubmissions = False, True, whole.num_resubmissions + 1
+        whole.copies = Copies()
         self.requests[request_id] = whole
         self._send_submit(whole)
         self._next_repeat = min(self._next_repeat, now + REPEAT_S)
@@ -315,3 +330,10 @@ class Exchange:
         self.requests.clear()
         self.choices.clear()
         self._questions.fail(error)
+
+
+def _why(end: m.Failed, request: OpenRequest) -> str:
+    """Its message. Of a request that it has forgotten, the service does not know what became of it."""
+    if end.code == UnknownRequest.code and request.message is not None:
+        return f"{end.message}: it was accepted, but no client was heard for longer than its lease, or another ended it"
+    return end.message

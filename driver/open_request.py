@@ -11,6 +11,7 @@ from ..protocol import messages as m
 from ..protocol.codec import MAX_DEPTH, decode_public, encode
 from ..protocol.errors import InvalidRequest, TriptychError
 from ..protocol.request_ids import check_request_id
+from .copies import Copies
 from .stream import Assembly, Listener
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class OpenRequest:
     whole: OpenRequest | None = None  # for a choice: the request it belongs to
     begun_s: float = 0.0  # time.monotonic() of its first SUBMIT
     num_resubmissions: int = 0  # SUBMITs after it had been accepted
+    copies: Copies = field(default_factory=Copies)  # of a large SUBMIT
 
     def check(self) -> None:
         """Validate it before anything is sent; its id is known to be a str.

@@ -55,8 +55,8 @@ class FakeService:
         for socket in SOCKETS:
             self.open_socket(socket)
 
-    def open_socket(self, socket: str) -> None:
-        self._routers[socket] = Router(self._context, self._endpoints[socket], epoch=1, max_frame_bytes=1 << 20)
+    def open_socket(self, socket: str, *, epoch: int = 1) -> None:
+        self._routers[socket] = Router(self._context, self._endpoints[socket], epoch=epoch, max_frame_bytes=1 << 20)
 
     def close_socket(self, socket: str) -> None:
         self._routers.pop(socket).socket.close(linger=0)

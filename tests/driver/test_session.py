@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from tests.driver.fake_service import FakeService, finished, has_entry, submit
+from triptych.driver import copies, exchange
+from triptych.driver.exchange import Exchange
+from triptych.driver.open_request import OpenRequest
 from triptych.driver.session import Session
-from triptych.driver.stream import Stream
+from triptych.driver.stream import NO_LISTENER, Assembly, Stream
 from triptych.protocol import messages as m
 from triptych.protocol.codec import MAX_DEPTH
 from triptych.protocol.errors import (
@@ -207,6 +211,46 @@ def test_restarted_service_is_asked_for_its_new_size_limit(service: FakeService,
     service.send("submit", limits(4000))
     with pytest.raises(InvalidRequest, match="the limit is 4000"):
         stream.result(10)
+
+
+def test_large_request_is_sent_once_however_many_questions_are_answered_meanwhile(
+    service: FakeService, session: Session
+) -> None:
+    """Each copy may take a minute to arrive, and every later message waits for it."""
+    submit(session, "large", prompt="x" * 5000)
+    service.recv(m.GetInfo)
+    for _ in range(20):
+        service.send("submit", limits(6000))
+    service.settle(session)
+    assert [message.request_id for message in service.received if isinstance(message, m.Submit)].count("large") == 1
+
+
+def test_restarted_service_is_sent_a_large_request_at_once(
+    service: FakeService, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "SEND_AGAIN_S", 3600.0)
+    submit(session, "large", prompt="x" * 5000)
+    service.recv(m.GetInfo)
+    service.send("submit", limits(6000))
+    service.recv(m.Submit)
+    service.close_socket("submit")
+    service.open_socket("submit", epoch=2)
+    service.recv(m.GetInfo)
+    service.send("submit", limits(6000))
+    assert service.recv(m.Submit).request_id == "large"
+
+
+def test_unanswered_question_for_the_size_limit_becomes_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their answers are larger, and come all at once when a slow line is free again."""
+    clock, sent_at = Mock(), list[float]()
+    clock.monotonic.return_value = 0.0
+    monkeypatch.setattr(exchange, "time", clock)
+    asking = Exchange(Mock(queue=lambda *_: sent_at.append(clock.monotonic())))
+    asking.begin(OpenRequest(m.Submit("large", {"prompt": "x" * 5000}), Assembly("large"), NO_LISTENER))
+    for clock.monotonic.return_value in np.arange(0.0, 60.0, exchange.REPEAT_S):
+        asking.resend_due()
+    assert sent_at[1] < 2 * exchange.REPEAT_S
+    assert sent_at[-1] - sent_at[-2] == pytest.approx(exchange.MAX_ASK_S, abs=2 * exchange.REPEAT_S)
 
 
 @pytest.mark.parametrize("request_id", ["\ud800", 5, ["a"]], ids=["lone surrogate", "number", "list"])

@@ -72,7 +72,7 @@ def test_partly_received_answer_is_not_resubmitted(service: FakeService, session
     service.accept("a")
     service.send("follow", m.Text([row("a", 0, 5, text="x")]))
     service.send("follow", UNKNOWN)
-    with pytest.raises(UnknownRequest) as caught:
+    with pytest.raises(UnknownRequest, match="no client was heard for longer than its lease") as caught:
         stream.result(10)
     assert caught.value.partial.text == "x"
 

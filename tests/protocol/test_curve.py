@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import os
-import socket
-import stat
-import struct
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 import zmq
 
+from tests.lost_packets import connections_of, lose_packets, num_unconfirmed
 from tests.ports import free_endpoint
 from tests.waiting import eventually
 from triptych.protocol import channels, connection, curve
@@ -27,9 +21,6 @@ from triptych.protocol.curve import CurveServer, arm_client, start_gatekeeper
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.keys import ClientKeys, KeyPair
 from triptych.protocol.unfinished import Unfinished
-
-UNACKED = struct.Struct("=24xI")  # where struct tcp_info has tcpi_unacked (linux/tcp.h)
-BPF_RETURN, SO_ATTACH_FILTER = 0x06, 26  # linux/bpf_common.h, asm-generic/socket.h
 
 
 @pytest.fixture
@@ -69,6 +60,10 @@ class Service:
     def _allows(self, key: str) -> bool:
         self.asked.append(key)
         return self.verdict(key)
+
+    @property
+    def port(self) -> int:
+        return int(self.endpoint.rpartition(":")[2])
 
     def client_keys(self) -> ClientKeys:
         pair = KeyPair.new()
@@ -141,7 +136,7 @@ def test_client_whose_connection_was_forgotten_on_the_way_connects_again(network
     """As by a router that was restarted, or saw no packet for long: nothing tells either side."""
     client = network_service.connect()
     first, _ = network_service.hear(client)
-    for file in connections_of(network_service):
+    for file in connections_of(network_service.port):
         lose_packets(file)
 
     def is_heard_again() -> bool:
@@ -162,42 +157,7 @@ def test_silent_client_that_vanished_is_disconnected(network_service: Service) -
         client.send(encode(m.GetInfo(), seq=0))
         peer, _ = eventually(network_service.router.recv)
         assert network_service.router.deliver(peer, m.Info({}))
-        eventually(lambda: not any(map(num_unconfirmed, connections_of(network_service))))
-        for file in connections_of(network_service):
+        eventually(lambda: not any(map(num_unconfirmed, connections_of(network_service.port))))
+        for file in connections_of(network_service.port):
             lose_packets(file)
-        eventually(lambda: not connections_of(network_service))
-
-
-def connections_of(service: Service) -> list[int]:
-    """Descriptors of what the service has accepted from the network."""
-    port = int(service.endpoint.rpartition(":")[2])
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError), opened(int(name)) as end:
-            if end.getpeername() and end.getsockname()[1:2] == (port,):
-                found.append(int(name))
-    return found
-
-
-def num_unconfirmed(file: int) -> int:
-    """Packets that were sent on this connection, and whose arrival is not known yet."""
-    with opened(file) as end:
-        return int(UNACKED.unpack_from(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))[0])
-
-
-def opened(file: int) -> socket.socket:
-    """A duplicate of a descriptor.
-
-    Raises:
-        OSError: it is no socket.
-    """
-    if not stat.S_ISSOCK(os.fstat(file).st_mode):  # it would stay open
-        raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
-    return socket.socket(fileno=os.dup(file))
-
-
-def lose_packets(file: int) -> None:
-    """None that arrives for this socket from now on reaches it: a filter of one instruction lets no byte through."""
-    program = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RETURN, 0, 0, 0))
-    with opened(file) as end:
-        end.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+        eventually(lambda: not connections_of(network_service.port))
