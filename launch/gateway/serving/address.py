@@ -15,6 +15,8 @@ from ....protocol.errors import ConfigError
 
 DEFAULT_HOST = "127.0.0.1"
 MAX_PORT = 65535
+# Silence on a connection after which the client's machine is asked for a sign of life, and the time between questions.
+SILENCE_S, ASK_AGAIN_S, NUM_QUESTIONS = 30, 10, 3
 BACKLOG = 2048  # connections that wait while a gateway process is restarted
 URL_FILE = "http_url"  # in the run directory: the gateway's URL
 _UNIX = "unix:"
@@ -92,12 +94,25 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
 def _listen_at(listener: socket.socket, where: Any) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _ask_silent_clients(listener)
         listener.bind(where)
         listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def _ask_silent_clients(listener: socket.socket) -> None:
+    """Let the kernel end the connections of machines that have vanished, so that their answers are computed no further.
+
+    The questions also keep routers from forgetting a connection that waits for a long answer, as many do after some
+    minutes of silence. Accepted connections inherit this.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_AGAIN_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, NUM_QUESTIONS)
 
 
 def _listen_unix(path: str) -> socket.socket:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from tests.lost_packets import lose_packets
 from triptych import Driver
 from triptych.launch.gateway.config import GatewayConfig
+from triptych.launch.gateway.serving import address
 from triptych.launch.gateway.serving.address import listen, split_address, url_of
 from triptych.launch.gateway.serving.processes import gateways, listening_for
 from triptych.protocol.errors import ConfigError
@@ -67,3 +70,14 @@ def test_host_is_served_at_the_address_that_this_machine_has(monkeypatch: pytest
         found.pop()
         with pytest.raises(ConfigError, match="cannot listen at localhost:0: Cannot assign requested address"):
             listen("localhost:0")
+
+
+def test_connection_of_a_machine_that_vanished_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SILENCE_S", "ASK_AGAIN_S", "NUM_QUESTIONS"):
+        monkeypatch.setattr(address, name, 1)
+    with listen(":0") as listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as silent:
+        lose_packets(silent.fileno())
+        silent.settimeout(20)
+        with pytest.raises(TimeoutError) as ended:
+            silent.recv(1)
+    assert ended.value.errno == errno.ETIMEDOUT
