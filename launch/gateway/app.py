@@ -84,7 +84,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, TriptychError), "registered for it"
-    return error_response(error, path=request.url.path)
+    # Its frames refer to what holds it, and to the request's body: a ring that is only found by a search for garbage.
+    return error_response(error.with_traceback(None), path=request.url.path)
 
 
 async def _http(request: Request, error: Exception) -> Response:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,11 +96,11 @@ class Choices:
         try:
             stream = await self._accept(send)
         except Exception as error:  # raised to the waiter of the future
-            self._accepted[index].set_exception(error)
+            # Without this frame, which refers to the future: such a ring is only found by a search for garbage.
+            self._accepted[index].set_exception(error.with_traceback(None))
             return
         self._accepted[index].set_result(stream)
-        with suppress(TriptychError):  # reported to its reader
-            await stream.result()
+        await stream.wait()
         self._has_ended.set()
 
     async def _accept(self, send: Callable[[int], AsyncStream]) -> AsyncStream:

@@ -34,7 +34,7 @@ GRACE_S = 5.0  # for open connections to finish on a stop
 CUT_S = 0.5  # before that time is over, connections that are still open are cut
 # New objects between two searches for garbage. A step of 256 streams creates thousands: with the default of 700, the
 # searches take an eighth of this process's time.
-GC_THRESHOLD = 50_000
+GC_THRESHOLD = 20_000
 LAST_ENDS_S = 1.0  # for ends of requests to arrive that workers sent before they stopped
 
 

@@ -110,7 +110,7 @@ class EventStream(Response):
         except TimeoutError:
             await self._end(send, self._failure_events(late(self._timeout_s)))
         except TriptychError as error:
-            await self._end(send, self._failure_events(error))
+            await self._end(send, self._failure_events(error.with_traceback(None)))  # whose frames refer to it
         except Exception as error:  # the headers have been sent, so the error can only go into the stream
             logger.exception("a stream failed")
             told = RequestError(f"internal error: {type(error).__name__}")
