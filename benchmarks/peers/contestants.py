@@ -15,6 +15,13 @@ from benchmarks.peers.load import share_priority
 
 CHILD = Path(__file__).with_name("child.py")
 OURS = "triptych"
+VLLM = {
+    "VLLM_CPU_KVCACHE_SPACE": "3",  # GiB
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +70,19 @@ def _find(peers: Path | None, model: Path, engine: str, form: str, converted: st
         needed = [peers / engine / "llama-server"]
     if engine == "vllm":  # its best setting, see its manual
         libraries = [peers / engine / "lib" / name for name in ("libiomp5.so", "libtcmalloc_minimal.so.4")]
+        environment |= VLLM
         environment["LD_PRELOAD"] = ":".join(str(path) for path in libraries if path.exists())
     if converted is not None:
         needed.append(model.parent / f"{model.name}.{converted}")
     missing = next((path for path in needed if not path.exists()), None)
     return Contestant(engine, form, python, environment, None if missing is None else f"there is no {missing}")
+
+
+def environment_of(contestant: Contestant, threads: int) -> dict[str, str]:
+    """The environment of its process, which computes with ``threads`` threads."""
+    of_all = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
+    of_vllm = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}"}  # the others do not know it
+    return {**of_vllm, **os.environ, **of_all, **contestant.environment}
 
 
 class Running:
@@ -76,7 +91,6 @@ class Running:
     def __init__(self, contestant: Contestant, model: Path, threads: int, log: Path) -> None:
         self.contestant = contestant
         command = [str(contestant.python), str(CHILD), contestant.engine, contestant.form, str(model), str(threads)]
-        of_all = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -84,7 +98,7 @@ class Running:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 text=True,
-                env={**os.environ, **of_all, **contestant.environment},
+                env=environment_of(contestant, threads),
             )
 
     def load(self) -> dict[str, Any]:

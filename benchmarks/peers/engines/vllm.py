@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from importlib.metadata import distributions
@@ -12,17 +11,10 @@ from typing import Any
 
 from benchmarks.peers.workloads import Request
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "3")  # GiB
-os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 
 class Engine:
     def __init__(self, form: str, folder: Path, threads: int) -> None:
         assert form == "bf16", f"format is {form!r}, only bf16 is known"
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.sampling_params import RequestOutputKind, SamplingParams
         from vllm.v1.engine.async_llm import AsyncLLM
