@@ -117,9 +117,17 @@ def library_name(level: str) -> str:
     options = [*_FLAGS, *_options(_features(level))]
     identity = [os.path.realpath(compiler), *options, _version(compiler), platform.machine()]
     digest = hashlib.sha256("\0".join(identity).encode())
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.read_bytes())
+    for _, source in sorted(read_sources(SOURCES).items()):
+        digest.update(source)
     return f"{level}-{digest.hexdigest()[:16]}.so"
+
+
+@cache
+def read_sources(folder: Path) -> dict[str, bytes]:
+    """The content of each source by its name, when this is first called: a process that is forked after an upgrade goes
+    on with those of its own version.
+    """
+    return {source.name: source.read_bytes() for source in folder.iterdir()}
 
 
 def build_library(level: str, *, spare_cache: Path | None = None) -> Path:
@@ -176,7 +184,9 @@ def _compile(command: list[str], library: Path, scratch: Path) -> None:
     logger.info("compiling the kernels with %s, once: that takes about half a minute", command[0])
     start = time.monotonic()
     output = scratch / library.name
-    sources = {source: scratch / f"{source.stem}.o" for source in SOURCES.glob("*.cpp")}
+    for name, content in read_sources(SOURCES).items():
+        (scratch / name).write_bytes(content)
+    sources = {source: source.with_suffix(".o") for source in scratch.glob("*.cpp")}
     # In the order of the file system, it could be the last to begin, with nothing left for the other processors.
     in_order = sorted(sources, key=lambda source: source.name != _LONGEST)
 

@@ -160,6 +160,15 @@ def test_source_that_takes_longest_is_compiled_first(tmp_path: Path, monkeypatch
     assert set(compiled) == {file.name for file in SOURCES.glob("*.cpp")}
 
 
+@pytest.mark.usefixtures("short_source")
+def test_process_goes_on_with_the_sources_that_it_has_read() -> None:
+    """As one that was forked with its imports done, when the package has been upgraded."""
+    before = library_name("portable")
+    (compiling.SOURCES / "part.cpp").write_text("int part() { return 0; }\n")
+    assert library_name("portable") == before
+    assert ctypes.CDLL(str(build_library("portable"))).whole() == 42
+
+
 def test_name_depends_on_the_machine_and_not_on_the_compiler_s_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

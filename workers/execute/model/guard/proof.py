@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -123,11 +123,20 @@ def outcome_key(checkpoint: Path, config: ModelConfig, form: str) -> str:
     """
     digest = hashlib.sha256(f"{form}\n".encode())
     modules = parse_modules(config.lora_modules)
-    digest.update(" ".join(version(library) for library in _LIBRARIES).encode())
-    for file in sorted(file for folder in _OWN_FOLDERS for file in folder.rglob("*.py")):
-        digest.update(file.read_bytes())
+    digest.update(digest_of_code())
     add_files(digest, checkpoint, *(file for module in modules for file in module.files))
     return digest.hexdigest()[:_KEY_SIZE]
+
+
+@cache
+def digest_of_code() -> bytes:
+    """A hash of what computes, as it is on the disk when this is first called: a process that is forked after an
+    upgrade runs what was there before.
+    """
+    digest = hashlib.sha256(" ".join(version(library) for library in _LIBRARIES).encode())
+    for file in sorted(file for folder in _OWN_FOLDERS for file in folder.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.digest()
 
 
 def add_files(digest: hashlib._Hash, checkpoint: Path, *others: Path) -> None:
