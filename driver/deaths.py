@@ -6,7 +6,6 @@ import errno
 import math
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..protocol.cgroups import groups
+from .processes import Process
 
 VMSTAT = Path("/proc/vmstat")
 LOOK_S = 10.0  # between two looks at the counts of kills
@@ -86,7 +86,7 @@ def _num_kills(text: str) -> int | None:
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), None)
 
 
-def exit_code(process: subprocess.Popen[bytes], pidfd: int, *, phase: str, was_killed: bool) -> int:
+def exit_code(process: Process, pidfd: int, *, phase: str, was_killed: bool) -> int:
     """The exit code of an ended process, negative for a signal; ``phase`` is the last one it showed.
 
     If the host program ignores SIGCHLD or reaps every child, the code is lost and ``Popen`` reports 0. Then only a

@@ -1,13 +1,17 @@
-"""A worker's process: how it is started, and its last log lines."""
+"""A worker's process: how it is started, what is needed of it then, and its last log lines."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO, TypeAlias
 
 from ..protocol.lifeline import child_environment
 
@@ -28,8 +32,64 @@ def open_cwd() -> int | None:
         return None
 
 
+class ForkedProcess:
+    """A child of this process that another one has forked, with what ``subprocess.Popen`` has to control it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int:
+        code = self._wait(0)
+        assert code is not None, "it has ended"
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # the host program has waited for it, or ignores SIGCHLD
+                pid, status = self.pid, 0
+            if pid != 0:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
+
+
+def module_of(role: str) -> str:
+    return f"{__package__.rpartition('.')[0]}.workers.{role}"
+
+
+def common_arguments(run_dir: Path) -> list[str]:
+    return ["--run-dir", str(run_dir), "--parent", str(os.getpid())]
+
+
+def environment_of(role: str, run_dir: Path) -> dict[str, str]:
+    return {**child_environment(computes=role.startswith("execute")), **_temporary_folder(run_dir)}
+
+
+@contextmanager
+def open_log(path: Path) -> Iterator[BinaryIO]:
+    """The file, emptied; for appending, so that truncating it while the process runs frees its space."""
+    with open(path, "ab", opener=partial(os.open, mode=0o600)) as log:
+        log.truncate(0)
+        yield log
+
+
 def start_process(
-    run_dir: Path, role: str, *, arguments: list[str], stdin: int, log: Path | None, cwd: int | None
+    run_dir: Path, role: str, *, arguments: list[str], stdin: int, log: Path | None = None, cwd: int | None
 ) -> subprocess.Popen[bytes]:
     """Run ``python -m`` on a worker's module, in a new session; it is killed when the calling thread ends.
 
@@ -38,18 +98,14 @@ def start_process(
     Raises:
         OSError: no process can be created, or no descriptor is left.
     """
-    package = f"{__package__.rpartition('.')[0]}.workers.{role}"
-    command = [sys.executable, "-m", package, "--run-dir", str(run_dir), "--parent", str(os.getpid())]
-    # Appending, so that truncating it while the process runs frees its space.
-    with open(log or log_of(run_dir, role), "ab", opener=partial(os.open, mode=0o600)) as stderr:
-        stderr.truncate(0)
+    with open_log(log or log_of(run_dir, role)) as stderr:
         return subprocess.Popen(
-            [*command, *arguments],
+            [sys.executable, "-m", module_of(role), *common_arguments(run_dir), *arguments],
             cwd=None if cwd is None else f"/proc/self/fd/{cwd}",
             stdin=stdin,
             stdout=stderr,
             stderr=stderr,
-            env={**child_environment(computes=role.startswith("execute")), **_temporary_folder(run_dir)},
+            env=environment_of(role, run_dir),
             start_new_session=True,
         )
 

@@ -114,7 +114,7 @@ def rehearse(running: Running, config: PipelineConfig, *, timeout_s: float) -> N
     try:
         write_private(folder / CONFIG_FILE, config.to_json())
         cwd = running.supervisor.cwd
-        process = start_process(folder, _REHEARSAL, arguments=[], stdin=subprocess.DEVNULL, log=None, cwd=cwd)
+        process = start_process(folder, _REHEARSAL, arguments=[], stdin=subprocess.DEVNULL, cwd=cwd)
         try:
             while process.poll() is None:
                 running.check()

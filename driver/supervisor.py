@@ -1,7 +1,7 @@
 """Starts the three workers, detects crashes and hangs, and restarts them.
 
 All of it happens in one thread, which also starts the processes: Linux ties PR_SET_PDEATHSIG to the thread that forked,
-so a worker must not be started by a thread that may end before the driver does.
+so a worker, or what forks it, must not be started by a thread that may end before the driver does.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import contextlib
 import logging
 import os
 import selectors
-import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
@@ -24,10 +24,10 @@ from ..protocol.starvation import OwnTime
 from ..protocol.threads import start_thread
 from .deaths import Death, OomWatch, exit_code, is_internal, ran_out_of_files
 from .flag import Flag
-from .processes import last_log_lines, open_cwd, start_process, why_not_started
-from .spares import Spares
+from .fork_servers import ForkServers
+from .processes import ForkedProcess, Process, last_log_lines, open_cwd, start_process, why_not_started
 from .upgrade import Installation
-from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
+from .worker import Worker, WorkerHealth
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Supervisor:
         self._workers = {role: Worker(role) for role in ROLES}
         self._selector = selectors.DefaultSelector()
         self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._bell_out, selectors.EVENT_READ, None)
+        self._selector.register(self._bell_out, selectors.EVENT_READ, self._drain_bell)
         self._stop_out, self._stop_in = os.pipe2(os.O_CLOEXEC)  # stdin of all workers; never read, so it wakes them all
         # As it is now: paths in the config may be relative to it, and the host program may change it later.
         self.cwd = open_cwd()
@@ -72,8 +72,7 @@ class Supervisor:
         self._has_begun = Flag()
         self._changed = threading.Condition()
         self._orders: deque[Callable[[], None]] = deque()
-        self._spares = Spares(run_dir, self._start_process)
-        self._fill_spares_at = 0.0
+        self._forks = ForkServers(run_dir, self._selector, cwd=self.cwd, on_end=self._oom.has_killed)
         self._vacant: set[str] = set()  # roles already reported by ``on_vacancy``
         self._stopping = self._ended = self._was_ready = False
         self._exit_codes: dict[str, int | None] = {}
@@ -183,6 +182,8 @@ class Supervisor:
 
     def _run(self) -> None:
         self._has_begun.set()
+        if self._config.fork_workers and not self._stopping:
+            self._forks.start()
         while not self._ended:
             try:
                 with contextlib.suppress(SystemExit):  # of a handler of the log, as rich's if nobody reads it
@@ -200,17 +201,14 @@ class Supervisor:
     def _turn(self) -> None:
         now = time.monotonic()
         for worker in self._workers.values():
-            if self._is_wanted(worker) and not worker.alive and now >= worker.start_at:
+            if self._is_missing(worker) and now >= worker.start_at:
                 self._try_to_spawn(worker)
         for key, _ in self._selector.select(self._patience(now)):
-            if key.data is None:
-                self._drain_bell()
-            else:
-                self._on_exit(key.data)
+            key.data()
         while self._orders:
             self._orders.popleft()()
         self._look_for_hangs()
-        self._fill_spares()
+        self._replace_fork_servers()
         self._report_vacancies()
 
     def _is_wanted(self, worker: Worker) -> bool:
@@ -219,8 +217,12 @@ class Supervisor:
         """
         return not (worker.abandoned or self._board.mode in (STOP, KEEP))
 
+    def _is_missing(self, worker: Worker) -> bool:
+        """Whether to start it, as soon as its back-off ends."""
+        return self._is_wanted(worker) and not worker.alive and not self._forks.is_coming(worker.role)
+
     def _patience(self, now: float) -> float:
-        waiting = [w.start_at - now for w in self._workers.values() if self._is_wanted(w) and not w.alive]
+        waiting = [worker.start_at - now for worker in self._workers.values() if self._is_missing(worker)]
         return max(0.0, min([CHECK_S, *waiting]))
 
     def _try_to_spawn(self, worker: Worker) -> None:
@@ -243,30 +245,24 @@ class Supervisor:
             self._board.set_degraded(len(worker.deaths) > self._config.degrade_after)
         epoch = self._board.next_epoch(worker.role)
         worker.started_at = time.monotonic()
-        spare = self._spares.take(worker.role, epoch)
-        worker.version = "" if spare else self.installation.upgraded_to()
-        worker.process = spare or self._start_process(worker.role, arguments=["--epoch", str(epoch)])
-        worker.pidfd = os.pidfd_open(worker.process.pid)
-        self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
-        logger.info("started %s, epoch %d, as process %d", worker.role, epoch, worker.process.pid)
+        version = self.installation.upgraded_to()
+        process = worker.process = self._start_process(worker.role, arguments=["--epoch", str(epoch)])
+        is_forked = isinstance(process, ForkedProcess)
+        worker.version = "" if is_forked else version
+        worker.pidfd = os.pidfd_open(process.pid)
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, partial(self._on_exit, worker))
+        how = "forked" if is_forked else "started"
+        logger.info("%s %s, epoch %d, as process %d", how, worker.role, epoch, process.pid)
 
-    def _start_process(
-        self, role: str, *, arguments: list[str], stdin: int | None = None, log: Path | None = None
-    ) -> subprocess.Popen[bytes]:
-        stdin = self._stop_out if stdin is None else stdin
-        return start_process(self._run_dir, role, arguments=arguments, stdin=stdin, log=log, cwd=self.cwd)
+    def _start_process(self, role: str, *, arguments: list[str]) -> Process:
+        forked = self._forks.fork(role, arguments=arguments, stdin=self._stop_out)
+        return forked or start_process(self._run_dir, role, arguments=arguments, stdin=self._stop_out, cwd=self.cwd)
 
-    def _fill_spares(self) -> None:
-        """One per turn, and none while any worker is starting: a recovery gets the processors for itself."""
-        is_due = self._config.spares and time.monotonic() >= self._fill_spares_at
-        if is_due and not self._stopping and self.error is None and self._all_ready():
-            missing = [role for role in ROLES if not self._spares.has(role)]
-            try:
-                for role in missing[:1]:
-                    self._spares.fill(role)
-            except OSError as error:  # spares are optional: without one a restart takes longer
-                self._fill_spares_at = time.monotonic() + MAX_BACK_OFF_S
-                logger.warning("no spare of %s could be started: %r", missing[0], error)
+    def _replace_fork_servers(self) -> None:
+        """Not while a worker is starting: a recovery gets the processors for itself. Nor of another version."""
+        is_possible = self._config.fork_workers and not self._stopping and self.error is None and self._all_ready()
+        if is_possible and self._forks.are_due() and not self.installation.upgraded_to():
+            self._forks.start()
 
     def _report_vacancies(self) -> None:
         """Includes workers that were killed because another one was given up."""
@@ -382,7 +378,7 @@ class Supervisor:
         if self._ended:
             return
         self._ended = True
-        self._spares.close()
+        self._forks.close()
         self._selector.close()
         for file in (self._bell_out, self._stop_out, self._stop_in, self.cwd):
             if file is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import subprocess
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ from ..protocol.lifeline import ask_for_stacks
 from ..protocol.proc_stat import is_stopped
 from ..protocol.starvation import Starvation
 from .deaths import last_words
+from .processes import Process
 from .upgrade import explain
 
 logger = logging.getLogger(__name__)
@@ -35,10 +36,10 @@ class Worker:
     """
 
     role: str
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     pidfd: int = -1
     start_at: float = 0.0  # not before this time; back-off keeps a worker that dies at once from using up the machine
-    started_at: float = 0.0
+    started_at: float = field(default_factory=time.monotonic)  # or since when it is waited for, at first
     seen_running_at: float = 0.0  # when it was last seen not suspended
     excused_until: float = 0.0  # see ``excuse``
     crowded_at: float = -math.inf  # when it last died of too many clients

@@ -13,7 +13,7 @@ WORKER = "triptych.workers.prepare"  # one of each pipeline's processes
 
 def running_pipelines() -> list[Path]:
     """Their run directories, taken from the command lines of the workers."""
-    found = set()  # spares have the same command lines
+    found = set()  # while a worker is replaced, there may be two
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):  # it ended meanwhile, or is not a worker
             if process.stat().st_uid == os.getuid():

@@ -288,7 +288,9 @@ class SupervisorConfig:
     hang_s: float = option(3.0, "time without progress before a worker is killed; never less than 20 steps")
     degrade_after: int = option(5, "crashes of execute within restart_window_s before it runs one sequence at a time")
     max_restarts: int = option(10, "crashes of one worker within restart_window_s before the driver gives up")
-    spares: bool = option(False, "keep an idle process of each worker, imports done: faster restarts for more memory")
+    fork_workers: bool = option(
+        True, "fork workers from a process that has done their imports, which are most of a start"
+    )
     restart_window_s: float = option(60.0, "time over which crashes are counted")
 
     def __post_init__(self) -> None:

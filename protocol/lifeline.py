@@ -11,11 +11,10 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    import subprocess
-
+READY, FORK, GO = b"r", b"f", b"g"  # what a fork server says, what it is told, and what a process that it forked is
+CANNOT_FORK = 3  # exit code of a fork server
 PR_SET_PDEATHSIG = 1
 SHOW_STACKS = signal.SIGUSR2
 SHOW_S = 0.05  # for a hung process to show its stacks
@@ -61,7 +60,13 @@ def show_stacks_at_the_end() -> None:
     faulthandler.register(SHOW_STACKS)
 
 
-def ask_for_stacks(process: subprocess.Popen[bytes]) -> None:
+class Signalled(Protocol):
+    """A process that this one has started, as ``subprocess.Popen``."""
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+def ask_for_stacks(process: Signalled) -> None:
     """Give a hung process the time to show its stacks, before it is killed."""
     process.send_signal(SHOW_STACKS)
     time.sleep(SHOW_S)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-STATE, PARENT, MAJOR_FAULTS, START_TIME = 3, 4, 12, 22  # numbers of fields in proc_pid_stat(5)
+# Numbers of fields in proc_pid_stat(5).
+STATE, PARENT, MAJOR_FAULTS, START_TIME = 3, 4, 12, 22
+ARGUMENTS = 48, 49  # where they begin and end in memory
 
 
 def stat_field(pid: int | str, number: int) -> str:

@@ -30,14 +30,14 @@ HAS_GPU = any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd"))
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
-ORDINARY_WORKERS = "--ordinary-workers"
+OWN_SERVERS = "--own-servers"
 
 # While all tests are imported, a garbage collection has much to visit and nothing to free.
 gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(ORDINARY_WORKERS, action="store_true", help="start workers as outside of tests; see forking.py")
+    parser.addoption(OWN_SERVERS, action="store_true", help="start workers as outside of tests; see forking.py")
 
 
 @pytest.hookimpl(trylast=True)
@@ -92,24 +92,24 @@ def _keep_what_is_there() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_workers(pytestconfig: pytest.Config) -> Iterator[None]:
+def shared_servers(pytestconfig: pytest.Config) -> Iterator[None]:
     """See ``forking.py``."""
     are_missing = None in map(importlib.util.find_spec, ("zmq", "msgpack"))  # kernels are also tested without them
-    if are_missing or pytestconfig.getoption(ORDINARY_WORKERS):
+    if are_missing or pytestconfig.getoption(OWN_SERVERS):
         yield
         return
     from tests import forking
 
-    with forking.forked_workers():
+    with forking.shared_servers():
         yield
 
 
 @pytest.fixture
-def ordinary_workers() -> Iterator[None]:
-    """For tests that look for workers by their commands, or need the time that they take to start."""
+def own_servers() -> Iterator[None]:
+    """For tests of them, and those that need the time that a start takes outside of tests."""
     from tests import forking
 
-    with forking.ordinary_workers():
+    with forking.own_servers():
         yield
 
 

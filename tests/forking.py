@@ -1,162 +1,143 @@
-"""Workers of tests are forked from a process that has imported what they need.
+"""Drivers of tests share the processes that fork their workers.
 
-Imports are most of what a start costs: of a pipeline 0.8 s of processor time, with torch 2 s. All else is as the driver
-wants it, and the worker is a child of the test's own process; but workers of one process of tests share the seed of
-Python's hashes. Where a test changes what processes inherit, such as the environment, a limit or an ignored signal, its
-workers are started as outside of tests. So are those of other processes, such as ``triptych serve``, and all of them
-with ``--ordinary-workers``.
+Imports are most of what a start costs: of a pipeline 0.8 s of processor time, with torch 2 s. Outside of tests each
+driver has fork servers of its own; here those of one process of tests have the same, for as long as it lives. Where a
+test changes what processes inherit, such as the environment, the working directory, a limit or an ignored signal, its
+workers are started as without fork servers. Other processes, such as ``triptych serve``, have their own, and so have
+all with ``--own-servers``.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
-import socket
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from tests.fork_server import MAX_BYTES
+from triptych.driver import supervisor
+from triptych.driver.fork_servers import ForkServer, ForkServers
+from triptych.driver.processes import ForkedProcess, last_log_lines
+from triptych.protocol.board import ROLES
+from triptych.protocol.config import HASH_MODEL, PipelineConfig
+from triptych.protocol.lifeline import child_environment
+from triptych.protocol.run_dir import CONFIG_FILE, read_config
 
-PR_SET_CHILD_SUBREAPER = 36
-WORKERS = [f"triptych.workers.{role}.process" for role in ("prepare", "execute", "summarize")]
-TORCH = ["triptych.workers.execute.model.build"]
-# Variables that may differ, as no import reads them. Tests have one thread in any case.
+# Variables that may differ, as no import reads them.
 _FREE = {"PYTEST_CURRENT_TEST", "OPENBLAS_NUM_THREADS", "XDG_CACHE_HOME"}
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed:")
 
 
 @contextmanager
-def forked_workers() -> Iterator[None]:
+def shared_servers() -> Iterator[None]:
     """In here, drivers of this process have them."""
-    from triptych.driver import processes
-    from triptych.protocol.lifeline import child_environment
-
-    forks = Forks(child_environment(computes=True))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "subprocess", SimpleNamespace(Popen=forks.popen))
+    with ThreadPoolExecutor(1) as starter, TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        shared = Shared(Path(folder), starter)
+        patch.setattr(supervisor, "ForkServers", partial(SharedServers, shared))
         yield
-    if left := forks.changes(child_environment(computes=True)):
-        warnings.warn(f"tests have left something behind, and workers after them were not forked: {left}", stacklevel=1)
-    forks.close()
+        if left := shared.changes():
+            text = f"tests have left something behind, and workers after them were not forked: {left}"
+            warnings.warn(text, stacklevel=1)
+        shared.close()
 
 
 @contextmanager
-def forked_with_changes() -> Iterator[None]:
-    """The same for a changed environment, if they are forked at all."""
-    from triptych.driver import processes
-
-    with nullcontext() if vars(processes)["subprocess"] is subprocess else forked_workers():
+def shared_with_changes() -> Iterator[None]:
+    """The same for a changed environment, if they are shared at all."""
+    with nullcontext() if vars(supervisor)["ForkServers"] is ForkServers else shared_servers():
         yield
 
 
 @contextmanager
-def ordinary_workers() -> Iterator[None]:
-    """In here, drivers start them as outside of tests."""
-    from triptych.driver import processes
-
+def own_servers() -> Iterator[None]:
+    """In here, drivers have their own as outside of tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "subprocess", subprocess)
+        patch.setattr(supervisor, "ForkServers", ForkServers)
         yield
 
 
-class Forks:
+class Shared:
     """One server for workers that need torch and one for the others, each started when it is first needed."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
-        self._environment, self._inherited = environment, set(inherited(environment))
-        self._servers: dict[bool, _Server] = {}
+    def __init__(self, folder: Path, starter: ThreadPoolExecutor) -> None:
+        """``starter``: with its thread, they end."""
+        self._folder, self._starter, self._inherited = folder, starter, set(inherited())
+        self._servers: dict[bool, LockedServer] = {}
         self._lock = threading.Lock()  # each driver has a thread that starts workers
 
-    def changes(self, environment: dict[str, str]) -> list[str]:
+    def changes(self) -> list[str]:
         """What a new process would inherit and its server did not, and the other way round."""
-        return sorted(self._inherited.symmetric_difference(inherited(environment)))
+        return sorted(self._inherited.symmetric_difference(inherited()))
 
-    def popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    def server(self, *, needs_torch: bool) -> ForkServer | None:
         with self._lock:
-            if command[0] != sys.executable or self.changes(options["env"]):
-                return subprocess.Popen(command, **options)
-            return _Forked(self._server(needs_torch=_needs_torch(command)), command, **options)
+            if self.changes():
+                return None
+            if needs_torch not in self._servers:
+                self._servers[needs_torch] = self._starter.submit(self._start, needs_torch).result()
+            return self._servers[needs_torch]
 
-    def _server(self, *, needs_torch: bool) -> _Server:
-        if needs_torch not in self._servers:
-            self._servers[needs_torch] = _Server(WORKERS + TORCH * needs_torch, self._environment)
-        return self._servers[needs_torch]
+    def _start(self, needs_torch: bool) -> LockedServer:
+        run_dir = self._folder / ("with-torch" if needs_torch else "without") / ("long-enough-for-any-other" * 4)
+        run_dir.mkdir(parents=True)
+        config = PipelineConfig.from_options(model="demo" if needs_torch else HASH_MODEL)
+        (run_dir / CONFIG_FILE).write_text(config.to_json())
+        server = LockedServer(run_dir, ("execute",) if needs_torch else ROLES, cwd=None)
+        assert server.receive(), last_log_lines(run_dir, server.log)
+        return server
 
     def close(self) -> None:
         for server in self._servers.values():
-            server.close()
+            server.end()
 
 
-class _Server:
-    """See ``fork_server.py``."""
+class LockedServer(ForkServer):
+    """One that several threads may use."""
 
-    def __init__(self, modules: list[str], environment: dict[str, str]) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            file = theirs.fileno()
-            command = [sys.executable, "-m", "tests.fork_server", str(file), *modules]
-            self._process = subprocess.Popen(command, env=environment, pass_fds=[file], start_new_session=True)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._lock = threading.Lock()
 
-    def fork(self, command: list[str], environment: dict[str, str], files: list[int]) -> int:
-        """The process id of a new child of this process. ``files`` are its standard ones, and its working directory."""
-        _, _, module, *arguments = command
-        request = {"module": module, "arguments": arguments, "environment": environment}
-        _adopt_orphans(True)
-        try:
-            socket.send_fds(self._channel, [json.dumps(request).encode()], files)
-            return int(self._channel.recv(MAX_BYTES))
-        finally:
-            _adopt_orphans(False)
-
-    def close(self) -> None:
-        self._channel.close()
-        self._process.wait()
+    def fork(self, *arguments: Any) -> ForkedProcess | None:
+        with self._lock:
+            return super().fork(*arguments)
 
 
-class _Forked(subprocess.Popen[bytes]):
-    """Only how the process is created differs."""
+class SharedServers(ForkServers):
+    """Those of one driver."""
 
-    def __init__(self, server: _Server, command: list[str], **options: Any) -> None:
-        self._server = server
-        super().__init__(command, **options)
+    def __init__(self, shared: Shared, run_dir: Path, *arguments: Any, **options: Any) -> None:
+        super().__init__(run_dir, *arguments, **options)
+        self._shared, self._is_on = shared, False
 
-    def _execute_child(self, args: list[str], *options: Any) -> None:  # in the order of Python 3.10 to 3.14
-        cwd, environment, stdin, stdin_to_write, stdout, stderr = (options[i] for i in (4, 5, 9, 10, 12, 14))
-        folder = os.open(cwd or ".", os.O_PATH)
-        try:
-            self.pid = self._server.fork(args, environment, [stdin, stdout, stderr, folder])
-            self._child_created = True
-        finally:
-            os.close(folder)
-            if stdin_to_write != -1 or stdin == getattr(self, "_devnull", None):
-                os.close(stdin)
+    def start(self) -> None:
+        """Each is started when it is first needed."""
+        self._is_on = True
 
-
-def _needs_torch(command: list[str]) -> bool:
-    if ".execute" not in command[2]:
+    def are_due(self) -> bool:
         return False
-    run_dir = Path(command[command.index("--run-dir") + 1])
-    return bool(json.loads((run_dir / "config.json").read_text())["model"]["model"] != "hash-lm")
+
+    def is_coming(self, role: str) -> bool:
+        return False
+
+    def _server_of(self, role: str) -> ForkServer | None:
+        if not self._is_on:
+            return None
+        needs_torch = role == "execute" and read_config(self._run_dir).model.model != HASH_MODEL
+        return self._shared.server(needs_torch=needs_torch)
 
 
-def inherited(environment: dict[str, str]) -> Iterator[str]:
-    """What a new process has from this thread and its environment, other than open files."""
+def inherited() -> Iterator[str]:
+    """What a new process has from this thread, other than open files."""
     yield from Path("/proc/self/limits").read_text().splitlines()
     yield from (line for line in Path("/proc/thread-self/status").read_text().splitlines() if line.startswith(_STATUS))
-    yield from (f"{name}={value}" for name, value in environment.items() if name not in _FREE)
-
-
-def _adopt_orphans(is_on: bool) -> None:
-    """Whether an orphan becomes a child of this process if an ancestor of it was one."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(is_on), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    yield from (f"{name}={value}" for name, value in child_environment().items() if name not in _FREE)
+    with suppress(OSError):  # it may have been deleted
+        yield os.getcwd()

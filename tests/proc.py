@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -19,6 +20,17 @@ def is_alive(pid: int | None) -> bool:
 def children_of(pid: int) -> list[int]:
     """Processes that any thread of ``pid`` started and that it has not waited for."""
     return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+def fork_servers_of(run_dir: Path) -> list[int]:
+    """The processes that fork workers in a pipeline of this process; other drivers in it have others."""
+    found = []
+    for child in children_of(os.getpid()):
+        with suppress(OSError):  # it has just ended
+            words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+            if "triptych.workers.fork_server" in words and str(run_dir) in words:
+                found.append(child)
+    return found
 
 
 @contextmanager

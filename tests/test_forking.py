@@ -1,23 +1,20 @@
-"""A forked worker differs from one that was started in nothing but its command."""
+"""Drivers of tests share fork servers, unless a worker would inherit something else."""
 
 from __future__ import annotations
 
 import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests import fork_server
-from tests.forking import Forks, forked_workers
+from tests.forking import Shared, shared_servers
 from triptych import Driver
-from triptych.driver.processes import log_of
 
 
 @contextmanager
@@ -49,28 +46,33 @@ def other_variable() -> Iterator[None]:
         yield
 
 
-def test_it_is_a_child_of_this_process_with_the_folder_and_the_files_it_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with forked_workers(), Driver("hash-lm") as driver:
-        worker = psutil.Process(driver.pids["summarize"])
-        assert fork_server.__name__ in worker.cmdline()
-        assert worker.ppid() == os.getpid()
-        assert os.getsid(worker.pid) == worker.pid
-        assert worker.cwd() == str(tmp_path)
-        assert os.path.samefile(f"/proc/{worker.pid}/fd/2", log_of(Path(driver.run_dir), "summarize"))
+@contextmanager
+def other_folder() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir("/")
+        yield
 
 
-@pytest.mark.parametrize("change", [one_file_less, ignored_signal, other_umask, other_variable])
+def test_two_drivers_have_the_same_server() -> None:
+    def servers() -> set[int]:
+        return {each.pid for each in psutil.Process().children() if "triptych.workers.fork_server" in each.cmdline()}
+
+    with shared_servers():
+        before = servers()
+        with Driver("hash-lm"), Driver("hash-lm"):
+            assert len(servers() - before) == 1
+
+
+@pytest.mark.parametrize("change", [one_file_less, ignored_signal, other_umask, other_variable, other_folder])
 def test_there_is_none_where_a_process_would_inherit_something_else(
-    change: Callable[[], AbstractContextManager[None]],
+    change: Callable[[], AbstractContextManager[None]], tmp_path: Path
 ) -> None:
-    forks, command = Forks(dict(os.environ)), [sys.executable, "-c", "", "--run-dir", ""]
-    with change(), forks.popen(command, env=dict(os.environ)) as process:
-        assert type(process) is subprocess.Popen
+    with ThreadPoolExecutor(1) as starter:
+        shared = Shared(tmp_path, starter)
+        with change():
+            assert shared.server(needs_torch=False) is None
 
 
 def test_change_that_is_left_behind_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.warns(UserWarning, match="not forked: .*LOCAL_RANK=1"), forked_workers():
+    with pytest.warns(UserWarning, match="not forked: .*LOCAL_RANK=1"), shared_servers():
         monkeypatch.setenv("LOCAL_RANK", "1")

@@ -146,17 +146,11 @@ class StatsPublisher:
         return TICK_S
 
 
-def main(
-    role: str, body: Callable[[WorkerContext], None], *, preload: Callable[[PipelineConfig], None] | None = None
-) -> None:
-    """Run a worker until it is told to stop, and exit the process; the exit code is 0 only in that case.
-
-    A spare calls ``preload`` before it waits.
-    """
+def main(role: str, body: Callable[[WorkerContext], None]) -> None:
+    """Run a worker until it is told to stop, and exit the process; the exit code is 0 only in that case."""
     parser = argparse.ArgumentParser(description=f"The {role} worker of a Triptych pipeline; started by its driver.")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--epoch", type=int, help="number of this start; a spare reads it from its standard input")
-    parser.add_argument("--spare", action="store_true", help="wait for an epoch on standard input")
+    parser.add_argument("--epoch", type=int, required=True, help="number of this start")
     parser.add_argument("--parent", type=int, required=True, help="process id of the driver")
     arguments = parser.parse_args()
     end_only_with(arguments.parent)
@@ -166,11 +160,8 @@ def main(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"
     )
     raise_file_limit()
-    started = process_start()
-    if arguments.spare:
-        arguments.epoch, started = _wait_as_spare(arguments.run_dir, preload), time.monotonic()
-    context = open_context(role, arguments.epoch, arguments.run_dir, stop_files=() if arguments.spare else stop_files())
-    context.page.set_phase(context.epoch, "starting", since=started)
+    context = open_context(role, arguments.epoch, arguments.run_dir, stop_files=stop_files())
+    context.page.set_phase(context.epoch, "starting", since=process_start())
     context.page.set_patience(0)  # the previous process may have died during a flush
     try:
         body(context)
@@ -182,13 +173,6 @@ def main(
     context.set_phase("stopped")
     logging.shutdown()
     os._exit(0)  # nothing is left to do, and torch alone takes long to shut down
-
-
-def _wait_as_spare(run_dir: Path, preload: Callable[[PipelineConfig], None] | None) -> int:
-    """The epoch in which this process is needed, perhaps days later."""
-    if preload is not None:
-        preload(read_config(run_dir))
-    return int(sys.stdin.readline() or sys.exit(0))
 
 
 def open_context(role: str, epoch: int, run_dir: Path, *, stop_files: tuple[int, ...]) -> WorkerContext:

@@ -50,7 +50,7 @@ def main() -> int:
                 Path(arguments.keep_log).write_bytes((Path(folder) / "serve.log").read_bytes())
     failures = {name: figures[name] for name in MUST_BE_ZERO if figures[name]}
     names = (
-        "model", "dtype", "kv_dtype", "quantization", "backend", "streams", "seconds", "seed", "spares",
+        "model", "dtype", "kv_dtype", "quantization", "backend", "streams", "seconds", "seed", "fork_workers",
         "num_speculative_tokens", "draft_model", "adapters",
     )  # fmt: skip
     config = {name: getattr(arguments, name) for name in names}
@@ -73,7 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--poison", type=float, default=0.005, help="share of the requests")
     parser.add_argument("--only", default="", help="of the faults, those with this in their names")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--spares", action="store_true", help="keep an idle process of each worker")
+    parser.add_argument("--no-fork-workers", action="store_false", dest="fork_workers", help="start each anew")
     parser.add_argument("--num-speculative-tokens", type=int, help="with 15 --streams at most it guesses")
     parser.add_argument("--draft-model", help="as --num-speculative-tokens; of a --model with weights")
     parser.add_argument("--adapters", action="store_true", help="load and unload LoRA adapters all the time; hash-lm")
@@ -84,7 +84,7 @@ def parse() -> argparse.Namespace:
 def flags(arguments: argparse.Namespace) -> list[str]:
     guesses = {"num-speculative-tokens": arguments.num_speculative_tokens, "draft-model": arguments.draft_model}
     given = [part for name, value in guesses.items() if value is not None for part in (f"--{name}", str(value))]
-    return [*model_flags(arguments), *SETTINGS, *given, *(["--spares"] if arguments.spares else [])]
+    return [*model_flags(arguments), *SETTINGS, *given, *([] if arguments.fork_workers else ["--no-fork-workers"])]
 
 
 def model_flags(arguments: argparse.Namespace) -> list[str]:

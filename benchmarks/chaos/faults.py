@@ -17,6 +17,7 @@ RECOVERY_S = 60.0
 WEIGHTS = {
     "kill execute": 14, "kill prepare": 7, "kill summarize": 8, "kill a pair": 4, "kill all three": 4,
     "kill driver": 4, "stop one": 3, "segv one": 5, "kill at start-up": 5, "kill during another's recovery": 4,
+    "kill fork servers": 4,
 }  # fmt: skip
 
 
@@ -66,6 +67,10 @@ class Faults:
                 # would rightly poison it. No request is alone while there are no suspects and many streams.
                 is_safe = not self._service.board.stats()["execute"].get("suspects")
                 self._send(role, signal.SIGSEGV if is_safe else signal.SIGKILL)
+            case ["kill", "fork", "servers"]:
+                self._send(role, signal.SIGKILL)
+                time.sleep(self._rng.uniform(0.0, 0.05))  # before, while or after one forks
+                self.kills["fork servers"] += self._service.kill_fork_servers()
             case ["kill", "at", "start-up"]:
                 self._kill_at_start_up(role)
             case _:

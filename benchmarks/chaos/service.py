@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from triptych.driver.control import ask
 from triptych.protocol.board import ROLES, Board
 from triptych.protocol.errors import ConfigError
@@ -70,6 +72,15 @@ class Service:
         except ProcessLookupError:
             return False
         return True
+
+    def kill_fork_servers(self) -> int:
+        """How many there were."""
+        assert self.process is not None
+        children = psutil.Process(self.process.pid).children()
+        servers = [child for child in children if "triptych.workers.fork_server" in child.cmdline()]
+        for server in servers:
+            server.kill()
+        return len(servers)
 
     def kill_driver(self) -> None:
         assert self.process is not None

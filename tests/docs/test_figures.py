@@ -125,7 +125,7 @@ def test_perplexities() -> None:
 
 
 def test_times_of_recovery() -> None:
-    rows = table("recovery.md", "without `--spares`, median |")
+    rows = table("recovery.md", "started anew, median |")
     with_spares, without = measured("chaos")["recovery_s"], measured("chaos_adapters")["recovery_s"]
     for row, role in zip(rows.values(), ("execute", "prepare", "summarize", "driver"), strict=False):
         values = [with_spares[role]["p50"], with_spares[role]["p95"], without[role]["p50"]]

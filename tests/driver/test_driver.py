@@ -54,6 +54,7 @@ def pids_of(driver: Driver) -> list[int]:
     return [pid for pid in driver.pids.values() if pid is not None]
 
 
+@pytest.mark.usefixtures("own_servers")
 def test_life_cycle_of_one_driver(caplog: pytest.LogCaptureFixture) -> None:
     """One pipeline for everything that needs only one: each start takes half a second."""
     num_open = len(os.listdir("/proc/self/fd"))
@@ -302,7 +303,7 @@ def test_stop_interrupted_after_the_workers_ended_can_be_repeated() -> None:
     assert not run_dir.exists()
 
 
-@pytest.mark.usefixtures("ordinary_workers")
+@pytest.mark.usefixtures("own_servers")
 def test_start_stopped_by_another_thread_does_not_affect_the_next_start() -> None:
     driver = Driver("hash-lm")
 

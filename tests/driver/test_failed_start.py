@@ -258,7 +258,7 @@ def test_worker_that_fails_to_start_ends_no_request_of_the_previous_driver(
         if role == "execute":
             if not supervisor._board.ready("summarize"):
                 raise BlockingIOError(errno.EAGAIN, "no process left")
-            arguments = ["--wrong"]
+            arguments = [*arguments, "--wrong"]
         return start_process(supervisor, role, arguments=arguments, **options)
 
     def set_mode_and_wait(board: Board, mode: int) -> None:

@@ -6,7 +6,9 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +21,16 @@ from triptych.protocol.errors import ConfigError
 from triptych.protocol.run_dir import CONFIG_FILE
 
 
+@contextmanager
+def upgraded(**options: Any) -> Iterator[Driver]:
+    with Driver("hash-lm", **options) as driver, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Installation, "upgraded_to", lambda self: "99.0")
+        yield driver
+
+
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    with Driver("hash-lm") as driver:
-        monkeypatch.setattr(Installation, "upgraded_to", lambda self: "99.0")
+def driver() -> Iterator[Driver]:
+    with upgraded(fork_workers=False) as driver:
         yield driver
 
 
@@ -46,6 +54,19 @@ def test_worker_of_another_version_that_starts_goes_on(driver: Driver) -> None:
     old = kill(driver, "prepare")
     eventually(lambda: driver.pids["prepare"] not in (None, old) and driver.healthy)
     assert driver.generate([5], max_tokens=3).token_ids
+
+
+def test_forked_worker_is_of_the_version_that_runs() -> None:
+    """It does not end the pipeline by failing once, as one of another version does."""
+    with upgraded() as driver:
+        for _ in range(2):
+            old = kill(driver, "prepare")
+            eventually(lambda old=old: driver.pids["prepare"] not in (None, old) and driver.healthy)  # type: ignore[misc]
+        (driver.run_dir / CONFIG_FILE).write_text("not as any version writes it")
+        kill(driver, "prepare")
+        health = eventually(lambda: health if (health := driver.health()).workers["prepare"].recent_deaths else None)
+        assert health.status != "failed"
+        assert "upgraded" not in health.workers["prepare"].last_death
 
 
 def test_upgraded_worker_is_not_replaced_on_purpose(driver: Driver) -> None:

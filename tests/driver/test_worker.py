@@ -10,6 +10,7 @@ import pytest
 
 from tests.waiting import eventually
 from triptych.driver import worker as worker_module
+from triptych.driver.processes import Process
 from triptych.driver.worker import CROWD_LASTS_S, MAX_BACK_OFF_S, Worker
 from triptych.protocol import starvation
 from triptych.protocol.errors import WorkerDied
@@ -50,11 +51,11 @@ class Ending(Worker):
     left: list[subprocess.Popen[bytes]]
 
     @property
-    def process(self) -> subprocess.Popen[bytes] | None:
+    def process(self) -> Process | None:
         return self.left.pop() if self.left else None
 
     @process.setter
-    def process(self, _: subprocess.Popen[bytes] | None) -> None: ...
+    def process(self, _: Process | None) -> None: ...
 
 
 def test_death_for_lack_of_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeAlias
 import pytest
 import typer
 
-from tests.forking import ordinary_workers
 from triptych import Driver
 from triptych.launch.cli import main
 from triptych.launch.signals import ENDING
@@ -38,8 +37,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("p")
     folder.chmod(0o700)
     driver = Driver("hash-lm", run_dir=folder, max_queue=1024)
-    with ordinary_workers():  # commands find it by those of its workers
-        driver.start()
+    driver.start()
     yield str(folder)
     driver.stop()
 

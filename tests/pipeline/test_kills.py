@@ -12,6 +12,7 @@ import pytest
 from tests.pipeline.checks import assert_quiet, expected, random_prompt
 from tests.pipeline.conftest import hash_driver
 from tests.pipeline.killing import has_stepped, kill, num_steps
+from tests.proc import fork_servers_of
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.protocol.board import ROLES
@@ -62,6 +63,24 @@ def test_killing_all_three_at_once_changes_no_text(slow: Driver) -> None:
         eventually(lambda: slow.healthy)
     for prompt, stream in zip(prompts, streams, strict=True):
         assert stream.result(60).token_ids == expected(prompt, 400)
+
+
+@pytest.mark.usefixtures("own_servers")
+def test_killing_what_forks_workers_changes_no_text() -> None:
+    """Before they fork, while they do, and while others do their imports."""
+    rng = random.Random(9)
+    prompts = [random_prompt(rng) for _ in range(8)]
+    with hash_driver(hash_step_ms=4.0, lease_s=30.0) as driver:
+        streams = [driver.submit(prompt, max_tokens=400) for prompt in prompts]
+        for role in ROLES * 2:
+            before, pid = num_steps(driver), eventually(lambda role=role: driver.pids[role])  # type: ignore[misc]
+            os.kill(pid, signal.SIGKILL)
+            for server in fork_servers_of(driver.run_dir):
+                os.kill(server, signal.SIGKILL)
+            eventually(lambda before=before: has_stepped(driver, before) or all(s.done for s in streams))  # type: ignore[misc]
+        for prompt, stream in zip(prompts, streams, strict=True):
+            assert stream.result(60).token_ids == expected(prompt, 400)
+        assert_quiet(driver)
 
 
 def test_time_lost_to_a_kill_is_in_the_ledger(slow: Driver) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.forking import forked_with_changes
+from tests.forking import shared_with_changes
 from tests.pipeline.checks import assert_quiet, expected, random_prompt
 from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
@@ -30,7 +30,7 @@ def faults() -> Iterator[None]:
     folder = Path(__file__).parent / "faults"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        with forked_with_changes():  # by servers that Python has given the faults
+        with shared_with_changes():  # by servers that Python has given the faults
             yield
 
 

@@ -105,7 +105,7 @@ def test_empty_text_is_not_taken_for_a_setting_that_was_not_given(name: str) -> 
         ("page_size", 16.0, "page_size must be int | None, got 16.0"),
         ("max_num_seqs", True, "max_num_seqs must be int | None, got True"),
         ("kv_memory_fraction", "half", "kv_memory_fraction must be float | None, got 'half'"),
-        ("spares", 1, "spares must be bool, got 1"),
+        ("fork_workers", 1, "fork_workers must be bool, got 1"),
         ("model", None, "model must be str, got None"),
         ("lora_modules", "a=b", "lora_modules must be tuple, got 'a=b'"),
         ("lora_modules", ["a=b", 5], "lora_modules must be str, got 5"),

@@ -1,4 +1,4 @@
-"""``python -m triptych.workers.execute``: how the driver starts this worker."""
+"""``python -m triptych.workers.execute``: this worker, as the driver starts it or lets it be forked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from ..importing import NUMPY, importing
 if __name__ == "__main__":
     with importing(NUMPY):
         from ..process import main
-        from .loading import preload
         from .process import run
 
-    main("execute", run, preload=preload)
+    main("execute", run)

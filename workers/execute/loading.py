@@ -25,10 +25,14 @@ CPU_MIXED_PREFILL_TOKENS = 128  # a CPU is so slow that other sequences would wa
 
 
 def preload(config: PipelineConfig) -> None:
-    """Import what takes seconds, in a spare process that waits until it is needed."""
+    """Import what takes seconds, and read what workers that are forked after an upgrade have to go on with."""
     if config.model.model != HASH_MODEL:
         with importing(TORCH):
+            from .kernels.compile import SOURCES, read_sources
             from .model import build  # noqa: F401
+            from .model.guard.proof import digest_of_code
+        read_sources(SOURCES)
+        digest_of_code()
     if config.model.backend == "transformers":  # otherwise an earlier start may have proven what it would be needed for
         with importing(MODELS):
             from .model.modules import build as transformers_build  # noqa: F401

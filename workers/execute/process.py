@@ -26,6 +26,7 @@ from .engine import Engine, StepOutputs
 from .grammar.intake import GrammarIntake
 from .grammar.matcher import GrammarCompiler, ReasoningLimit
 from .loading import load_runner, make_scheduler, settle_interval_ms
+from .loading import preload as preload
 from .patience import Patience
 from .quarantine import Quarantine
 from .reports import Reports

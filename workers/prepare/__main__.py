@@ -1,4 +1,4 @@
-"""``python -m triptych.workers.prepare``: how the driver starts this worker."""
+"""``python -m triptych.workers.prepare``: this worker, as the driver starts it or lets it be forked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from ..importing import NUMPY, importing
 if __name__ == "__main__":
     with importing(NUMPY):
         from ..process import main
-        from .process import preload, run
+        from .process import run
 
-    main("prepare", run, preload=preload)
+    main("prepare", run)

@@ -50,7 +50,7 @@ READING_S = 1.0  # after the last end: until then its client may be about to ack
 
 
 def preload(_: PipelineConfig) -> None:
-    """Import what the first chat needs, in a process that has nothing else to do yet."""
+    """Import what the first chat needs, in a process that has nothing else to do yet, or forks workers."""
     from . import template_language  # noqa: F401
 
 

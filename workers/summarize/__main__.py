@@ -1,4 +1,4 @@
-"""``python -m triptych.workers.summarize``: how the driver starts this worker."""
+"""``python -m triptych.workers.summarize``: this worker, as the driver starts it or lets it be forked."""
 
 from __future__ import annotations
 

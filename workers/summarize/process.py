@@ -14,6 +14,7 @@ from typing import Any
 from ...protocol import messages as m
 from ...protocol.board import FAILED, STOP
 from ...protocol.codec import decode_public, peek_request_id
+from ...protocol.config import PipelineConfig
 from ...protocol.errors import BadFrame, PipelineFailed
 from ...protocol.model_card import ModelCard
 from ...protocol.owners import Owners
@@ -37,6 +38,10 @@ logger = logging.getLogger(__name__)
 
 MAX_FRAMES_A_TURN = 1024
 LAST_WORDS_S = 2.0  # during a stop, time for clients to fetch and acknowledge their ends
+
+
+def preload(_: PipelineConfig) -> None:
+    """Nothing: all of its imports are those of this module."""
 
 
 def run(context: WorkerContext) -> None:

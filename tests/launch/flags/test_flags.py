@@ -37,7 +37,7 @@ CONFIG_VALUES: dict[str, Any] = {
     "recovery": "exact",
     "journal_flush": "step",
     "journal_flush_ms": 50.0,
-    "spares": True,
+    "fork_workers": False,
     "preemption": "swap",
     "num_speculative_tokens": 8,
     "draft_model": "/models/small",

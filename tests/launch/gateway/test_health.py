@@ -102,7 +102,7 @@ def is_reported(api: Site, role: str) -> bool:
     return reply.status_code == 503 and role in reply.json()["unhealthy"]
 
 
-@pytest.mark.usefixtures("ordinary_workers")
+@pytest.mark.usefixtures("own_servers")
 def test_loading_model_is_a_503_and_can_be_watched() -> None:
     driver = Driver("demo", device="cpu", threads=1)
     driver.start(wait=False)

@@ -50,7 +50,7 @@ def test_running_pipelines_are_found(run_dir: str, monkeypatch: pytest.MonkeyPat
     assert the_running_pipeline() == Path("/a")
 
 
-def test_pipeline_with_spares_is_listed_once(tmp_path: Path) -> None:
+def test_pipeline_with_two_workers_of_a_role_is_listed_once(tmp_path: Path) -> None:
     program = "print(flush=True); input()"
     command = [sys.executable, "-c", program, "triptych.workers.prepare", "--run-dir", str(tmp_path)]
     with ExitStack() as stack:

@@ -87,10 +87,15 @@ def poison_summarize() -> None:
     Answer.push = push_or_die  # type: ignore[method-assign]
 
 
-arguments = " ".join(sys.orig_argv)
-if "triptych.workers.execute" in arguments:
+def is_of(role: str) -> bool:
+    """Whether this process is a worker of that role, or forks them."""
+    module = f"triptych.workers.{role}"
+    return module in sys.orig_argv or ("triptych.workers.fork_server" in sys.orig_argv and role in sys.orig_argv)
+
+
+if is_of("execute"):
     poison_execute()
-if "triptych.workers.prepare" in arguments:
+if is_of("prepare"):
     poison_prepare()
-if "triptych.workers.summarize" in arguments and "TRIPTYCH_FATAL_TOKEN" in os.environ:
+if is_of("summarize") and "TRIPTYCH_FATAL_TOKEN" in os.environ:
     poison_summarize()
