@@ -34,7 +34,7 @@ from .processes import (
 logger = logging.getLogger(__name__)
 
 GROUPS = (("execute",), ("prepare", "summarize"))  # roles that share a server: only execute needs torch
-FORK_S = 1.0  # how long a server may take for it; on a busy machine it takes 0.02
+FORK_S = 1.0  # how long a server may take for it; on a busy machine it takes 0.04, and 0.15 at most
 IMPORT_S = 60.0  # how long a worker waits for a server, as its own imports would take as long as the server's
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 60.0  # until a server is started in place of one that has ended
 SETTLED_S = 10.0  # one that has lasted longer does not end again and again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -74,13 +75,15 @@ class Service:
         return True
 
     def kill_fork_servers(self) -> int:
-        """How many there were."""
+        """How many were killed."""
         assert self.process is not None
-        children = psutil.Process(self.process.pid).children()
-        servers = [child for child in children if "triptych.workers.fork_server" in child.cmdline()]
-        for server in servers:
-            server.kill()
-        return len(servers)
+        num_killed = 0
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                if "triptych.workers.fork_server" in child.cmdline():
+                    child.kill()
+                    num_killed += 1
+        return num_killed
 
     def kill_driver(self) -> None:
         assert self.process is not None
