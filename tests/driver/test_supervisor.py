@@ -343,9 +343,10 @@ def test_failed_start_is_detected_even_if_the_kernel_keeps_no_exit_codes(tmp_pat
     assert caught.value.exit_code == 1
 
 
-@pytest.mark.usefixtures("_sigchld_ignored")
-def test_without_exit_codes_a_death_counts_as_the_worker_s_own_fault_unless_it_is_replaced() -> None:
-    with Driver("hash-lm", max_restarts=1000) as driver:
+@pytest.mark.usefixtures("_sigchld_ignored", "own_servers")
+@pytest.mark.parametrize("forks", [True, False])
+def test_without_exit_codes_a_death_counts_as_the_worker_s_own_fault_unless_it_is_replaced(forks: bool) -> None:
+    with Driver("hash-lm", max_restarts=1000, fork_workers=forks) as driver:
         os.kill(old := pid_of(driver, "execute"), signal.SIGABRT)
         soon(lambda: is_replaced(driver, "execute", old))
         assert driver.health().workers["execute"].recent_deaths == 1

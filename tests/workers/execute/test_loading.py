@@ -16,6 +16,7 @@ from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute import loading
 from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.kernels.compile import read_sources
 from triptych.workers.execute.loading import (
     CPU_MIXED_PREFILL_TOKENS,
     CPU_REPORT_INTERVAL_MS,
@@ -23,9 +24,18 @@ from triptych.workers.execute.loading import (
     REPORT_INTERVAL_MS,
     check_speculation,
     find_folders,
+    preload,
     settle_interval_ms,
     settle_scheduling,
 )
+from triptych.workers.execute.model.guard.proof import digest_of_code
+
+
+def test_what_forks_workers_reads_what_they_need_after_an_upgrade() -> None:
+    for read in (read_sources, digest_of_code):
+        read.cache_clear()
+    preload(PipelineConfig.from_options(model="demo"))
+    assert [read.cache_info().currsize for read in (read_sources, digest_of_code)] == [1, 1]
 
 
 @pytest.mark.parametrize(
