@@ -86,12 +86,13 @@ def _num_kills(text: str) -> int | None:
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), None)
 
 
-def exit_code(process: Process, pidfd: int, *, phase: str, was_killed: bool) -> int:
-    """The exit code of an ended process, negative for a signal; ``phase`` is the last one it showed.
+def exit_code(process: Process, pidfd: int, *, phase: str, log: str) -> int:
+    """The exit code of an ended process, negative for a signal. ``phase`` is the last one it showed, ``log`` its last
+    lines.
 
-    If the host program ignores SIGCHLD or reaps every child, the code is lost and ``Popen`` reports 0. Then only a
-    worker that showed "stopped" or ``was_killed`` by this driver counts as clean: otherwise one that fails at every
-    start would be restarted forever.
+    If the host program ignores SIGCHLD or reaps every child, the code is lost and ``Popen`` reports 0. Then what the
+    process has left behind tells: it has failed if it said so, showed the stacks of a crash, or never got as far as to
+    show a phase; without any of this it was killed.
     """
     try:
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
@@ -99,7 +100,7 @@ def exit_code(process: Process, pidfd: int, *, phase: str, was_killed: bool) -> 
         process.wait()
         if phase == "stopped":
             return 0
-        return -signal.SIGKILL if was_killed else 1
+        return 1 if phase in ("failed", "down") or STACKS_FOLLOW in log else -signal.SIGKILL
     return process.wait()
 
 

@@ -274,12 +274,12 @@ class Supervisor:
 
     def _on_exit(self, worker: Worker) -> None:
         assert worker.process is not None
-        code = exit_code(worker.process, worker.pidfd, phase=self._board.phase(worker.role), was_killed=worker.killed)
+        log = self.last_log_lines(worker.role)
+        code = exit_code(worker.process, worker.pidfd, phase=self._board.phase(worker.role), log=log)
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
         worker.process, worker.pidfd, worker.is_news = None, -1, True
-        self._exit_codes[worker.role] = code
-        out_of_memory, log = self._oom.has_killed(code), self.last_log_lines(worker.role)
+        self._exit_codes[worker.role], out_of_memory = code, self._oom.has_killed(code)
         if self._is_wanted(worker):
             internal = is_internal(code, was_hung=worker.hung, out_of_memory=out_of_memory)
             if ran_out_of_files(code, log):

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .codec import pack, unpack
+from .descriptors import beyond_standard_streams
 from .errors import ConfigError
 from .intent import INTENT_BYTES, Intent
 from .view import HEAD_BYTES, View
@@ -63,6 +64,7 @@ _WORKER = np.dtype(
 class Board:
     """The mapped file of one run directory."""
 
+    @beyond_standard_streams()
     def __init__(self, path: Path) -> None:
         """
         Raises:

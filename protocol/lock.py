@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
+from .descriptors import beyond_standard_streams
+
 
 class LockFile:
     """An open file or folder for ``flock``. Forked children do not keep it.
@@ -17,6 +19,7 @@ class LockFile:
 
     _open: ClassVar[set[LockFile]] = set()  # all of this process: a fork needs to know them
 
+    @beyond_standard_streams()
     def __init__(self, path: Path, flags: int) -> None:
         """Open the file, which only its owner can read if ``flags`` create it; it is not locked yet.
 

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..descriptors import beyond_standard_streams
 from ..errors import ConfigError, JournalError
 from ..lock import LockFile
 
@@ -208,6 +209,7 @@ class Journal:
         self.release_words: Words = self.records["release_word"]
 
     @classmethod
+    @beyond_standard_streams()
     def create(cls, path: Path, *, num_records: int, arena_bytes: int) -> Journal:
         """A new journal with all of its disk space allocated, so that a full disk fails here and not later.
 
@@ -245,6 +247,7 @@ class Journal:
             lock.release()
 
     @classmethod
+    @beyond_standard_streams()
     def open(cls, path: Path) -> Journal:
         """An existing journal.
 
