@@ -167,6 +167,12 @@ def test_speed_beside_transformers() -> None:
     assert_stated("../CHANGELOG.md", r"Qwen3.5-0.8B in bfloat16, one stream decodes (\S+) times", recurrent)
 
 
+def test_throughput_of_a_gateway() -> None:
+    found = measured("gateway")["results"]
+    assert_stated("http.md", r"takes (\S+) µs of processor time per token", found["gateway_cpu_us_per_token"])
+    assert_stated("http.md", r"(\S+),000 tokens per second of the hash model", found["flooded"]["tokens_per_s"] / 1000)
+
+
 def test_attention_in_8_bits() -> None:
     cases = measured("eight_bit_pages")["cases"].values()
     sequences = r"8 sequences of 2,048 tokens decode (\S+) to (\S+) times as fast, and 8 of 8,192 tokens (\S+) to (\S+)"
