@@ -18,6 +18,7 @@ from .control import ControlServer
 from .deaths import Death
 from .first_epochs import note_first_epochs
 from .journal_keeper import JournalKeeper
+from .kv_memory import KvMemory
 from .orphans import end_orphans
 from .preparing import prepare_keys, prepare_run_dir, writing
 from .run_dir import RunDir
@@ -53,6 +54,7 @@ class Parts:
     run_dir: RunDir
     keeper: JournalKeeper
     board: Board
+    kv_memory: KvMemory
     client: Client
     supervisor: Supervisor
     sockets: SocketFiles
@@ -91,6 +93,8 @@ def open_parts(
         board = Board(board_path(run_dir.path))
         undo.callback(board.close)
         note_first_epochs(run_dir.path, board)
+        kv_memory = KvMemory(run_dir.path)
+        undo.callback(kv_memory.close)
     board.set_mode(RUN)
     client = Client(
         run_dir.path,
@@ -105,6 +109,8 @@ def open_parts(
 
     def on_death(death: Death) -> int:
         keeper.check_after(death)  # first: to blame a request is to write into the journal
+        if death.role == "execute" and death.is_internal:
+            kv_memory.discard()  # what else has it written there?
         return blame.note_death(death)
 
     supervisor = Supervisor(
@@ -116,7 +122,7 @@ def open_parts(
         on_vacancy=stand_ins.replace,
         on_look=sockets.look,
     )
-    return Parts(config, run_dir, keeper, board, client, supervisor, sockets, stand_ins)
+    return Parts(config, run_dir, keeper, board, kv_memory, client, supervisor, sockets, stand_ins)
 
 
 def _leave(run_dir: RunDir) -> None:

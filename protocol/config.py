@@ -132,6 +132,7 @@ class CacheConfig:
         f"{CPU_KV_FRACTION} on a CPU, {GPU_KV_FRACTION} on a GPU",
     )
     prefix_cache: bool = option(True, "share the pages of equal prefixes")
+    retain_kv: bool = option(True, "on a CPU, KV pages outlive execute, unless it died by its own fault")
     host_pages: int = option(0, "KV pages in host memory, for swapped-out and evicted ones")
     state_snapshots: int | None = option(
         None, "states of recurrent layers kept for prompts with a common prefix; by default half of max_num_seqs"

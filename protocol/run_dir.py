@@ -48,6 +48,11 @@ def journal_path(run_dir: Path, service: ServiceConfig) -> Path:
     return Path(service.journal).absolute() if service.journal else run_dir / JOURNAL_FILE
 
 
+def kv_path(run_dir: Path) -> Path:
+    """The KV pool of execute: a link to memory that the driver holds."""
+    return run_dir / "kv"
+
+
 def board_path(run_dir: Path) -> Path:
     return run_dir / "board"
 

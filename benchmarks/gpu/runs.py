@@ -152,6 +152,7 @@ class TimedRunner:
         self.prepare, self.show_progress = runner.prepare, runner.show_progress
         self.load_adapters = runner.load_adapters
         self.is_batch_invariant, self.overlaps = runner.is_batch_invariant, runner.overlaps
+        self.page_records = runner.page_records
         self.hides_planning = runner.hides_planning
         self.proposer, self.check_costs = runner.proposer, runner.check_costs
 

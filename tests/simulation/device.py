@@ -61,7 +61,11 @@ class Device(HashRunner):
     """
 
     def __init__(self, worker: Worker, card: ModelCard, *, num_host_pages: int) -> None:
-        super().__init__(VOCAB_SIZE, num_pages=card.num_pages, page_size=card.page_size, num_host_pages=num_host_pages)
+        lasting: Any = None if worker.world.lasting is None else worker.world.lasting.open(worker)
+        super().__init__(
+            VOCAB_SIZE, num_pages=card.num_pages, page_size=card.page_size, num_host_pages=num_host_pages,
+            kv_file=lasting,
+        )  # fmt: skip
         self.what_adapters_add: list[int] | None = None  # to each token; None: the adapter's number
         world = worker.world
         self.proposer = Drafts(card, world.require) if world.plan.has_draft_model else Guesses()
@@ -109,6 +113,7 @@ class Device(HashRunner):
     def _compute(self) -> None:
         """Compute all launched steps."""
         while self._orders:
+            self._worker.go_on()
             order = self._orders.popleft()
             if isinstance(order, Moves):
                 super().move(order)

@@ -278,7 +278,7 @@ class Drivers:
         return Execute(context, runner, card, step_s=0.001)
 
     def _build_runner(
-        self, model: ModelConfig, cache: CacheConfig, scheduler: SchedulerConfig, *, run_dir: Any
+        self, model: ModelConfig, cache: CacheConfig, scheduler: SchedulerConfig, *, run_dir: Any, kv_file: None
     ) -> tuple[Device, ModelCard]:
         worker, card = run_dir.owner, self.world.card
         worker.stay(self.dice.randrange(*LOAD_NS))
@@ -303,6 +303,7 @@ class Drivers:
         patch.setattr(LoraModule, "digest", lambda self: digest_of(self.folder.name))
         patch.setattr(loading, "build_hash_runner", self._build_runner)
         patch.setattr(loading, "check_speculation", lambda *_: None)
+        patch.setattr(loading, "_kv_file", lambda *_: None)  # the device finds it
         clock = self.world.clock
         times = SimpleNamespace(
             monotonic=clock.monotonic, monotonic_ns=clock.monotonic_ns, sleep=lambda s: self.turning.sleep(s)

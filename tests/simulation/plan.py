@@ -49,6 +49,7 @@ class Plan:
     failure_chance: float = 0.0  # probability that a token cannot be sampled
     mishap_chance: float = 0.0  # probability that a step raises
     has_draft_model: bool = False  # whether tokens are proposed by one
+    retains_pages: bool = False  # whether pages outlive execute
     keys: dict[str, str] = field(default_factory=dict)  # of clients, by their names; by default the name
 
     @property

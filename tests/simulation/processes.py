@@ -85,6 +85,10 @@ class Process:
     def stay(self, duration_ns: int) -> None:
         """Be in the middle of something for this long."""
         self.world.run_until(self.world.clock.now_ns + duration_ns)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Unless it was killed while others ran."""
         if not self.is_alive:
             raise Died
 
@@ -150,8 +154,7 @@ class Worker(Process):
             self.world.drivers.stall(self)
 
     def die_of(self, prompt: list[int]) -> NoReturn:
-        if not self.is_alive:  # it was killed while the device computed
-            raise Died
+        self.go_on()  # the device has computed meanwhile
         self.world.checks.killing(prompt)
         self.die(f"the prompt {prompt}", is_internal=True)
 

@@ -22,6 +22,7 @@ from tests.simulation.overlap_mutations import OVERLAP_MUTATIONS
 from tests.simulation.owner_mutations import OWNER_MUTATIONS
 from tests.simulation.power_mutations import POWER_MUTATIONS
 from tests.simulation.proposal_mutations import PROPOSAL_MUTATIONS
+from tests.simulation.retained_mutations import RETAINED_MUTATIONS
 from tests.simulation.rule_mutations import RULE_MUTATIONS
 from tests.simulation.state_mutations import STATE_MUTATIONS
 from tests.simulation.world import World
@@ -69,6 +70,8 @@ FOUND_BY = {  # any seed will do; the one that found the bug last is tried first
     "text_goes_on_where_an_earlier_reader_was": 31,
     "accepted_requests_are_not_on_the_disk": 0,
     "ends_count_without_their_tokens": 0,
+    "evicted_pages_are_not_forgotten": 21,
+    "pages_of_a_step_in_flight_are_recorded": 21,
 }
 REGRESSIONS = {  # seeds that once failed, and why
     479: "a poisoned request is accepted again when its client repeats it, and crashes two more workers",
@@ -102,7 +105,7 @@ SCORE_REGRESSIONS = {
 }
 
 # Left out unless a test is of them.
-LATER = dict.fromkeys(("mishaps", "rules", "handovers", "outages"), False)
+LATER = dict.fromkeys(("mishaps", "rules", "handovers", "outages", "retains"), False)
 RARE = dict.fromkeys(("adapters", "owners", "loading", "states", "scores", "embeddings"), False) | LATER
 # With the kinds of runs in which they must be found.
 MUTATIONS_OF: list[tuple[dict[str, Callable[[pytest.MonkeyPatch], None]], dict[str, bool]]] = [
@@ -118,6 +121,7 @@ MUTATIONS_OF: list[tuple[dict[str, Callable[[pytest.MonkeyPatch], None]], dict[s
     (RULE_MUTATIONS, {"rules": True, "mishaps": True}),
     (HANDOVER_MUTATIONS, {"handovers": True}),
     (POWER_MUTATIONS, {"outages": True, "groups": True}),
+    (RETAINED_MUTATIONS, {"retains": True, "overlaps": True}),
 ]
 NOTHING = RARE | {"groups": False, "proposals": False}
 

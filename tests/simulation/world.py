@@ -32,6 +32,7 @@ from tests.simulation.power import Disk, let_power_fail
 from tests.simulation.processes import RUN_DIR, Died, Process, Worker
 from tests.simulation.proposals import allow_proposals
 from tests.simulation.requests import Request
+from tests.simulation.retained import LastingMemory, retain_pages
 from tests.simulation.rules import set_rules
 from tests.simulation.scores import ask_for_logprobs
 from tests.simulation.states import keep_states
@@ -50,6 +51,7 @@ MAX_DEPTH = 2  # maximum depth of nested turns
 PAUSE_CHANCE = 0.1  # of a time in which everything stands still
 WORKER_ERRORS = logging.getLogger("triptych")
 CHANGES: dict[str, Callable[[Plan, random.Random], None]] = {  # of a plan that is otherwise complete, in this order
+    "retains": retain_pages,
     "rules": set_rules,
     "scores": ask_for_logprobs,
     "embeddings": ask_for_embeddings,
@@ -81,6 +83,7 @@ KINDS = {
     "rules": Kind(0.2, "whether requests restrict their tokens"),
     "handovers": Kind(0.2, "whether requests change hands"),
     "outages": Kind(0.2, "whether the power fails, in a run without loading and mishaps"),
+    "retains": Kind(0.3, "whether pages outlive execute, in a run without recurrent layers"),
 }
 
 
@@ -108,6 +111,7 @@ class World:
         self.kinds["loading"] &= self.kinds["adapters"] or bool(kinds.get("loading"))
         self.kinds["outages"] &= not (self.kinds["loading"] or self.kinds["mishaps"])  # what failed must fail again
         self.kinds["states"] &= not (self.kinds["overlaps"] or self.kinds["proposals"])  # which it does not support
+        self.kinds["retains"] &= not self.kinds["states"]
         self.mishaps, self.rules = dice["mishaps"], dice["rules"]
         self.plan: Plan = self._make_plan(dice)
         self.failures = random.Random(f"failures {seed}")  # independent too
@@ -124,6 +128,7 @@ class World:
         self.board = make_board()
         self.board.set_mode(RUN)
         self.blame = Blame(self.board, self.journal)
+        self.lasting = LastingMemory(self.card) if self.plan.retains_pages else None
         self._unnoticed: dict[str, Death] = {}  # by role, those that the driver has not seen yet
         self.has_given_up = False
         self.workers: dict[str, Worker] = {}
@@ -324,8 +329,10 @@ class World:
         if self.clock.now_ns < self.paused_until_ns:  # the driver stands still, too
             self.call(self.paused_until_ns, lambda: self._start_worker(role))
             return
-        if role in self._unnoticed:
-            self.blame.note_death(self._unnoticed.pop(role))
+        if (death := self._unnoticed.pop(role, None)) is not None:
+            if self.lasting is not None:
+                self.lasting.note_death(death)
+            self.blame.note_death(death)
         if role == "execute":
             self.board.set_degraded(self.rng.random() < 0.1)
         worker = self.workers[role] = Worker(self, role)
@@ -375,6 +382,7 @@ class World:
         self.board.set_mode(RUN)
         self.has_given_up = False
         self.blame = Blame(self.board, self.journal)
+        self.lasting = LastingMemory(self.card) if self.plan.retains_pages else None
         if self.drivers is not None:
             self.drivers.begin()
         for role in ROLES:

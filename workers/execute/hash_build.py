@@ -10,6 +10,7 @@ from ...protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from ...protocol.model_card import ModelCard
 from ...protocol.tokenizer_files import TokenizerFacts, save_tokenizer
 from .hash_lm import EMBEDDING_SIZE, HashRunner
+from .kv_file import KvFile
 
 # End of sequence, which the hash never yields, one token per byte, and a spare one, which makes the modulus prime: then
 # every token of the context counts.
@@ -25,7 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def build_hash_runner(
-    model: ModelConfig, cache: CacheConfig, scheduler: SchedulerConfig, *, run_dir: Path
+    model: ModelConfig, cache: CacheConfig, scheduler: SchedulerConfig, *, run_dir: Path, kv_file: KvFile | None = None
 ) -> tuple[HashRunner, ModelCard]:
     """The runner and its card. Writes a byte tokenizer into the run directory."""
     num_pages = cache.num_pages or NUM_PAGES
@@ -58,6 +59,7 @@ def build_hash_runner(
         num_host_pages=cache.host_pages,
         step_ms=model.hash_step_ms,
         token_us=model.hash_token_us,
+        kv_file=kv_file,
     )
     return runner, card
 

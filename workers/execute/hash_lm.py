@@ -23,11 +23,14 @@ from dataclasses import replace
 import numpy as np
 
 from ...protocol.arrays import Float32, Int32, Int64
-from ...protocol.config import ModelConfig
+from ...protocol.config import HASH_MODEL, ModelConfig
 from ...protocol.scores import ScoreColumns
 from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
+from .kernels.memory import padded
+from .kv_file import KvFile
 from .scheduling.beam_search import Candidates, num_candidates
 from .scheduling.moves import Moves
+from .scheduling.page_records import PageRecords
 from .scheduling.proposals import CheckCosts, Proposer
 from .scheduling.sequence import Sequence
 from .step import (
@@ -86,12 +89,21 @@ class HashRunner:
         num_host_pages: int = 0,
         step_ms: float = 0.0,  # simulated duration of a step
         token_us: float = 0.0,  # additional duration per token
+        kv_file: KvFile | None = None,  # where the cache outlives this process
     ) -> None:
         self._vocab_size = vocab_size
         self._page_size = page_size
         self._step_s = step_ms / 1e3
         self._token_s = token_us / 1e6
         self._cells: Int64 = np.full((num_pages + 1, page_size), _POISON, np.int64)
+        self.page_records: PageRecords | None = None
+        if kv_file is not None:
+            num_bytes = self._cells.nbytes
+            arena = kv_file.arena(padded(num_bytes), num_pages=num_pages, page_size=page_size, key=HASH_MODEL)
+            memory, self.page_records = arena.take(num_bytes).view(np.int64), kv_file.records
+            if kv_file.is_new:
+                memory[:] = _POISON
+            self._cells = memory.reshape(num_pages + 1, page_size)
         self._host_cells: Int64 = np.full((num_host_pages, page_size), _POISON, np.int64)
         self._masks = MaskMaker()
         self._results: deque[StepResult] = deque()

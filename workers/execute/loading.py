@@ -10,9 +10,11 @@ from pathlib import Path
 from ...protocol.config import HASH_MODEL, ModelConfig, PipelineConfig, SchedulerConfig
 from ...protocol.errors import ConfigError
 from ...protocol.model_card import ModelCard
+from ...protocol.run_dir import kv_path
 from ..importing import MODELS, TORCH, importing
 from ..process import WorkerContext
 from .hash_build import build_hash_runner
+from .kv_file import KvFile
 from .scheduling.scheduler import Scheduler
 from .step import Runner
 
@@ -44,7 +46,10 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
     config = context.config if known is None else _as_before(context.config, known)
     runner: Runner
     if config.model.model == HASH_MODEL:
-        runner, card = build_hash_runner(config.model, config.cache, config.scheduler, run_dir=context.run_dir)
+        kv_file = _kv_file(config, context.run_dir)
+        runner, card = build_hash_runner(
+            config.model, config.cache, config.scheduler, run_dir=context.run_dir, kv_file=kv_file
+        )
         step_s = config.model.hash_step_ms / 1e3 + config.model.hash_token_us / 1e6 * config.scheduler.token_budget
     else:
         runner, card, step_s = _build_torch_runner(config, context, is_first=known is None)
@@ -54,6 +59,16 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         _check_successor(card, known)
         card.publish(context.run_dir)
     return runner, card, step_s
+
+
+def _kv_file(config: PipelineConfig, run_dir: Path) -> KvFile | None:
+    """Where pages outlive this process, if they are to, and are kept for their content.
+
+    A draft model would need its own pages too, and what is on the host is lost.
+    """
+    cache = config.cache
+    is_wanted = cache.retain_kv and cache.prefix_cache and not cache.host_pages and config.model.draft_model is None
+    return KvFile.open(kv_path(run_dir)) if is_wanted else None
 
 
 def _as_before(config: PipelineConfig, known: ModelCard) -> PipelineConfig:
@@ -93,6 +108,7 @@ def make_scheduler(config: PipelineConfig, card: ModelCard, runner: Runner) -> S
         prefix_cache=config.cache.prefix_cache,
         num_host_pages=config.cache.host_pages,
         num_snapshots=card.num_snapshots,
+        page_records=runner.page_records,
         replays=_must_replay(config.scheduler.recovery, runner),
         proposer=runner.proposer,
         check_costs=runner.check_costs,
@@ -195,6 +211,7 @@ def _build_torch_runner(
         draft_folder=draft_folder,
         run_dir=context.run_dir,
         progress=context.page.progress,
+        kv_file=_kv_file(config, context.run_dir),
     )
     context.set_phase("warming")
     step_s = runner.warm_up()

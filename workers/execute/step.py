@@ -14,6 +14,7 @@ from ...protocol.config import ModelConfig
 from ...protocol.scores import ScoreColumns
 from .scheduling.beam_search import Candidates
 from .scheduling.moves import Moves
+from .scheduling.page_records import PageRecords
 from .scheduling.proposals import CheckCosts, Proposer
 from .scheduling.sequence import Key, Sequence
 from .scheduling.states import Segment
@@ -170,6 +171,7 @@ class Runner(Protocol):
     hides_planning: bool  # it pays to plan the next step while the latest launched one is computed
     proposer: Proposer | None  # a smaller model that proposes tokens for this one
     check_costs: CheckCosts | None  # None: it is not meant to check proposals
+    page_records: PageRecords | None  # of its pages; None: they end with this process
 
     @property
     def num_graph_steps(self) -> int:

@@ -34,6 +34,7 @@ CONFIG_VALUES: dict[str, Any] = {
     "page_size": 32,
     "kv_dtype": "int8",
     "prefix_cache": False,
+    "retain_kv": False,
     "recovery": "exact",
     "journal_flush": "step",
     "journal_flush_ms": 50.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -14,11 +15,19 @@ from tests.workers.execute.factories import (
     make_sequence,
     tokens_of,
 )
+from tests.workers.execute.grammar.form import make_form
 from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.hash_lm import HashRunner, logprob_of, state_of
+from triptych.workers.execute.kv_file import KvFile
 from triptych.workers.execute.scheduling.beam_search import Hypothesis
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.step import StepInputs, StepResult
+
+# What a process that takes over a sequence reads of it from the journal.
+_OF_THE_REQUEST = (
+    "key", "num_prompt_tokens", "params", "seed", "arrival", "stop_ids", "group_key", "cache_salt", "adapter",
+    "deadline_at", "priority",
+)  # fmt: skip
 
 
 class Flaky(HashRunner):
@@ -51,11 +60,12 @@ class Clients:
     Their clock advances by one per step.
     """
 
-    def __init__(self, *, trace_file: IO[str] | None = None, **options: Any) -> None:
-        """Options are those of ``make_engine``."""
+    def __init__(self, *, trace_file: IO[str] | None = None, kv_path: Path | None = None, **options: Any) -> None:
+        """Options are those of ``make_engine``. ``kv_path``: where pages outlive a crash."""
         self.now_ns = 0
-        options = {"propose": self._propose, **options}
-        self.engine: Engine = make_engine(clock=lambda: self.now_ns, trace_file=trace_file, **options)
+        self._options = {"propose": self._propose, "clock": lambda: self.now_ns, "trace_file": trace_file, **options}
+        self._kv_path = kv_path
+        self.engine = self._make_engine()
         self.outputs: dict[Key, list[int]] = {}
         self.expected: dict[Key, list[int]] = {}
         self.hypotheses: dict[Key, Hypothesis] = {}  # expected hypotheses of a search
@@ -81,8 +91,7 @@ class Clients:
         self.outputs[sequence.key] = sequence.output_tokens.tolist()
         self.expected[sequence.key] = expected_output(sequence)[: max(room, sequence.num_output_tokens)]
         self.sequences[sequence.key] = sequence
-        if sequence.is_scored:
-            self.scored[sequence.key] = set(range(1, sequence.num_prompt_tokens))
+        self.scored[sequence.key] = set(range(1, sequence.num_prompt_tokens)) if sequence.is_scored else set()
         self.engine.add(sequence)
 
     def add_search(self, beams: list[Sequence]) -> None:
@@ -94,6 +103,35 @@ class Clients:
                 self.hypotheses[beam.key] = found
                 self.outputs[beam.key] = self.expected[beam.key] = []
                 self.engine.add(beam)
+
+    def crash(self) -> None:
+        """Another engine takes over the sequences, with the tokens that have come, as after a kill at this moment."""
+        live = [self.sequences[key] for key in self.live if key in self.sequences]
+        self.engine = self._make_engine()
+        self.engine.check()
+        self.unreleased.clear()
+        for sequence in sorted(live, key=lambda sequence: sequence.arrival):
+            self.sequences[sequence.key] = fresh = self._adopted(sequence)
+            self.engine.add(fresh)
+
+    def _make_engine(self) -> Engine:
+        return make_engine(**self._options, kv_file=None if self._kv_path is None else KvFile.open(self._kv_path))
+
+    def _adopted(self, sequence: Sequence) -> Sequence:
+        """The sequence as the next process makes it from what is recorded."""
+        output, is_scored = self.outputs[sequence.key], len(self.scored[sequence.key]) == sequence.num_prompt_tokens - 1
+        fresh = Sequence(
+            **{name: getattr(sequence, name) for name in _OF_THE_REQUEST},
+            tokens=np.zeros_like(sequence.tokens),
+            num_tokens=sequence.num_prompt_tokens + len(output),
+            chunk_ends=list(sequence.chunk_ends) if output else [],
+            grammar=make_form(VOCAB_SIZE) if sequence.grammar else None,
+            num_scored_tokens=sequence.num_prompt_tokens if is_scored else 0,
+        )
+        fresh.tokens[: fresh.num_tokens] = [*self._prompt(sequence.key), *output]
+        if not is_scored:
+            self.scored[sequence.key].clear()
+        return fresh
 
     def abort(self, choice: int) -> None:
         """Abort a live sequence. Aborting a beam ends its whole search."""

@@ -13,8 +13,10 @@ from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner, expected_tokens, logprob_of, state_of
+from triptych.workers.execute.kv_file import KvFile
 from triptych.workers.execute.scheduling.audit import check_plan
 from triptych.workers.execute.scheduling.beam_search import BeamSearch, Candidates, Hypothesis, num_candidates
+from triptych.workers.execute.scheduling.page_records import PageRecords
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.progress import Progress
 from triptych.workers.execute.scheduling.proposals import Proposer
@@ -23,6 +25,7 @@ from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.trace import StepTrace
 
 VOCAB_SIZE = 97
+NUM_PAGES, PAGE_SIZE = 64, 4
 
 
 def make_sequence(
@@ -130,12 +133,13 @@ class Told(Proposer):
 
 def make_scheduler(
     *sequences: Sequence,
-    num_pages: int = 64,
-    page_size: int = 4,
+    num_pages: int = NUM_PAGES,
+    page_size: int = PAGE_SIZE,
     max_model_len: int = 4096,
     prefix_cache: bool = False,
     host_pages: int = 0,
     num_snapshots: int | None = None,
+    page_records: PageRecords | None = None,
     **config: Any,
 ) -> Scheduler:
     replays = bool(config.pop("replays", False))
@@ -149,6 +153,7 @@ def make_scheduler(
         prefix_cache=prefix_cache,
         num_host_pages=host_pages,
         num_snapshots=num_snapshots,
+        page_records=page_records,
         replays=replays,
         proposer=Told(propose) if propose else proposer,
         check_costs=costs,
@@ -174,15 +179,20 @@ def make_engine(
     clock: Callable[[], int] = lambda: 0,
     depth: int = 0,
     trace_file: IO[str] | None = None,
+    kv_file: KvFile | None = None,
     **options: Any,
 ) -> Engine:
     """An engine with the hash model and ``sequences`` added; options as for ``make_scheduler``."""
-    scheduler = make_scheduler(**options)
-    runner = runner or (RecurrentHashRunner if options.get("num_snapshots") is not None else HashRunner)
-    pool, host = scheduler.cache.pool, scheduler.cache.host
+    kind = runner or (RecurrentHashRunner if options.get("num_snapshots") is not None else HashRunner)
+    num_pages, page_size = options.setdefault("num_pages", NUM_PAGES), options.setdefault("page_size", PAGE_SIZE)
+    made = kind(
+        VOCAB_SIZE, num_pages=num_pages, page_size=page_size, num_host_pages=options.get("host_pages", 0),
+        kv_file=kv_file,
+    )  # fmt: skip
+    scheduler = make_scheduler(page_records=made.page_records, **options)
     engine = CheckedEngine(
         scheduler,
-        runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size, num_host_pages=host.num_pages),
+        made,
         clock=clock,
         depth=depth,
         trace=None if trace_file is None else StepTrace(trace_file, scheduler, secret=b"secret"),

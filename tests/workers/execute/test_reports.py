@@ -48,7 +48,7 @@ class Sent:
 
 @pytest.fixture(params=[False, True], ids=["serial", "overlapped"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    world = World(0, overlaps=request.param)
+    world = World(0, overlaps=request.param, retains=False)
     world.plan.step_ns = (STEP_NS, STEP_NS + 1)
     set_report_interval(world, INTERVAL_NS / 1e6)
     world.card = replace(world.card, num_pages=200, max_model_len=120)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -40,6 +42,7 @@ SETTINGS = st.fixed_dictionaries(
         "check_costs": st.sampled_from([None, None, GPU_COSTS]),
         "num_snapshots": st.sampled_from([None, None, None, None, 0, 1, 3]),
         "runner": st.sampled_from([None, None, Flaky]),
+        "retains": st.booleans(),
     }
 )
 OF_PAGES_ALONE = {
@@ -48,6 +51,7 @@ OF_PAGES_ALONE = {
     "num_speculative_tokens": 0,
     "runner": None,
 }  # what a recurrent model does not support
+LASTING = {"prefix_cache": True, "host_pages": 0, "num_snapshots": None}  # what it takes for pages to outlive a crash
 STOP_IDS = st.frozensets(st.integers(0, 96), max_size=4)
 
 
@@ -58,6 +62,9 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(options=SETTINGS)
     def start(self, options: dict[str, Any]) -> None:
+        self.kv_file = os.memfd_create("kv")
+        if options.pop("retains"):
+            options = options | LASTING | {"kv_path": Path(f"/proc/self/fd/{self.kv_file}")}
         self.clients = Clients(**(options | (OF_PAGES_ALONE if options["num_snapshots"] is not None else {})))
 
     @precondition(lambda self: self.clients.room)
@@ -159,10 +166,16 @@ class Machine(RuleBasedStateMachine):
     def abort_during_a_step(self, choice: int) -> None:
         self.clients.step_with_abort(choice)
 
+    @rule()
+    def crash(self) -> None:
+        """Another process goes on, perhaps with the pages of this one."""
+        self.clients.crash()
+
     def teardown(self) -> None:
         """Every sequence is served in bounded time, and after all were released, every page is free."""
         if hasattr(self, "clients"):
             self.clients.close()
+            os.close(self.kv_file)
 
 
 TestClients = Machine.TestCase

@@ -14,6 +14,7 @@ import torch
 from ....protocol.config import KV_DTYPES, CacheConfig, ModelConfig, SchedulerConfig
 from ....protocol.errors import ConfigError
 from ...importing import MODELS, TRANSFORMERS, importing
+from ..kernels.memory import Arena, MakeArena
 from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
 from ..scheduling.states import num_state_rows
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from ..attention.interface import LayerCache
+    from ..kv_file import KvFile
     from .device.forward import DeviceForward
     from .device.runner import DeviceRunner
     from .fused.build import FusedModel, FusedSetting
@@ -60,6 +62,7 @@ class Backends:
     adapters: Sequence[Adapter] = ()
     is_draft: bool = False  # whether the model proposes tokens for another one
     spare_cache: Path | None = None  # where what is worth keeping goes if the user's cache cannot take it
+    kv_file: KvFile | None = None  # where pages of the compiled kernels outlive this process
     group: Group = ALONE
     ranks: Ranks | None = None  # on rank 0, the other ranks of the group
     refusals: list[str] = field(default_factory=list)  # which faster backends refused the model, and why
@@ -271,12 +274,20 @@ class Backends:
         logger.info("the compiled kernels run %s: %s", self.config.model, native.why)
         facts = native.proof.facts
 
-        def make_runner(size: PoolSize) -> NativeRunner:
-            decoder = native.make_decoder(size.num_pages, size.max_model_len, self.num_state_rows)
-            late = LateAdapters(proofs, run_dir, native.pack_adapter)
-            return NativeRunner(decoder, Sampler(facts.eos_token_ids), late, **self._runner_sizes(size))
-
         state_bytes = native.state_bytes(self.num_state_rows)
+        kv_file = None if state_bytes else self.kv_file  # without the states that belong to them, pages are of no use
+
+        def make_runner(size: PoolSize) -> NativeRunner:
+            make_arena: MakeArena = Arena
+            if kv_file is not None:
+                key = f"{self._key_of_pages} {native.backend} {size.max_model_len}"
+                make_arena = kv_file.arenas(num_pages=size.num_pages, page_size=self.cache.page_tokens, key=key)
+            decoder = native.make_decoder(size.num_pages, size.max_model_len, self.num_state_rows, make_arena)
+            late = LateAdapters(proofs, run_dir, native.pack_adapter)
+            runner = NativeRunner(decoder, Sampler(facts.eos_token_ids), late, **self._runner_sizes(size))
+            runner.page_records = kv_file.records if kv_file is not None else None
+            return runner
+
         return Loaded(facts, native.dtype, native.backend, native.shapes, make_runner, state_bytes=state_bytes)
 
     def _why_not_native(self) -> str | None:
@@ -291,6 +302,11 @@ class Backends:
     def proofs(self) -> ProofStore:
         """Where the proof of this model is kept."""
         return ProofStore(self.folder, self.config, self.cache.kv_dtype, self.spare_cache, self.device)
+
+    @property
+    def _key_of_pages(self) -> str:
+        """A hash of what keys and values depend on, besides the tokens and the adapter of their prefix."""
+        return replace(self, config=replace(self.config, lora_modules=())).proofs.key
 
     @property
     def _native_setting(self) -> NativeSetting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -26,6 +27,7 @@ from .step_runner import StepRunner
 if TYPE_CHECKING:
     import torch
 
+    from ..kv_file import KvFile
     from .modules.runner import TorchRunner
     from .pool import PoolSize
 
@@ -39,10 +41,12 @@ def build_runner(
     draft_folder: Path | None = None,
     run_dir: Path,
     progress: Progress,
+    kv_file: KvFile | None = None,
 ) -> tuple[StepRunner, ModelCard]:
     """Build the runner of the checkpoint in ``model_dir`` (a directory or a hub id), and its model card.
 
-    ``draft_folder`` holds the checkpoint of the draft model, if any.
+    ``draft_folder`` holds the checkpoint of the draft model, if any. With ``kv_file``, pages of the compiled kernels
+    outlive this process.
 
     The tokenizer is written to ``run_dir``; ``progress`` is called with (done, total) tensors while weights load.
 
@@ -55,6 +59,10 @@ def build_runner(
     backends = _make_backends(
         configs, device, find_checkpoint(model_dir), progress=progress, spare_cache=spare_cache(run_dir)
     )
+    checkpoint = digest_of(backends.folder)
+    if kv_file is not None:
+        kv_file.claim(checkpoint)
+        backends = replace(backends, kv_file=kv_file)
     cache = backends.cache
     proofs = backends.proofs
     loaded = backends.load_proven(proofs, run_dir)
@@ -77,7 +85,8 @@ def build_runner(
     runner = loaded.make_runner(size)
     if draft:
         runner.proposer = draft.make_model(size, vocab_size=loaded.facts.vocab_size)
-    return runner, _model_card(backends, loaded, size, device=device, load_s=time.monotonic() - start)
+    card = _model_card(backends, loaded, size, device=device, checkpoint=checkpoint, load_s=time.monotonic() - start)
+    return runner, card
 
 
 def _take_device(config: ModelConfig, draft_folder: Path | None) -> torch.device:
@@ -112,7 +121,7 @@ def _make_backends(
 
 
 def _model_card(
-    backends: Backends, loaded: Loaded, size: PoolSize, *, device: torch.device, load_s: float
+    backends: Backends, loaded: Loaded, size: PoolSize, *, device: torch.device, checkpoint: str, load_s: float
 ) -> ModelCard:
     """``device`` is the configured one; that of ``backends`` may be the part of it that one rank has."""
     facts, scheduler = loaded.facts, backends.scheduler
@@ -146,7 +155,7 @@ def _model_card(
         kv_dtype=backends.cache.kv_dtype,
         why_slow="; ".join(backends.obstacles),
         sampling=read_sampling(backends.folder),
-        checkpoint=digest_of(backends.folder),
+        checkpoint=checkpoint,
     )
 
 

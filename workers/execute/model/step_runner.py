@@ -15,6 +15,7 @@ from ....protocol.config import ModelConfig
 from ....protocol.sampling import MAX_LOGPROBS, SamplingParams
 from ..grammar.masks import MaskMaker
 from ..scheduling.moves import Moves
+from ..scheduling.page_records import PageRecords
 from ..scheduling.proposals import CheckCosts, Proposer
 from ..scheduling.sequence import Sequence
 from ..scheduling.states import NO_ROW, Segment
@@ -35,6 +36,7 @@ class StepRunner(ABC):
     hides_planning = True
     proposer: Proposer | None = None
     check_costs: CheckCosts | None = None
+    page_records: PageRecords | None = None
 
     def __init__(
         self,

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from itertools import chain, takewhile
 
 from .moves import Moves
+from .page_records import PageRecords
 from .page_store import PageStore
-from .prefix import NO_MATCH, Match
+from .prefix import NO_MATCH, Match, root_key
 from .sequence import Key, Sequence
 from .states import StatePool
 
@@ -28,11 +29,12 @@ class PageCache:
         shares_prefixes: bool = False,
         num_host_pages: int = 0,
         states: StatePool | None = None,  # of layers with a state besides the pages; None: the model has none
+        records: PageRecords | None = None,  # of what pages hold, also from before this process; None: none are kept
     ) -> None:
         assert states is None or not num_host_pages, "pages without the layers' state are of no use on the host"
         self.states = states or StatePool(0, 0, page_size)
         self.is_whole = states is None  # a sequence can continue from pages alone
-        self._store = store = PageStore(num_pages, page_size, num_host_pages, self.states)
+        self._store = store = PageStore(num_pages, page_size, num_host_pages, self.states, records)
         self.pool, self.limbo, self.index, self.host = store.pool, store.limbo, store.index, store.host
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -163,16 +165,13 @@ class PageCache:
         If the content of such a page is already cached, ``sequence`` takes the cached page and frees its own. Returns
         whether its block table has changed.
         """
-        size, table, node = self.pool.page_size, sequence.block_table, sequence.tip
-        first = node.depth if node else 0
-        last = sequence.num_computed_tokens // size
+        size, table = self.pool.page_size, sequence.block_table
+        first, last = sequence.tip.depth if sequence.tip else 0, sequence.num_computed_tokens // size
         if first == last or not self.shares_prefixes:
             return False
-        has_changed = False
+        has_changed, node = False, sequence.tip or self.index.root(root_key(sequence.cache_salt))
         for index in range(first, last):
-            node = self.index.add(
-                node, sequence.cache_salt, sequence.tokens[index * size : (index + 1) * size].tobytes()
-            )
+            node = self.index.add(node, sequence.tokens[index * size : (index + 1) * size].tobytes())
             if not node.page:
                 self._store.learn(node, table[index])
             elif node.page != table[index]:

@@ -13,6 +13,7 @@ from itertools import chain
 from .host import HostPool
 from .limbo import Limbo
 from .moves import Moves, MovesDraft
+from .page_records import PageRecords
 from .pages import PagePool
 from .prefix import PageNode, PrefixIndex
 from .states import StatePool
@@ -26,8 +27,12 @@ class PageStore:
     table. A step swaps in one direction only; a swap-in prevented by swap-outs gets the next step.
     """
 
-    def __init__(self, num_pages: int, page_size: int, num_host_pages: int, states: StatePool) -> None:
-        """``states``: snapshots end with the prefix at whose end they were taken."""
+    def __init__(
+        self, num_pages: int, page_size: int, num_host_pages: int, states: StatePool, records: PageRecords | None = None
+    ) -> None:
+        """``states``: snapshots end with the prefix at whose end they were taken. ``records``: of what an earlier
+        process has left in the pages; they are kept up to date for the next one.
+        """
         self.pool = PagePool(num_pages, page_size, self._evict)
         self.limbo = Limbo(self.pool)
         self.index = PrefixIndex(page_size)
@@ -36,6 +41,29 @@ class PageStore:
         self._moves = MovesDraft()
         self._is_kept_for_swap_in = False
         self._swap_in_is_wanted = False
+        self._records = records
+        if records is not None:
+            assert not num_host_pages, "a page that is swapped in does not hold yet what it will"
+            self._restore(records)
+
+    def _restore(self, records: PageRecords) -> None:
+        """Take over the pages whose content is known, and that of all pages before them in their prefix."""
+        nodes: dict[tuple[int, int], PageNode] = {}  # by page and stamp: a node after its parent
+        for page, stamp, before, tokens in records.read():
+            parent = self.index.root(before) if isinstance(before, bytes) else nodes.get(before)
+            if parent is None or tokens in parent.children:
+                records.forget(page)
+                continue
+            node = nodes[page, stamp] = self.index.add(parent, tokens)
+            self.index.put(node, page)
+        # The latest page behind each, or itself. What has nothing late behind it is evicted first, a page before its
+        # parent.
+        latest: Counter[int] = Counter()
+        for (page, stamp), node in reversed(nodes.items()):
+            latest[page] = max(latest[page], stamp)
+            if node.parent is not None:
+                latest[node.parent.page] = max(latest[node.parent.page], latest[page])
+        self.pool.restore(sorted((page for page, _ in reversed(nodes)), key=latest.__getitem__))
 
     @property
     def num_available(self) -> int:
@@ -93,6 +121,8 @@ class PageStore:
             self.host.take(node)
         self.index.put(node, page)
         self.pool.keep(page)
+        if self._records is not None:
+            self._records.note(node)
 
     def disown(self, entries: Counter[int]) -> None:
         """Remove the content of these pages from the index, unless a page has more holders than are counted here."""
@@ -105,10 +135,15 @@ class PageStore:
         """Remove a node and all its descendants."""
         for gone in self.index.remove(node):
             if gone.page:
+                self._forget(gone.page)
                 self.pool.forget(gone.page)
             if gone.host_page is not None:
                 self.host.take(gone)
             self._states.forget(gone)
+
+    def _forget(self, page: int) -> None:
+        if self._records is not None:
+            self._records.forget(page)
 
     # On their way between device and host.
 
@@ -177,6 +212,7 @@ class PageStore:
 
     def _evict(self, page: int) -> None:
         """The pool reclaims an idle page: move its content to the host if possible, otherwise forget it."""
+        self._forget(page)
         node = self.index.take(page)
         assert node is not None, f"page {page} is idle and has no content"
         if self._may_swap_out and self._make_host_room(1):

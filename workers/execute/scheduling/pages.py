@@ -123,6 +123,12 @@ class PagePool:
             del self._idle[page]
             self._free.append(page)
 
+    def restore(self, pages: Iterable[int]) -> None:
+        """These free pages, in eviction order, have content that is kept."""
+        self._idle = OrderedDict.fromkeys(pages)
+        self._kept = set(self._idle)
+        self._free = [page for page in self._free if page not in self._kept]
+
     def idle_pages(self) -> list[int]:
         """In eviction order."""
         return list(self._idle)

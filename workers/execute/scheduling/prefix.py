@@ -8,8 +8,10 @@ Source: RadixAttention, Zheng et al. 2024; automatic prefix caching in vLLM.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -18,14 +20,21 @@ import numpy as np
 from ....protocol.arrays import Int32
 from .pages import TRASH_PAGE, PageLedgerError
 
+ROOT_KEY_BYTES = 16
 _MAX_TAILS = 16  # pages compared token by token at the end of a match, the latest first
+
+
+@lru_cache(maxsize=1024)
+def root_key(salt: str) -> bytes:
+    """What the prefixes of a salt begin with: a cryptographic hash, as clients choose salts. [ROOT_KEY_BYTES]"""
+    return hashlib.blake2b(salt.encode(), digest_size=ROOT_KEY_BYTES).digest()
 
 
 @dataclass(slots=True, eq=False)
 class PageNode:
     """A page of tokens that follows the pages of ``parent``, and where its keys and values are."""
 
-    parent: PageNode | None  # None: a root, whose tokens are its salt
+    parent: PageNode | None  # None: a root, whose tokens are its key
     tokens: bytes  # int32 [page_size]
     depth: int  # pages from the root up to this one
     page: int = TRASH_PAGE  # on the device, unless it is the trash page
@@ -63,12 +72,12 @@ class PrefixIndex:
     """
 
     page_size: int
-    _roots: dict[str, PageNode] = field(default_factory=dict)  # by salt
+    _roots: dict[bytes, PageNode] = field(default_factory=dict)  # by key
     _by_page: dict[int, PageNode] = field(default_factory=dict)
 
     def match(self, tokens: Int32, salt: str) -> Match:
         """The longest prefix of ``tokens``. The last node may match in part: half a page, or all that is left."""
-        parent = self._roots.get(salt)
+        parent = self._roots.get(root_key(salt))
         if parent is None:
             return NO_MATCH
         nodes: list[PageNode] = []
@@ -87,10 +96,12 @@ class PrefixIndex:
             return Match(nodes)
         return Match(nodes, tail, num_tail_tokens)
 
-    def add(self, parent: PageNode | None, salt: str, tokens: bytes) -> PageNode:
-        """The node of this page under ``parent``, or under the root of ``salt``: an existing or a new one."""
-        if parent is None:
-            parent = self._roots.setdefault(salt, PageNode(None, salt.encode(), 0))
+    def root(self, key: bytes) -> PageNode:
+        """The root with this key: an existing or a new one, under which a page must be added."""
+        return self._roots.setdefault(key, PageNode(None, key, 0))
+
+    def add(self, parent: PageNode, tokens: bytes) -> PageNode:
+        """The node of this page under ``parent``: an existing or a new one."""
         node = parent.children.get(tokens)
         if node is None:
             node = parent.children[tokens] = PageNode(parent, tokens, parent.depth + 1)
@@ -117,7 +128,7 @@ class PrefixIndex:
         assert parent is not None, "a root cannot be removed"
         del parent.children[node.tokens]
         if parent.parent is None and not parent.children:
-            del self._roots[parent.tokens.decode()]
+            del self._roots[parent.tokens]
         gone = list(_descend(node))
         for item in gone:
             self._by_page.pop(item.page, None)

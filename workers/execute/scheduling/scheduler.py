@@ -20,6 +20,7 @@ from .cache import PageCache
 from .chunks import is_repeated, next_chunk
 from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
+from .page_records import PageRecords
 from .plan import Draft, Plan
 from .policy import Phase, Skips, make_policy
 from .progress import Progress
@@ -50,6 +51,7 @@ class Scheduler:
         prefix_cache: bool = True,
         num_host_pages: int = 0,
         num_snapshots: int | None = None,  # of states of recurrent layers; None: the model has no such layers
+        page_records: PageRecords | None = None,  # of what an earlier process has left in the pages
         replays: bool = False,  # after a preemption or a crash, output is decoded again instead of prefilled
         make_search: MakeSearch = make_search,
         proposer: Proposer | None = None,  # None: prompt lookup
@@ -60,8 +62,9 @@ class Scheduler:
         self.policy = make_policy(config)
         states = None if num_snapshots is None else StatePool(config.max_live, num_snapshots * prefix_cache, page_size)
         self.cache = PageCache(
-            num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages, states=states
-        )
+            num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages, states=states,
+            records=page_records,
+        )  # fmt: skip
         self.beams = Beams(self.cache, max_model_len, make_search)
         self.rows = Rows(config.num_rows, min(num_pages, self.cache.pages_for(max_model_len)))
         self.ahead = LookAhead(self.cache.states)

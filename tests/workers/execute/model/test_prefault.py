@@ -105,7 +105,8 @@ def test_an_idle_pipeline_has_its_pool_in_memory() -> None:
 
 
 def most_resident(pid: int | None) -> int:
-    """Bytes in memory of the anonymous mapping that has most."""
+    """Bytes in memory of the mapping that has most, of those without a file on a disk."""
     mappings = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{pid}/smaps").read_text(), flags=re.MULTILINE)
-    anonymous = [mapping for mapping in mappings if len(mapping.partition("\n")[0].split()) == 5]
+    heads = [mapping.partition("\n")[0] for mapping in mappings]
+    anonymous = [m for head, m in zip(heads, mappings, strict=True) if len(head.split()) == 5 or "memfd:" in head]
     return max(int(mapping.partition("\nRss:")[2].split()[0]) for mapping in anonymous) * 1024

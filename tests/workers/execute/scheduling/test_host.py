@@ -49,10 +49,10 @@ def test_lost_host_page_is_named() -> None:
 def test_salt_without_prefixes_is_forgotten() -> None:
     """Each tenant may have its own, or each request."""
     index = PrefixIndex(2)
-    first = index.add(None, "salt", b"12345678")
-    last = index.add(first, "salt", b"abcdefgh")
+    first = index.add(index.root(b"root"), b"12345678")
+    last = index.add(first, b"abcdefgh")
     index.remove(last)
-    assert list(index._roots) == ["salt"]
-    assert index.add(None, "salt", b"12345678") is first
+    assert list(index._roots) == [b"root"]
+    assert index.add(index.root(b"root"), b"12345678") is first
     index.remove(first)
     assert not index._roots

@@ -320,8 +320,8 @@ def test_followers_that_start_together_are_looked_up_once_each(monkeypatch: pyte
     sequences = [make_sequence(i, speaker=0, num_tokens=400, max_tokens=2) for i in range(20)]
     for i, sequence in enumerate(sequences):
         sequence.tokens[390:400] = 10 + i
-    options = {"max_num_seqs": 20, "prefill_chunk": 400, "max_num_batched_tokens": 1000, "num_pages": 1000}
-    scheduler = make_scheduler(*sequences, prefix_cache=True, **options)
+    options: dict[str, Any] = {"max_num_seqs": 20, "prefill_chunk": 400, "max_num_batched_tokens": 1000}
+    scheduler = make_scheduler(*sequences, prefix_cache=True, num_pages=1000, **options)
     assert chunks_of(advance(scheduler)) == {0: 400}
     match, looked_up, compared = PrefixIndex.match, [], []
 

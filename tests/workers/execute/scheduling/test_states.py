@@ -152,7 +152,7 @@ def test_snapshot_where_prompts_diverge_outlives_older_ones() -> None:
 def test_snapshot_in_use_is_not_evicted() -> None:
     """Five rows, all taken: the older of two snapshots is in use, so the other one is evicted."""
     pool, index = StatePool(num_running=2, num_snapshots=1, page_size=PAGE), PrefixIndex(PAGE)
-    older, newer = (index.add(None, "", bytes([i]) * 4 * PAGE) for i in range(2))
+    older, newer = (index.add(index.root(b"root"), bytes([i]) * 4 * PAGE) for i in range(2))
 
     def leave_snapshot(node: PageNode) -> None:
         sequence = make_sequence(num_tokens=PAGE)

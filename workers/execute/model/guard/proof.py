@@ -68,9 +68,13 @@ class ProofStore:
     @cached_property
     def folders(self) -> list[Path]:
         """Where it may be, in order of preference."""
+        return [place / self.key for place in places("proofs", self.spare_cache)]
+
+    @cached_property
+    def key(self) -> str:
+        """The hash."""
         form = f"{self.config.dtype} {self.config.quantization} {self.kv_dtype} {self._kernels()}"
-        key = outcome_key(self.checkpoint, self.config, form)
-        return [place / key for place in places("proofs", self.spare_cache)]
+        return outcome_key(self.checkpoint, self.config, form)
 
     def _kernels(self) -> str:
         """What computes the model: a compiled library, or Triton's kernels on such a GPU."""

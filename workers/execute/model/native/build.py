@@ -14,6 +14,7 @@ import torch
 
 from ...kernels.compile import NoCompiler
 from ...kernels.library import Kernels, load_library
+from ...kernels.memory import MakeArena
 from ...kernels.structures import LANES, Format
 from ..checkpoint.find import check_weights
 from ..checkpoint.mapped import Checkpoint
@@ -45,15 +46,15 @@ QUANTISED = {"int8": Format.INT8, "int4": Format.INT4}
 
 @dataclass(frozen=True, slots=True)
 class NativeModel:
-    """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len, num_state_rows)`` adds pages and
-    states, and ``pack_adapter`` prepares another adapter, or raises a ConfigError if that does not fit.
+    """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len, num_state_rows, make_arena)`` adds
+    pages and states, and ``pack_adapter`` prepares another adapter, or raises a ConfigError if that does not fit.
     """
 
     proof: Proof
     dtype: torch.dtype
     backend: str
     shapes: list[LayerShape]
-    make_decoder: Callable[[int, int, int], NativeDecoder]
+    make_decoder: Callable[[int, int, int, MakeArena], NativeDecoder]
     pack_adapter: Callable[[Adapter], PackedAdapter]
     state_bytes: Callable[[int], int]  # number of sequences -> bytes of their states; 0: no layer has state
     why: str  # for the log: what runs where, and how much its logits differ from those of transformers
@@ -174,14 +175,16 @@ class NativeSetting:
         """Assemble the model described by ``proof``."""
         spec, format_, threads = weights.spec, weights.format, self.num_threads(weights.spec)
 
-        def make_decoder(num_pages: int, max_model_len: int, num_state_rows: int) -> NativeDecoder:
+        def make_decoder(
+            num_pages: int, max_model_len: int, num_state_rows: int, make_arena: MakeArena
+        ) -> NativeDecoder:
             return NativeDecoder(
                 library, weights, [rope.tables(max_model_len) for rope in proof.ropes],
                 num_pages=num_pages, page_size=self.page_size, num_threads=threads,
                 num_state_rows=num_state_rows,
                 # A failed step runs again from the states before it: no later step may have overwritten them.
                 overlaps=self.overlaps and not any(spec.is_recurrent),
-                adapters=adapters, eight_bit_pages=self.has_eight_bit_pages,
+                adapters=adapters, eight_bit_pages=self.has_eight_bit_pages, make_arena=make_arena,
             )  # fmt: skip
 
         has_eight_bits = self.has_eight_bit_pages

@@ -15,7 +15,7 @@ import torch
 
 from .....protocol.arrays import Float32, Int32, Int64
 from .....protocol.errors import ConfigError
-from ...kernels.memory import Arena, padded
+from ...kernels.memory import Arena, MakeArena, padded
 from ...kernels.structures import Layer, Model, Sharing, Step
 from ...step import StepInputs
 from ..threads import THRESHOLDS, Thresholds
@@ -85,10 +85,11 @@ class NativeDecoder:
         overlaps: bool = False,
         thresholds: Thresholds = THRESHOLDS,
         adapters: PackedAdapters | None = None,
+        make_arena: MakeArena = Arena,
     ) -> None:
         """``ropes`` are the tables of the model's rotary embeddings. ``num_threads`` threads compute at a time. With
         ``overlaps``, steps run while no caller waits for them. Keys and values are stored as computed, or in eight
-        bits. Recurrent layers have ``num_state_rows`` rows of states.
+        bits. Recurrent layers have ``num_state_rows`` rows of states. Pages are in the memory of ``make_arena``.
         """
         self._library = library
         self._weights = weights
@@ -98,7 +99,7 @@ class NativeDecoder:
         for layer, number in zip(self._layers, weights.spec.ropes, strict=True):
             if number is not None:
                 layer.cosines, layer.sines = (table.ctypes.data for table in self._ropes[number])
-        self.pools = self._allocate_pages(num_pages, page_size, has_eight_bits=eight_bit_pages)
+        self.pools = self._allocate_pages(num_pages, page_size, make_arena, has_eight_bits=eight_bit_pages)
         is_recurrent = any(weights.spec.is_recurrent)
         self._states = NativeStates(weights.spec, self._layers, num_state_rows) if is_recurrent else None
         model = Model.from_buffer_copy(weights.model)
@@ -225,7 +226,9 @@ class NativeDecoder:
         asked = np.argsort(order)
         return NativeOutputs(logits[asked], tokens[asked], greatest[asked], hidden)
 
-    def _allocate_pages(self, num_pages: int, page_size: int, *, has_eight_bits: bool) -> list[npt.NDArray[np.uint8]]:
+    def _allocate_pages(
+        self, num_pages: int, page_size: int, make_arena: MakeArena, *, has_eight_bits: bool
+    ) -> list[npt.NDArray[np.uint8]]:
         """Keys and values of every attention layer, bytes [num_pages + 1, bytes per page], the trash page first.
 
         For the layout of a page see ``src/pages.h``.
@@ -234,7 +237,7 @@ class NativeDecoder:
         cells = self._weights.format.cache_bytes(spec.head_dim, spec.value_dim, has_eight_bits=has_eight_bits)
         sizes = [spec.num_kv_heads * page_size * cell * (num_pages + 1) for cell in cells] * spec.num_attending
         try:
-            arena = Arena(sum(padded(size) for size in sizes))
+            arena = make_arena(sum(padded(size) for size in sizes))
         except (OSError, ValueError) as error:
             size = sum(sizes) / (1 << 30)
             raise ConfigError(f"{num_pages} pages take {size:.2f} GiB, too much", param="num_pages") from error

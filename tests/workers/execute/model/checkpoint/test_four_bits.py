@@ -30,6 +30,7 @@ from tests.workers.execute.model.native.decoders import (
 )
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.memory import Arena
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.checkpoint.stored_weights import open_tensors
 from triptych.workers.execute.model.native.build import NativeModel, NativeSetting, load_proven
@@ -47,7 +48,7 @@ def load(folder: Path, quantization: str = "none", dtype: str = "auto") -> Nativ
 
 def logits(model: NativeModel) -> npt.NDArray[np.float32]:
     tokens = np.random.default_rng(1).integers(3, 60, 60, dtype=np.int32)
-    decoder = model.make_decoder(8, 128, NUM_STATE_ROWS)
+    decoder = model.make_decoder(8, 128, NUM_STATE_ROWS, Arena)
     return decoder.run(make_inputs([(tokens, 0, len(tokens))], num_pages=8)).logits.copy()
 
 

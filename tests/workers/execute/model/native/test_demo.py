@@ -16,6 +16,7 @@ from triptych.launch.demo_model.training.evaluate import MAX_NEW_TOKENS, load_ch
 from triptych.launch.demo_model.training.tokenizer import ConversationEncoder
 from triptych.protocol.config import DEMO_CHECKPOINT
 from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.kernels.memory import Arena
 from triptych.workers.execute.model.native.build import NativeSetting
 from triptych.workers.execute.model.native.proven import load_native
 from triptych.workers.execute.model.tokenizer import load_tokenizer
@@ -98,7 +99,7 @@ def answer_losses(quantization: str, kv_dtype: str = "auto") -> np.ndarray:
             progress=lambda done, total: None,
         ),
     )
-    decoder = native.make_decoder(64, 1024, 0)
+    decoder = native.make_decoder(64, 1024, 0, Arena)
     losses = []
     for prompt, answer in list(zip(*entry_turns(), strict=True))[:NUM_TURNS]:
         ids = np.array(prompt + answer, np.int32)

@@ -1,0 +1,80 @@
+"""How long does ``kill -9`` of execute interrupt streams with long prompts? Prints one JSON line.
+
+In turns, one pipeline whose KV pages outlive execute and one without (``--no-retain-kv``): some prompts of random
+tokens, and once all answers have begun, a kill. Seconds until the first of them, and until each of them, goes on; and
+how many prompt tokens the new process has computed for that. All answers are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.cpu_models import SHAPES, make_model
+from benchmarks.records import random_prompts
+from benchmarks.report import environment
+from triptych import Driver
+
+LOOK_S = 0.005
+
+
+class Pause(NamedTuple):
+    first_s: float  # until one of the streams goes on
+    all_s: float
+    prefill_tokens: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen3-0.6b", choices=list(SHAPES))
+    parser.add_argument("--quantization", default="none")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=3)
+    arguments = parser.parse_args()
+    folder, results = make_model(arguments.model), {}
+    pauses: dict[bool, list[Pause]] = {True: [], False: []}
+    for turn in range(arguments.turns):
+        prompts = random_prompts(arguments.streams, arguments.prompt_tokens, turn)
+        answers = []
+        for retains in pauses:
+            with Driver(str(folder), quantization=arguments.quantization, retain_kv=retains, lease_s=300.0) as driver:
+                pause, tokens = interrupt(driver, prompts)
+            pauses[retains].append(pause)
+            answers.append(tokens)
+        assert answers[0] == answers[1], "pages of an earlier process change an answer"
+    for retains, found in pauses.items():
+        medians = (round(statistics.median(values), 3) for values in zip(*found, strict=True))
+        results["kept" if retains else "computed again"] = dict(zip(Pause._fields, medians, strict=True))
+    print(json.dumps({"what": "kill_pause", **environment("torch"), **vars(arguments), "results": results}))
+
+
+def interrupt(driver: Driver, prompts: list[list[int]]) -> tuple[Pause, list[list[int]]]:
+    """Kill execute once all answers have begun; also the answers."""
+    streams = [driver.submit(prompt, max_tokens=64, ignore_eos=True) for prompt in prompts]
+    for stream in streams:
+        next(iter(stream))
+    os.kill(driver.pids["execute"] or 0, signal.SIGKILL)
+    killed, before = time.monotonic(), [stream.num_tokens for stream in streams]
+    went_on_s: dict[int, float] = {}
+    while len(went_on_s) < len(streams):
+        time.sleep(LOOK_S)
+        for index, stream in enumerate(streams):
+            if stream.num_tokens > before[index]:
+                went_on_s.setdefault(index, time.monotonic() - killed)
+    answers = [stream.result().token_ids for stream in streams]
+    prefill_tokens = driver.stats()["execute"]["prefill_tokens"]
+    return Pause(min(went_on_s.values()), max(went_on_s.values()), prefill_tokens), answers
+
+
+if __name__ == "__main__":
+    main()
