@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 
 from .errors import ConfigError
@@ -10,8 +11,14 @@ from .errors import ConfigError
 def start_thread(thread: threading.Thread) -> None:
     """
     Raises:
-        ConfigError: this process may start no more threads.
+        ConfigError: this process may start no more threads, or has made them something else: as a greenlet of gevent or
+            eventlet, one that waits in ZeroMQ would let no other run.
     """
+    starter = _thread.start_new_thread.__module__
+    if starter != _thread.__name__:
+        package = starter.partition(".")[0]
+        instead = "use HTTP, or leave it its own: patch_all(thread=False, select=False, subprocess=False)"
+        raise ConfigError(f"{package} has replaced the threads of this process, which Triptych needs: {instead}")
     try:
         thread.start()
     except RuntimeError as error:
