@@ -152,7 +152,8 @@ class FakeRunner:
     """Its launch uploads, then runs a graph that was not captured yet, which runs the forward function."""
 
     is_batch_invariant = overlaps = hides_planning = False
-    move = collect = is_fatal = prepare = show_progress = load_adapters = proposer = check_costs = None
+    move = collect = is_fatal = prepare = show_progress = load_adapters = None
+    proposer = check_costs = page_records = None
 
     def __init__(self, log: list[str]) -> None:
         self.log = log

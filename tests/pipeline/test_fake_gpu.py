@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(HAS_GPU, reason="there is a real device")]
 
-PROMPTS, MAX_TOKENS = ([5, 6, 7], [8, 9]), 12
+PROMPTS, MAX_TOKENS = ([5, 6, 7], [8, 9]), 32  # of which five come in a step
 
 
 @pytest.fixture(name="fake_gpu")
