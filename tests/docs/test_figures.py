@@ -126,12 +126,12 @@ def test_perplexities() -> None:
 
 def test_times_of_recovery() -> None:
     rows = table("recovery.md", "started anew, median |")
-    with_spares, without = measured("chaos")["recovery_s"], measured("chaos_adapters")["recovery_s"]
+    forked, anew = measured("chaos")["recovery_s"], measured("chaos_adapters")["recovery_s"]
     for row, role in zip(rows.values(), ("execute", "prepare", "summarize", "driver"), strict=False):
-        values = [with_spares[role]["p50"], with_spares[role]["p95"], without[role]["p50"]]
+        values = [forked[role]["p50"], forked[role]["p95"], anew[role]["p50"]]
         for shown, seconds in zip(row, values, strict=True):
             assert_rounded(shown, seconds)
-    stopped = [with_spares[f"{role} stopped"] for role in ("execute", "prepare", "summarize")]
+    stopped = [forked[f"{role} stopped"] for role in ("execute", "prepare", "summarize")]
     [median, most, _] = list(rows.values())[-1]
     assert_rounded(median, stopped[0]["p50"])
     assert_rounded(most, max(case["p95"] for case in stopped))
