@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..protocol.cgroups import groups
+from ..protocol.system_calls import P_PIDFD
 from .processes import Process
 
 VMSTAT = Path("/proc/vmstat")
@@ -95,7 +96,7 @@ def exit_code(process: Process, pidfd: int, *, phase: str, log: str) -> int:
     show a phase; without any of this it was killed.
     """
     try:
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+        os.waitid(P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
     except ChildProcessError:
         process.wait()
         if phase == "stopped":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import selectors
 import socket
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from ..protocol.lifeline import FORK, GO, READY
 from ..protocol.proc_stat import is_stopped
+from ..protocol.system_calls import memfd_create
 from .processes import (
     ForkedProcess,
     common_arguments,
@@ -84,7 +84,7 @@ class ForkServer:
             OSError: no descriptor is left, or the new process was stopped before it could answer.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, open(os.memfd_create("request"), "w") as file:
+        with ours, open(memfd_create("request"), "w") as file:
             json.dump([words, environment], file)
             file.flush()
             file.seek(0)  # for the reader, too: the position is that of the file

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..protocol.descriptors import beyond_standard_streams
 from ..protocol.run_dir import kv_path
+from ..protocol.system_calls import memfd_create
 
 
 class KvMemory:
@@ -23,7 +24,7 @@ class KvMemory:
         """
         self._link = kv_path(run_dir)
         with beyond_standard_streams():
-            self._file = os.memfd_create("triptych-kv", os.MFD_CLOEXEC)
+            self._file = memfd_create("triptych-kv")
         try:
             os.fchmod(self._file, 0o600)
             self._link.unlink(missing_ok=True)  # of an earlier driver

@@ -21,6 +21,7 @@ from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import JournalError, PipelineClosed, TriptychError, WorkerDied
 from ..protocol.starvation import OwnTime
+from ..protocol.system_calls import pidfd_open
 from ..protocol.threads import start_thread
 from .deaths import Death, OomWatch, exit_code, is_internal, ran_out_of_files
 from .flag import Flag
@@ -249,7 +250,7 @@ class Supervisor:
         process = worker.process = self._start_process(worker.role, arguments=["--epoch", str(epoch)])
         is_forked = isinstance(process, ForkedProcess)
         worker.version = "" if is_forked else version
-        worker.pidfd = os.pidfd_open(process.pid)
+        worker.pidfd = pidfd_open(process.pid)
         self._selector.register(worker.pidfd, selectors.EVENT_READ, partial(self._on_exit, worker))
         how = "forked" if is_forked else "started"
         logger.info("%s %s, epoch %d, as process %d", how, worker.role, epoch, process.pid)

@@ -260,3 +260,10 @@ def test_package_consists_of_links() -> None:
         link = ROOT / "triptych" / name
         assert link.is_symlink()
         assert link.resolve() == (ROOT / name).resolve()
+
+
+@pytest.mark.parametrize("name", ["pidfd_open", "memfd_create", "MFD_CLOEXEC", "P_PIDFD"])
+def test_what_os_may_lack_is_used_in_one_place_only(name: str) -> None:
+    """See ``protocol/system_calls.py``."""
+    users = [relative(path) for path in sources() if f"os.{name}" in path.read_text(encoding="utf-8")]
+    assert set(users) <= {"protocol/system_calls.py"}

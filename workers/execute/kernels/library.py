@@ -9,6 +9,7 @@ import os
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
+from ....protocol.system_calls import memfd_create
 from .compile import NoCompiler, NoPlace, build_library, levels_to_try
 from .structures import (
     DeltaLayer,
@@ -94,7 +95,7 @@ def _load(library: Path) -> Kernels:
         return Kernels(str(library))
     # No code may run from that file system, as mostly from /dev/shm in a container: it runs from a copy in memory. Its
     # descriptor stays open, because the linker takes what has the name of a loaded library for the same one.
-    copy = os.memfd_create(library.name, os.MFD_CLOEXEC)
+    copy = memfd_create(library.name)
     with open(copy, "wb", closefd=False) as file:
         file.write(library.read_bytes())
     return Kernels(f"/proc/self/fd/{copy}")

@@ -22,6 +22,7 @@ import msgpack
 import torch
 
 from .....protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
+from .....protocol.system_calls import pidfd_open
 from ...sampling.sampler import Sampler
 from ...scheduling.moves import Moves
 from ...step import StepInputs
@@ -100,7 +101,7 @@ class Ranks:
         """End this process with a rank that exits before ``close``; returns when all have exited."""
         with selectors.DefaultSelector() as selector:
             for rank, child in enumerate(self._children, start=1):
-                selector.register(os.pidfd_open(child.pid), selectors.EVENT_READ, (rank, child))
+                selector.register(pidfd_open(child.pid), selectors.EVENT_READ, (rank, child))
             while selector.get_map():
                 for key, _ in selector.select():
                     selector.unregister(key.fd)
