@@ -38,6 +38,7 @@ class KvMemory:
         os.ftruncate(self._file, 0)
 
     def close(self) -> None:
+        self.discard()  # a program that was forked from this one still has the file
         os.close(self._file)
         with contextlib.suppress(OSError):  # the folder is read-only now
             self._link.unlink(missing_ok=True)

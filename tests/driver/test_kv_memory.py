@@ -23,6 +23,15 @@ def test_link_leads_to_the_memory_until_it_is_closed(tmp_path: Path) -> None:
     assert not kv_path(tmp_path).is_symlink()
 
 
+def test_closed_memory_is_given_back_even_if_a_fork_has_it_open(tmp_path: Path) -> None:
+    memory = KvMemory(tmp_path)
+    with kv_path(tmp_path).open("r+b") as fork:
+        fork.write(bytes(1 << 20))
+        fork.flush()
+        memory.close()
+        assert not os.fstat(fork.fileno()).st_blocks
+
+
 def test_link_of_a_killed_driver_is_replaced(tmp_path: Path) -> None:
     kv_path(tmp_path).symlink_to("/proc/1/fd/1000000")
     memory = KvMemory(tmp_path)
