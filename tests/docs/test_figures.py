@@ -186,7 +186,7 @@ def test_servers() -> None:
     ratios = [ours[streams]["tokens_per_s"] / vllm[streams]["tokens_per_s"] for streams in ours]
     first_tokens = [each[streams]["ttft_p50_ms"] / 1000 for each in (ours, vllm) for streams in each]
     assert_stated(
-        "../README.md",
+        README,
         r"(\S+), (\S+) and (\S+) times the throughput. The first token takes longer, (\S+), (\S+) and (\S+) s in place"
         r" of (\S+), (\S+) and (\S+) \(",
         *ratios,
