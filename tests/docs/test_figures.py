@@ -181,19 +181,6 @@ def test_attention_in_8_bits() -> None:
     assert_stated("how-to.md", rf"1,024 tokens is computed (\S+) to (\S+) times as fast, {sequences} times", *limits)
 
 
-def test_servers() -> None:
-    ours, vllm = measured("peers-http")["results"].values()
-    ratios = [ours[streams]["tokens_per_s"] / vllm[streams]["tokens_per_s"] for streams in ours]
-    first_tokens = [each[streams]["ttft_p50_ms"] / 1000 for each in (ours, vllm) for streams in each]
-    assert_stated(
-        README,
-        r"(\S+), (\S+) and (\S+) times the throughput. The first token takes longer, (\S+), (\S+) and (\S+) s in place"
-        r" of (\S+), (\S+) and (\S+) \(",
-        *ratios,
-        *first_tokens,
-    )
-
-
 def test_chaos() -> None:
     found = measured("chaos")
     requests = found["requests"]
