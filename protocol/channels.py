@@ -20,6 +20,7 @@ import zmq
 from .codec import Frame, decode, encode
 from .curve import CurveServer, Socket, arm_server, start_gatekeeper
 from .errors import BadFrame, ConfigError
+from .keep_alive import ASK_AGAIN_S, NUM_QUESTIONS, SILENCE_S
 from .threads import start_thread
 from .unfinished import Unfinished
 from .unsent import MIN_LARGE_BYTES, Unsent
@@ -32,9 +33,6 @@ MAX_UNREAD_BYTES = 128 << 20
 MIN_UNREAD = 4
 BACKLOG = 1024  # connections waiting to be accepted
 LOST_CLIENT_S = 60.0  # until a client on the network that confirms nothing it was sent is disconnected
-# Silence on the network after which the other side is asked for a sign of life, and the time between the three
-# questions. They also keep routers from forgetting the connection.
-SILENCE_S, ASK_AGAIN_S = 30, 10
 CONTEXT_THREADS = 2  # of ZeroMQ, for a context's sockets
 MAX_OWNERS = 1 << 14  # connections whose key is remembered
 
@@ -83,7 +81,7 @@ def watch_network(socket: Socket, *, lost_s: float) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, SILENCE_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, ASK_AGAIN_S)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, NUM_QUESTIONS)
     socket.setsockopt(zmq.TCP_MAXRT, milliseconds(lost_s))
 
 

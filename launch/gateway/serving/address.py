@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ....protocol.errors import ConfigError
+from ....protocol.keep_alive import ASK_AGAIN_S, NUM_QUESTIONS, SILENCE_S
 
 DEFAULT_HOST = "127.0.0.1"
 MAX_PORT = 65535
-# Silence on a connection after which the client's machine is asked for a sign of life, and the time between questions.
-SILENCE_S, ASK_AGAIN_S, NUM_QUESTIONS = 30, 10, 3
 BACKLOG = 2048  # connections that wait while a gateway process is restarted
 URL_FILE = "http_url"  # in the run directory: the gateway's URL
 _UNIX = "unix:"
