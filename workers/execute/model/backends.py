@@ -20,7 +20,7 @@ from ..sampling.sampler import Sampler
 from ..scheduling.states import num_state_rows
 from .checkpoint.find import num_outputs, read_config
 from .facts import ModelFacts, Progress
-from .guard.proof import ProofStore
+from .guard.proof import ProofStore, digest_of_code
 from .loaded import Loaded
 from .lora import Adapter
 from .memory import available_bytes
@@ -280,7 +280,7 @@ class Backends:
         def make_runner(size: PoolSize) -> NativeRunner:
             make_arena: MakeArena = Arena
             if kv_file is not None:
-                key = f"{self._key_of_pages} {native.backend} {size.max_model_len}"
+                key = f"{proofs.form} {digest_of_code().hex()} {native.backend} {size.max_model_len}"
                 make_arena = kv_file.arenas(num_pages=size.num_pages, page_size=self.cache.page_tokens, key=key)
             decoder = native.make_decoder(size.num_pages, size.max_model_len, self.num_state_rows, make_arena)
             late = LateAdapters(proofs, run_dir, native.pack_adapter)
@@ -302,11 +302,6 @@ class Backends:
     def proofs(self) -> ProofStore:
         """Where the proof of this model is kept."""
         return ProofStore(self.folder, self.config, self.cache.kv_dtype, self.spare_cache, self.device)
-
-    @property
-    def _key_of_pages(self) -> str:
-        """A hash of what keys and values depend on, besides the tokens and the adapter of their prefix."""
-        return replace(self, config=replace(self.config, lora_modules=())).proofs.key
 
     @property
     def _native_setting(self) -> NativeSetting:

@@ -68,13 +68,13 @@ class ProofStore:
     @cached_property
     def folders(self) -> list[Path]:
         """Where it may be, in order of preference."""
-        return [place / self.key for place in places("proofs", self.spare_cache)]
+        key = outcome_key(self.checkpoint, self.config, self.form)
+        return [place / key for place in places("proofs", self.spare_cache)]
 
     @cached_property
-    def key(self) -> str:
-        """The hash."""
-        form = f"{self.config.dtype} {self.config.quantization} {self.kv_dtype} {self._kernels()}"
-        return outcome_key(self.checkpoint, self.config, form)
+    def form(self) -> str:
+        """What the model is computed in, and by."""
+        return f"{self.config.dtype} {self.config.quantization} {self.kv_dtype} {self._kernels()}"
 
     def _kernels(self) -> str:
         """What computes the model: a compiled library, or Triton's kernels on such a GPU."""
