@@ -6,7 +6,6 @@ The hash LM answers, so the pipeline is measured without a model. One JSON line.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -21,7 +20,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 from tests.pipeline.raw import ABORT, ACCEPTED, ACKNOWLEDGE, FINISHED, REJECTED, SUBMIT, RawClient
 from triptych import Client, Driver
 
@@ -221,9 +220,7 @@ def main() -> None:
         figures[name] = measure()
         print(f"{name}: {figures[name]}", file=sys.stderr)
     figures |= environment("pyzmq", "numpy")
-    print(json.dumps(figures))
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps(figures) + "\n")
+    publish(figures, arguments.output)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What every benchmark reports about its environment."""
+"""What every benchmark reports about its environment, and how."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import statistics
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,6 +25,14 @@ def environment(*packages: str) -> dict[str, object]:
         "commit": commit(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
     }
+
+
+def publish(report: dict[str, Any], output: Path | None) -> None:
+    """Print it as one JSON line, and write that to a file if there is to be one."""
+    line = json.dumps(report)
+    print(line)
+    if output is not None:
+        output.write_text(line + "\n")
 
 
 def commit() -> str | None:

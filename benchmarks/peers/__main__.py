@@ -10,7 +10,6 @@ standard output.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -27,7 +26,7 @@ from benchmarks.peers.limits import Limits
 from benchmarks.peers.load import Meter
 from benchmarks.peers.results import Results, draw, table
 from benchmarks.peers.workloads import WORKLOADS, make_requests
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 
 FORMS = ("bf16", "int8", "int4", "transformers")
 MODELS = ("smollm2-135m", "qwen3-0.6b")
@@ -48,10 +47,7 @@ def main() -> None:
         print(table(name, results), file=sys.stderr)
         if arguments.plot:
             draw(arguments.plot.with_stem(f"{arguments.plot.stem}-{name}"), name, results)
-    line = json.dumps(report)
-    print(line)
-    if arguments.output:
-        arguments.output.write_text(line + "\n")
+    publish(report, arguments.output)
 
 
 def parse() -> argparse.Namespace:

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.peers.contestants import OURS, Contestant, environment_of, find_contestants
 from benchmarks.peers.load import Meter, share_priority
 from benchmarks.peers.workloads import END_ID, FIRST_ID
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 
 STREAMS, NUM_PROMPT, NUM_OUTPUT = (1, 8, 32), 128, 128
 LIMITS = ["--max-model-len", "2048", "--max-num-seqs", "64"]
@@ -62,10 +62,7 @@ def main() -> None:
     report = {"what": "peers-http", **environment("fastapi", "uvicorn", "uvloop"), "repeats": arguments.repeats}
     report |= {"model": arguments.model.name, "prompt_tokens": NUM_PROMPT, "output_tokens": NUM_OUTPUT}
     report["results"] = {name: summarise([run[name] for run in runs]) for name in runs[0]}
-    line = json.dumps(report)
-    print(line)
-    if arguments.output:
-        arguments.output.write_text(line + "\n")
+    publish(report, arguments.output)
 
 
 def parse() -> argparse.Namespace:
