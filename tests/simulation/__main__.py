@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 from tests.simulation.checks import Violation
-from tests.simulation.world import KINDS, World
+from tests.simulation.kinds import KINDS
+from tests.simulation.world import World
 
 
 def main() -> None:
@@ -70,9 +70,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         "seconds": round(time.perf_counter() - started, 1),
         **environment("numpy"),
     }
-    print(json.dumps(figures))
-    if output is not None:
-        output.write_text(json.dumps(figures) + "\n")
+    publish(figures, output)
     return int(bool(failed))
 
 

@@ -12,30 +12,23 @@ import logging
 import random
 import signal
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from tests.simulation.adapters import give_adapters, let_adapters_change
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.clock import Clock, installed
 from tests.simulation.drivers import Drivers
-from tests.simulation.embeddings import ask_for_embeddings
 from tests.simulation.folder import offering
-from tests.simulation.handovers import hand_over
 from tests.simulation.journal import make_board, make_journal
-from tests.simulation.mishaps import allow_mishaps
+from tests.simulation.kinds import KINDS, draw_kinds, plan_with
 from tests.simulation.network import Network
-from tests.simulation.owners import give_keys, install_keys
-from tests.simulation.plan import FAULTS_END_NS, Plan, make_plan, pausing
-from tests.simulation.power import Disk, let_power_fail
+from tests.simulation.owners import install_keys
+from tests.simulation.plan import FAULTS_END_NS, Plan, pausing
+from tests.simulation.power import Disk
 from tests.simulation.processes import RUN_DIR, Died, Process, Worker
-from tests.simulation.proposals import allow_proposals
 from tests.simulation.requests import Request
-from tests.simulation.retained import LastingMemory, retain_pages
-from tests.simulation.rules import set_rules
-from tests.simulation.scores import ask_for_logprobs
-from tests.simulation.states import keep_states
+from tests.simulation.retained import LastingMemory
 from tests.simulation.users import Client, Reader
 from triptych.driver import blame, exchange
 from triptych.driver.blame import Blame
@@ -50,41 +43,6 @@ LIMIT_NS = 40_000_000_000  # of simulated time: a wait longer than that counts a
 MAX_DEPTH = 2  # maximum depth of nested turns
 PAUSE_CHANCE = 0.1  # of a time in which everything stands still
 WORKER_ERRORS = logging.getLogger("triptych")
-CHANGES: dict[str, Callable[[Plan, random.Random], None]] = {  # of a plan that is otherwise complete, in this order
-    "retains": retain_pages,
-    "rules": set_rules,
-    "scores": ask_for_logprobs,
-    "embeddings": ask_for_embeddings,
-    "owners": give_keys,
-    "handovers": hand_over,
-    "mishaps": allow_mishaps,
-    "outages": let_power_fail,
-}
-
-
-class Kind(NamedTuple):
-    """Of runs: each seed has some of them."""
-
-    chance: float
-    what: str
-
-
-KINDS = {
-    "overlaps": Kind(0.5, "whether steps do"),
-    "groups": Kind(0.3, "whether some requests have several sequences"),
-    "proposals": Kind(0.2, "whether tokens are guessed"),
-    "adapters": Kind(0.3, "whether some requests ask for one"),
-    "owners": Kind(0.3, "whether clients have keys"),
-    "loading": Kind(0.25, "whether adapters come and go, in a run with adapters"),
-    "states": Kind(0.3, "whether the model has recurrent layers, in a run without overlaps and proposals"),
-    "scores": Kind(0.3, "whether requests ask for logprobs"),
-    "embeddings": Kind(0.1, "whether some requests ask for one"),
-    "mishaps": Kind(0.2, "whether steps raise by chance"),
-    "rules": Kind(0.2, "whether requests restrict their tokens"),
-    "handovers": Kind(0.2, "whether requests change hands"),
-    "outages": Kind(0.2, "whether the power fails, in a run without loading and mishaps"),
-    "retains": Kind(0.3, "whether pages outlive execute, in a run without recurrent layers"),
-}
 
 
 class Secrets:
@@ -105,15 +63,9 @@ class World:
         self.rng = random.Random(seed)
         self.clock = Clock()
         self.log: list[str] = []
-        # The random numbers of each kind are independent of all others: a run without it is the run that it would be.
-        dice = {name: random.Random(f"{name} {seed}") for name in KINDS}
-        self.kinds = {name: _drawn(dice[name], KINDS[name].chance, kinds.get(name)) for name in KINDS}
-        self.kinds["loading"] &= self.kinds["adapters"] or bool(kinds.get("loading"))
-        self.kinds["outages"] &= not (self.kinds["loading"] or self.kinds["mishaps"])  # what failed must fail again
-        self.kinds["states"] &= not (self.kinds["overlaps"] or self.kinds["proposals"])  # which it does not support
-        self.kinds["retains"] &= not self.kinds["states"]
+        dice, self.kinds = draw_kinds(seed, kinds)
         self.mishaps, self.rules = dice["mishaps"], dice["rules"]
-        self.plan: Plan = self._make_plan(dice)
+        self.plan: Plan = plan_with(self.kinds, self.rng, dice)
         self.failures = random.Random(f"failures {seed}")  # independent too
         if self.failures.random() < 0.15 and not self.kinds["outages"]:
             self.plan.failure_chance = 0.08
@@ -147,22 +99,6 @@ class World:
         self.num_give_ups = 0
         self.folder: Any = offering(RUN_DIR, self.card)  # where no driver has one
         self.drivers = Drivers(self, random.Random(f"drivers {seed}")) if self.kinds["loading"] else None
-
-    def _make_plan(self, dice: dict[str, random.Random]) -> Plan:
-        has = self.kinds
-        plan = make_plan(self.rng, overlaps=has["overlaps"], groups=dice["groups"] if has["groups"] else None)
-        if has["proposals"]:
-            allow_proposals(plan, dice["proposals"])
-        if has["states"]:
-            keep_states(plan, dice["states"])
-        if has["loading"]:
-            let_adapters_change(plan, dice["adapters"])
-        elif has["adapters"]:
-            give_adapters(plan, dice["adapters"])
-        for name, change in CHANGES.items():
-            if has[name]:
-                change(plan, dice[name])
-        return plan
 
     # -- used by all processes
 
@@ -387,11 +323,6 @@ class World:
             self.drivers.begin()
         for role in ROLES:
             self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda role=role: self._start_worker(role))  # type: ignore[misc]
-
-
-def _drawn(dice: random.Random, chance: float, wanted: bool | None) -> bool:
-    is_drawn = dice.random() < chance
-    return is_drawn if wanted is None else wanted
 
 
 class _Alarm(logging.Handler):
