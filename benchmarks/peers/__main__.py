@@ -1,10 +1,9 @@
 """Triptych and the installed peers: the same checkpoints, the same requests, in turns, in one run.
 
 ``python benchmarks/peers --peers DIR`` (or ``TRIPTYCH_PEERS=DIR``); README.md describes DIR. Memory and clock rates of
-a machine drift, so only runs in turns are compared: every engine has the model loaded, and each workload runs on all of
-them before the next one; the round is repeated, starting with another engine. In each turn, short runs are repeated, as
-are those during which other processes used more than 10 % of the machine. Tables go to standard error, one JSON line to
-standard output.
+a machine drift, so only runs in turns are compared. In a turn, an engine is loaded, alone in memory, runs all workloads
+and is stopped; each round of turns starts with another engine. Short runs are repeated, as are those during which other
+processes used more than 10 % of the machine. Tables go to standard error, one JSON line to standard output.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.cpu_models import SHAPES, make_model
-from benchmarks.peers.contestants import Running, find_contestants
+from benchmarks.peers.contestants import Contestant, Running, find_contestants, turns
 from benchmarks.peers.limits import Limits
 from benchmarks.peers.load import Meter
 from benchmarks.peers.results import Results, draw, table
@@ -71,46 +70,50 @@ def compare(name: str, arguments: argparse.Namespace) -> Results:
     if model is None or not model.is_dir():
         model = make_model(name)
     results = Results(SHAPES[name])
+    contestants = taking_part(model, arguments, results)
+    rates = [each for each in arguments.workloads if each != "W4"]
     with tempfile.TemporaryDirectory() as folder:
         limits = Limits(Path(folder), arguments.threads)
-        engines: list[Running] = []
-        try:
-            start(model, arguments, results, engines)
-            for run in range(arguments.repeats):
-                for workload in arguments.workloads:
-                    if workload == "W4" and not results.requests_per_s:
-                        results.requests_per_s = arrival_rate(results) or REQUESTS_PER_S[name]
-                        print_line(f"W4: {results.requests_per_s} requests/s")
-                    results.limits.append(limits.measure())
-                    for running in engines[run % len(engines) :] + engines[: run % len(engines)]:
-                        if results.spent_s(running.contestant.name, workload) < arguments.budget_s:
-                            measure(running, workload, run, results)
-        finally:
-            for running in engines:
-                running.stop()
+        for workloads in rates, ["W4"] if "W4" in arguments.workloads else []:
+            if "W4" in workloads:
+                results.requests_per_s = arrival_rate(results) or REQUESTS_PER_S[name]
+            for run, contestant in turns(contestants, arguments.repeats if workloads else 0):
+                results.limits.append(limits.measure())
+                take_turn(contestant, model, workloads, run, arguments, results)
     return results
 
 
-def start(model: Path, arguments: argparse.Namespace, results: Results, engines: list[Running]) -> None:
-    """Start all contestants one by one, ours first. Each is in ``engines`` as soon as it has to be stopped."""
-    for contestant in find_contestants(arguments.peers, model, arguments.forms):
-        if arguments.only and not {contestant.name, contestant.engine} & set(arguments.only):
-            continue
-        if contestant.why_not is not None:
-            results.skipped[contestant.name] = contestant.why_not
-            continue
-        print_line(f"{model.name}: {contestant.name} loads")
-        log = Path(tempfile.gettempdir()) / f"triptych-peers-{contestant.engine}-{contestant.form}.log"
-        running = Running(contestant, model, arguments.threads, log)
-        engines.append(running)
+def taking_part(model: Path, arguments: argparse.Namespace, results: Results) -> list[Contestant]:
+    """The contestants that are wanted and installed, ours first."""
+    found = [each for each in find_contestants(arguments.peers, model, arguments.forms)
+             if not arguments.only or {each.name, each.engine} & set(arguments.only)]  # fmt: skip
+    for each in found:
+        if each.why_not is not None:
+            skip(each, each.why_not, results)
+    return [each for each in found if each.why_not is None]
+
+
+def skip(contestant: Contestant, why: str, results: Results) -> None:
+    results.skipped[contestant.name] = why
+    print_line(f"without {contestant.name}: {why}")
+
+
+def take_turn(
+    contestant: Contestant, model: Path, workloads: list[str], run: int, arguments: argparse.Namespace, results: Results
+) -> None:
+    """Load the engine, let it run ``workloads`` as far as their time is not used up, and stop it."""
+    wanted = [each for each in workloads if results.spent_s(contestant.name, each) < arguments.budget_s]
+    if contestant.name in results.skipped or not wanted:
+        return
+    log = Path(tempfile.gettempdir()) / f"triptych-peers-{contestant.engine}-{contestant.form}.log"
+    with Running(contestant, model, arguments.threads, log) as running:
         facts = running.load()
         if "error" in facts:
-            results.skipped[contestant.name] = f"{facts['error']}, see {log}"
-            engines.pop().stop()
-        else:
-            results.facts[contestant.name] = facts
-    for name, why in results.skipped.items():
-        print_line(f"{model.name}: without {name}: {why}")
+            skip(contestant, f"{facts['error']}, see {log}", results)
+            return
+        results.facts.setdefault(contestant.name, facts)
+        for workload in wanted:
+            measure(running, workload, run, results)
 
 
 def arrival_rate(results: Results) -> float | None:

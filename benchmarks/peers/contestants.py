@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from benchmarks.peers.load import share_priority
@@ -78,6 +80,14 @@ def _find(peers: Path | None, model: Path, engine: str, form: str, converted: st
     return Contestant(engine, form, python, environment, None if missing is None else f"there is no {missing}")
 
 
+def turns(contestants: list[Contestant], repeats: int) -> Iterator[tuple[int, Contestant]]:
+    """``repeats`` rounds of all contestants, each round beginning with another one: (round, contestant)."""
+    for run in range(repeats):
+        first = run % len(contestants)
+        for contestant in contestants[first:] + contestants[:first]:
+            yield run, contestant
+
+
 def environment_of(contestant: Contestant, threads: int) -> dict[str, str]:
     """The environment of its process, which computes with ``threads`` threads."""
     of_all = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
@@ -86,7 +96,7 @@ def environment_of(contestant: Contestant, threads: int) -> dict[str, str]:
 
 
 class Running:
-    """A contestant with the model loaded. It waits for commands without using the processor."""
+    """A contestant in a process, which ends with the context."""
 
     def __init__(self, contestant: Contestant, model: Path, threads: int, log: Path) -> None:
         self.contestant = contestant
@@ -124,7 +134,10 @@ class Running:
         answer: dict[str, Any] = json.loads(line) if line else {"error": f"it ended with {self._process.wait()}"}
         return answer
 
-    def stop(self) -> None:
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()

@@ -1,4 +1,4 @@
-"""Over HTTP: ``triptych serve`` and vLLM's server with the same model, read by the same client, in turns.
+"""Over HTTP: ``triptych serve`` and vLLM's server with the same model, in turns, read by the same client.
 
 ``python benchmarks/peers/servers.py --peers DIR``; README.md describes DIR. Streams of /v1/completions with 128 tokens
 in and 128 out, 1, 8 or 32 at once. Gaps are between events, of which a server may send fewer than tokens. ``front`` is
@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -32,7 +31,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.peers.contestants import OURS, Contestant, environment_of, find_contestants
+from benchmarks.peers.contestants import OURS, Contestant, environment_of, find_contestants, turns
 from benchmarks.peers.load import Meter, share_priority
 from benchmarks.peers.workloads import END_ID, FIRST_ID
 from benchmarks.report import environment, publish
@@ -51,17 +50,16 @@ def main() -> None:
                    if each.engine in (OURS, "vllm") and each.form == "bf16"]  # fmt: skip
     if missing := [each.why_not for each in contestants if each.why_not]:
         sys.exit(f"servers: {missing[0]}")
-    with ExitStack() as stack:
-        servers = [stack.enter_context(Server(each, arguments.model, arguments.threads)) for each in contestants]
-        for server in servers:
+    report: dict[str, Any] = {"what": "peers-http", **environment("fastapi", "uvicorn", "uvloop")}
+    runs: dict[str, list[dict[int, dict[str, float]]]] = {each.engine: [] for each in contestants}
+    for run, contestant in turns(contestants, arguments.repeats):
+        with Server(contestant, arguments.model, arguments.threads) as server:
             server.load()
-        if arguments.hold:
-            print("loaded: a line on standard input begins the measurements", file=sys.stderr, flush=True)
-            sys.stdin.readline()
-        runs = [measure(servers, run) for run in range(arguments.repeats)]
-    report = {"what": "peers-http", **environment("fastapi", "uvicorn", "uvloop"), "repeats": arguments.repeats}
-    report |= {"model": arguments.model.name, "prompt_tokens": NUM_PROMPT, "output_tokens": NUM_OUTPUT}
-    report["results"] = {name: summarise([run[name] for run in runs]) for name in runs[0]}
+            report["versions"][server.name] = server.version()
+            runs[contestant.engine].append(measure(server, run))
+    report |= {"repeats": arguments.repeats, "model": arguments.model.name}
+    report |= {"prompt_tokens": NUM_PROMPT, "output_tokens": NUM_OUTPUT}
+    report["results"] = {name: summarise(of_name) for name, of_name in runs.items()}
     publish(report, arguments.output)
 
 
@@ -72,7 +70,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="a folder in DIR/models")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--hold", action="store_true", help="wait for a line on standard input before measuring")
     parser.add_argument("--output", type=Path, help="a file for the JSON line")
     arguments = parser.parse_args()
     arguments.peers = Path(arguments.peers)
@@ -120,6 +117,10 @@ class Server:
         asyncio.run(drive(self.port, 8, Random("warm-up")))
         share_priority(self._process.pid)
 
+    def version(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/version", timeout=5) as reply:
+            return str(json.load(reply)["version"])
+
     def _is_ready(self) -> bool:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as reply:
@@ -138,20 +139,19 @@ class Server:
         return whole_s, front_s
 
 
-def measure(servers: list[Server], run: int) -> dict[str, dict[int, dict[str, float]]]:
-    """The figures of each server by the number of streams; ``run`` says which one is first."""
-    results: dict[str, dict[int, dict[str, float]]] = {server.name: {} for server in servers}
+def measure(server: Server, run: int) -> dict[int, dict[str, float]]:
+    """The server's figures by the number of streams."""
+    results: dict[int, dict[str, float]] = {}
     for streams in STREAMS:
-        for server in servers[run % len(servers) :] + servers[: run % len(servers)]:
-            before = server.cpu_s()
-            with Meter() as meter:
-                figures = asyncio.run(drive(server.port, streams, Random(f"{run}/{streams}")))
-            cpu_s, front_s = (after - begun for after, begun in zip(server.cpu_s(), before, strict=True))
-            figures["cpu_ms_per_token"] = 1e3 * cpu_s / (streams * NUM_OUTPUT)
-            figures["front_us_per_token"] = 1e6 * front_s / (streams * NUM_OUTPUT)
-            results[server.name][streams] = {**figures, "foreign": meter.foreign}
-            print(server.name, streams, {k: round(v, 2) for k, v in figures.items()}, f"{meter.foreign:.0%}",
-                  file=sys.stderr, flush=True)  # fmt: skip
+        before = server.cpu_s()
+        with Meter() as meter:
+            figures = asyncio.run(drive(server.port, streams, Random(f"{run}/{streams}")))
+        cpu_s, front_s = (after - begun for after, begun in zip(server.cpu_s(), before, strict=True))
+        figures["cpu_ms_per_token"] = 1e3 * cpu_s / (streams * NUM_OUTPUT)
+        figures["front_us_per_token"] = 1e6 * front_s / (streams * NUM_OUTPUT)
+        results[streams] = {**figures, "foreign": meter.foreign}
+        print(server.name, streams, {k: round(v, 2) for k, v in figures.items()}, f"{meter.foreign:.0%}",
+              file=sys.stderr, flush=True)  # fmt: skip
     return results
 
 

@@ -46,7 +46,7 @@ class Engine:
             quantization=form if form in ("int8", "int4") else "none",
             threads=threads,
             max_model_len=2048,
-            max_kv_bytes=2 << 30,  # taken at once; several engines share the machine
+            max_kv_bytes=2 << 30,
         ).start()
         self.version = self._driver.info()["model"]["backend"]
 
