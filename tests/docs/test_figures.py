@@ -13,7 +13,6 @@ from tests.docs.pages import DOCS, read
 
 README = "../README.md"
 BENCHMARKS = DOCS.parent / "benchmarks"
-FORMATS_OF_OTHERS = {"bf16": ("bf16",), "int8": ("bf16", "int8", "q8_0"), "int4": ("int4", "q4_0")}
 CORRECT_GUESSES = {"all": "right 1", "8 of 10": "right 0.8", "half": "right 0.5", "none": "right 0"}
 PERPLEXITIES = {
     "bfloat16": "bfloat16",
@@ -51,25 +50,18 @@ def assert_rounded(shown: str, value: float) -> None:
     assert abs(float(number[0]) - value) <= tolerance, f"{shown} stands for {value}"
 
 
-def of_the_fastest(name: str, workload: str, dtype: str) -> float:
-    """Triptych's throughput divided by that of the fastest other engine."""
-    [model] = measured(name)["models"].values()
-    speeds = {engine: case[workload]["tokens_per_s"] for engine, case in model["medians"].items() if workload in case}
-    others = (engine for engine in speeds if not engine.startswith("triptych"))
-    fastest = max(speeds[engine] for engine in others if engine.split()[1] in FORMATS_OF_OTHERS[dtype])
-    return float(speeds[f"triptych {dtype}"] / fastest)
-
-
 @pytest.mark.parametrize("workload", ["W1", "W2", "W3", "W5"])
 def test_throughput_beside_other_engines(workload: str) -> None:
     [row] = [cells for first, cells in table(README, "0.6B int4 |").items() if first.startswith(workload)]
     large = "peers-0.6b-streams" if workload == "W2" else "peers-0.6b"
-    files = ["peers-135m", "peers-135m", "peers-int4", large, large, "peers-int4-0.6b"]
-    if workload == "W2":  # with bfloat16, llama.cpp is the fastest of the others
-        files[0], files[3] = "peers-135m-llama", "peers-0.6b-llama"
+    if workload == "W2":
+        files = ["peers-135m"] * 3 + ["peers-0.6b-llama", large, "peers-int4-0.6b"]
+    else:
+        files = ["peers-135m"] * 3 + [large, large, "peers-int4-0.6b"]
     for shown, name, dtype in zip(row, files, ["bf16", "int8", "int4"] * 2, strict=True):
         if shown:
-            assert_rounded(shown, of_the_fastest(name, workload, dtype))
+            [model] = measured(name)["models"].values()
+            assert_rounded(shown, model["medians"][f"triptych {dtype}"][workload]["of_best_peer"])
 
 
 def test_what_the_readme_says_first_is_the_range_of_its_table() -> None:
@@ -81,11 +73,25 @@ def test_what_the_readme_says_first_is_the_range_of_its_table() -> None:
     assert_stated(
         README, r"it has (\S+) to (\S+) times the throughput .*? bfloat16, and (\S+) to (\S+) times in int8", *limits
     )
-    assert_stated(README, r"Without it, the first would be (\d.\d)", of_the_fastest("peers-135m", "W2", "bf16"))
+
+
+def test_servers() -> None:
+    ours, vllm = measured("peers-http")["results"].values()
+    first, gaps = ([[server[streams][key] for streams in server] for server in (ours, vllm)]
+                   for key in ("ttft_p50_ms", "gap_p99_ms"))  # fmt: skip
+    three = r"(\S+), (\S+) and (\S+)"
+    assert_stated(
+        README,
+        rf"{three} times the throughput. Half of the first tokens come within {three} s \(vLLM: {three}\), and 99 %"
+        rf" of the others within {three} ms of the one before \(vLLM: {three}\)",
+        *(ours[streams]["tokens_per_s"] / vllm[streams]["tokens_per_s"] for streams in ours),
+        *(milliseconds / 1e3 for server in first for milliseconds in server),
+        *(milliseconds for server in gaps for milliseconds in server),
+    )
 
 
 def test_latency_of_arrivals() -> None:
-    [model] = measured("peers-arrivals")["models"].values()
+    [model] = measured("peers-135m")["models"].values()
     cases = {engine: case["W4"] for engine, case in model["medians"].items()}
     others = [case for engine, case in cases.items() if not engine.startswith("triptych")]
     rows = table(README, "best of the others, per row |").values()
