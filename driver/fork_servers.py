@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -81,8 +83,9 @@ class ForkServer:
         None if there is none.
 
         Raises:
-            OSError: no descriptor is left, or the new process was stopped before it could answer.
+            OSError: no descriptor is left.
         """
+        self._reap_unknown()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, open(memfd_create("request"), "w") as file:
             json.dump([words, environment], file)
@@ -102,8 +105,8 @@ class ForkServer:
             greeting = worker.recv(32)
         except TimeoutError:
             logger.warning("the fork server of %s does not answer: killing it", " and ".join(self.roles))
-            self._process.kill()
-            greeting = worker.recv(32)  # a new process that was stopped, for which this raises, ends if it goes on
+            os.killpg(self._process.pid, signal.SIGKILL)  # and a new process that was stopped: it is of this group
+            return None
         if not greeting:
             return None
         with suppress(OSError):  # it has just ended, as any worker may
@@ -114,7 +117,16 @@ class ForkServer:
         """Its exit code."""
         self.channel.close()
         self._process.kill()
-        return self._process.wait()
+        code = self._process.wait()
+        self._reap_unknown()
+        return code
+
+    def _reap_unknown(self) -> None:
+        """Take the exit codes of processes that ended before they were known: until then they are of this group."""
+        self._process.poll()  # not that of the server, which is another's to take
+        with suppress(ChildProcessError):
+            while os.waitpid(-self._process.pid, os.WNOHANG)[0]:
+                pass
 
 
 class ForkServers:

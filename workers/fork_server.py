@@ -130,11 +130,11 @@ def _is_forked() -> bool:
 
 def _become(stdin: int, log: int, answer: int, request: int) -> NoReturn:
     """Run a module as ``python -m`` in a new process does."""
-    os.setsid()
     with socket.socket(fileno=answer) as driver:
         driver.send(b"%d" % os.getpid())
         if not driver.recv(len(GO)):  # it has waited too long, and started another process
             os._exit(1)
+    os.setsid()  # only now: a process that the driver does not know is of this server's group
     with open(request) as text:
         words, environment = json.load(text)
     for file, number in ((stdin, 0), (log, 1), (log, 2)):

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,47 @@ def test_process_that_was_not_waited_for_ends(server: ForkServer, monkeypatch: p
     assert fork(server) is None
     _, status = os.waitpid(known[0], 0)
     assert os.waitstatus_to_exitcode(status) == 1
+
+
+def test_process_that_ends_before_it_is_known_is_waited_for(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, send = set(children_of(os.getpid())), socket.send_fds
+
+    def send_without_socket(channel: socket.socket, words: list[bytes], files: list[int]) -> None:
+        send(channel, words, [*files[:2], files[3], files[3]])  # a process that is to answer into a file fails
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "send_fds", send_without_socket)
+        assert fork(server) is None
+    [unknown] = eventually(lambda: set(children_of(os.getpid())) - before)
+    eventually(lambda: not is_alive(unknown))
+    process = fork(server, "pass")
+    assert process is not None
+    assert set(children_of(os.getpid())) - before == {process.pid}
+    assert process.wait() == 0
+
+
+def test_process_that_says_nothing_ends_with_its_server(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, send = set(children_of(os.getpid())), socket.send_fds
+    kept: list[int] = []
+    ours, full = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with suppress(BlockingIOError):
+        while True:
+            full.send(b"x", socket.MSG_DONTWAIT)
+
+    def send_full(channel: socket.socket, words: list[bytes], files: list[int]) -> None:
+        kept.append(os.dup(files[2]))  # the driver goes on to wait for an answer
+        send(channel, words, [*files[:2], full.fileno(), files[3]])
+        eventually(lambda: set(children_of(os.getpid())) - before)
+
+    monkeypatch.setattr(socket, "send_fds", send_full)
+    monkeypatch.setattr(fork_servers, "FORK_S", 0.01)
+    with ours, full:
+        assert fork(server) is None
+    os.close(*kept)
+    server.end()
+    assert set(children_of(os.getpid())) < before
 
 
 def test_half_a_request_is_none(server: ForkServer) -> None:
