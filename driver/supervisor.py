@@ -25,7 +25,7 @@ from ..protocol.system_calls import pidfd_open
 from ..protocol.threads import start_thread
 from .deaths import Death, OomWatch, exit_code, is_internal, ran_out_of_files
 from .flag import Flag
-from .fork_servers import ForkServers
+from .fork_servers import FORK_S, ForkServers
 from .processes import ForkedProcess, Process, last_log_lines, open_cwd, start_process, why_not_started
 from .upgrade import Installation
 from .worker import Worker, WorkerHealth
@@ -312,6 +312,8 @@ class Supervisor:
     def _look_for_hangs(self) -> None:
         now = time.monotonic()
         late_s, self._looked_at = max(0.0, now - self._looked_at - 2 * CHECK_S), now
+        if late_s > FORK_S:  # it is not that a fork server does not answer
+            logger.warning("this process, or the whole machine, stood still for %.1f s", late_s)
         if self._stopping:
             return
         self._oom.look()
@@ -322,6 +324,7 @@ class Supervisor:
             if worker.is_hung(now, silent_s, patience_s):
                 logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent_s)
                 worker.kill_hung()
+            worker.note_phase(self._board.phase(worker.role), now)
             self._on_look(worker)
         self._board.set_crowded(self.crowded)
 

@@ -41,6 +41,7 @@ class Worker:
     start_at: float = 0.0  # not before this time; back-off keeps a worker that dies at once from using up the machine
     started_at: float = field(default_factory=time.monotonic)  # or since when it is waited for, at first
     seen_running_at: float = 0.0  # when it was last seen not suspended
+    seen_ready_of: float = 0.0  # ``started_at`` of the process that was last seen ready
     excused_until: float = 0.0  # see ``excuse``
     crowded_at: float = -math.inf  # when it last died of too many clients
     is_news: bool = True  # this death is to be in the log
@@ -63,6 +64,13 @@ class Worker:
         """Of its process, which the supervisor's thread may drop at any time; None if there is none."""
         process = self.process
         return None if process is None else process.pid
+
+    def note_phase(self, phase: str, now: float) -> None:
+        """Tell the log when a restart is over, by which one that takes long can be explained. Called often."""
+        if phase == "ready" and self.seen_ready_of != self.started_at:
+            self.seen_ready_of = self.started_at
+            if self.num_restarts:
+                logger.info("%s is ready again %.1f s after its start", self.role, now - self.started_at)
 
     def kill(self) -> None:
         """In the supervisor's thread."""

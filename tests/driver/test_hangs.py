@@ -29,7 +29,11 @@ class Silent(Worker):
     ("stood_s", "excused_s"), [(0.0, 0.0), (1.0, 1.0), (60.0, 2.0)], ids=["not at all", "shortly", "for long"]
 )
 def test_worker_has_time_to_go_on_after_the_whole_machine_stood_still(
-    stood_s: float, excused_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stood_s: float,
+    excused_s: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As in a paused container. A step in progress takes some more time, and its requests are not to blame."""
     supervisor = Supervisor(tmp_path, Board(board_path(tmp_path)), SupervisorConfig(), on_give_up=lambda _: None)
@@ -42,6 +46,7 @@ def test_worker_has_time_to_go_on_after_the_whole_machine_stood_still(
             supervisor._look_for_hangs()
     assert worker.killed == (not excused_s)
     assert max(0.0, worker.excused_until - now) == pytest.approx(excused_s, abs=0.2)
+    assert ("stood still for 60." in caplog.text) == (stood_s == 60.0)
     supervisor._end()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -94,6 +95,16 @@ def test_worker_with_too_many_clients_is_crowded_until_it_has_been_well_for_a_wh
     assert not worker.is_crowded(5.0 + CROWD_LASTS_S)
     health = worker.health(phase="ready", ok=True, since_progress_s=0.0, epoch=2)
     assert (health.last_death, health.recent_deaths) == ("may open no file for another client", 0)
+
+
+def test_end_of_a_restart_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    worker = Worker("prepare", started_at=100.0, num_restarts=1)
+    for phase, now in (("loading", 101.0), ("ready", 124.9), ("ready", 125.0)):
+        worker.note_phase(phase, now)
+    assert caplog.messages == ["prepare is ready again 24.9 s after its start"]
+    Worker("prepare").note_phase("ready", 1.0)
+    assert len(caplog.messages) == 1  # the first start has been reported by whoever waited for it
 
 
 def test_old_deaths_are_forgotten() -> None:
