@@ -78,14 +78,26 @@ class Faults:
                 time.sleep(self._rng.uniform(0.0, 0.5))
                 self._send(self._rng.choice(["prepare", "summarize"]), signal.SIGKILL)
 
-    def _send(self, role: str, number: int) -> None:
-        if self._service.send(role, number):
-            self.kills[role] += 1
+    def _send(self, role: str, number: int) -> bool:
+        """Whether there was a process."""
+        is_sent = self._service.send(role, number)
+        self.kills[role] += is_sent
+        return is_sent
+
+    def _send_surely(self, role: str, number: int) -> tuple[int, float]:
+        """The epoch of the process that got the signal, and when. For a moment after a crash there is none: without a
+        kill, what is timed would last until the next one happens to crash.
+        """
+        end = time.monotonic() + RECOVERY_S
+        while (began := time.monotonic()) < end:
+            before = self._service.board.epoch(role)
+            if self._send(role, number):
+                return before, began
+        raise TimeoutError(f"there was no process of {role} within {RECOVERY_S} s")
 
     def _timed(self, name: str, role: str, number: int) -> None:
         board = self._service.board
-        before, began = board.epoch(role), time.monotonic()
-        self._send(role, number)
+        before, began = self._send_surely(role, number)
         wait_for(lambda: board.epoch(role) > before and board.ready(role), RECOVERY_S, interval_s=0.001)
         ready = time.monotonic()
         seen = "accept_at" if role == "prepare" else "token_at"
