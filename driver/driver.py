@@ -187,7 +187,7 @@ class Driver(Requests):
                 parts.control.close()
             codes = parts.supervisor.stop(CLEAN_STOP_S, mode=how)
             with ExitStack() as closing:  # even if a signal interrupts what follows
-                closing.callback(parts.leave)
+                closing.callback(parts.run_dir.leave)
                 closing.callback(self._close_journal, parts.keeper)
                 closing.callback(parts.kv_memory.close)
                 closing.callback(parts.board.close)

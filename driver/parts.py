@@ -62,10 +62,6 @@ class Parts:
     control: ControlServer | None = None  # started last
     hurry: Stop | None = None  # of a stop that does not wait for answers: ends the drain of another thread
 
-    def leave(self) -> None:
-        """Give up the run directory."""
-        _leave(self.run_dir)
-
 
 def open_parts(
     given_run_dir: Path | None,
@@ -82,7 +78,7 @@ def open_parts(
     """
     end_orphans()
     run_dir = RunDir(given_run_dir)
-    undo.callback(_leave, run_dir)
+    undo.callback(run_dir.leave)
     check_socket_paths(run_dir.path)
     with writing(run_dir):
         keeper = JournalKeeper(run_dir.path, config)
@@ -123,11 +119,3 @@ def open_parts(
         on_look=sockets.look,
     )
     return Parts(config, run_dir, keeper, board, kv_memory, client, supervisor, sockets, stand_ins)
-
-
-def _leave(run_dir: RunDir) -> None:
-    if run_dir.is_temporary:
-        run_dir.remove()
-    else:
-        run_dir.remove_sockets()
-        run_dir.unlock()

@@ -98,12 +98,17 @@ class RunDir:
             f" --run-dir {self._kept} resumes them, or remove it if they are no longer needed"
         )
 
-    def remove_sockets(self) -> None:
-        """ZeroMQ leaves socket files behind. Nothing listens on them: the lock is ours and the workers have exited."""
+    def leave(self) -> None:
+        """Give the folder up at a stop: delete it, unless its user has named it."""
+        if self.is_temporary:
+            self.remove()
+            return
+        # ZeroMQ leaves socket files behind. Nothing listens on them: the lock is ours and the workers have exited.
         with contextlib.suppress(OSError):  # someone has deleted the folder, or it is read-only now
             for path in self.path.iterdir():
                 if path.is_socket():
                     path.unlink(missing_ok=True)
+        self.unlock()
 
     def remove(self) -> None:
         """Delete the folder and release the lock; if a signal interrupts this, the next driver removes the rest."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -356,9 +355,5 @@ class Stream:
             self._origin.check()
 
     def _wait(self, condition: Callable[[], object], timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not condition():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise RequestTimeout(f"request {self.request_id}: no answer within {timeout} s")
-            self._changed.wait(left)
+        if not self._changed.wait_for(condition, timeout):
+            raise RequestTimeout(f"request {self.request_id}: no answer within {timeout} s")

@@ -146,10 +146,8 @@ class RequestWriter:
         written = [e for e in entries if e["request_id"] and e["id_generation"] == split_word(e["prepare_word"])[0]]
         answered = [e for e in written if release_state(e["release_word"], int(e["id_generation"])) != UNREAD]
         # A damaged id does not decode; replaced characters match no request.
-        marks = [mark_of(int(e["digest"]), int(e["owner"])) for e in answered]
-        return [
-            (bytes(e["request_id"]).decode(errors="replace"), mark) for e, mark in zip(answered, marks, strict=True)
-        ]
+        ids = (bytes(entry["request_id"]).decode(errors="replace") for entry in answered)
+        return list(zip(ids, (mark_of(int(e["digest"]), int(e["owner"])) for e in answered), strict=True))
 
     def accept(self, record: RequestRecord, times: AcceptTimes) -> Key:
         """Publish a request with one record, see ``accept_all``."""

@@ -19,7 +19,6 @@ from tests.proc import is_alive
 from tests.waiting import eventually
 from triptych import Client, Driver, PipelineConfig
 from triptych.driver.journal_keeper import num_unanswered
-from triptych.driver.parts import Parts
 from triptych.driver.run_dir import RunDir
 from triptych.driver.session import Session
 from triptych.driver.stream import Stream
@@ -208,12 +207,12 @@ def test_next_driver_continues_the_requests_of_a_killed_one(tmp_path: Path) -> N
 def test_clean_stop_lets_accepted_requests_finish_and_then_methods_raise_pipeline_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driver, leave, seen = Driver("hash-lm", hash_step_ms=1).start(), Parts.leave, list[Exception]()
+    driver, leave, seen = Driver("hash-lm", hash_step_ms=1).start(), RunDir.leave, list[Exception]()
     streams = [driver.submit([i], max_tokens=200) for i in range(1, 5)]
     for stream in streams:
         stream.accepted(20)
 
-    def ask_and_leave(self: Parts) -> None:
+    def ask_and_leave(self: RunDir) -> None:
         for ask in (driver.health, lambda: driver.num_unanswered, lambda: driver.phases):
             try:
                 ask()
@@ -221,7 +220,7 @@ def test_clean_stop_lets_accepted_requests_finish_and_then_methods_raise_pipelin
                 seen.append(error)
         leave(self)
 
-    monkeypatch.setattr(Parts, "leave", ask_and_leave)
+    monkeypatch.setattr(RunDir, "leave", ask_and_leave)
     driver.stop(mode="drain")
     assert [stream.result(0).finish_reason for stream in streams] == ["length"] * 4
     assert [type(error) for error in seen] == [PipelineClosed] * 3

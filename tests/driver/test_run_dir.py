@@ -245,8 +245,7 @@ def test_lock_is_released_when_its_process_is_killed(tmp_path: Path) -> None:
 def test_folder_that_was_deleted_is_left_and_unlocked(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     shutil.rmtree(run_dir.path)
-    run_dir.remove_sockets()
-    run_dir.unlock()
+    run_dir.leave()
     assert not run_dir.path.exists()
 
 
