@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ....protocol.errors import encodable
@@ -211,21 +211,20 @@ def few(parts: str) -> Callable[[Any], Any]:
 few_parts = few("messages, parts and calls")  # of a conversation
 
 
-def few_prompts(value: Any, limit: int) -> Any:
-    """Checked before each entry is validated, which would take seconds for millions of them. A list of token ids is a
-    single prompt.
+def few_entries(limit: int) -> Callable[[Any], Any]:
+    """A limit for the entries of a list or a map, checked before pydantic validates each of them, which would take
+    seconds for millions, and reports every error. A list of token ids is a single prompt.
     """
-    if isinstance(value, list) and len(value) > limit and not isinstance(value[0], int):
-        raise PydanticCustomError("too_many", "{text}", {"text": f"{len(value)} entries, the limit is {limit}"})
-    return value
-
-
-def small_map(limit: int) -> BeforeValidator:
-    """A limit for a map's entries, checked before pydantic validates each of them and reports every error."""
 
     def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > limit:
+        if isinstance(value, (list, dict)) and len(value) > limit and not isinstance(next(iter(value)), int):
             raise PydanticCustomError("too_many", "{text}", {"text": f"{len(value)} entries, the limit is {limit}"})
         return value
 
-    return BeforeValidator(check)
+    return check
+
+
+def one_or_several(value: Any) -> list[Any]:
+    """The texts or lists of token ids of a field that takes one of them, or several."""
+    is_one = isinstance(value, str) or (value and isinstance(value[0], int))
+    return [value] if is_one else value

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from .base import List, Neutral, few_prompts, limited
+from .base import List, Neutral, few_entries, limited, one_or_several
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .structure import ResponseFormat
 
@@ -23,16 +23,8 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = Field(None, ge=0, le=20, description="of the chosen tokens and this many alternatives")
     response_format: ResponseFormat | None = None
 
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _are_few(cls, prompt: Any) -> Any:
-        return few_prompts(prompt, MAX_PROMPTS)
+    _few_prompts = field_validator("prompt", mode="before")(few_entries(MAX_PROMPTS))
 
     def prompts(self) -> list[str] | list[list[int]]:
         """All prompts of the request."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if prompt and isinstance(prompt[0], int):
-            return [prompt]
-        return prompt  # type: ignore[return-value]
+        return one_or_several(self.prompt)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from .base import ANYTHING, List, Neutral, few_prompts
+from .base import ANYTHING, List, Neutral, few_entries, one_or_several
 from .sampling import PromptFields
 
 MAX_INPUTS = 2048  # OpenAI's limit
@@ -37,15 +37,8 @@ class EmbeddingRequest(PromptFields):
         None, description="the instruction of the checkpoint before each text; empty: none; by default the checkpoint's"
     )
 
-    @field_validator("input", mode="before")
-    @classmethod
-    def _are_few(cls, value: Any) -> Any:
-        return few_prompts(value, MAX_INPUTS)
+    _few_inputs = field_validator("input", mode="before")(few_entries(MAX_INPUTS))
 
     def inputs(self) -> list[str] | list[list[int]]:
         """All inputs of the request."""
-        if isinstance(self.input, str):
-            return [self.input]
-        if self.input and isinstance(self.input[0], int):
-            return [self.input]
-        return self.input  # type: ignore[return-value]
+        return one_or_several(self.input)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
-from .base import ANYTHING, ApiModel, List, Neutral, few_prompts
+from .base import ANYTHING, ApiModel, List, Neutral, few_entries
 from .sampling import ServiceFields, kept_tokens
 
 MAX_DOCUMENTS = 2048
@@ -37,10 +37,7 @@ class RerankRequest(_Relevance):
     top_n: int | None = Field(None, ge=0, le=MAX_DOCUMENTS, description="only the best so many; 0 and null: all")
     return_documents: bool | None = Field(None, description="whether results contain their texts; true by default")
 
-    @field_validator("documents", mode="before")
-    @classmethod
-    def _are_few(cls, value: Any) -> Any:
-        return few_prompts(value, MAX_DOCUMENTS)
+    _few_documents = field_validator("documents", mode="before")(few_entries(MAX_DOCUMENTS))
 
 
 class ScoreRequest(_Relevance):
@@ -49,7 +46,4 @@ class ScoreRequest(_Relevance):
     text_1: str | List[str] = Field(description="queries")
     text_2: str | List[str] = Field(description="the texts that may be relevant to them")
 
-    @field_validator("text_1", "text_2", mode="before")
-    @classmethod
-    def _are_few(cls, value: Any) -> Any:
-        return few_prompts(value, MAX_DOCUMENTS)
+    _few_texts = field_validator("text_1", "text_2", mode="before")(few_entries(MAX_DOCUMENTS))

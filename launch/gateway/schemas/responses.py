@@ -15,9 +15,9 @@ from .base import (
     Neutral,
     TokenBudget,
     few,
+    few_entries,
     few_parts,
     limited,
-    small_map,
 )
 from .chat import Parts
 from .sampling import COMMON_NEUTRAL, SamplingFields
@@ -185,12 +185,12 @@ class ResponseRequest(ResponsePrompt, SamplingFields):
         description=f"{LOGPROBS}, {PACKED_REASONING}; the others concern things that answers never contain here",
     )
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    metadata: Annotated[dict[str, str], small_map(MAX_METADATA)] | None = Field(
-        None, max_length=MAX_METADATA, description="returned in the reply"
-    )
+    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA, description="returned in the reply")
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: TokenBudget | None = None
+
+    _few_metadata = field_validator("metadata", mode="before")(few_entries(MAX_METADATA))
 
     def num_logprobs(self) -> int | None:
         """Alternatives per token; None: no logprobs."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ....protocol.sampling import MAX_LOGIT_BIASES
-from .base import ANYTHING, ApiModel, List, Neutral, limited, small_map
+from .base import ANYTHING, ApiModel, List, Neutral, few_entries, limited
 from .structure import StructuredOutputs
 
 # Fields of OpenAI, vLLM, SGLang and llama.cpp that have no effect with these values.
@@ -109,9 +109,7 @@ class SamplingFields(PromptFields):
     seed: int | None = Field(
         None, ge=-(2**63), lt=2**63, description="the same seed gives the same answer; negative seeds have 2**63 added"
     )
-    logit_bias: Annotated[dict[str, float], small_map(MAX_LOGIT_BIASES)] | None = Field(
-        None, description="token id to bias, -100 to 100"
-    )
+    logit_bias: dict[str, float] | None = Field(None, description="token id to bias, -100 to 100")
     stop: str | List[str] | None = Field(None, description="at most 16 strings of at most 256 characters")
     stop_token_ids: List[int] | None = None
     include_stop_str_in_output: bool | None = None
@@ -133,6 +131,8 @@ class SamplingFields(PromptFields):
     resumable: bool | None = Field(
         None, description="a lost connection does not abort; GET /v1/requests/{id} continues where it stopped"
     )
+
+    _few_biases = field_validator("logit_bias", mode="before")(few_entries(MAX_LOGIT_BIASES))
 
 
 def bias_map(value: dict[str, float] | None) -> dict[Any, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Protocol
 
-from .parser import UNREADABLE, Call, Found, call_of, held_back
+from .parser import UNREADABLE, Call, Found, call_of, held_back, visible
 from .strings import MarkFinder
 
 
@@ -112,7 +112,3 @@ class HermesParser:
         start, end = self._tags
         text, self._text = self._text[:place], self._text[place + len(end) :]
         return calls or [f"{start}{text}{end}"]
-
-
-def visible(text: str) -> Found:
-    return [text] if text else []

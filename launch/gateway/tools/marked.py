@@ -13,7 +13,7 @@ from functools import cached_property
 
 from .gemma import GemmaScanner, gemma_call
 from .objects import BareParser, JsonScanner, Scanner
-from .parser import UNREADABLE, Call, Found, arguments_text, call_of, held_back
+from .parser import UNREADABLE, Call, Found, arguments_text, call_of, held_back, visible
 from .pythonic import PythonicScanner, pythonic_call
 
 MARKER, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"  # Mistral's
@@ -151,7 +151,7 @@ class MarkedParser:
         found: Found = []
         place = 0
         for mark in self._form.marks.finditer(self._text):
-            found += _visible(self._text[place : mark.start()])
+            found += visible(self._text[place : mark.start()])
             place = mark.end()
             if mark[0] in self._form.starts:
                 after, self._text, self._calls = self._text[place:], "", _Calls(self._form, mark[0])
@@ -159,7 +159,7 @@ class MarkedParser:
         marks = (*self._form.starts, *self._form.dropped)
         told = len(self._text) - max(held_back(self._text[place:], mark) for mark in marks)
         text, self._text = self._text[place:told], self._text[told:]
-        return [*found, *_visible(text)]
+        return [*found, *visible(text)]
 
     @property
     def is_holding(self) -> bool:
@@ -169,7 +169,7 @@ class MarkedParser:
         if self._calls is not None:
             return self._calls.flush()
         rest, self._text = self._text, ""
-        return _visible(rest)
+        return visible(rest)
 
 
 class _Calls(BareParser):
@@ -199,12 +199,8 @@ class _Calls(BareParser):
 
     def _rest(self, text: str) -> Found:
         if self._is_over:
-            return _visible(text)
+            return visible(text)
         if not self._num_calls:
-            return _visible(self._start + text)
+            return visible(self._start + text)
         behind = self._form.behind.match(text)
-        return [] if self._form.between.fullmatch(text) else _visible(text[behind.end() if behind else 0 :])
-
-
-def _visible(text: str) -> Found:
-    return [text] if text else []
+        return [] if self._form.between.fullmatch(text) else visible(text[behind.end() if behind else 0 :])

@@ -124,10 +124,15 @@ class PlainText:
     is_holding = False
 
     def push(self, text: str) -> Found:
-        return [text] if text else []
+        return visible(text)
 
     def flush(self) -> Found:
         return []
+
+
+def visible(text: str) -> Found:
+    """Text as a part of the answer; nothing if it is empty."""
+    return [text] if text else []
 
 
 def call_of(value: Any) -> Call | None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 
-from .hermes import HermesParser, visible
-from .parser import Call, Found, Schemas, arguments_text, held_back
+from .hermes import HermesParser
+from .parser import Call, Found, Schemas, arguments_text, held_back, visible
 from .values import value_of
 
 _TAIL_CHARS = 512  # in front of an end tag, where it is told from one in an argument
