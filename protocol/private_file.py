@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -30,12 +31,16 @@ def write_private(path: Path, text: str, *, is_durable: bool = False) -> None:
         remove_if_possible(temporary)
         raise
     if is_durable:
-        _flush_names(path.parent)
+        flush_names(path.parent)
 
 
-def _flush_names(folder: Path) -> None:
+def flush_names(folder: Path) -> None:
+    """Let the names of files in it survive a power loss, if its file system can be asked for that."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # as by some of networks, and between a virtual machine and its host
+            raise
     finally:
         os.close(file)

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from ..descriptors import beyond_standard_streams
 from ..errors import ConfigError, JournalError
 from ..lock import LockFile
+from ..private_file import flush_names
 
 MAGIC = b"TRIPTYCH"
 LAYOUT_VERSION = 11
@@ -211,7 +212,7 @@ class Journal:
     @classmethod
     @beyond_standard_streams()
     def create(cls, path: Path, *, num_records: int, arena_bytes: int) -> Journal:
-        """A new journal with all of its disk space allocated, so that a full disk fails here and not later.
+        """A new journal, on the disk, with all of its space allocated, so that a full disk fails here and not later.
 
         Raises:
             ConfigError: there is not enough space, or another driver is creating it.
@@ -230,9 +231,11 @@ class Journal:
                 header = np.zeros(1, HEADER)
                 header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, 0, 0)
                 os.pwrite(lock.fileno(), header.tobytes(), 0)
+                os.fsync(lock.fileno())  # after a power loss, a name without a header would be no journal
                 os.link(unfinished, path)
             finally:
                 unfinished.unlink(missing_ok=True)
+            flush_names(path.parent)
             return cls(path, os.dup(lock.fileno()))
         except OSError as error:
             if error.errno not in _NO_SPACE:

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -93,6 +94,36 @@ def test_full_disk_is_reported_at_creation_and_leaves_no_file(tmp_path: Path, mo
     with pytest.raises(ConfigError, match=r"needs 22528 bytes: No space left on device"):
         make_journal(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_name_of_a_new_journal_is_on_the_disk_and_never_before_its_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power loss, an empty file of this name would be refused, and no driver could start."""
+    synced: list[tuple[str, list[str]]] = []
+
+    def sync(file: int) -> None:
+        names = sorted(path.name for path in tmp_path.iterdir())
+        synced.append((Path(f"/proc/self/fd/{file}").readlink().name, names))
+        if len(synced) == 1:
+            assert Journal(tmp_path, os.dup(file)).num_records == 3
+
+    monkeypatch.setattr(os, "fsync", sync)
+    make_journal(tmp_path, num_records=3)
+    assert synced == [("journal.new", ["journal.new"]), (tmp_path.name, ["journal"])]
+
+
+@pytest.mark.parametrize(("code", "is_error"), [(errno.EINVAL, False), (errno.EIO, True)], ids=["cannot", "fails"])
+def test_file_system_need_not_be_able_to_flush_names(
+    code: int, is_error: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(file: int) -> None:
+        if Path(f"/proc/self/fd/{file}").is_dir():
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with pytest.raises(OSError, match="Input/output") if is_error else nullcontext():
+        make_journal(tmp_path)
 
 
 def test_disk_is_not_filled_by_a_file_that_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
