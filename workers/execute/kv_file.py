@@ -78,9 +78,9 @@ class KvFile:
         self.is_new = os.pread(self._file, len(header), 0) != header
         if self.is_new:
             os.ftruncate(self._file, 0)
-            os.ftruncate(self._file, start + num_bytes)
+            os.ftruncate(self._file, start + padded(num_bytes, HUGE_PAGE))
         head = np.frombuffer(mmap.mmap(self._file, start), np.uint8)
-        arena = Arena(num_bytes, mmap.mmap(self._file, num_bytes, offset=start))
+        arena = Arena(num_bytes, self._file, start)
         self.records = PageRecords(Columns.of(head[_HEADER_BYTES:][:records_bytes], num_pages, page_size))
         if self.is_new:
             os.pwrite(self._file, header, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
@@ -13,7 +14,8 @@ import numpy.typing as npt
 
 HUGE_PAGE = 2 << 20
 _CACHE_LINE = 64
-_MADV_POPULATE_WRITE = 23  # since Linux 5.14; the mmap module does not have it
+_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25  # since Linux 5.14 and 6.1; the mmap module does not have them
+_MAP_FIXED = 0x10
 
 
 class Arena:
@@ -22,18 +24,23 @@ class Arena:
     Huge pages matter: a decode step reads every weight once, and with small pages TLB misses would dominate.
     """
 
-    def __init__(self, num_bytes: int, memory: mmap.mmap | None = None) -> None:
-        """``memory``: of a file, whose pieces are at the same places in every process; None: anonymous."""
-        is_anonymous = memory is None
-        if memory is None:
-            # Private: a shared mapping, the default, is backed by tmpfs, which rarely has huge pages.
-            memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    def __init__(self, num_bytes: int, file: int | None = None, offset: int = 0) -> None:
+        """``file`` is a descriptor of memory that other processes share, from ``offset`` on, a multiple of HUGE_PAGE;
+        None: this process has the memory alone.
+
+        Raises:
+            OSError: there is not enough address space, or the file cannot be mapped.
+        """
+        # Private: a shared mapping, the default, is backed by tmpfs, which rarely has huge pages by itself.
+        memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._bytes = np.frombuffer(memory, np.uint8)  # keeps the mapping alive
+        self._end = -self._bytes.ctypes.data % HUGE_PAGE
+        self._limit = self._end + num_bytes
+        if file is not None:
+            _map_over(self._bytes[self._end : self._limit], file, offset)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # the kernel has none
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = np.frombuffer(memory, np.uint8)  # keeps the mapping alive
-        self._end = -self._bytes.ctypes.data % HUGE_PAGE if is_anonymous else 0
-        self._limit = self._end + num_bytes
 
     def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
         """The next bytes, aligned to a cache line."""
@@ -52,14 +59,33 @@ def populate(address: int, num_bytes: int) -> bool:
     """Make the system provide the memory now that it would otherwise provide at the first write; contents stay.
 
     Returns whether it did: not on an old system, nor if there is too little memory. Releases the GIL. See madvise(2),
-    MADV_POPULATE_WRITE.
+    MADV_POPULATE_WRITE and MADV_COLLAPSE.
     """
+    end = address + num_bytes
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
-    return bool(_madvise(start, address + num_bytes - start, _MADV_POPULATE_WRITE) == 0)
+    if _madvise(start, end - start, _MADV_POPULATE_WRITE) != 0:
+        return False
+    # Memory of a file has small pages by default (shmem_enabled is "never"). Once they are there, they can be replaced,
+    # whatever the system's settings. This may fail, and then they stay.
+    start = address // HUGE_PAGE * HUGE_PAGE
+    _madvise(start, padded(end - start, HUGE_PAGE), _MADV_COLLAPSE)
+    return True
 
 
-_madvise = ctypes.CDLL(None).madvise
+def _map_over(place: npt.NDArray[np.uint8], file: int, offset: int) -> None:
+    """Replace a mapping by that of a file: the mmap module cannot choose an address, and a huge page must begin at a
+    multiple of its size both in the file and in memory.
+    """
+    address, flags = place.ctypes.data, mmap.MAP_SHARED | _MAP_FIXED
+    if _mmap(address, len(place), mmap.PROT_READ | mmap.PROT_WRITE, flags, file, offset) != address:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_madvise, _mmap = _libc.madvise, _libc.mmap
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_mmap.restype = ctypes.c_void_p
 
 
 def padded(count: int, multiple: int = 64) -> int:

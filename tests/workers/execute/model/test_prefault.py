@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
+import platform
 import re
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +28,38 @@ needs_populate = pytest.mark.skipif(
     not populate(torch.zeros(1).data_ptr(), 4), reason="the kernel has no MADV_POPULATE_WRITE"
 )
 
+needs_collapse = pytest.mark.skipif(
+    tuple(map(int, platform.release().split(".")[:2])) < (6, 1)
+    or not Path("/sys/kernel/mm/transparent_hugepage").exists(),
+    reason="the kernel has no MADV_COLLAPSE",
+)
+
 
 def make_pool(num_bytes: int = NUM_BYTES) -> torch.Tensor:
     return torch.from_numpy(Arena(num_bytes).take(num_bytes))
 
 
+@pytest.fixture
+def file() -> Iterator[int]:
+    file = os.memfd_create("kv")
+    os.ftruncate(file, 2 * NUM_BYTES)
+    yield file
+    os.close(file)
+
+
+def make_shared_pool(file: int) -> torch.Tensor:
+    return torch.from_numpy(Arena(NUM_BYTES, file, HUGE_PAGE).take(NUM_BYTES))
+
+
+def bytes_on_huge_pages(pool: torch.Tensor) -> int:
+    """Of the mapping of a file that begins with this pool."""
+    smaps = Path("/proc/self/smaps").read_text()
+    mapping = smaps.partition(f"{pool.data_ptr():x}-")[2]
+    return int(mapping.partition("\nShmemPmdMapped:")[2].split()[0]) * 1024
+
+
 def num_faults_of_writing(pool: torch.Tensor) -> int:
+    torch.empty(2 * mmap.PAGESIZE)[:: mmap.PAGESIZE].fill_(1)  # the first call faults in torch's own code
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     pool[:: mmap.PAGESIZE].fill_(1)
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
@@ -92,6 +121,26 @@ def test_an_old_kernel_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_to_do_without_pages_on_the_host() -> None:
     assert not Prefault([torch.empty(4, device="meta")]).advance(1.0)
+
+
+@needs_collapse
+def test_memory_of_a_file_gets_huge_pages(file: int) -> None:
+    pool = make_shared_pool(file)
+    pool[::7] = 7
+    assert bytes_on_huge_pages(pool) == 0, "the next lines would prove nothing"
+    expected = pool.clone()
+    # As where a layer's pool ends and the next one begins: in the middle of a huge page.
+    finish(Prefault([pool[: NUM_BYTES // 3], pool[NUM_BYTES // 3 :]], available=lambda: PLENTY))
+    assert bytes_on_huge_pages(pool) == NUM_BYTES
+    assert torch.equal(pool, expected)
+
+
+@needs_collapse
+def test_next_process_finds_them(file: int) -> None:
+    finish(Prefault([make_shared_pool(file)], available=lambda: PLENTY))
+    pool = make_shared_pool(file)
+    assert num_faults_of_writing(pool) <= NUM_BYTES // HUGE_PAGE
+    assert bytes_on_huge_pages(pool) == NUM_BYTES
 
 
 @needs_populate
