@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -42,9 +41,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """pytest-rerunfailures sends twice per test before it reads: the second send waited 40 ms for TCP's delayed ACK."""
-    if (channel := getattr(getattr(config, "failures_db", None), "sock", None)) is not None:
-        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    """Reruns are counted where they happen.
+
+    pytest-rerunfailures reports each test to its first process, byte by byte: 0.6 ms of processor time. Only a test
+    that ends its whole process is repeated by what is known there: here it fails at once.
+    """
+    if hasattr(config, "workerinput") and hasattr(config, "failures_db"):
+        from pytest_rerunfailures import StatusDB
+
+        config.failures_db = StatusDB()
 
 
 def pytest_collection(session: pytest.Session) -> None:
