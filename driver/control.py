@@ -136,7 +136,7 @@ def ask(run_dir: Path, question: str, **fields: Any) -> Any:
     """The answer of the driver of ``run_dir``.
 
     Raises:
-        ConfigError: no driver runs there, or it reports an error.
+        ConfigError: no driver runs there, it does not answer in time, or it reports an error.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
@@ -144,6 +144,10 @@ def ask(run_dir: Path, question: str, **fields: Any) -> Any:
             connection.connect(str(control_path(run_dir)))
             connection.sendall(json.dumps({"ask": question, **fields}).encode() + b"\n")
             answer = json.loads(_read_line(connection, MAX_ANSWER_BYTES))
+        except TimeoutError as error:
+            raise ConfigError(
+                f"the driver of {run_dir} did not answer within {ANSWER_S:g} s", param="connect"
+            ) from error
         except (OSError, ValueError) as error:
             raise ConfigError(f"no driver responds in {run_dir}: {error}", param="connect") from error
     if "error" in answer:

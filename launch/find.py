@@ -17,7 +17,7 @@ def running_pipelines() -> list[Path]:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):  # it ended meanwhile, or is not a worker
             if process.stat().st_uid == os.getuid():
-                arguments = (process / "cmdline").read_bytes().decode().split("\0")
+                arguments = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
                 if WORKER in arguments:
                     found.add(Path(arguments[arguments.index("--run-dir") + 1]))
     return sorted(found)

@@ -148,6 +148,17 @@ def test_incomplete_question_times_out_with_an_error(
     assert caplog.text == ""
 
 
+def test_driver_that_does_not_answer_is_an_error_with_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "ANSWER_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(control_path(tmp_path)))
+        silent.listen()
+        with pytest.raises(ConfigError, match=rf"^the driver of {tmp_path} did not answer within 0.1 s$"):
+            ask(tmp_path, "health")
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_long_reply_arrives_completely(tmp_path: Path, fails: bool) -> None:
     """The error of a worker that does not start contains forty lines, of any length."""

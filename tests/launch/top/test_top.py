@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -50,16 +51,17 @@ def test_running_pipelines_are_found(run_dir: str, monkeypatch: pytest.MonkeyPat
     assert the_running_pipeline() == Path("/a")
 
 
-def test_pipeline_with_two_workers_of_a_role_is_listed_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["run", os.fsdecode(b"run\xff")], ids=["plain", "not UTF-8"])
+def test_pipeline_with_two_workers_of_a_role_is_listed_once(tmp_path: Path, name: str) -> None:
     program = "print(flush=True); input()"
-    command = [sys.executable, "-c", program, "triptych.workers.prepare", "--run-dir", str(tmp_path)]
+    command = [sys.executable, "-c", program, "triptych.workers.prepare", "--run-dir", str(tmp_path / name)]
     with ExitStack() as stack:
         for _ in range(2):
             process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
             stack.callback(process.kill)
             assert process.stdout is not None
             process.stdout.readline()  # shortly after its start, a process has no command line
-        assert running_pipelines().count(tmp_path) == 1
+        assert running_pipelines().count(tmp_path / name) == 1
 
 
 def test_missing_terminal_is_reported(triptych: Triptych, run_dir: str) -> None:
