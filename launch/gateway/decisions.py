@@ -44,8 +44,7 @@ async def create_decision(gateway: Gateway, body: DecisionRequest, request: Requ
     Raises:
         TriptychError: a question is invalid or was refused.
     """
-    gateway.check_ready()
-    model = gateway.check_model(body.model)
+    model = gateway.ready_model(body.model)
     if (body.state is None) == (body.input is None):
         raise ApiError("exactly one of state and input is needed", param="state")
     asked = [_asked(number, question) for number, question in enumerate(body.questions)]

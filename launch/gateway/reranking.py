@@ -36,7 +36,7 @@ async def create_rerank(gateway: Gateway, body: RerankRequest, request: Request)
     Raises:
         TriptychError: one of them was refused.
     """
-    model = _checked_model(gateway, body)
+    model = gateway.ready_model(body.model)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     scorer = OptionScorer.of(gateway, request, "rerank", model, body, param="model")
     scores = await _scores(gateway, request, scorer, body, [(body.query, text) for text in texts])
@@ -53,7 +53,7 @@ async def create_score(gateway: Gateway, body: ScoreRequest, request: Request) -
     Raises:
         TriptychError: the texts are not pairs, or one was refused.
     """
-    model = _checked_model(gateway, body)
+    model = gateway.ready_model(body.model)
     scorer = OptionScorer.of(gateway, request, "score", model, body, param="model")
     scores = await _scores(gateway, request, scorer, body, _pairs(body))
     return json_response({
@@ -61,11 +61,6 @@ async def create_score(gateway: Gateway, body: ScoreRequest, request: Request) -
         "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
         "usage": _usage(scorer),
     })  # fmt: skip
-
-
-def _checked_model(gateway: Gateway, body: RerankRequest | ScoreRequest) -> str:
-    gateway.check_ready()
-    return gateway.check_model(body.model)
 
 
 def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:

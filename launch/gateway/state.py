@@ -174,6 +174,15 @@ class Gateway:
         if self.board.mode == FAILED:
             raise ApiError("the pipeline gave up restarting a worker, see /health", status=503, code="failed")
 
+    def ready_model(self, name: str | None) -> str:
+        """The name of the model to use in the reply, once requests are taken.
+
+        Raises:
+            ApiError: as ``check_ready`` and ``check_model``.
+        """
+        self.check_ready()
+        return self.check_model(name)
+
     def check_model(self, name: str | None) -> str:
         """The name to use in the reply.
 

@@ -19,8 +19,7 @@ from .state import Gateway
 
 async def tokenize(gateway: Gateway, body: TokenizeRequest, request: Request) -> Response:
     """Ids of a text from the tokenizer in this process, those of a chat from the pipeline, which has the template."""
-    gateway.check_ready()
-    gateway.check_model(body.model)
+    gateway.ready_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError("exactly one of prompt and messages is needed", param="prompt")
     if body.prompt is not None:
@@ -51,8 +50,7 @@ async def _chat_ids(gateway: Gateway, body: TokenizeRequest, request: Request) -
 
 
 async def detokenize(gateway: Gateway, body: DetokenizeRequest) -> Response:
-    gateway.check_ready()
-    gateway.check_model(body.model)
+    gateway.ready_model(body.model)
     for index, token_id in enumerate(body.tokens):
         if not 0 <= token_id < gateway.card.vocab_size:
             limit = gateway.card.vocab_size - 1

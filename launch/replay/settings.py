@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...protocol.config import CacheConfig, SchedulerConfig
 from ...protocol.errors import ConfigError
 from ...workers.execute.scheduling.scheduler import Scheduler
 from .options import EngineConfig
@@ -36,7 +35,7 @@ class Recorded(NamedTuple):
 
 def merge(recorded: Mapping[str, Any], config: EngineConfig, given: Collection[str]) -> EngineConfig:
     """``config`` with the recorded value for every field that was not given."""
-    fields = {**_options(config.cache), **_options(config.scheduler)}
+    fields = {**dataclasses.asdict(config.cache), **dataclasses.asdict(config.scheduler)}
     return EngineConfig.from_options(**{**fields, **{k: v for k, v in recorded.items() if k not in given}})
 
 
@@ -56,7 +55,3 @@ def make_scheduler(config: EngineConfig, max_model_len: int) -> Scheduler:
         prefix_cache=cache.prefix_cache,
         num_host_pages=cache.host_pages,
     )
-
-
-def _options(part: CacheConfig | SchedulerConfig) -> dict[str, Any]:
-    return dataclasses.asdict(part)

@@ -123,7 +123,7 @@ class GenerationRequest:
             deadline_ms=_checked_limit_ms("deadline_ms", wire.get("deadline_ms")),
             max_queue_ms=_checked_limit_ms("max_queue_ms", wire.get("max_queue_ms")),
             cache_salt=_checked_salt(wire.get("cache_salt", "")),
-            lora=_checked_lora(wire.get("lora", "")),
+            lora=_checked_text("lora", wire.get("lora", "")),
             tools=checked_tools(wire.get("tools")),
             chat_template_kwargs=checked_template_kwargs(wire.get("chat_template_kwargs")),
             max_prompt_tokens=_checked_count("max_prompt_tokens", wire.get("max_prompt_tokens"), low=1),
@@ -140,10 +140,14 @@ class GenerationRequest:
         )
 
 
-def _checked_prompt(value: Any) -> str:
+def _checked_text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"prompt must be a string, got {value!r:.80}", param="prompt")
+        raise InvalidRequest(f"{name} must be a string, got {value!r:.80}", param=name)
     return value
+
+
+def _checked_prompt(value: Any) -> str:
+    return _checked_text("prompt", value)
 
 
 def _checked_prompt_ids(value: Any) -> Int32:
@@ -253,25 +257,16 @@ def _checked_limit_ms(name: str, value: Any) -> float | None:
 
 
 def _checked_salt(value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidRequest(f"cache_salt must be a string, got {value!r:.80}", param="cache_salt")
-    if len(value) > MAX_SALT_CHARS:
+    salt = _checked_text("cache_salt", value)
+    if len(salt) > MAX_SALT_CHARS:
         raise InvalidRequest(
-            f"cache_salt has {len(value)} characters, the limit is {MAX_SALT_CHARS}", param="cache_salt"
+            f"cache_salt has {len(salt)} characters, the limit is {MAX_SALT_CHARS}", param="cache_salt"
         )
-    return value
+    return salt
 
 
 def _checked_prompt_name(value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise InvalidRequest(f"prompt_name must be a string, got {value!r:.80}", param="prompt_name")
-    return value
-
-
-def _checked_lora(value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidRequest(f"lora must be a string, got {value!r:.80}", param="lora")
-    return value
+    return None if value is None else _checked_text("prompt_name", value)
 
 
 def digest_of_adapter(name: str, known: Mapping[str, str]) -> str:

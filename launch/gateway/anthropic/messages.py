@@ -36,8 +36,7 @@ async def create_message(gateway: Gateway, body: MessageRequest, request: Reques
     Raises:
         TriptychError: the request was refused.
     """
-    gateway.check_ready()
-    model = gateway.check_model(body.model)
+    model = gateway.ready_model(body.model)
     chat = chat_of(body, gateway.facts.chat_template or "")
     if chat.thinking_token_budget is not None and not await can_limit(gateway):
         chat.thinking_token_budget = None  # a target, not a limit
@@ -56,8 +55,7 @@ async def create_message(gateway: Gateway, body: MessageRequest, request: Reques
 
 async def count_tokens(gateway: Gateway, body: CountRequest, request: Request) -> Response:
     """The number of tokens in the prompt that the model would get."""
-    gateway.check_ready()
-    gateway.check_model(body.model)
+    gateway.ready_model(body.model)
     chat = chat_of(body, gateway.facts.chat_template or "")
     tools = tool_use(gateway, chat.tools, chat.tool_choice, single=False)
     num_tokens = await num_chat_tokens(gateway, request, chat_request(gateway, chat, tools))

@@ -40,8 +40,7 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
     Raises:
         TriptychError: the request was refused.
     """
-    gateway.check_ready()
-    model = gateway.check_model(body.model)
+    model = gateway.ready_model(body.model)
     check_stream(body)
     tools = await chat_tools(gateway, body)
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"

@@ -36,8 +36,7 @@ async def create_completion(gateway: Gateway, body: CompletionRequest, request: 
     Raises:
         TriptychError: the request was refused.
     """
-    gateway.check_ready()
-    model = gateway.check_model(body.model)
+    model = gateway.ready_model(body.model)
     head = Head(new_id(KIND, body.request_id, num_choices=body.n or 1), OBJECT, model)
     check_stream(body)
     _check_combination(body)

@@ -32,8 +32,7 @@ async def create_embeddings(gateway: Gateway, body: EmbeddingRequest, request: R
     Raises:
         TriptychError: one of them was refused.
     """
-    gateway.check_ready()
-    model = gateway.check_model(body.model)
+    model = gateway.ready_model(body.model)
     head = Head(new_id(KIND, None, num_choices=1), OBJECT, model)
     if not (inputs := body.inputs()):
         raise ApiError("input is empty, it must have at least one entry", param="input")

@@ -47,8 +47,7 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
     Raises:
         TriptychError: the request was refused.
     """
-    gateway.check_ready()
-    model = gateway.check_model(body.model)
+    model = gateway.ready_model(body.model)
     check_stream(body)
     structured = structured_options(_format(body), body.structured_outputs)
     tools = tool_use(gateway, _tools(body), _choice(body), single=body.parallel_tool_calls is False)
@@ -69,8 +68,7 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
 
 async def count_input_tokens(gateway: Gateway, body: InputTokensRequest, request: Request) -> Response:
     """The number of tokens in the prompt that the model would get."""
-    gateway.check_ready()
-    gateway.check_model(body.model)
+    gateway.ready_model(body.model)
     tools = tool_use(gateway, _tools(body), _choice(body), single=False)
     with named_as(messages="input"):
         num_tokens = await num_chat_tokens(gateway, request, _prompt(gateway, body) | tools.options())
