@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import configparser
 import json
 import multiprocessing
@@ -40,10 +39,9 @@ from triptych import Client, Driver
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.protocol.config import ServiceConfig
 from triptych.workers.execute.hash_build import byte_tokenizer_json
-from triptych.workers.execute.model.checkpoint.four_bit_layouts import find_layout
 
 ROOT = Path(__file__).parents[2]
-FASTAPI, CELERY, POOL, NOTEBOOK, FIXTURE, JOB, CHOICES, BEGUN, VECTORS, JOURNAL, MODELS, ROUNDING, ADAPTERS = blocks(
+FASTAPI, CELERY, POOL, NOTEBOOK, FIXTURE, JOB, CHOICES, BEGUN, VECTORS, JOURNAL, MODELS, ADAPTERS = blocks(
     "how-to.md", "python"
 )
 SHELL = blocks("how-to.md", "sh")
@@ -272,13 +270,6 @@ def unit() -> configparser.SectionProxy:
 def drain_s(call: str) -> float:
     found = re.search(r"--drain-timeout (\d+)", call)
     return float(found[1]) if found else 20.0
-
-
-def test_tool_rounds_to_a_format_that_is_served() -> None:
-    [scheme] = [line.partition(" = ")[2] for line in ROUNDING.text.splitlines() if line.startswith("weights = ")]
-    groups = {"group_0": {"weights": ast.literal_eval(scheme)}}
-    found = find_layout({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups})
-    assert (found.group_size, found.has_exceptions) == (64, False)
 
 
 def test_systemd_unit_starts_an_existing_program_and_lets_it_drain() -> None:
