@@ -267,7 +267,7 @@ class Driver(Requests):
         return self.client.session
 
     def stats(self, timeout: float = 10.0) -> dict[str, Any]:
-        """Return queues, pages, rates and totals of every stage, and its number of restarts."""
+        """Return queues, pages, rates and totals of every stage, up to 250 ms old, and its number of restarts."""
         return {**super().stats(timeout), "restarts": self._running().supervisor.num_restarts}
 
     # -- what only the driver can do

@@ -118,7 +118,7 @@ class Requests(Submitting[Stream]):
         return dict(self._answer(m.GetInfo(), timeout).info)
 
     def stats(self, timeout: float = 10.0) -> dict[str, Any]:
-        """Return queues, pages, rates and totals of every stage."""
+        """Return queues, pages, rates and totals of every stage, up to 250 ms old."""
         return dict(self._answer(m.GetStats(), timeout).stats)
 
     def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:

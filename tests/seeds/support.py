@@ -93,7 +93,7 @@ def clean_up(driver: Driver) -> None:
 
 
 def settle(driver: Driver) -> dict[str, Any]:
-    """The statistics once nothing is held and they no longer change: workers publish them 50 ms late."""
+    """The statistics once nothing is held and they no longer change: workers publish them up to 250 ms late."""
     seen: list[tuple[float, dict[str, Any]]] = []
     clock = Clock()
 
@@ -102,7 +102,7 @@ def settle(driver: Driver) -> dict[str, Any]:
         if not holds_nothing(driver) or (seen and any(seen[0][1][role] != stats[role] for role in _COUNTING)):
             seen.clear()
         seen.append((clock.s, stats))
-        return clock.s - seen[0][0] > 0.15
+        return clock.s - seen[0][0] > 0.4
 
     eventually(is_steady, interval=0.05)
     return seen[-1][1]
