@@ -44,9 +44,13 @@ def commit() -> str | None:
 
 
 def cpu_name() -> str:
+    """With the family, as virtual machines may call two generations the same."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    facts = {key.strip(): value for key, _, value in (line.partition(": ") for line in reversed(lines))}
+    if "model name" not in facts:
+        return platform.machine()
+    return f"{facts['model name']} (family {facts['cpu family']})" if "cpu family" in facts else facts["model name"]
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:
