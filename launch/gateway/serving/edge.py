@@ -41,8 +41,9 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["path"] != "/" and scope["path"].endswith("/"):  # served as without it: a redirect may lose the body
-            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        # Served as without these slashes, which come from addresses that end with one: a redirect may lose the body.
+        if (path := scope["path"]) != "/" and (path.endswith("/") or path.startswith("//")):
+            scope = {**scope, "path": "/" + path.strip("/")}
         if scope["method"] == "HEAD" and scope["path"] in HEAD_ROUTES:
             scope = {**scope, "method": "GET"}  # the server still knows, and leaves the body out
         visit = _Visit(scope, receive, send, self._gateway)

@@ -278,6 +278,17 @@ def test_offer_of_another_protocol_is_ignored(api: Site, upgrade: str, cut: int)
             assert (reply.status, json.load(reply)["choices"][0]["text"]) == (200, "Upgrade: no")
 
 
+@pytest.mark.parametrize("path", [f"/{PATH}", f"http://a//{PATH}/"], ids=["path", "whole address"])
+def test_more_slashes_at_the_beginning_make_no_difference(api: Site, path: str) -> None:
+    """Many clients append the path to an address that ends with a slash."""
+    body = b'{"prompt": "hi", "max_tokens": 1}'
+    with raw(api) as connection:
+        connection.sendall(head_of(len(body), path) + body)
+        reply = HTTPResponse(connection)
+        reply.begin()
+        assert reply.status == 200
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_client_of_http_1_0_gets_no_chunks(api: Site, stream: bool) -> None:
     """As ``ab`` and nginx, by default, are: they took the sizes of the chunks for a part of the reply."""
