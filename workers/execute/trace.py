@@ -6,6 +6,7 @@ is replaced by a keyed hash of all tokens up to it, which is equal where two seq
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from hashlib import blake2b
@@ -47,7 +48,8 @@ def open_trace(path: str | None) -> TextIO | None:
     except OSError as error:
         raise ConfigError(f"the trace {path!r} cannot be written: {error.strerror}", param="trace") from error
     if file.tell():
-        file.write("\n")  # an earlier process may have been killed in the middle of a line
+        with contextlib.suppress(OSError):  # a full disk ends the trace (see ``StepTrace``), and not this process
+            file.write("\n")  # an earlier process may have been killed in the middle of a line
     return file
 
 

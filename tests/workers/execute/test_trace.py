@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
+import os
 from typing import Any
 
+import pytest
+
 from tests.workers.execute.factories import VOCAB_SIZE, make_scheduler, make_sequence, make_sequences, run
+from triptych.workers.execute import trace as trace_module
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.audit import measure_memory
@@ -33,6 +38,26 @@ def trace(**options: Any) -> list[dict[str, Any]]:
     run(traced_engine(file, **options))
     lines = [json.loads(line) for line in file.getvalue().splitlines() if line]
     return [line for line in lines if "step" in line]
+
+
+class FullDisk(io.StringIO):
+    """A file with the trace of an earlier process, to which nothing more can be written."""
+
+    def tell(self) -> int:
+        return 7
+
+    def write(self, _: str, /) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_full_disk_ends_the_trace_and_not_the_next_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trace_module, "open", lambda *_, **__: FullDisk(), raising=False)
+    file = trace_module.open_trace("trace.jsonl")
+    assert isinstance(file, FullDisk)
+    run(traced_engine(file))
+    assert caplog.messages == ["the trace ends here: No space left on device"]
 
 
 def test_every_step_is_one_line() -> None:
