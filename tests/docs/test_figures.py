@@ -143,6 +143,15 @@ def test_times_of_recovery() -> None:
     assert_rounded(most, max(case["p95"] for case in stopped))
 
 
+def test_chaos_with_adapters() -> None:
+    found = measured("chaos_adapters-forked")
+    assert found["failures"] == {}
+    shown = r"adapters-forked_\S+ had (\S+) kills, (\S+) adapters loaded and (\S+) unloaded. All of (\S+) answers"
+    adapters, requests = found["adapters"], found["requests"]
+    values = found["kills"]["all"], adapters["loaded"], adapters["unloaded"], requests["whole"]
+    assert_stated("recovery.md", shown, *values)
+
+
 def test_times_of_flushes() -> None:
     found = measured("journal-flush")["microseconds"]
     on_disk = [found["disk"][case]["median"] / 1000 for case in ("an accept, flushed", "a step of 256 rows, flushed")]
