@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,17 @@ def test_real_model_goes_on_with_them(demo_driver: Driver) -> None:
     eventually(lambda: has_stepped(demo_driver, before))
     assert stream.result(60).token_ids == undisturbed
     assert demo_driver.stats()["execute"]["prefill_tokens"] <= PAGE_SIZE
+
+
+def test_memory_counts_as_that_of_execute() -> None:
+    """If memory runs out, the kernel ends the process that has most of it mapped: not the driver, which only holds it,
+    and without which nothing is restarted.
+    """
+    with hash_driver() as driver:
+        check(driver, start(driver))
+        has_mapped = {pid: "triptych-kv" in Path(f"/proc/{pid}/maps").read_text() for pid in driver.pids.values()}
+        assert has_mapped == {pid: role == "execute" for role, pid in driver.pids.items()}
+        assert "triptych-kv" not in Path("/proc/self/maps").read_text()
 
 
 def test_nothing_is_left_of_it() -> None:
