@@ -38,7 +38,7 @@ def build_inputs(
     scheduled = [sequences[chunk.key] for chunk in plan.chunks]
     token_ids, positions, owners, query_starts, last_rows, last_positions = _lay_out(plan, scheduled)
     block_tables = _gather_block_tables(scheduled, plan.num_decodes, rows)
-    pages = positions // page_size
+    pages, offsets = np.divmod(positions, np.int32(page_size))
     samples = [chunk.samples for chunk in plan.chunks]
     sampled, sample_rows = scheduled, last_rows
     if plan.has_proposals:
@@ -50,7 +50,7 @@ def build_inputs(
     return StepInputs(
         token_ids=token_ids,
         positions=positions,
-        slot_mapping=block_tables[owners, pages] * np.int64(page_size) + (positions - pages * page_size),
+        slot_mapping=block_tables[owners, pages] * np.int64(page_size) + offsets,
         query_starts=query_starts,
         context_lens=last_positions + np.int32(1),
         block_tables=block_tables,
@@ -109,6 +109,8 @@ def _needed(
     """The tokens of prompts at the ``positions`` of which more is needed than keys and values, and their rows in the
     step, int32 [n].
     """
+    if not plan.prefills:
+        return [], np.empty(0, np.int32)
     spans: list[PromptSpan] = []
     rows: list[Int32] = []
     num_others = len(plan.chunks) - len(plan.prefills)
