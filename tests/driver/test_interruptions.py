@@ -26,6 +26,9 @@ from triptych.protocol.board import STOP, Board
 from triptych.protocol.config import SupervisorConfig
 from triptych.protocol.errors import PipelineClosed
 
+# A server that is shared would be left behind by the first test that needs it.
+pytestmark = pytest.mark.usefixtures("own_servers")
+
 
 def interrupt(session: Session, handler: Callable[[], object]) -> None:
     """Deliver a signal while the next command is queued."""
