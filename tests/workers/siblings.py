@@ -45,7 +45,7 @@ def computes() -> None:
 
 
 def draws() -> None:
-    print(random.random(), uuid.uuid4(), tempfile.mktemp(), file=sys.stderr)
+    print("drawn:", random.random(), uuid.uuid4(), tempfile.mktemp(), file=sys.stderr)
 
 
 def handles_signals() -> None:
