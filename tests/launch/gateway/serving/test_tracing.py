@@ -121,8 +121,8 @@ def test_request_that_took_too_long_is_a_span_with_its_error(slow: Driver, strea
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_request_whose_client_leaves_is_a_span(spans: tuple[Site, InMemorySpanExporter], stream: bool) -> None:
     api, exporter = spans
-    body = {**LONG, "stream": stream}
-    with contextlib.suppress(httpx2.ReadTimeout), api.http.stream("POST", "/v1/completions", json=body, timeout=0.3):
+    body, limit = {**LONG, "stream": stream}, httpx2.Timeout(60, read=60 if stream else 0.3)
+    with contextlib.suppress(httpx2.ReadTimeout), api.http.stream("POST", "/v1/completions", json=body, timeout=limit):
         """Its headers come at once if it is streamed, otherwise only with the answer."""
     whole = the_request(exporter)
     assert whole.attributes is not None
