@@ -42,7 +42,7 @@ class ServiceConfig:
     grammar_bytes: int = option(256 << 20, "memory limit for compiling a grammar for structured")
     lease_s: float = option(10.0, "time without a follower after which a request is aborted and an answer dropped")
     max_records: int = option(4096, "journal: requests accepted, running, or answered and not yet acknowledged")
-    arena_bytes: int = option(64 << 20, "journal: size of their prompts and tokens")
+    arena_bytes: int = option(48 << 20, "journal: size of their prompts and tokens")
     journal: str | None = option(
         None, "path of the journal; on disk it survives a reboot; by default in the run directory"
     )
