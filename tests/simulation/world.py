@@ -34,6 +34,7 @@ from triptych.driver import blame, exchange
 from triptych.driver.blame import Blame
 from triptych.driver.deaths import Death
 from triptych.protocol.board import FAILED, KEEP, ROLES, RUN
+from triptych.workers.process import StatsPublisher
 
 RESTART_NS = (1_000_000, 80_000_000)
 TURN_NS = (10_000, 200_000)  # duration of a turn
@@ -150,6 +151,7 @@ class World:
         try:
             with installed(self.clock, secrets=Secrets(self.rng)), pytest.MonkeyPatch.context() as patch:
                 patch.setattr(exchange, "REPEAT_S", self.plan.repeat_s)
+                patch.setattr(StatsPublisher, "INTERVAL_S", 0.05)  # as when the seeds of past failures were found
                 install_keys(patch)
                 if self.drivers is not None:
                     self.drivers.install(patch)
