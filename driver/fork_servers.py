@@ -118,15 +118,22 @@ class ForkServer:
         self.channel.close()
         self._process.kill()
         code = self._process.wait()
-        self._reap_unknown()
+        deadline = time.monotonic() + FORK_S
+        while self._reap_unknown() and time.monotonic() < deadline:  # what was killed takes a moment to end
+            time.sleep(0.001)
         return code
 
-    def _reap_unknown(self) -> None:
-        """Take the exit codes of processes that ended before they were known: until then they are of this group."""
+    def _reap_unknown(self) -> bool:
+        """Take the exit codes of processes that ended before they were known: until then they are of this group.
+
+        Whether others of it have not ended.
+        """
         self._process.poll()  # not that of the server, which is another's to take
         with suppress(ChildProcessError):
             while os.waitpid(-self._process.pid, os.WNOHANG)[0]:
                 pass
+            return True
+        return False
 
 
 class ForkServers:

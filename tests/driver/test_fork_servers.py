@@ -289,8 +289,8 @@ def test_process_that_says_nothing_ends_with_its_server(server: ForkServer, monk
         eventually(lambda: set(children_of(os.getpid())) - before)
 
     monkeypatch.setattr(socket, "send_fds", send_full)
-    monkeypatch.setattr(fork_servers, "FORK_S", 0.01)
-    with ours, full:
+    with ours, full, monkeypatch.context() as patch:
+        patch.setattr(fork_servers, "FORK_S", 0.01)
         assert fork(server) is None
     os.close(*kept)
     server.end()
