@@ -60,9 +60,7 @@ def test_throughput_beside_other_engines(workload: str) -> None:
 
 
 def test_what_the_readme_says_first_is_the_range_of_its_table() -> None:
-    rows = [
-        [float(cell) for cell in row] for row in table(README, "0.6B int4 |").values()
-    ]
+    rows = [[float(cell) for cell in row] for row in table(README, "0.6B int4 |").values()]
     ranges = [[row[column] for row in rows for column in columns] for columns in ((0, 3), (1, 4))]
     limits = [limit for numbers in ranges for limit in (min(numbers), max(numbers))]
     assert_stated(
