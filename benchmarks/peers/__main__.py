@@ -71,15 +71,17 @@ def compare(name: str, arguments: argparse.Namespace) -> Results:
         model = make_model(name)
     results = Results(SHAPES[name])
     contestants = taking_part(model, arguments, results)
+    arrivals = [each for each in arguments.workloads if each == "W4"]
     rates = [each for each in arguments.workloads if each != "W4"]
     with tempfile.TemporaryDirectory() as folder:
         limits = Limits(Path(folder), arguments.threads)
-        for workloads in rates, ["W4"] if "W4" in arguments.workloads else []:
-            if "W4" in workloads:
+        for workloads in filter(None, (rates, arrivals)):
+            if workloads is arrivals:
                 results.requests_per_s = arrival_rate(results) or REQUESTS_PER_S[name]
-            for run, contestant in turns(contestants, arguments.repeats if workloads else 0):
-                results.limits.append(limits.measure())
-                take_turn(contestant, model, workloads, run, arguments, results)
+            for run, contestant in turns(contestants, arguments.repeats):
+                if wanted := still_wanted(contestant, workloads, arguments.budget_s, results):
+                    results.limits.append(limits.measure())
+                    take_turn(contestant, model, wanted, run, arguments.threads, results)
     return results
 
 
@@ -98,21 +100,25 @@ def skip(contestant: Contestant, why: str, results: Results) -> None:
     print_line(f"without {contestant.name}: {why}")
 
 
+def still_wanted(contestant: Contestant, workloads: list[str], budget_s: float, results: Results) -> list[str]:
+    """Those whose time is not used up; none of an engine that could not be loaded."""
+    if contestant.name in results.skipped:
+        return []
+    return [each for each in workloads if results.spent_s(contestant.name, each) < budget_s]
+
+
 def take_turn(
-    contestant: Contestant, model: Path, workloads: list[str], run: int, arguments: argparse.Namespace, results: Results
+    contestant: Contestant, model: Path, workloads: list[str], run: int, threads: int, results: Results
 ) -> None:
-    """Load the engine, let it run ``workloads`` as far as their time is not used up, and stop it."""
-    wanted = [each for each in workloads if results.spent_s(contestant.name, each) < arguments.budget_s]
-    if contestant.name in results.skipped or not wanted:
-        return
+    """Load the engine, let it run ``workloads``, and stop it."""
     log = Path(tempfile.gettempdir()) / f"triptych-peers-{contestant.engine}-{contestant.form}.log"
-    with Running(contestant, model, arguments.threads, log) as running:
+    with Running(contestant, model, threads, log) as running:
         facts = running.load()
         if "error" in facts:
             skip(contestant, f"{facts['error']}, see {log}", results)
             return
         results.facts.setdefault(contestant.name, facts)
-        for workload in wanted:
+        for workload in workloads:
             measure(running, workload, run, results)
 
 
