@@ -55,13 +55,17 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def with_replicas(settings: str, ports: list[int]) -> str:
+    """These settings with the replicas of this test."""
+    for number, port in enumerate(ports, start=1):
+        settings = settings.replace(f"10.0.0.{number}:8000", f"127.0.0.1:{port}")
+    return settings
+
+
 def nginx(folder: Path, ports: list[int]) -> list[str]:
     [site] = blocks("how-to.md", "nginx")
     text = re.sub(r"\n +ssl_.*|\n +server_name.*", "", site.text)
-    text = text.replace("listen 443 ssl", f"listen unix:{folder}/front").replace(
-        "10.0.0.1:8000", f"127.0.0.1:{ports[0]}"
-    )
-    text = text.replace("10.0.0.2:8000", f"127.0.0.1:{ports[1]}")
+    text = with_replicas(text.replace("listen 443 ssl", f"listen unix:{folder}/front"), ports)
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     folders = "\n".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
     (folder / "conf").write_text(
@@ -73,8 +77,7 @@ def nginx(folder: Path, ports: list[int]) -> list[str]:
 
 def haproxy(folder: Path, ports: list[int]) -> list[str]:
     [config] = blocks("how-to.md", "haproxy")
-    text = re.sub(r"bind :443 .*", f"bind unix@{folder}/front", config.text)
-    text = text.replace("10.0.0.1:8000", f"127.0.0.1:{ports[0]}").replace("10.0.0.2:8000", f"127.0.0.1:{ports[1]}")
+    text = with_replicas(re.sub(r"bind :443 .*", f"bind unix@{folder}/front", config.text), ports)
     (folder / "conf").write_text(text)
     return ["haproxy", "-db", "-f", f"{folder}/conf"]
 
@@ -97,7 +100,9 @@ def running(*statuses: int) -> Iterator[list[Replica]]:
 
 @contextmanager
 def in_front(command: list[str], folder: Path) -> Iterator[Callable[[], socket.socket]]:
-    """A proxy; what is yielded connects to it."""
+    """A proxy, if it is installed; what is yielded connects to it."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not here")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield lambda: eventually(lambda: connected(folder / "front"))
@@ -116,9 +121,7 @@ def connected(path: Path) -> socket.socket | None:
     return connection
 
 
-PROXIES = pytest.mark.parametrize(
-    ("name", "configured"), [("nginx", nginx), ("haproxy", haproxy)], ids=["nginx", "haproxy"]
-)
+PROXIES = pytest.mark.parametrize("configured", [nginx, haproxy], ids=["nginx", "haproxy"])
 
 
 @pytest.fixture
@@ -129,10 +132,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @PROXIES
 @pytest.mark.parametrize("num_bytes", [len(BODY), LONG_BYTES], ids=["short", "long"])
 def test_a_request_to_a_draining_replica_goes_to_the_other(
-    name: str, configured: Callable[..., list[str]], num_bytes: int, folder: Path
+    configured: Callable[..., list[str]], num_bytes: int, folder: Path
 ) -> None:
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not here")
     with running(503, 200) as replicas:
         command = configured(folder, [replica.server_port for replica in replicas])
         with in_front(command, folder) as connect:
@@ -148,10 +149,8 @@ def test_a_request_to_a_draining_replica_goes_to_the_other(
 
 @PROXIES
 def test_a_client_that_leaves_a_whole_answer_ends_its_request(
-    name: str, configured: Callable[..., list[str]], folder: Path
+    configured: Callable[..., list[str]], folder: Path
 ) -> None:
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not here")
     with running(0) as [replica]:
         command = configured(folder, [replica.server_port] * 2)
         with in_front(command, folder) as connect:
