@@ -18,6 +18,7 @@ from starlette.responses import Response
 from .errors import ApiError, json_response
 from .requests.option_scores import OptionScorer, softmax
 from .requests.parameters import truncation
+from .schemas.base import one_or_several
 from .schemas.reranking import RerankRequest, ScoreRequest
 from .serving.streaming import answered
 from .state import Gateway
@@ -68,8 +69,7 @@ def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:
     Raises:
         ApiError: there are several queries, but another number of texts.
     """
-    queries = [body.text_1] if isinstance(body.text_1, str) else body.text_1
-    texts = [body.text_2] if isinstance(body.text_2, str) else body.text_2
+    queries, texts = one_or_several(body.text_1), one_or_several(body.text_2)
     if len(queries) == 1:
         queries = queries * len(texts)
     if not texts or len(queries) != len(texts):
