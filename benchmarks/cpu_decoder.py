@@ -116,7 +116,7 @@ def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> 
         )
     runner.warm_up()
     if runner.proposer is not None:
-        runner.proposer.warm_up(runner.decode_s(), lambda done, total: None, is_first=True)
+        runner.proposer.warm_up(runner.decode_s, lambda done, total: None, is_first=True)
     return Loaded(runner, scheduler_config, card.num_snapshots, time.perf_counter() - start)
 
 

@@ -76,7 +76,7 @@ def measure(runner: Runner, config: SchedulerConfig, size: tuple[int, int], repe
             ratios[name].append(without / seconds)
             rates.append(size[0] * size[1] / without)
     medians = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
-    cost = {"cost": round(runner.proposer.cost, 3)} if runner.proposer else {}
+    cost = {"cost": round(runner.proposer.costs[0].token, 3)} if runner.proposer else {}
     return {"tokens_per_s_without": round(statistics.median(rates), 1), **cost, **medians}
 
 
@@ -92,7 +92,7 @@ class MadeUp(Proposer):
         self._said = outputs
         self._share = share
         self._draft = draft
-        self.cost = draft.cost if draft else 0.0
+        self.costs = draft.costs if draft else Proposer.costs
 
     def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
         if self._draft:

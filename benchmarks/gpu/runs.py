@@ -89,7 +89,7 @@ def load(
     loaded_at = time.perf_counter()
     runner.capture_graphs(lambda done, total: None)
     if runner.proposer is not None:
-        runner.proposer.warm_up(runner.decode_s(), lambda done, total: None, is_first=True)
+        runner.proposer.warm_up(runner.decode_s, lambda done, total: None, is_first=True)
     return Loaded(runner, card, scheduler_config, loaded_at - start, time.perf_counter() - loaded_at)
 
 

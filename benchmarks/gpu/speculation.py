@@ -15,7 +15,7 @@ from benchmarks.gpu.setting import Notes, Setting
 from benchmarks.gpu.step_times import Step, step_inputs, times
 from triptych.workers.execute.model.device.graphs import GraphKey
 from triptych.workers.execute.sampling.kinds import SamplingKind
-from triptych.workers.execute.scheduling.proposals import Proposer
+from triptych.workers.execute.scheduling.proposals import FindCosts, Proposer
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.step import StepInputs
 
@@ -42,7 +42,7 @@ class Guessed(Known):
     def __init__(self, done: Run, draft: Proposer, share: float) -> None:
         super().__init__(done)
         self._draft, self._share = draft, share
-        self.cost, self.start_cost, self.chance = draft.cost, draft.start_cost, draft.chance
+        self.costs, self.chance = draft.costs, draft.chance
 
     def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
         self._draft.begin(wanted)
@@ -98,19 +98,18 @@ def drafted(setting: Setting, loaded: Loaded, lengths: list[Lengths], sampling: 
     """The guesses of the draft model as they are, as if they cost nothing, so that there are as many as possible."""
     draft: Any = loaded.runner.proposer
     plain = run(setting, loaded, lengths, sampling=sampling, num_speculative_tokens=0)
-    costs, draft.cost, draft.start_cost = (draft.cost, draft.start_cost), 0.0, 0.0
+    costs, draft.costs = draft.costs, Proposer.costs
     before = steps_of(draft)
     done = run(setting, loaded, lengths, sampling=sampling, proposer=draft)
     num_steps, num_graph_steps = (after - each for after, each in zip(steps_of(draft), before, strict=True))
-    draft.cost, draft.start_cost = costs
+    draft.costs = costs
     tokens = [[s.output_tokens.tolist() for s in each.sequences] for each in (plain, done)]
     return {
         "is_equal": tokens[0] == tokens[1],
         "accepted": share_accepted(done),
         "steps": [len(plain.plans), len(done.plans), num_steps],
         "graph_share": round(num_graph_steps / max(1, num_steps), 4),
-        "cost": round(costs[0], 4),
-        "start_cost": round(costs[1], 4),
+        "costs": rounded(costs),
     }
 
 
@@ -129,7 +128,7 @@ def draft_speed(setting: Setting, note: Notes) -> None:
     draft = loaded.runner.proposer
     assert draft is not None, "it was loaded"
     note_start(note, loaded)
-    note("costs", {"guess": draft.cost, "first": draft.start_cost, **costs_of(loaded)})
+    note("costs", rounded(draft.costs) | costs_of(loaded))
     warm(setting, loaded)
     for num_streams in (1, 4, 16):
         lengths = [(setting.size(256, 3), setting.size(128, 6))] * setting.size(num_streams, min(2, num_streams))
@@ -137,9 +136,16 @@ def draft_speed(setting: Setting, note: Notes) -> None:
         found: dict[str, Any] = {"tokens_per_s_without": round(plain.tokens_per_s, 1)}
         for share in RIGHT:
             done = run(setting, loaded, lengths, proposer=Guessed(plain, draft, share))
-            found[f"right_{share:g}"] = round(plain.elapsed_s / done.elapsed_s, 3)
-            found[f"right_{share:g}_steps"] = len(done.plans)
+            found[f"right_{share:.0%}"] = round(plain.elapsed_s / done.elapsed_s, 3)
+            found[f"right_{share:.0%}_steps"] = len(done.plans)
         note(f"streams_{num_streams}", found)
+
+
+def rounded(costs: tuple[FindCosts, ...]) -> dict[str, float]:
+    """Those of steps of one sequence, and of the most."""
+    one, most = costs[0], costs[-1]
+    found = {"guess": one.token, "first": one.start, "guess_of_many": most.token, "first_of_many": most.start}
+    return {name: round(share, 4) for name, share in found.items()}
 
 
 def share_accepted(done: Run) -> float | None:

@@ -94,8 +94,8 @@ ROWS = [
     Row("  of 16 streams", "draft_equal.several.is_equal", "yes", bool),
     Row("  right guesses of one stream", "draft_equal.one.accepted", ">= 0.7", at_least(0.7)),
     Row("0.6B for 8B: a guess, of a decode", "draft_speed.costs.guess", "<= 0.3", at_most(0.3)),
-    Row("  8 of 10 right: speed of one stream", "draft_speed.streams_1.right_0.8", ">= 1.4", at_least(1.4)),
-    Row("  of 16 streams", "draft_speed.streams_16.right_0.8", ">= 1.2", at_least(1.2)),
+    Row("  8 of 10 right: speed of one stream", "draft_speed.streams_1.right_80%", ">= 1.4", at_least(1.4)),
+    Row("  of 16 streams", "draft_speed.streams_16.right_80%", ">= 1.2", at_least(1.2)),
 ]  # fmt: skip
 
 

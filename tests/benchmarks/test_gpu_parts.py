@@ -292,7 +292,7 @@ def test_guesses_of_a_draft_model_are_replaced_so_that_a_share_is_right(
     monkeypatch.setattr(speculation, "load", lambda *_, **__: loaded)
     speculation.draft_speed(setting.Setting(tmp_path, is_dry=True), notes.__setitem__)  # type: ignore[arg-type]
     for name in ("streams_1", "streams_4", "streams_16"):
-        steps = [notes[name][f"right_{share:g}_steps"] for share in speculation.RIGHT]
+        steps = [notes[name][f"right_{share:.0%}_steps"] for share in speculation.RIGHT]
         assert (steps[0], steps[-1]) == (3, 6)
         assert steps == sorted(steps)
 

@@ -220,5 +220,5 @@ def _build_torch_runner(
     else:  # it serves at once, and captures graphs on first use, in the memory of the largest
         runner.capture_largest()
     if runner.proposer is not None:
-        runner.proposer.warm_up(runner.decode_s(), context.page.progress, is_first=is_first)
+        runner.proposer.warm_up(runner.decode_s, context.page.progress, is_first=is_first)
     return runner, card, step_s

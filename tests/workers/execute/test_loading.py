@@ -167,10 +167,10 @@ def test_draft_model_is_warmed_up_once_the_steps_are_as_fast_as_they_will_be(
 ) -> None:
     """What a guess costs is compared with them. The runner must know in time how many there may be."""
     done: list[Any] = []
-    proposer = SimpleNamespace(warm_up=lambda decode_s, _progress, *, is_first: done.append((decode_s, is_first)))
+    proposer = SimpleNamespace(warm_up=lambda decode_s, _progress, *, is_first: done.append((decode_s(1), is_first)))
     runner = SimpleNamespace(
         warm_up=lambda: done.append("warm"), capture_graphs=lambda _progress: done.append("captured"),
-        decode_s=lambda: 0.25, proposer=proposer,
+        decode_s=lambda num_rows: 0.25, proposer=proposer,
     )  # fmt: skip
 
     def build(_model: ModelConfig, _cache: CacheConfig, scheduler: SchedulerConfig, **_: Any) -> tuple[Any, ModelCard]:

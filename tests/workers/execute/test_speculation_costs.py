@@ -8,7 +8,7 @@ import pytest
 
 from tests.workers.execute.factories import Told, expected_output, make_engine, make_sequence, make_sequences
 from tests.workers.execute.test_speculation import run, truth
-from triptych.workers.execute.scheduling.proposals import CheckCosts
+from triptych.workers.execute.scheduling.proposals import CheckCosts, FindCosts
 
 
 @pytest.mark.parametrize(("step", "num_steps"), [(0.0, 8), (0.9, 8), (1.2, 25), (3.8, 60)])
@@ -24,7 +24,7 @@ def test_step_has_proposals_if_all_together_gain_more_than_it_costs(step: float,
 def test_step_has_proposals_if_they_gain_more_than_it_costs_to_find_any(start_cost: float, num_checked: int) -> None:
     """Four tokens are expected to gain 0.9 of a step, and checking takes 0.5."""
     proposer = Told(truth)
-    proposer.start_cost = start_cost
+    proposer.costs = (FindCosts(start=start_cost),)
     costs = CheckCosts(token=0.001, step=0.5)
     sequence = make_sequence(num_tokens=1, max_tokens=12)
     engine = make_engine(sequence, proposer=proposer, num_speculative_tokens=4, page_size=64, check_costs=costs)
@@ -32,6 +32,22 @@ def test_step_has_proposals_if_they_gain_more_than_it_costs_to_find_any(start_co
     step = engine.step()
     assert step is not None
     assert step.plan.num_checked == num_checked
+
+
+@pytest.mark.parametrize(("num_sequences", "num_proposed"), [(1, 1), (2, 0), (4, 0)])
+def test_what_it_costs_to_find_proposals_depends_on_how_many_sequences_have_them(
+    num_sequences: int, num_proposed: int
+) -> None:
+    proposer = Told(truth)
+    proposer.costs = (FindCosts(token=0.1), FindCosts(token=0.6))
+    sequences = make_sequences(num_sequences, num_tokens=1, max_tokens=12)
+    sizes: dict[str, Any] = {"prefill_chunk": 64, "page_size": 64, "num_pages": 64}
+    costs = CheckCosts(token=0.001)
+    engine = make_engine(*sequences, proposer=proposer, num_speculative_tokens=1, check_costs=costs, **sizes)
+    engine.step()
+    step = engine.step()
+    assert step is not None
+    assert step.plan.num_checked == num_proposed
 
 
 @pytest.mark.parametrize("is_right", [True, False])
@@ -58,7 +74,7 @@ def test_chance_of_a_new_sequence_is_learned_from_others_if_they_are_alike(is_ri
 def test_vain_proposals_that_cost_more_are_tried_less_often(cost: float, most: int) -> None:
     """They take 0.2 or 0.5 of a step, for one token at a time."""
     proposer = Told(lambda sequence, count: [1] * count)
-    proposer.cost = cost
+    proposer.costs = (FindCosts(token=cost),)
     sequence = make_sequence(num_tokens=1, max_tokens=200)
     engine = make_engine(sequence, proposer=proposer, num_speculative_tokens=4, page_size=64)
     tried = []

@@ -94,9 +94,9 @@ class StepRunner(ABC):
         prefill = trash_prefill(self._prefill_tokens, max_len=self._max_model_len)
         return max(self.seconds_of(prefill), self.seconds_of(trash_decodes(self._decode_rows)))
 
-    def decode_s(self) -> float:
-        """Measure the seconds from one token of a sequence to the next, if it is alone. Writes only the trash page."""
-        return self.best_seconds_of(trash_decodes(1))
+    def decode_s(self, num_rows: int) -> float:
+        """Measure the seconds from one token of so many sequences to the next. Writes only the trash page."""
+        return self.best_seconds_of(trash_decodes(num_rows))
 
     def best_seconds_of(self, inputs: StepInputs) -> float:
         return min(self.seconds_of(inputs) for _ in range(_TRIALS))

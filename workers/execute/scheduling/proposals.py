@@ -44,15 +44,25 @@ class CheckCosts:
     beside_prompts: bool = True  # whether steps with prompts may have any
 
 
+@dataclass(frozen=True, slots=True)
+class FindCosts:
+    """What it takes to find proposals, as shares of a step without any."""
+
+    token: float = 0.0  # of one for each sequence, excluding the check
+    start: float = 0.0  # of any, in addition
+
+
 class Proposer:
     """Finds tokens to propose."""
 
-    cost = 0.0  # of finding one token, as a share of a step, excluding the check
-    start_cost = 0.0  # of finding any in a step, in addition
+    costs: tuple[FindCosts, ...] = (FindCosts(),)  # in a step of one sequence, of two, ...; of more, as of the most
     chance: float | None = None  # that the first of a sequence is right, if sequences are much alike in this
 
-    def warm_up(self, decode_s: float, progress: Callable[[int, int], None], *, is_first: bool) -> None:
-        """Do now what would delay the first requests. ``decode_s``: seconds in which the target model decodes a token.
+    def warm_up(
+        self, decode_s: Callable[[int], float], progress: Callable[[int, int], None], *, is_first: bool
+    ) -> None:
+        """Do now what would delay the first requests. ``decode_s``: the seconds in which the target model decodes a
+        token of so many sequences.
 
         ``is_first``: this is no restart, during which requests would wait. ``progress`` gets (done, total).
         """
@@ -138,7 +148,7 @@ class Proposals:
             self._proposer.begin(self._shares(sequences, worths, int(num_left)))
         for num_others, sequence, worth in zip(reversed(range(len(sequences))), sequences, worths, strict=True):
             if not worth:
-                sequence.chance = min((1 + self._recovery) * sequence.chance, SURE)
+                sequence.chance = min((1 + self._recovery(num_decodes)) * sequence.chance, SURE)
             elif are_tokens_known:
                 num_tokens = min(worth, int(num_left // (num_others + 1)), self._room(sequence))
                 if num_tokens <= 0 or (proposed := self._proposer.propose(sequence, num_tokens)) is None:
@@ -163,10 +173,14 @@ class Proposals:
         self.num_accepted += num_right
         return said[1 : 1 + num_right]
 
-    @property
-    def _recovery(self) -> float:
-        cost = self._costs.step + self._proposer.start_cost + 2 * (self._costs.token + self._proposer.cost)
+    def _recovery(self, num_decodes: int) -> float:
+        finding = self._find_costs(num_decodes)
+        cost = self._costs.step + finding.start + 2 * (self._costs.token + finding.token)
         return RECOVERY * min(1.0, USUAL_COST / cost)
+
+    def _find_costs(self, num_decodes: int) -> FindCosts:
+        costs = self._proposer.costs
+        return costs[min(num_decodes, len(costs)) - 1]
 
     def _learn(self, sequence: Sequence, *, is_right: bool) -> None:
         sequence.chance += NEWS * (SURE * is_right - sequence.chance)
@@ -189,7 +203,8 @@ class Proposals:
 
     def _worths(self, sequences: list[Sequence], num_decodes: int) -> list[int]:
         """How many proposals for each sequence are worth their cost in a step of ``num_decodes``."""
-        least = self._costs.token * num_decodes + self._proposer.cost
+        finding = self._find_costs(num_decodes)
+        least = self._costs.token * num_decodes + finding.token
         found = [self._worth(sequence.chance, least) for sequence in sequences]
         share = -(-(self._costs.max_tokens - num_decodes) // max(1, len(found) - found.count(0)))
         worths, total = [], 0.0
@@ -197,7 +212,7 @@ class Proposals:
             gain = _expected(sequence.chance, worth) - least * worth - self._costs.sequence * num_decodes
             worths.append(worth if gain > 0 else 0)
             total += max(0.0, gain)
-        is_worth_it = total > (self._costs.step + self._proposer.start_cost) * num_decodes
+        is_worth_it = total > (self._costs.step + finding.start) * num_decodes
         return worths if is_worth_it else [0] * len(worths)
 
     def _worth(self, chance: float, least: float) -> int:

@@ -27,7 +27,7 @@ def measure_check_costs(runner: StepRunner, *, max_rows: int, max_proposals: int
     A step with proposals is launched when the one before it is known. No sequence has more than ``max_pages`` pages.
     """
     length, num_seqs = 1 + max_proposals, num_checked_together(max_rows, max_proposals)
-    decode_s = measure_decode(runner, max_pages=max_pages)
+    decode_s = measure_decode(runner, 1, max_pages=max_pages)
     steps = (trash_checks(1, length), trash_checks(num_seqs, length))
     (_, few_s), (_, many_s) = (_seconds(runner, with_longest_tables(inputs, max_pages)) for inputs in steps)
     token_s = (many_s - few_s) / max(1, (num_seqs - 1) * length)
@@ -42,12 +42,12 @@ def measure_check_costs(runner: StepRunner, *, max_rows: int, max_proposals: int
     return costs
 
 
-def measure_decode(runner: StepRunner, *, max_pages: int) -> float:
-    """Return the seconds of a decode of one sequence. The host launches it while the device computes the one before it,
-    so the longer of both counts.
+def measure_decode(runner: StepRunner, num_rows: int, *, max_pages: int) -> float:
+    """Return the seconds of a decode of so many sequences. The host launches it while the device computes the one
+    before it, so the longer of both counts.
     """
     # With tables that a graph has room for, whatever the size of a page is.
-    launch_s, total_s = _seconds(runner, with_longest_tables(trash_decodes(1), max_pages))
+    launch_s, total_s = _seconds(runner, with_longest_tables(trash_decodes(num_rows), max_pages))
     return max(launch_s, total_s - launch_s)
 
 

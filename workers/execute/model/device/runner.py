@@ -145,8 +145,8 @@ class DeviceRunner(StepRunner):
             self._step(inputs)
         return seconds
 
-    def decode_s(self) -> float:
-        return measure_decode(self, max_pages=self._max_pages)
+    def decode_s(self, num_rows: int) -> float:
+        return measure_decode(self, num_rows, max_pages=self._max_pages)
 
     def _rarer_steps(self) -> Iterator[StepInputs]:
         """Short and long contexts have kernels of their own, and smaller prefills use other tiles of a product."""

@@ -106,9 +106,8 @@ def prove_draft(backends: Backends, folder: Path, run_dir: Path) -> None:
 
 
 def _limits_on(backends: Backends) -> Limits:
-    if backends.device.type == "cpu":
-        return ON_CPU
-    return ON_GPU._replace(max_rows=min(ON_GPU.max_rows, backends.scheduler.num_rows))
+    limits = ON_CPU if backends.device.type == "cpu" else ON_GPU
+    return limits._replace(max_rows=min(limits.max_rows, backends.scheduler.num_rows))
 
 
 def _backends_of_draft(backends: Backends, folder: Path, limits: Limits) -> Backends:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .....protocol.arrays import Int32, Int64
-from ...scheduling.proposals import MAX_CHECKED_TOKENS, Proposer
+from ...scheduling.proposals import MAX_CHECKED_TOKENS, FindCosts, Proposer
 from ...scheduling.sequence import Key, Sequence
 from ...step import StepInputs
 from ..step_runner import StepRunner, trash_prefill, with_longest_tables
@@ -109,19 +109,38 @@ class DraftModel(Proposer):
         self._proposals: dict[Key, list[int]] = {}
         self._is_sound = True
 
-    def warm_up(self, decode_s: float, progress: Callable[[int, int], None], *, is_first: bool) -> None:
+    def warm_up(
+        self, decode_s: Callable[[int], float], progress: Callable[[int, int], None], *, is_first: bool
+    ) -> None:
         """Like ``Proposer.warm_up``; also measure the costs of guesses relative to a step of the target model."""
         self.runner.warm_up()
         if is_first:
             self.runner.capture_graphs(progress)
         else:
             self.runner.capture_largest()
-        own_s = self.runner.decode_s()
-        first_s = self.runner.best_seconds_of(with_longest_tables(trash_prefill(_USUAL), 1))
-        self.cost, self.start_cost = own_s / decode_s, max(0.0, first_s - own_s) / decode_s
-        logger.info(
-            "a guess of the draft model takes %.2f of a step, the first one %.2f more", self.cost, self.start_cost
-        )
+        self.costs = self._measure_costs(decode_s)
+
+    def _measure_costs(self, decode_s: Callable[[int], float]) -> tuple[FindCosts, ...]:
+        """Measure steps of one sequence, of two and of the most, since kernels for one may differ from those for more;
+        between the latter, costs are assumed to grow evenly.
+        """
+        most = self._limits.max_rows
+        sizes = sorted({1, min(2, most), most})
+        measured = [self._costs_of(size, decode_s(size)) for size in sizes]
+        for size, costs in zip(sizes, measured, strict=True):
+            text = "of %d sequences, a guess of the draft model takes %.2f of a step, the first one %.2f more"
+            logger.info(text, size, costs.token, costs.start)
+        each = np.arange(1, most + 1)
+        tokens = np.interp(each, sizes, [costs.token for costs in measured]).tolist()
+        starts = np.interp(each, sizes, [costs.start for costs in measured]).tolist()
+        return tuple(map(FindCosts, tokens, starts))
+
+    def _costs_of(self, num_sequences: int, decode_s: float) -> FindCosts:
+        own_s = self.runner.decode_s(num_sequences)
+        num_chunks = min(num_sequences, self._limits.max_chunks)
+        first = trash_prefill(num_chunks * _USUAL, max_len=_USUAL)
+        first_s = self.runner.best_seconds_of(with_longest_tables(first, 1))
+        return FindCosts(own_s / decode_s, max(0.0, first_s - own_s) / decode_s)
 
     def prepare(self, seconds: float) -> bool:
         return self.runner.prepare(seconds)
@@ -201,7 +220,7 @@ class DraftModel(Proposer):
 
     def _is_worth_reading(self, num_tokens: int, num_following: int) -> bool:
         """Whether enough tokens may still follow for reading to pay off, if guesses save half a step for each."""
-        return num_tokens * self.cost / self._limits.read_with_a_guess <= num_following / 2
+        return num_tokens * self.costs[0].token / self._limits.read_with_a_guess <= num_following / 2
 
     def _num_known(self, sequence: Sequence) -> int:
         """Return the number of tokens whose keys and values are in the sequence's current pages."""

@@ -91,8 +91,8 @@ def fixture_pair(device: FakeCuda) -> tuple[DeviceRunner, DeviceRunner]:
     runner.warm_up()
     runner.capture_graphs(lambda done, total: None)
     runner.proposer = DraftModel(own, limits=limits, **sizes)
-    runner.proposer.warm_up(runner.decode_s(), lambda done, total: None, is_first=True)
-    runner.proposer.cost = runner.proposer.start_cost = 0.0  # as if it were much smaller
+    runner.proposer.warm_up(runner.decode_s, lambda done, total: None, is_first=True)
+    runner.proposer.costs = DraftModel.costs  # as if it were much smaller
     return runner, own
 
 
@@ -203,9 +203,9 @@ def test_fused_decoder_guesses_for_itself(
         engine.runner.capture_largest()
         proposer = engine.runner.proposer
         assert isinstance(proposer, DraftModel)
-        proposer.warm_up(engine.runner.decode_s(), lambda done, total: None, is_first=False)
-        assert proposer.cost > 0
-        proposer.cost = proposer.start_cost = 0.0
+        proposer.warm_up(engine.runner.decode_s, lambda done, total: None, is_first=False)
+        assert all(costs.token > 0 for costs in proposer.costs)
+        proposer.costs = DraftModel.costs
         ways: Any = ({}, {"num_speculative_tokens": 3, "check_costs": COSTS})
         answers, num_steps, num_graph_steps = [], [engine.runner.num_steps], proposer.runner.num_graph_steps
         for each in ways:

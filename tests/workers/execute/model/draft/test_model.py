@@ -9,6 +9,7 @@ import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.model import build, prefault
 from triptych.workers.execute.model.draft.build import _scratch
 from triptych.workers.execute.model.draft.model import FEW, ON_CPU, DraftModel
+from triptych.workers.execute.scheduling.proposals import FindCosts
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepInputs
@@ -62,9 +64,31 @@ def make_drafting_engine(checkpoint: Path, draft: Path, run_dir: Path, **options
     proposer = engine.runner.proposer
     assert isinstance(proposer, DraftModel)
     engine.warm_up_draft()
-    assert proposer.cost > 0
-    proposer.cost = proposer.start_cost = 0.0  # as if it were much smaller
+    assert all(costs.token > 0 for costs in proposer.costs)
+    proposer.costs = DraftModel.costs  # as if it were much smaller
     return engine
+
+
+@pytest.mark.parametrize(("max_rows", "tokens", "starts"), [
+    (1, [0.1], [0.05]),
+    (2, [0.1, 0.2], [0.05, 0.1]),
+    (4, [0.1, 0.2, 0.25, 0.3], [0.05, 0.1, 0.15, 0.2]),
+])  # fmt: skip
+def test_costs_of_guesses_are_measured_for_one_sequence_for_two_and_for_the_most(
+    max_rows: int, tokens: list[float], starts: list[float]
+) -> None:
+    """In steps of a model that takes 1 s for each sequence."""
+    own_s = {1: 0.1, 2: 0.4, 4: 1.2}
+    first_s = {1: 0.15, 2: 0.6, 4: 2.0}
+    runner: Any = SimpleNamespace(
+        warm_up=lambda: None, capture_graphs=lambda _progress: None, decode_s=own_s.__getitem__,
+        best_seconds_of=lambda inputs: first_s[len(inputs.sampled)],
+    )  # fmt: skip
+    limits = ON_CPU._replace(max_rows=max_rows)
+    model = DraftModel(runner, num_pages=4, page_size=16, vocab_size=9, known_ids=9, limits=limits)
+    model.warm_up(float, lambda done, total: None, is_first=True)
+    assert [costs.token for costs in model.costs] == pytest.approx(tokens)
+    assert [costs.start for costs in model.costs] == pytest.approx(starts)
 
 
 def requests(**params: Any) -> list[Sequence]:
@@ -170,7 +194,7 @@ def test_long_prompt_is_not_prefilled_for_few_tokens(
     num_tokens: int, is_read: bool, twins: NativeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take 12 steps of the model, and save at most half of the following ones."""
-    monkeypatch.setattr(twins.runner.proposer, "cost", 0.4)
+    monkeypatch.setattr(twins.runner.proposer, "costs", (FindCosts(token=0.4),))
     lengths = record_steps(twins, monkeypatch)
     sequence = make_request(20, 470, num_tokens)
     run(twins, sequence)

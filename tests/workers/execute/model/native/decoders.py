@@ -237,7 +237,7 @@ class NativeEngine:
 
     def warm_up_draft(self) -> None:
         assert self.runner.proposer is not None
-        self.runner.proposer.warm_up(self.runner.decode_s(), lambda done, total: None, is_first=True)
+        self.runner.proposer.warm_up(self.runner.decode_s, lambda done, total: None, is_first=True)
 
     @cached_property
     def model(self) -> PreTrainedModel:
