@@ -166,8 +166,8 @@ class _Scene:
         """Attention with the choices that ``kernel`` makes."""
         ints = torch.zeros(len(self.query), dtype=torch.int32, device=self.query.device)
         step = DeviceStep(
-            ints, ints, ints, ints, self.starts, self.contexts, ints, self.tables, num_decodes=0,
-            max_query_len=max_query_len,
+            ints, ints, ints, ints, self.starts, self.contexts, ints, self.tables,
+            num_decodes=len(self.contexts) if max_query_len == 1 else 0, max_query_len=max_query_len,
         )  # fmt: skip
         kernel.use(step)
         return lambda: kernel.attend(self.cache, self.query, AttentionForm(self.scale))
