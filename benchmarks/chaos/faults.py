@@ -22,7 +22,7 @@ WEIGHTS = {
 
 
 class Faults:
-    """One fault after the other, at random moments; only single faults are timed."""
+    """One fault after the other, at random moments; only those that hit one process are timed."""
 
     def __init__(self, service: Service, watch: Watch, *, seed: int, gap_s: float, only: str = "") -> None:
         """``only`` is a part of the names of the faults to inject."""
@@ -84,13 +84,13 @@ class Faults:
         self.kills[role] += is_sent
         return is_sent
 
-    def _send_surely(self, role: str, number: int) -> tuple[int, float]:
-        """The epoch of the process that got the signal, and when. For a moment after a crash there is none: without a
-        kill, what is timed would last until the next one happens to crash.
+    def _send_surely(self, role: str, number: int) -> tuple[dict[str, int], float]:
+        """The epochs of all roles before the signal, and when it was sent. For a moment after a crash there is no
+        process: without a kill, what is timed would last until the next one happens to crash.
         """
         end = time.monotonic() + RECOVERY_S
         while (began := time.monotonic()) < end:
-            before = self._service.board.epoch(role)
+            before = self._epochs()
             if self._send(role, number):
                 return before, began
         raise TimeoutError(f"there was no process of {role} within {RECOVERY_S} s")
@@ -98,12 +98,18 @@ class Faults:
     def _timed(self, name: str, role: str, number: int) -> None:
         board = self._service.board
         before, began = self._send_surely(role, number)
-        wait_for(lambda: board.epoch(role) > before and board.ready(role), RECOVERY_S, interval_s=0.001)
+        wait_for(lambda: board.epoch(role) > before[role] and board.ready(role), RECOVERY_S, interval_s=0.001)
         ready = time.monotonic()
         seen = "accept_at" if role == "prepare" else "token_at"
         wait_for(lambda: getattr(self._watch, seen) > ready, RECOVERY_S, interval_s=0.001)
+        # A poisonous request may crash or hang a worker meanwhile: all clients wait for its end, and nobody submits.
+        is_single = sum(self._epochs().values()) == sum(before.values()) + 1
+        name = name if is_single else f"{name}, and a worker by itself"
         self.ready_s[name].append(ready - began)
         self.recovery_s[name].append(getattr(self._watch, seen) - began)
+
+    def _epochs(self) -> dict[str, int]:
+        return {role: self._service.board.epoch(role) for role in ROLES}
 
     def _kill_at_start_up(self, role: str) -> None:
         """The first process is killed, and the next one somewhere between its first line and its first step."""
