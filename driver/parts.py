@@ -20,7 +20,7 @@ from .first_epochs import note_first_epochs
 from .journal_keeper import JournalKeeper
 from .kv_memory import KvMemory
 from .orphans import end_orphans
-from .preparing import prepare_keys, prepare_run_dir, writing
+from .preparing import check_trace, prepare_keys, prepare_run_dir, writing
 from .run_dir import RunDir
 from .socket_files import SocketFiles
 from .stand_in import PUBLIC_ROLES, StandIn
@@ -76,6 +76,7 @@ def open_parts(
     Raises:
         ConfigError: the run directory is in use, unsafe or full, or what is in it does not fit the config.
     """
+    check_trace(config.scheduler.trace)
     end_orphans()
     run_dir = RunDir(given_run_dir)
     undo.callback(run_dir.leave)

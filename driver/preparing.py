@@ -52,6 +52,19 @@ def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper)
     write_private(folder / CONFIG_FILE, config.to_json())
 
 
+def check_trace(path: str | None) -> None:
+    """
+    Raises:
+        ConfigError: the file cannot be written, which execute would not mind.
+    """
+    if path is None or Path(path).is_fifo():  # whose reader would take the end of this check for that of the trace
+        return
+    try:
+        open(path, "ab").close()
+    except OSError as error:
+        raise ConfigError(f"the trace {path!r} cannot be written: {error.strerror}", param="trace") from error
+
+
 def prepare_keys(folder: Path, config: PipelineConfig) -> None:
     """Keys for clients that can read the run directory, if clients need keys.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.driver.control import ask
 from triptych.protocol.board import Board
-from triptych.protocol.errors import ConfigError, Overloaded, PipelineFailed, TriptychError, WorkerDied
+from triptych.protocol.errors import ConfigError, Overloaded, PipelineFailed, WorkerDied
 from triptych.protocol.run_dir import board_path
 
 
@@ -87,7 +88,7 @@ def test_journal_in_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_unwritable_trace_path_is_named(tmp_path: Path) -> None:
     place = str(tmp_path / "nowhere" / "trace")
-    with pytest.raises(TriptychError, match=re.escape(f"ConfigError: the trace {place!r} cannot be written: ")):
+    with pytest.raises(ConfigError, match=re.escape(f"the trace {place!r} cannot be written: ")):
         hash_driver(trace=place).start()
 
 
@@ -95,6 +96,16 @@ def test_trace_that_cannot_be_written_affects_only_the_trace(tmp_path: Path) -> 
     with hash_driver(trace="/dev/full") as driver:
         assert driver.generate([1, 2], max_tokens=50).token_ids == expected([1, 2], 50)
         assert driver.stats()["restarts"]["execute"] == 0
+
+
+def test_trace_that_can_be_written_no_more_does_not_keep_execute_from_its_next_start(tmp_path: Path) -> None:
+    folder = tmp_path / "on a disk that fails"
+    folder.mkdir()
+    with hash_driver(trace=str(folder / "trace")) as driver:
+        shutil.rmtree(folder)
+        driver.replace("execute")
+        assert driver.generate([1, 2], max_tokens=5).token_ids == expected([1, 2], 5)
+        assert "the trace cannot be written: No such file or directory" in (driver.run_dir / "execute.log").read_text()
 
 
 def test_lack_of_file_descriptors_affects_only_new_connections(tmp_path: Path) -> None:

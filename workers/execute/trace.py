@@ -15,7 +15,6 @@ from typing import Any, Protocol, TextIO
 import numpy as np
 
 from ...protocol.arrays import Int32
-from ...protocol.errors import ConfigError
 from .engine import StepOutputs, Trace
 from .scheduling.audit import take_stats
 from .scheduling.plan import Plan
@@ -36,17 +35,18 @@ logger = logging.getLogger(__name__)
 
 
 def open_trace(path: str | None) -> TextIO | None:
-    """The file for a trace, which is appended to an existing one.
+    """The file for a trace, which is appended to an existing one; None if it cannot be written.
 
-    Raises:
-        ConfigError: the file cannot be written.
+    The driver has checked the path before the first process: later, a disk may have failed, or a folder be gone, and
+    requests must not wait for that.
     """
     if path is None:
         return None
     try:
         file = open(path, "a", buffering=1)  # noqa: SIM115, closed with the links
     except OSError as error:
-        raise ConfigError(f"the trace {path!r} cannot be written: {error.strerror}", param="trace") from error
+        logger.warning("the trace cannot be written: %s", error.strerror)
+        return None
     if file.tell():
         with contextlib.suppress(OSError):  # a full disk ends the trace (see ``StepTrace``), and not this process
             file.write("\n")  # an earlier process may have been killed in the middle of a line
