@@ -1,4 +1,4 @@
-"""The reference half of docs/cli.md, generated from the flags."""
+"""The reference half of docs/cli.md, generated from the flags; settings of a pipeline are in docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 import typer
 
 from ..cli import app
+from .settings import groups
 
 OWN = ""  # the panel of a verb's own flags
 
 
 def commands() -> str:
-    """Markdown: one section per verb with its own flags, then one for each group of flags that verbs share."""
+    """Markdown: one section per verb with its own flags, then one for each group of flags but those of a pipeline."""
     verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     shared: dict[str, tuple[list[Any], list[str]]] = {}  # by panel: its flags, and the verbs that have them
     lines = ["## Reference", ""]
     for name, verb in _each(verbs):
         panels = _panels(verb)
         for panel, flags in panels.items():
-            if panel != OWN:
+            if panel != OWN and panel not in groups():
                 shared.setdefault(panel, (flags, []))[1].append(name)
         lines += [f"### triptych {name}", "", *_about(name, verb, panels), "", *_table(panels.get(OWN, []))]
     for panel, (flags, names) in shared.items():
@@ -53,7 +54,11 @@ def _about(name: str, verb: Any, panels: dict[str, list[Any]]) -> Iterator[str]:
     for argument in arguments:
         yield from ("", f"`{_metavar(argument)}`: {argument.help}.")
     if others := [panel for panel in panels if panel != OWN]:
-        yield from ("", f"And the flags of {', '.join(f'[{panel}](#{panel.lower()})' for panel in others)}.")
+        yield from ("", f"And the flags of {', '.join(map(_link, others))}.")
+
+
+def _link(panel: str) -> str:
+    return f"[{panel}]({'configuration.md' if panel in groups() else ''}#{panel.lower()})"
 
 
 def _metavar(argument: Any) -> str:
@@ -64,20 +69,19 @@ def _metavar(argument: Any) -> str:
 def _table(flags: list[Any]) -> Iterator[str]:
     if not flags:
         return
-    yield "| flag | default | environment | |"
-    yield "|---|---|---|---|"
+    yield "| flag | default | |"
+    yield "|---|---|---|"
     for flag in flags:
         names = ", ".join(f"`{name}`" for name in (*flag.opts, *flag.secondary_opts) if name.strip().startswith("-"))
         text = (flag.help or "").replace("|", "\\|")
-        variable = f"`{flag.envvar}{'=false' if _turns_off(flag) else ''}`" if flag.envvar else ""
-        yield f"| {names} | {_default(flag)} | {variable} | {text} |"
+        yield f"| {names} | {_default(flag)} | {text} |"
     yield ""
 
 
 def _default(flag: Any) -> str:
     if flag.required:
         return "required"
-    if flag.default is None or flag.default == []:
+    if flag.default in (None, [], ""):
         return ""
     if isinstance(flag.default, bool):
         return "on" if flag.default and not _turns_off(flag) else "off"

@@ -18,8 +18,13 @@ _SAID = re.compile(r"(?:the limits are |a power of two from |known are: |the for
 
 def settings() -> str:
     """Markdown: one section per group of settings."""
+    return "\n".join(line for name, part in groups().items() for line in _section(name, part))
+
+
+def groups() -> dict[str, Any]:
+    """The groups of settings by the titles of their sections, which are also those of their flags."""
     parts = {name.capitalize(): part for name, part in get_type_hints(PipelineConfig).items()}
-    return "\n".join(line for name, part in {**parts, "HTTP": GatewayConfig}.items() for line in _section(name, part))
+    return {**parts, "HTTP": GatewayConfig}
 
 
 def _section(name: str, part: Any) -> Iterator[str]:

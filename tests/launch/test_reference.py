@@ -39,9 +39,9 @@ def test_reference_matches_the_code(name: str) -> None:
         "`triptych generate [PROMPTS]... [flags]`",
         "`triptych replay [FILE] [flags]`",
         "`triptych restart ROLE [flags]`",
-        "| `--connect` | required | `TRIPTYCH_CONNECT` | the run directory of the pipeline |",
+        "| `--connect` | required | the run directory of the pipeline |",
         "`triptych keys add FOLDER NAME [flags]`",
-        "| `--output`, `-o` |  |  | the client's file, by default NAME.json here |",
+        "| `--output`, `-o` |  | the client's file, by default NAME.json here |",
         "`triptych keys revoke FOLDER NAME`",
     ],
 )
