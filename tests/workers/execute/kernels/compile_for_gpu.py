@@ -147,10 +147,11 @@ def launch_every() -> None:
 def launches() -> list[Callable[[], object]]:
     """A launch of every kernel in the shapes of Qwen3-8B, and of attention in those of other families."""
     from triptych.workers.execute.kernels.triton_chunk import KeySplits
-    from triptych.workers.execute.kernels.triton_experts import choose_experts, sort_pairs, sum_pairs
+    from triptych.workers.execute.kernels.triton_experts import Choices, choose_experts, sort_pairs, sum_pairs
     from triptych.workers.execute.kernels.triton_fp8 import quantize_rows
     from triptych.workers.execute.kernels.triton_matmul import invariant_linear
     from triptych.workers.execute.kernels.triton_one_row import one_row_linear
+    from triptych.workers.execute.kernels.triton_one_row_experts import add_chosen, gate_chosen
     from triptych.workers.execute.kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
     from triptych.workers.execute.kernels.triton_select import draw_rows
     from triptych.workers.execute.kernels.triton_write import rotate_and_write, write_slots
@@ -163,7 +164,7 @@ def launches() -> list[Callable[[], object]]:
     hidden = torch.empty(32, 4096, dtype=half)
 
     qkv = torch.empty(32, 48 * 128, dtype=half)
-    experts = torch.zeros(32, 8, dtype=torch.int32)
+    experts, token = torch.zeros(32, 8, dtype=torch.int32), torch.empty(1, 2048, dtype=half)
     logits, table = torch.empty(32, 1 << 15), torch.zeros(5, 32, dtype=torch.float64)
 
     def rotate(
@@ -206,7 +207,15 @@ def launches() -> list[Callable[[], object]]:
             norm=hidden[0],
             activation="silu",
         ),
-    ]
+        lambda: gate_chosen(
+            token, torch.empty(128, 1536, 2048, dtype=half, device="meta"), experts[:1], norm=token[0], eps=1e-6,
+            activation="silu",
+        ),
+        lambda: add_chosen(
+            torch.empty(8, 768, dtype=half), torch.empty(128, 2048, 768, dtype=half, device="meta"),
+            Choices(experts[:1], torch.empty(1, 8)), residual=token,
+        ),
+    ]  # fmt: skip
     forms: list[dict[str, Any]] = [  # every feature once, combined where possible: each takes seconds
         {},
         {"dim": 256, "softcap": 50.0, "window": 4096, "splits": KeySplits(2048, is_parallel=True)},

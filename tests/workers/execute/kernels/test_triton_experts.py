@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.conftest import HAS_GPU
 
@@ -16,6 +17,10 @@ from triptych.workers.execute.kernels.triton_experts import (
     sort_pairs,
     sum_pairs,
 )
+from triptych.workers.execute.kernels.triton_one_row_experts import add_chosen, fits_one_row, gate_chosen
+
+# What Triton's interpreter computes with numpy where a GPU says nothing.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 
@@ -91,3 +96,52 @@ def test_rows_do_not_depend_on_the_batch() -> None:
 
     whole = product(0, 100)
     assert all(torch.equal(product(a, b), whole[a:b]) for a, b in ((0, 1), (50, 53), (3, 99)))
+
+
+@pytest.mark.parametrize("num_chosen", [1, 3, 4])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_experts_of_one_token_yield_what_each_would_alone(num_chosen: int, activation: str, has_norm: bool) -> None:
+    """With sizes that are no multiples of a tile's."""
+    torch.manual_seed(0)
+    x, norm = torch.randn(1, 40, device=DEVICE), torch.rand(40, device=DEVICE)
+    gate_up, down = torch.randn(6, 2 * 13, 40, device=DEVICE), torch.randn(6, 40, 13, device=DEVICE)
+    chosen = choose_experts(torch.randn(1, 6, device=DEVICE), num_chosen, norms_weights=False)
+    added, row = torch.zeros(1, 40, device=DEVICE).double(), x.double()
+    if has_norm:
+        row = F.rms_norm(row, (40,), norm.double(), 0.1)
+    for expert, weight in zip(chosen.experts[0].tolist(), chosen.weights[0].tolist(), strict=True):
+        gate, up = F.linear(row, gate_up[expert].double()).chunk(2, dim=1)
+        activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        added += weight * F.linear(activated * up, down[expert].double())
+    residual = torch.randn(1, 40, device=DEVICE)
+    expected = residual.double() + 0.25 * added
+    gated = gate_chosen(x, gate_up, chosen.experts, norm=norm if has_norm else None, eps=0.1, activation=activation)
+    add_chosen(gated, down, chosen, residual=residual, multiplier=0.25)
+    torch.testing.assert_close(residual.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_chosen", "num_channels"), [(8, 768), (2, 14336)])
+def test_experts_of_one_token_in_the_served_type(num_chosen: int, num_channels: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2048, device=DEVICE).bfloat16()
+    gate_up, down = (
+        (torch.randn(8, *shape, device=DEVICE) * shape[1] ** -0.5).bfloat16()
+        for shape in ((2 * num_channels, 2048), (2048, num_channels))
+    )
+    chosen = choose_experts(torch.randn(1, 8, device=DEVICE), num_chosen, norms_weights=True)
+    gated = gate_chosen(x, gate_up, chosen.experts, norm=None, eps=0.0, activation="silu")
+    gates, ups = torch.einsum("eic,c->ei", gate_up.double(), x[0].double())[chosen.experts[0].long()].chunk(2, dim=1)
+    torch.testing.assert_close(gated.double(), F.silu(gates) * ups, rtol=1e-2, atol=1e-3)
+    residual = torch.zeros(1, 2048, device=DEVICE)
+    add_chosen(gated, down, chosen, residual=residual)
+    each = torch.einsum("kci,ki->kc", down.double()[chosen.experts[0].long()], gated.double())
+    expected = (chosen.weights.double()[0, :, None] * each).sum(dim=0, keepdim=True)
+    torch.testing.assert_close(residual.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_program_of_one_row_holds_the_experts_of_the_largest_models() -> None:
+    assert fits_one_row(8, 768)  # Qwen3-30B-A3B
+    assert fits_one_row(2, 16384)  # Mixtral 8x22B
+    assert not fits_one_row(4, 16384)

@@ -18,7 +18,7 @@ from ...kernels.triton_write import rotate_and_write
 from ..device.forward import DeviceAttention
 from .experts import FusedExperts
 from .lora import FusedAdapters, adapted
-from .weights import FusedLayer, FusedMlp, FusedWeights
+from .weights import FusedLayer, FusedWeights
 
 
 class FusedDecoder:
@@ -61,7 +61,7 @@ class FusedDecoder:
             x = x * self._embedding_multiplier
         tiles = self._adapters.rows_of(step.adapters)
         if self._is_plain and tiles is None and len(x) == 1 and step.taken is None:
-            logits = self._one_row(step, x)
+            logits = self._one_row(step, x, choices)
         else:
             logits = self._many_rows(step, x, tiles, choices)
         return logits if spec.logit_cap is None else (logits / spec.logit_cap).tanh() * spec.logit_cap
@@ -96,15 +96,19 @@ class FusedDecoder:
             step.taken.states = last(step.taken.rows) * spec.logits_scaling  # by which the norm has divided them
         return weights.head(last(step.logit_rows.long())).float()
 
-    def _one_row(self, step: DeviceStep, x: torch.Tensor) -> torch.Tensor:
-        """The same for one token and ``has_plain_layers``, with four kernels for each layer besides attention's."""
+    def _one_row(self, step: DeviceStep, x: torch.Tensor, choices: list[torch.Tensor] | None) -> torch.Tensor:
+        """The same for one token and ``has_plain_layers``, with four kernels for each layer besides attention's, or six
+        with experts.
+        """
         weights, spec, eps = self._weights, self._weights.spec, self._weights.spec.norm_eps
         multiplier = spec.residual_multiplier
         for layer, cache, form in zip(weights.layers, self.caches, self._forms, strict=True):
-            assert isinstance(layer.mlp, FusedMlp), "layers are plain"
             qkv = layer.qkv.one_row(x, norm=layer.attention_norm, eps=eps)
             attended = self._attend(step, layer, cache, form, qkv)
             layer.output.one_row(attended, residual=x, multiplier=multiplier)
+            if isinstance(layer.mlp, FusedExperts):
+                layer.mlp.add_one_row(x, choices, norm=layer.mlp_norm, eps=eps, multiplier=multiplier)
+                continue
             gated = layer.mlp.gate_up.one_row(x, norm=layer.mlp_norm, eps=eps, activation=spec.activation)
             layer.mlp.down.one_row(gated, residual=x, multiplier=multiplier)
         logits = weights.head.one_row(x, norm=weights.final_norm, eps=eps, dtype=torch.float32)

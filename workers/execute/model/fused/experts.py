@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ...kernels.triton_experts import choose_experts, expert_product, expert_tile, sort_pairs, sum_pairs
+from ...kernels.triton_one_row_experts import add_chosen, gate_chosen
 from ...kernels.triton_rows import gate_mul
 from ..spec.decoder import DecoderSpec
 
@@ -33,3 +34,21 @@ class FusedExperts(NamedTuple):
         tile = expert_tile(len(pairs.order), spec.num_experts, x.dtype, is_invariant=self.is_invariant)
         gated = gate_mul(expert_product(x, self.gate_up, pairs, tile), spec.activation)
         return sum_pairs(expert_product(gated, self.down, pairs, tile, scales=chosen.weights), num_chosen)
+
+    def add_one_row(
+        self,
+        x: torch.Tensor,
+        choices: list[torch.Tensor] | None,
+        *,
+        norm: torch.Tensor | None,
+        eps: float,
+        multiplier: float,
+    ) -> None:
+        """Add to x [1, C] ``multiplier`` times what a call yields for its RMS norm with the weights ``norm`` [C]."""
+        spec = self.spec
+        logits = self.router.one_row(x, norm=norm, eps=eps, dtype=torch.float32)
+        chosen = choose_experts(logits, spec.experts_per_token, norms_weights=spec.norms_expert_weights)
+        if choices is not None:
+            choices.append(chosen.experts)
+        gated = gate_chosen(x, self.gate_up, chosen.experts, norm=norm, eps=eps, activation=spec.activation)
+        add_chosen(gated, self.down, chosen, residual=x, multiplier=multiplier)

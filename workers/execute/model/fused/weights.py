@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from ...kernels.triton_matmul import invariant_linear
 from ...kernels.triton_one_row import MAX_INPUTS, one_row_linear
+from ...kernels.triton_one_row_experts import fits_one_row
 from ..facts import Progress
 from ..spec.decoder import DecoderSpec
 from ..spec.layer_tensors import LayerTensors, bias_of
@@ -89,14 +90,15 @@ class FusedWeights:
 
     @property
     def has_plain_layers(self) -> bool:
-        """Whether layers have nothing but attention, norms of their inputs, gates, and products whose inputs a program
-        can hold.
+        """Whether layers have nothing but attention, norms of their inputs, gates or experts, and products whose inputs
+        a program can hold.
         """
         spec = self.spec
-        if self.format.is_invariant or any(spec.has_experts):
+        if self.format.is_invariant or not spec.has_pre_norms or spec.has_post_norms:
             return False
-        inputs = (spec.hidden_size, spec.num_heads * spec.head_dim, spec.intermediate_size)
-        return spec.has_pre_norms and not spec.has_post_norms and max(inputs) <= MAX_INPUTS
+        if any(spec.has_experts) and not fits_one_row(spec.experts_per_token, spec.expert_size):
+            return False
+        return max(spec.hidden_size, spec.num_heads * spec.head_dim, spec.intermediate_size) <= MAX_INPUTS
 
 
 class FusedLoader:

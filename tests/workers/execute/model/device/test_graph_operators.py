@@ -103,13 +103,21 @@ def test_no_operator_of_a_graph_waits_for_the_host(
     assert launched == {**KERNELS, **sampling, **(ADAPTERS if is_adapted else {}), "_decode": 1, "_combine": 1}
 
 
-@pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
+@pytest.mark.parametrize(
+    ("family", "is_adapted", "kernels"),
+    [
+        ("qwen3", False, OF_ONE_ROW),
+        ("qwen3", True, {**KERNELS, **ADAPTERS}),
+        ("mixtral", False, {**OF_ONE_ROW, "_one_row": 4, "_choose": 1, "_gate_chosen": 1, "_add_chosen": 1}),
+    ],
+)
 def test_no_operator_of_a_graph_of_one_token_waits_for_the_host(
-    is_adapted: bool, launched: Counter[str], make_runner: Callable[..., DeviceRunner]
-) -> None:
+    family: str, is_adapted: bool, kernels: dict[str, int], launched: Counter[str],
+    make_runner: Callable[..., DeviceRunner],
+) -> None:  # fmt: skip
     with torch.inference_mode():
-        make_runner(False)._graph_run(GraphKey(StepSize(1), SamplingKind.GREEDY, is_adapted))()
-    assert launched == {**({**KERNELS, **ADAPTERS} if is_adapted else OF_ONE_ROW), "_decode": 1, "_combine": 1}
+        make_runner(False, family)._graph_run(GraphKey(StepSize(1), SamplingKind.GREEDY, is_adapted))()
+    assert launched == {**kernels, "_decode": 1, "_combine": 1}
 
 
 @pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
