@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ...driver.driver import Driver
 from ...protocol.config import PipelineConfig
 from ...protocol.errors import ConfigError, PipelineClosed, TriptychError
+from ...protocol.model_card import ModelCard
 from ..gateway.config import GatewayConfig
 from ..gateway.serving.processes import gateways, listening_for
 from ..gateway.serving.tls import check_certificate
@@ -86,7 +87,9 @@ def _start(driver: Driver, console: Console, url: str | None) -> None:
     startup = start(driver, console, say=logger.info)
     for line in startup.account(driver.pids):
         logger.info("%s", line)
-    logger.info("model %s", model_line(driver.info()["model"]))
+    # Not asked of prepare, which may be on its way back, or was stopped along with this process.
+    if (card := ModelCard.read(driver.run_dir)) is not None:
+        logger.info("model %s", model_line(card.to_wire()))
     if url is not None:
         logger.info("http: %s", url)
     logger.info("ready: triptych generate --connect %s", driver.run_dir)

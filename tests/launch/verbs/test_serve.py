@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +15,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.pipeline.conftest import hash_driver
 from tests.protocol.factories import TIMES, make_record
+from triptych.driver.session import Session
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.serving.address import listen, url_of
 from triptych.launch.terminal import startup
 from triptych.launch.verbs import serve as serve_module
 from triptych.launch.verbs.serve import Task, serve
 from triptych.protocol.config import PipelineConfig
-from triptych.protocol.errors import ConfigError
+from triptych.protocol.errors import ConfigError, RequestTimeout
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestWriter
 
@@ -108,6 +112,22 @@ def test_server_goes_on_while_a_worker_has_not_published_statistics_yet(monkeypa
     monkeypatch.setattr(serve_module, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     with pytest.raises(KeyboardInterrupt):
         serve_module._report_for_ever(driver)
+
+
+def test_start_is_over_although_prepare_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    silence: Future[Any] = Future()
+    silence.set_exception(RequestTimeout("no answer"))
+    monkeypatch.setattr(Session, "ask", lambda *_: silence)
+    caplog.set_level(logging.INFO)
+    driver = hash_driver()
+    try:
+        serve_module._start(driver.start(wait=False), Console(quiet=True), None)
+    finally:
+        driver.stop(mode="abort")
+    assert "model hash-lm" in caplog.text
+    assert "ready: " in caplog.text
 
 
 def test_empty_folder_of_adapters_is_not_the_current_one() -> None:
