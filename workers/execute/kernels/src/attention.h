@@ -1,8 +1,9 @@
 // Paged attention: some query rows of one sequence, for some of its kv heads, against all keys up to their positions.
 //
-// Keys are processed in blocks of 64 at fixed positions, with a running maximum and sum for each row (Milakov and
-// Gimelshein 2018, "Online normalizer calculation for softmax"). A block that is masked entirely for a row leaves every
-// bit of it unchanged, so a row's result depends neither on the other rows nor on how its prompt was cut into chunks.
+// Keys are processed in blocks of 64 at fixed positions, with a running sum for each row and a maximum that may be
+// somewhat below the greatest score so far (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
+// A block that is masked entirely for a row leaves every bit of it unchanged, so a row's result depends neither on the
+// other rows nor on how its prompt was cut into chunks.
 //
 // With few rows attention is bound by memory bandwidth, and memory is fastest for long contiguous reads: the heads of a
 // block of keys are adjacent in a page, and all of them are read before the next block.
@@ -100,6 +101,9 @@ class Attention {
  private:
   using Tiles = AttentionTiles<Cache>;
   static constexpr float kNoMaximum = -1e30f, kMasked = -2e30f;
+  // A maximum follows the scores only once they exceed it by this, so weights are up to 256. Most blocks raise none, and
+  // their powers of two need not wait for the greatest of their scores.
+  static constexpr float kSlack = 8.0f;
   static constexpr int kRowsAhead = 4;
 
   KeyTiles find_tiles(const int32_t* table, int kv_head, int first_key, int last_key) const {
@@ -194,22 +198,20 @@ class Attention {
   void weigh_scores(Floats* scores, const int* positions, int begin, int first_key) {
     for (int i = 0; cap_ != 0.0f && i < kRows * kKeyTiles; ++i) scores[i] = capped(scores[i], cap_);
     for (int r = 0; r < kRows; ++r) mask(scores + r * kKeyTiles, positions[r], first_key);
-    Floats tops[kRows];
+    float* const maxima = scratch_.maxima + begin;
+    Floats tops[kRows], above = broadcast(kMasked);
     unrolled<kRows>([&](auto r) {
       const Floats* s = scores + r * kKeyTiles;
       tops[r] = max(max(s[0], s[1]), max(s[2], s[3]));
+      above = max(tops[r] - broadcast(maxima[r]), above);  // in this order, a NaN does not hide other rows
     });
-    const Floats old = load_first<kRows>(scratch_.maxima + begin), highest = max(greatest_of_each(tops), old);
-    store_first<kRows>(scratch_.maxima + begin, highest);
-    alignas(64) float maxima[kLanes], factors[kLanes], roundings[kLanes];
-    store(maxima, highest);
-    store(factors, exp2(old - highest));
+    if (greatest(above) > kSlack) raise_maxima<kRows>(tops, begin);
+    alignas(64) float roundings[kLanes];
     if (pages_.has_eight_bits) {
       unrolled<kRows>([&](auto r) { tops[r] = bytes_.top(scores + r * kKeyTiles); });
-      bytes_.template begin_weights<kRows>(begin, greatest_of_each(tops) - highest, roundings);
+      bytes_.template begin_weights<kRows>(begin, greatest_of_each(tops) - load_first<kRows>(maxima), roundings);
     }
     for (int r = 0; r < kRows; ++r) {
-      if (factors[r] != 1.0f) rescale(begin + r, factors[r]);
       const Floats maximum = broadcast(maxima[r]);
       Floats weights[kKeyTiles], sums = scratch_.sums[begin + r];
       unrolled<kKeyTiles>([&](auto i) {
@@ -237,8 +239,20 @@ class Attention {
     }
   }
 
-  void rescale(int row, float by) {
-    const Floats factor = broadcast(by);
+  // The maxima become those of the tops where these are far above, and what was found with the old ones is rescaled.
+  template <int kRows>
+  void raise_maxima(const Floats (&tops)[kRows], int begin) {
+    float highest[kLanes];
+    store(highest, greatest_of_each(tops));
+    for (int r = 0; r < kRows; ++r) {
+      float& maximum = scratch_.maxima[begin + r];
+      if (!(highest[r] - maximum > kSlack)) continue;
+      rescale(begin + r, exp2(broadcast(maximum - highest[r])));
+      maximum = highest[r];
+    }
+  }
+
+  void rescale(int row, Floats factor) {
     scratch_.sums[row] = scratch_.sums[row] * factor;
     Floats* outputs = output(row);
     for (int v = 0; v < num_vectors_; ++v) outputs[v] = outputs[v] * factor;

@@ -45,7 +45,7 @@ INLINED Floats exp(Floats x) {
 #endif
 }
 
-// 2^x for x <= 0 with a relative error of 2e-7; 1 for 0, exactly 0 below -150, NaN for NaN.
+// 2^x for x < 128 with a relative error of 2e-7; 1 for 0, exactly 0 below -150, NaN for NaN.
 INLINED Floats exp2(Floats x) {
 #if defined(__AVX512F__)
   const __m512 exponents = (__m512)x.part[0];
