@@ -9,6 +9,8 @@
 // block of keys are adjacent in a page, and all of them are read before the next block.
 #pragma once
 
+#include <utility>
+
 #include "activations.h"
 #include "attention_tiles.h"
 #include "byte_attention.h"
@@ -23,6 +25,7 @@ constexpr float kLog2E = 1.44269504f;  // scores are base-2 logarithms
 // What a thread needs for one item; [rows] is rows_per_item.
 template <class Cache>
 struct AttentionScratch {
+  QueryRow* rows;                    // [rows]
   Floats* outputs;                   // [rows][value_dim / 16], not yet divided by the sums
   typename Cache::Element* weights;  // [rows][64]
   Floats* sums;                      // [rows], sums of the weights, by lane
@@ -45,19 +48,20 @@ class Attention {
         num_vectors_(pages.value_dim / kLanes) {}
 
   // Attention for consecutive tokens, the first of them at `position`. Queries must be scaled so that scores are base-2
-  // logarithms. The result is in scratch.outputs, one row for each query row. Calls expect(row) for each of them before
-  // keys are read, which is the time to prefetch where its result will go.
+  // logarithms. The result is in scratch.outputs, one row for each of scratch.rows. Calls expect(row) for each of them
+  // before keys are read, which is the time to prefetch where its result will go.
   template <class Expect>
   void run(const Queries<Element>& queries, int position, const int32_t* table, int first_kv_head, int num_kv_heads,
            const Expect& expect) {
     queries_ = queries;
     first_position_ = position;
     const int rows_per_group = queries.rows_per_group(), num_rows = num_kv_heads * rows_per_group;
+    list_rows(num_kv_heads);
     const int last = position + queries.num_tokens - 1;
     const int first = window_ ? std::max(0, position - window_ + 1) : 0;
     for (int r = 0; r < num_rows; ++r) {
-      expect(r);
-      prefetch_query(r + kRowsAhead);
+      expect(scratch_.rows[r]);
+      prefetch_query(std::min(r + kRowsAhead, num_rows - 1));
       scratch_.maxima[r] = kNoMaximum;
       scratch_.sums[r] = broadcast(0.0f);
       std::fill_n(output(r), num_vectors_, broadcast(0.0f));
@@ -80,13 +84,14 @@ class Attention {
           has_next_ = false;
           bytes_.read_scales(tiles_, num_keys);
         }
-        for (int tile = 0; tile < num_tiles; ++tile) {
-          const int row = rows_per_group * tile / num_tiles, end = rows_per_group * (tile + 1) / num_tiles;
+        for (int tile = 0, end = 0; tile < num_tiles; ++tile) {
+          const int row = std::exchange(end, rows_per_group * (tile + 1) / num_tiles);
+          const int begin = group * rows_per_group + row, count = end - row;
           // Of the keys of the block, the tile's last row sees the most.
-          const int num_visible = std::min(num_keys, position + queries.token(end - 1) + 1 - key);
+          const int num_visible = std::min(num_keys, position + scratch_.rows[begin + count - 1].token + 1 - key);
           if (num_visible <= 0) continue;
-          weigh(group, row, end - row, key);
-          gather(group * rows_per_group + row, end - row, num_visible);
+          weigh(begin, count, key);
+          gather(begin, count, num_visible);
           has_next_ = false;  // already prefetched by the first tile of rows
           ahead_.tile = Ahead::kAll;  // likewise, as far as it matters
         }
@@ -136,53 +141,46 @@ class Attention {
   // A key visible to every row, with this score and no value (Xiao et al. 2023, "Efficient streaming language models
   // with attention sinks"; learned ones as in gpt-oss).
   void begin_with_sink(int row) {
-    const int per_group = queries_.rows_per_group();
     constexpr float kOne[kLanes] = {1.0f};
-    scratch_.maxima[row] = kLog2E * queries_.sinks[queries_.head(row / per_group, row % per_group)];
+    scratch_.maxima[row] = kLog2E * queries_.sinks[scratch_.rows[row].head];
     scratch_.sums[row] = load<Floats>(kOne);
   }
 
-  // `row` counts the groups one after the other.
-  const Element* query(int row) const {
-    const int per_group = queries_.rows_per_group();
-    const int token = queries_.token(row % per_group), head = queries_.head(row / per_group, row % per_group);
-    return reinterpret_cast<const Element*>(queries_.row(token, head));
+  // One group after the other, in each of them token by token.
+  void list_rows(int num_groups) const {
+    QueryRow* row = scratch_.rows;
+    for (int group = 0; group < num_groups; ++group)
+      for (int token = 0; token < queries_.num_tokens; ++token)
+        for (int i = 0, head = group * queries_.group_size; i < queries_.group_size; ++i, ++head)
+          *row++ = {queries_.row(token, head), token, head};
   }
-  void round_query(int row) { bytes_.round_query(row, query(row)); }
-  // Tokens are too far apart for the hardware's prefetcher. Behind the last row, any address will do.
+  void round_query(int row) const {
+    bytes_.round_query(row, reinterpret_cast<const Element*>(scratch_.rows[row].channels));
+  }
+  // Tokens are too far apart for the hardware's prefetcher.
   void prefetch_query(int row) const {
-    const char* const from = reinterpret_cast<const char*>(query(row));
+    const char* const from = reinterpret_cast<const char*>(scratch_.rows[row].channels);
     for (size_t at = 0; at < pages_.head_dim * sizeof(Element); at += 64) __builtin_prefetch(from + at);
   }
 
-  // Turns scores of a group's rows against the block of keys into weights, and rescales outputs to the new maxima.
-  void weigh(int group, int first_row, int count, int first_key) {
-    const uint32_t* rows[kTileRows];
-    int positions[kTileRows];
-    float slopes[kTileRows];
-    int token = queries_.token(first_row), head = queries_.head(group, first_row);
-    for (int r = 0; r < count; ++r) {
-      rows[r] = queries_.row(token, head);
-      positions[r] = first_position_ + token;
-      if (queries_.slopes) slopes[r] = kLog2E * queries_.slopes[head];
-      if (++head == (group + 1) * queries_.group_size) head = group * queries_.group_size, ++token;
-    }
+  // Turns scores of rows from `begin` on against the block of keys into weights, and rescales outputs to new maxima.
+  void weigh(int begin, int count, int first_key) {
+    const QueryRow* const rows = scratch_.rows + begin;
     Floats scores[kTileRows * kKeyTiles];
-    const int begin = group * queries_.rows_per_group() + first_row;
     if (pages_.has_eight_bits) {
       bytes_.score(begin, count, tiles_, scores, ahead_);
     } else {
+      const uint32_t* channels[kTileRows];
+      for (int r = 0; r < count; ++r) channels[r] = rows[r].channels;
       for (int tile = 0; tile < kKeyTiles; tile += kTileVectors) {
         const Separate next = keys_of(has_next_ ? next_ : tiles_, tile);
-        Tiles::score(count, scores + tile, rows, pages_.head_dim / Cache::kGroup, keys_of(tiles_, tile),
+        Tiles::score(count, scores + tile, channels, pages_.head_dim / Cache::kGroup, keys_of(tiles_, tile),
                      has_next_ ? &next : nullptr);
       }
     }
     for (int r = 0; queries_.slopes && r < count; ++r)
-      lean(scores + r * kKeyTiles, slopes[r], first_key - positions[r]);
-    with_rows(count, [&](auto rows_of_tile) {
-      weigh_scores<decltype(rows_of_tile)::value>(scores, positions, begin, first_key);
-    });
+      lean(scores + r * kKeyTiles, kLog2E * queries_.slopes[rows[r].head], first_key - position_of(rows[r]));
+    with_rows(count, [&](auto known) { weigh_scores<decltype(known)::value>(scores, begin, first_key); });
   }
 
   // Scores fall with the distance of the keys (Press et al. 2022, "Train short, test long"). The first one of the block
@@ -193,11 +191,12 @@ class Attention {
       scores[i] = fma(first + broadcast(float(i * kLanes)), broadcast(slope), scores[i]);
   }
 
-  // `begin` is the first row's index in the scratch.
+  int position_of(const QueryRow& row) const { return first_position_ + row.token; }
+
   template <int kRows>
-  void weigh_scores(Floats* scores, const int* positions, int begin, int first_key) {
+  void weigh_scores(Floats* scores, int begin, int first_key) {
     for (int i = 0; cap_ != 0.0f && i < kRows * kKeyTiles; ++i) scores[i] = capped(scores[i], cap_);
-    for (int r = 0; r < kRows; ++r) mask(scores + r * kKeyTiles, positions[r], first_key);
+    for (int r = 0; r < kRows; ++r) mask(scores + r * kKeyTiles, position_of(scratch_.rows[begin + r]), first_key);
     float* const maxima = scratch_.maxima + begin;
     Floats tops[kRows], above = broadcast(kMasked);
     unrolled<kRows>([&](auto r) {

@@ -102,6 +102,7 @@ struct ThreadBuffers {
   Buffer<float> hadamard;   // a row, after its transform
   Buffer<Element> head;     // [head_dim]
   // For attention.
+  Buffer<QueryRow> query_rows;
   Buffer<Floats> outputs;
   Buffer<Element> weights;
   Buffer<Floats> sums;
@@ -113,7 +114,7 @@ struct ThreadBuffers {
   Buffer<Floats> scales;
 
   AttentionScratch<typename Format::Cache> attention() const {
-    return {outputs.get(), weights.get(), sums.get(), maxima.get(),
+    return {query_rows.get(), outputs.get(), weights.get(), sums.get(), maxima.get(),
             {byte_queries.get(), worths.get(), byte_weights.get(), units.get(), scales.get()}};
   }
 };
@@ -187,6 +188,7 @@ struct Buffers {
       own.rows.reserve(std::max(ThreadBuffers<Format>::kOwnRows * hidden, queries_rank));
       if (kIsQuantised) own.hadamard.reserve(std::max(widest, model.latent.rank));
       own.head.reserve(2 * model.head_dim);
+      own.query_rows.reserve(rows);
       own.outputs.reserve(size_t(rows) * model.head_dim / kLanes);
       own.weights.reserve(size_t(rows) * kKeyBlock);
       own.sums.reserve(rows);

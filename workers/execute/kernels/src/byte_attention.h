@@ -144,9 +144,8 @@ class ByteAttention {
   }
   INLINED void write_weights(int row, const Floats* weights, float factor) const {
     uint8_t* const to = scratch_.weights + row * kKeyBlock;
-    unrolled<kKeyTiles>([&](auto i) {
-      store_bytes<0>(to + i * kLanes, weights[i] * value_scales()[i], broadcast(factor));
-    });
+    const Floats* const scales = value_scales();
+    unrolled<kKeyTiles>([&](auto i) { store_bytes<0>(to + i * kLanes, weights[i] * scales[i], broadcast(factor)); });
   }
 
   // outputs [count][value_dim / 16] += the rounded weights of rows from `first` on * the values of the first

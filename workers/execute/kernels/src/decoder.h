@@ -314,28 +314,27 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
                                                      size_t(model_.num_heads) * size, block.count, block.group_size,
                                                      size, layer.sinks ? layer.sinks + block.first_head : nullptr,
                                                      model_.slopes ? model_.slopes + block.first_head : nullptr};
-      const int per_group = queries.rows_per_group();
-      const auto attended_of = [&](int group, int r) {
-        const int token = block.first_token + queries.token(r), head = block.first_head + queries.head(group, r);
-        return buffers_.attended.get() + token * heads_width() + size_t(head) * size;
+      const auto attended_of = [&](const QueryRow& row) {
+        const size_t token = block.first_token + row.token, head = block.first_head + row.head;
+        return buffers_.attended.get() + token * heads_width() + head * size;
       };
       attention.run(queries, step_->positions[block.first_token],
                     step_->block_tables + size_t(block.sequence) * step_->table_width, block.first_kv_head,
-                    block.num_kv_heads, [&](int row) {
-                      if (!layer.latent.key_ups) prefetch_row(attended_of(row / per_group, row % per_group), size);
+                    block.num_kv_heads, [&](const QueryRow& row) {
+                      if (!layer.latent.key_ups) prefetch_row(attended_of(row), size);
                     });
       float* from = reinterpret_cast<float*>(scratch.outputs);
-      for (int group = 0; group < block.num_kv_heads; ++group)
-        for (int r = 0; r < per_group; ++r, from += value_size) {
-          const int token = block.first_token + queries.token(r), head = block.first_head + queries.head(group, r);
-          if (layer.latent.key_ups) {
-            LatentHeads<Format>(model_, layer, buffers_).keep(token, head, from, this->scratch(me));
-            continue;
-          }
-          if (model_.gates_outputs)
-            gate_head(from, size, buffers_.qkv.get() + token * width_of(layer.qkv) + head * query_stride() + size);
-          store_all(attended_of(group, r), from, size);
+      const QueryRow* const end = scratch.rows + block.num_kv_heads * queries.rows_per_group();
+      for (const QueryRow* row = scratch.rows; row < end; ++row, from += value_size) {
+        const int token = block.first_token + row->token, head = block.first_head + row->head;
+        if (layer.latent.key_ups) {
+          LatentHeads<Format>(model_, layer, buffers_).keep(token, head, from, this->scratch(me));
+          continue;
         }
+        if (model_.gates_outputs)
+          gate_head(from, size, buffers_.qkv.get() + token * width_of(layer.qkv) + head * query_stride() + size);
+        store_all(attended_of(*row), from, size);
+      }
     });
   }
 

@@ -84,11 +84,15 @@ struct Queries {
   const float* sinks;   // of these heads, see Layer; or null
   const float* slopes;  // likewise, see Model
   int rows_per_group() const { return num_tokens * group_size; }
-  int token(int row) const { return row / group_size; }  // for a row of a group
-  int head(int group, int row) const { return group * group_size + row % group_size; }
   const uint32_t* row(int token, int head) const {
     return reinterpret_cast<const uint32_t*>(start + token * stride + size_t(head) * head_dim);
   }
+};
+
+// One of these rows.
+struct QueryRow {
+  const uint32_t* channels;
+  int32_t token, head;  // counted from the first ones of the queries
 };
 
 }  // namespace triptych
