@@ -26,6 +26,15 @@ _SELF_INFLICTED = {
     signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS,
     signal.SIGINT,
 }  # fmt: skip
+CROWDED = "may open no file for another client: raise the limit (ulimit -Hn)"
+NO_THREADS = "can start no thread: raise the limit of processes (ulimit -u), or pids.max of the control group"
+# Of this package, of Python, of the C library and what uses it, and of OpenBLAS.
+_NO_THREAD = (
+    "no thread can be started",
+    "can't start new thread",
+    os.strerror(errno.EAGAIN),
+    "OpenBLAS blas_thread_init",
+)
 
 
 class Death(NamedTuple):
@@ -112,12 +121,23 @@ def is_internal(code: int, *, was_hung: bool, out_of_memory: bool) -> bool:
     return -code in _SELF_INFLICTED or out_of_memory
 
 
-def ran_out_of_files(code: int, log: str) -> bool:
-    """Whether ZeroMQ ended the process, as libzmq 4.3.5 does where it may open no file for one more connection.
+def what_was_lacking(code: int, log: str, *, was_ready: bool) -> str:
+    """What the process lacked because others have it: no request is to blame, and the next process may find it. Empty
+    if it was nothing of the kind.
 
-    It is the number of clients that is too large, and no request is to blame. ``log``: its last lines.
+    ``log``: its last lines. ``was_ready``: whether the pipeline ever was; a limit that keeps it from that is too low.
     """
-    return code == -signal.SIGABRT and last_words(log).startswith(os.strerror(errno.EMFILE))
+    said = last_words(log)
+    # ZeroMQ ends the process, as libzmq 4.3.5 does where it may open no file for one more connection.
+    if code == -signal.SIGABRT and said.startswith(os.strerror(errno.EMFILE)):
+        return CROWDED
+    has_no_thread = code in (1, -signal.SIGABRT, -signal.SIGINT) and any(sign in said for sign in _NO_THREAD)
+    return NO_THREADS if was_ready and has_no_thread else ""
+
+
+def is_lack(error: OSError) -> bool:
+    """Whether a process could not be started because others have what it needs."""
+    return error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def last_words(log: str) -> str:

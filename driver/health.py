@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.board import DRAIN, ROLES, RUN
+from .deaths import CROWDED
 from .parts import Parts
-from .worker import CROWDED, WorkerHealth
+from .worker import WorkerHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def take_health(parts: Parts) -> Health:
     elif problem := parts.sockets.problem:
         status, reason = "degraded", problem
     elif crowded := supervisor.crowded:
-        status, reason = "degraded", f"{' and '.join(crowded)} {CROWDED}: raise the limit (ulimit -Hn)"
+        status, reason = "degraded", f"{' and '.join(crowded)} {CROWDED}"
     return Health(status, reason, workers)
 
 

@@ -23,7 +23,7 @@ from ..protocol.errors import JournalError, PipelineClosed, TriptychError, Worke
 from ..protocol.starvation import OwnTime
 from ..protocol.system_calls import pidfd_open
 from ..protocol.threads import start_thread
-from .deaths import Death, OomWatch, exit_code, is_internal, ran_out_of_files
+from .deaths import Death, OomWatch, exit_code, is_internal, is_lack, what_was_lacking
 from .flag import Flag
 from .fork_servers import FORK_S, ForkServers
 from .processes import ForkedProcess, Process, last_log_lines, open_cwd, start_process, why_not_started
@@ -230,15 +230,11 @@ class Supervisor:
         try:
             self._spawn(worker)
         except OSError as error:  # out of processes or descriptors, for the moment
-            if worker.process is not None:
-                worker.process.kill()
-                worker.process.wait()
-                worker.process = None
-            if worker.pidfd >= 0:
-                os.close(worker.pidfd)
-                worker.pidfd = -1
-            text = f"worker {worker.role} could not be started: {why_not_started(error, self._run_dir)}"
-            self._plan_restart(worker, TriptychError(text), internal=True)
+            worker.drop_process()
+            text = f"could not be started: {why_not_started(error, self._run_dir)}"
+            if is_lacking := self._was_ready and is_lack(error):
+                worker.note_shortage(text, time.monotonic(), window_s=self._config.restart_window_s)
+            self._plan_restart(worker, TriptychError(f"worker {worker.role} {text}"), internal=not is_lacking)
 
     def _spawn(self, worker: Worker) -> None:
         if worker.role == "execute":
@@ -283,9 +279,9 @@ class Supervisor:
         self._exit_codes[worker.role], out_of_memory = code, self._oom.has_killed(code)
         if self._is_wanted(worker):
             internal = is_internal(code, was_hung=worker.hung, out_of_memory=out_of_memory)
-            if ran_out_of_files(code, log):
+            if lack := what_was_lacking(code, log, was_ready=self._was_ready):
                 internal = False
-                worker.note_crowd(time.monotonic(), window_s=self._config.restart_window_s)
+                worker.note_shortage(lack, time.monotonic(), window_s=self._config.restart_window_s)
             elif internal and self._was_ready:  # a failed start is reported by its error
                 logger.error("the last lines of %s were:\n%s", worker.role, log)  # the next process overwrites them
             num_explained = self._on_death(Death(worker.role, code, internal, out_of_memory))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,15 +14,14 @@ from ..protocol.errors import TriptychError, WorkerDied
 from ..protocol.lifeline import ask_for_stacks
 from ..protocol.proc_stat import is_stopped
 from ..protocol.starvation import Starvation
-from .deaths import last_words
+from .deaths import CROWDED, last_words
 from .processes import Process
 from .upgrade import explain
 
 logger = logging.getLogger(__name__)
 
-CROWDED_S = 1.0  # until a worker with too many clients is started again: they would end it at once
+SHORTAGE_S = 1.0  # until a worker is started again that lacked what others have: it would lack it at once again
 CROWD_LASTS_S = 10.0  # since it last died of them; it is ready for moments in between
-CROWDED = "may open no file for another client"
 MAX_EXPLAINED = 8  # times max_restarts: limit for all deaths, including those explained by an identified request
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
 _MAX_SUMMARY = 300  # characters
@@ -44,6 +44,7 @@ class Worker:
     seen_ready_of: float = 0.0  # ``started_at`` of the process that was last seen ready
     excused_until: float = 0.0  # see ``excuse``
     crowded_at: float = -math.inf  # when it last died of too many clients
+    short_at: float = -math.inf  # when it last died of these, or of anything else that others have
     is_news: bool = True  # this death is to be in the log
     starvation: Starvation = field(default_factory=Starvation)
     deaths: deque[float] = field(default_factory=deque)  # internal, unexplained, within the restart window
@@ -88,6 +89,16 @@ class Worker:
             ask_for_stacks(self.process)
         self.kill()
 
+    def drop_process(self) -> None:
+        """End a process that could not be watched."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
     def stopped_s(self, now: float) -> float:
         """For how long it has been seen suspended, as by SIGSTOP or a debugger; 0 if it is not."""
         if (pid := self.pid) is None or not is_stopped(pid):
@@ -105,16 +116,15 @@ class Worker:
         """
         self.excused_until = max(self.excused_until, until)
 
-    def note_crowd(self, now: float, *, window_s: float) -> None:
-        """It died of too many clients, and will again and again until some have left: the log says so once, unless it
-        was well for ``window_s``.
+    def note_shortage(self, what: str, now: float, *, window_s: float) -> None:
+        """It died of ``what`` it lacked, and will again and again until others have less: the log says so once, unless
+        it was well for ``window_s``.
         """
-        self.is_news, self.crowded_at = now - self.crowded_at > window_s, now
-        self.start_at, self.last_death = now + CROWDED_S, CROWDED
+        self.is_news, self.short_at = now - self.short_at > window_s, now
+        self.crowded_at = now if what == CROWDED else self.crowded_at
+        self.start_at, self.last_death = now + SHORTAGE_S, what
         if self.is_news:
-            logger.error(
-                "%s %s: raise the limit (ulimit -Hn); it is started again every %g s", self.role, CROWDED, CROWDED_S
-            )
+            logger.error("%s %s; it is started again every %g s", self.role, what, SHORTAGE_S)
 
     def is_crowded(self, now: float) -> bool:
         """Whether it dies of too many clients, or did until a moment ago."""

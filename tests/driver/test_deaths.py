@@ -121,7 +121,25 @@ def test_kernel_without_counters_reports_nothing(place: Place) -> None:
     ],
 )
 def test_lack_of_descriptors_is_told_from_other_aborts(code: int, log: str, expected: bool) -> None:
-    assert deaths.ran_out_of_files(code, log) == expected
+    assert (deaths.what_was_lacking(code, log, was_ready=False) == deaths.CROWDED) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "expected"),
+    [
+        (1, "ready\ntriptych.protocol.errors.ConfigError: no thread can be started: raise the limit", True),
+        (1, "RuntimeError: can't start new thread", True),
+        (1, "BlockingIOError: [Errno 11] Resource temporarily unavailable", True),
+        (-6, "Resource temporarily unavailable (src/thread.cpp:241)\nFatal Python error: Aborted\n\nThread 0x1", True),
+        (-2, "OpenBLAS blas_thread_init: RLIMIT_NPROC 18 current, 18 max", True),
+        (-6, "free(): invalid pointer", False),
+        (-11, "no thread can be started\nFatal Python error: Segmentation fault", False),
+        (1, "", False),
+    ],
+)
+def test_lack_of_threads_is_told_from_other_failures(code: int, log: str, expected: bool) -> None:
+    assert (deaths.what_was_lacking(code, log, was_ready=True) == deaths.NO_THREADS) == expected
+    assert not deaths.what_was_lacking(code, log, was_ready=False)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,29 @@ def test_worker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
     )
     assert "JSONDecodeError" in error.stderr
     assert stream.done
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM], ids=errno.errorcode.get)
+def test_lack_of_processes_or_files_after_the_start_is_waited_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Others may have them all: they belong to the user, the control group or the host program."""
+    monkeypatch.setattr(worker, "SHORTAGE_S", 0.01)
+    start, num_failures = Supervisor._start_process, itertools.count()
+
+    def start_or_fail(supervisor: Supervisor, role: str, **options: Any) -> Any:
+        if supervisor._was_ready and next(num_failures) < 10:
+            raise OSError(number, os.strerror(number))
+        return start(supervisor, role, **options)
+
+    monkeypatch.setattr(Supervisor, "_start_process", start_or_fail)
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=2, hash_step_ms=5) as driver:
+        stream = driver.submit([5], max_tokens=200)
+        stream.accepted(20)
+        driver.restart("execute")
+        assert stream.result(20).token_ids == expected_tokens([5], 200, VOCAB_SIZE)
+        assert os.strerror(number) in driver.health().workers["execute"].last_death
+        assert next(num_failures) > 10
 
 
 def test_driver_that_gave_up_gives_the_reason_and_does_not_spin(

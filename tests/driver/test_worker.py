@@ -11,6 +11,7 @@ import pytest
 
 from tests.waiting import eventually
 from triptych.driver import worker as worker_module
+from triptych.driver.deaths import CROWDED
 from triptych.driver.processes import Process
 from triptych.driver.worker import CROWD_LASTS_S, MAX_BACK_OFF_S, Worker
 from triptych.protocol import starvation
@@ -90,11 +91,11 @@ def test_health_names_what_a_crashed_process_said_and_not_the_end_of_its_stacks(
 def test_worker_with_too_many_clients_is_crowded_until_it_has_been_well_for_a_while() -> None:
     worker = Worker("prepare")
     assert not worker.is_crowded(5.0)
-    worker.note_crowd(5.0, window_s=60.0)
+    worker.note_shortage(CROWDED, 5.0, window_s=60.0)
     assert worker.is_crowded(5.0 + CROWD_LASTS_S / 2)
     assert not worker.is_crowded(5.0 + CROWD_LASTS_S)
     health = worker.health(phase="ready", ok=True, since_progress_s=0.0, epoch=2)
-    assert (health.last_death, health.recent_deaths) == ("may open no file for another client", 0)
+    assert (health.last_death, health.recent_deaths) == (CROWDED, 0)
 
 
 def test_end_of_a_restart_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
