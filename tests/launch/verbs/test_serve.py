@@ -120,7 +120,7 @@ def test_start_is_over_although_prepare_does_not_answer(
     silence: Future[Any] = Future()
     silence.set_exception(RequestTimeout("no answer"))
     monkeypatch.setattr(Session, "ask", lambda *_: silence)
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, serve_module.logger.name)
     driver = hash_driver()
     try:
         serve_module._start(driver.start(wait=False), Console(quiet=True), None)
