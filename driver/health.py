@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.board import DRAIN, ROLES, RUN
-from .deaths import CROWDED
+from ..protocol.errors import TriptychError, WorkerDied
+from .deaths import CROWDED, last_words
 from .parts import Parts
 from .worker import WorkerHealth
+
+MAX_REASON = 400  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ def take_health(parts: Parts) -> Health:
     status, reason = "ok", ""
     not_ok = [role for role, worker in workers.items() if not worker.ok]
     if supervisor.error is not None:
-        status, reason = "failed", supervisor.error.message.partition(";")[0]
+        status, reason = "failed", _why_failed(supervisor.error)
     elif board.mode == DRAIN:
         status, reason = "draining", "the pipeline is stopping"
     elif board.mode != RUN:
@@ -52,6 +55,13 @@ def take_health(parts: Parts) -> Health:
     elif crowded := supervisor.crowded:
         status, reason = "degraded", f"{' and '.join(crowded)} {CROWDED}"
     return Health(status, reason, workers)
+
+
+def _why_failed(error: TriptychError) -> str:
+    """In one line, with what a worker wrote last, such as the error that ended it."""
+    reason = error.message.partition(";")[0]
+    written = last_words(error.stderr) if isinstance(error, WorkerDied) else ""
+    return f"{reason}: {written}"[:MAX_REASON] if written else reason
 
 
 def _explain(role: str, worker: WorkerHealth) -> str:

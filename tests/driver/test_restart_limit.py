@@ -39,7 +39,10 @@ def test_worker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
         driver.restart("summarize")
         error = soon(lambda: error_of(driver))
         restarts = driver._started.supervisor.num_restarts if driver._started else {}
-        assert "JSONDecodeError" in driver.health().workers["summarize"].last_death
+        health = driver.health()
+    assert "JSONDecodeError" in health.workers["summarize"].last_death
+    assert health.reason.startswith("worker summarize ended with exit code 1: ")
+    assert "JSONDecodeError" in health.reason
     assert (error.role, error.exit_code, restarts["summarize"]) == ("summarize", 1, 4), (
         "one replacement requested, three failed"
     )
