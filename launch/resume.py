@@ -86,7 +86,9 @@ def read_output(path: Path) -> bytes:
         ConfigError: the file cannot be read.
     """
     try:
-        return path.read_bytes() if path.exists() else b""
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="output") from error
 

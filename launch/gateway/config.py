@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hmac
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...protocol.config import ModelConfig
 from ...protocol.errors import ConfigError
+from ...protocol.home import mode_of
 from ...protocol.service_config import MAX_LEASE_S, MIN_LEASE_S
 from ...protocol.settings import between, one_of, option
 from ..terminal.not_utf8 import why_file_not_utf8
@@ -186,8 +188,9 @@ def _read_keys(path: Path) -> list[str]:
 
 def _why_no_folder(path: Path) -> str | None:
     try:
-        if path.is_dir():
-            return None
-        return "is not a directory" if path.exists() else "does not exist"
+        mode = mode_of(path)
     except OSError as error:  # as in a folder that is somebody else's
         return f"cannot be read: {error.strerror}"
+    if mode is None:
+        return "does not exist"
+    return None if stat.S_ISDIR(mode) else "is not a directory"

@@ -1,7 +1,8 @@
-"""``~`` in paths."""
+"""``~`` in paths, and what is told about what is there."""
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from triptych.driver.client import Client
 from triptych.driver.driver import Driver
 from triptych.protocol.errors import ConfigError
-from triptych.protocol.home import from_home
+from triptych.protocol.home import from_home, mode_of
 from triptych.protocol.lora import parse_modules
 
 
@@ -26,3 +27,12 @@ def test_unknown_user_is_refused() -> None:
         Client("~nobody-at-all/a")
     with pytest.raises(ConfigError, match="lora_modules is"):
         parse_modules(("a=~nobody-at-all/a",))
+
+
+def test_what_cannot_be_looked_at_is_told_from_what_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert [mode_of(tmp_path / "none"), mode_of(file / "none")] == [None, None]
+    assert [stat.S_ISDIR(mode_of(path) or 0) for path in (tmp_path, file)] == [True, False]
+    with pytest.raises(OSError, match="name too long"):
+        mode_of(tmp_path / ("x" * 300))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from .....protocol.config import DEMO_CHECKPOINT, DEMO_MODEL
 from .....protocol.errors import ConfigError, InvalidRequest
-from .....protocol.home import from_home
+from .....protocol.home import from_home, mode_of
 from .....protocol.sampling import SamplingParams
 from .gguf.cache import SUFFIX, find_unpacked, is_gguf
 from .hub import fetch, first_line
@@ -72,9 +73,9 @@ def _is_model_folder(path: Path) -> bool:
             cannot be read.
     """
     try:
-        if (path / "config.json").is_file():
+        if stat.S_ISREG(mode_of(path / "config.json") or 0):
             return True
-        if not path.is_dir():
+        if not stat.S_ISDIR(mode_of(path) or 0):
             return False
     except OSError as error:  # as of a folder that is somebody else's
         raise ConfigError(f"model {path} cannot be read: {error.strerror}", param="model") from error

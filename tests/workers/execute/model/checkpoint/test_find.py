@@ -32,3 +32,8 @@ def test_error_about_a_folder_names_the_model_in_it(tmp_path: Path, file: str, h
 def test_error_about_an_address_says_how_models_of_the_hub_are_named() -> None:
     with pytest.raises(ConfigError, match="directory https://hub/a/b does not exist; an id on the hub has the form"):
         find_checkpoint("https://hub/a/b")
+
+
+def test_error_about_a_folder_that_cannot_be_looked_at_says_why() -> None:
+    with pytest.raises(ConfigError, match=r"model x+ cannot be read: File name too long"):
+        find_checkpoint("x" * 300)
