@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import logging
 import os
 import signal
 import sys
@@ -107,6 +108,16 @@ def shared_servers(pytestconfig: pytest.Config) -> Iterator[None]:
 
     with forking.shared_servers():
         yield
+
+
+@pytest.fixture(autouse=True)
+def package_log() -> Iterator[None]:
+    """A command that runs in the process of its test sets up the package's log: not for the tests that follow."""
+    package = logging.getLogger("triptych")
+    handlers, level = package.handlers[:], package.level
+    yield
+    package.handlers[:] = handlers
+    package.setLevel(level)
 
 
 @pytest.fixture

@@ -23,8 +23,6 @@ def test_log_without_a_reader_ends_no_thread_and_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, connect: Callable[[], tuple[int, int]], looks_like_a_terminal: bool
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1") if looks_like_a_terminal else monkeypatch.delenv("FORCE_COLOR", False)
-    package = logging.getLogger("triptych")
-    handlers, level = package.handlers[:], package.level
     reader, writer = connect()
     pipe, console = os.fdopen(writer, "w"), ErrorConsole()
     monkeypatch.setattr(sys, "stderr", pipe)
@@ -34,8 +32,6 @@ def test_log_without_a_reader_ends_no_thread_and_is_not_kept(
         for _ in range(2):
             logging.getLogger("triptych.launch").info("a line")
     finally:
-        package.handlers[:] = handlers
-        package.setLevel(level)
         with suppress(OSError):
             pipe.close()
     assert console.quiet == looks_like_a_terminal  # a quiet one drops what it is given
