@@ -12,8 +12,10 @@ T = TypeVar("T")
 SOON_S, LATER_S = 0.005, 0.05  # between two polls, at first and later: polling slows down what is waited for
 
 
-def eventually(condition: Callable[[], T | None], *, timeout: float = 20.0, interval: float = SOON_S) -> T:
+def eventually(condition: Callable[[], T | None], *, timeout: float = 60.0, interval: float = SOON_S) -> T:
     """The first true value of ``condition``, polled at growing intervals.
+
+    A long ``timeout`` costs only a test that fails: two seconds of imports take twenty where many programs run.
 
     Raises:
         AssertionError: it was still false after ``timeout`` seconds.

@@ -156,5 +156,5 @@ def test_a_client_that_leaves_a_whole_answer_ends_its_request(
         with in_front(command, folder) as connect:
             with connect() as connection:
                 connection.sendall(HEAD % len(BODY) + BODY)
-                assert replica.was_asked.wait(30)
-            assert replica.was_left.wait(30)
+                assert replica.was_asked.wait(60)
+            assert replica.was_left.wait(60)

@@ -102,7 +102,7 @@ def test_id_of_a_live_group_is_taken(service: FakeService, session: Session) -> 
         submit(session).result(10)
     for index in range(2):
         service.send("follow", finished(f"a {index}"))
-    stream.wait(10)
+    stream.wait(60)
     eventually(lambda: not session._exchange.choices)
 
 

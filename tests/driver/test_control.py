@@ -66,12 +66,12 @@ def test_slow_question_blocks_no_other_and_is_answered_before_the_end(tmp_path: 
 
     def load() -> bool:
         begun.set()
-        return may_answer.wait(20)
+        return may_answer.wait(60)
 
     server = ControlServer(tmp_path, {"load": load, "health": lambda: "well"})
     asker = threading.Thread(target=lambda: answers.append(ask(tmp_path, "load")))
     asker.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     assert ask(tmp_path, "health") == "well"
     closer = threading.Thread(target=server.close)
     closer.start()
@@ -89,7 +89,7 @@ def test_excess_concurrent_questions_wait(tmp_path: Path, monkeypatch: pytest.Mo
 
     def load() -> bool:
         begun.release()
-        return may_answer.wait(20)
+        return may_answer.wait(60)
 
     server = ControlServer(tmp_path, {"load": load})
     askers = [threading.Thread(target=lambda: answers.append(ask(tmp_path, "load"))) for _ in range(4)]

@@ -41,7 +41,7 @@ def stopped(*words: str) -> Iterator[subprocess.Popen[bytes]]:
 def test_stopped_worker_of_a_driver_that_was_killed_is_ended() -> None:
     with stopped("-m", "triptych.workers.prepare", "--run-dir", "/nowhere", "--parent", "1") as worker:
         end_orphans()
-        assert worker.wait(20) == -signal.SIGKILL
+        assert worker.wait(60) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

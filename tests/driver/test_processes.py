@@ -27,7 +27,7 @@ def test_worker_has_a_temporary_folder_where_only_its_run_directory_can_be_writt
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
     monkeypatch.setattr(subprocess, "Popen", show_folder)
-    assert start_process(tmp_path, "execute", arguments=[], stdin=0, cwd=None).wait(20) == 0
+    assert start_process(tmp_path, "execute", arguments=[], stdin=0, cwd=None).wait(60) == 0
     assert log_of(tmp_path, "execute").read_text().strip() == str(tmp_path)
 
 

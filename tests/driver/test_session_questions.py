@@ -73,7 +73,7 @@ def test_question_is_neither_repeated_nor_held_once_nobody_waits_for_its_answer(
 
 def test_question_that_timed_out_before_it_was_sent_does_not_end_the_session(session: Session) -> None:
     held = threading.Event()
-    session._order(lambda: held.wait(10))
+    session._order(lambda: held.wait(60))
     session.fail(Draining("the service will not come back"))
     assert session.ask(m.GetStats()).cancel()
     later = session.ask(m.GetStats())

@@ -116,7 +116,7 @@ def _ask_silent_clients(listener: socket.socket) -> None:
 
 def _listen_unix(path: str) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(Path(path).stat().st_mode) and not _is_served(path):
+        if stat.S_ISSOCK(Path(path).stat().st_mode) and not is_served(path):
             Path(path).unlink()  # left by a server that was killed
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -128,6 +128,7 @@ def _listen_unix(path: str) -> socket.socket:
     return listener
 
 
-def _is_served(path: str) -> bool:
+def is_served(path: str) -> bool:
+    """Whether a process listens at this Unix socket; its file alone is there a moment earlier, and after a kill."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(path) == 0

@@ -98,7 +98,7 @@ def serving(server: FakeOpenAI) -> Iterator[FakeOpenAI]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield server
     finally:

@@ -147,7 +147,7 @@ def test_changes_of_adapters_take_one_thread_at_a_time(adapted: Site, monkeypatc
     def wait(*_: object, **__: object) -> None:
         nonlocal num_asked
         num_asked += 1
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     monkeypatch.setattr(adapter_routes, "ask", wait)
     body = {"lora_name": "new", "lora_path": "rude"}

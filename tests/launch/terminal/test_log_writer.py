@@ -17,7 +17,7 @@ def test_nobody_waits_for_the_reader_of_a_log(monkeypatch: pytest.MonkeyPatch) -
     is_read, lines = threading.Event(), list[str]()
 
     def write(line: str) -> None:
-        assert is_read.wait(20)
+        assert is_read.wait(60)
         lines.append(line)
 
     writer = LogWriter(write)

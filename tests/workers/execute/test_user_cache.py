@@ -105,7 +105,7 @@ def test_process_that_waited_for_one_that_failed_excludes_those_that_come_later(
 
 def _make(target: Path, may: threading.Event) -> bool:
     with making(target) as folder:
-        may.wait(20)
+        may.wait(60)
         target.touch()
         return folder is not None
 

@@ -137,4 +137,4 @@ def chromium(folder: Path) -> Iterator[Browser]:
         for fd in (write_fd, read_fd):
             os.close(fd)
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(20)
+        process.wait(60)

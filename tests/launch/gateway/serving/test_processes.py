@@ -34,7 +34,7 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.serving import processes, server
-from triptych.launch.gateway.serving.address import URL_FILE
+from triptych.launch.gateway.serving.address import URL_FILE, is_served
 from triptych.launch.gateway.serving.processes import gateways, listening_for
 from triptych.launch.gateway.settings import Settings
 from triptych.protocol import starvation
@@ -204,7 +204,7 @@ def test_first_signal_lets_requests_finish(tmp_path: Path) -> None:
                 *_, end, done = [first, *reading]
                 assert len(stream.result(20).token_ids) == 150
         assert (end.data["choices"][0]["finish_reason"], done.data) == ("length", "[DONE]")
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
         assert "draining for at most 20 s, requests left: 2" in log.result()
 
 
@@ -226,7 +226,7 @@ def test_second_signal_tells_clients_that_they_were_cut_off(tmp_path: Path) -> N
         assert (error.data["error"]["code"], done.data) == ("stopped", "[DONE]")
         assert "send others again" in error.data["error"]["message"]  # most cannot be resumed
         server.stderr.read()
-        assert server.wait(20) == 1  # one request is left to the next driver
+        assert server.wait(60) == 1  # one request is left to the next driver
 
 
 def test_address_is_closed_while_the_last_requests_end(pipeline: Driver) -> None:
@@ -304,7 +304,7 @@ def test_gateway_whose_parent_has_ended_holds_the_address_no_longer_than_it_take
     command = [sys.executable, "-m", "triptych.launch.gateway", "--supervised", "--parent", "1"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as gateway:
         try:
-            assert gateway.wait(20) == 1
+            assert gateway.wait(60) == 1
         finally:
             gateway.kill()
 
@@ -322,11 +322,11 @@ def standing_alone(driver: Driver, path: Path, end: signal.Signals) -> Iterator[
     with log_of(path).open("w") as log, subprocess.Popen([*command, "--http", f"unix:{path}"], stderr=log) as gateway:
         try:
             transport = httpx2.HTTPTransport(uds=str(path), retries=0)
-            eventually(path.exists)
+            eventually(lambda: is_served(str(path)))
             with httpx2.Client(base_url="http://gateway", transport=transport, timeout=60) as http:
                 yield http
             gateway.send_signal(end)
-            gateway.wait(20)
+            gateway.wait(60)
             assert not path.exists()
         finally:
             gateway.kill()

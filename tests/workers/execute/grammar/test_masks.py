@@ -120,13 +120,13 @@ def test_pause_of_the_whole_machine_fails_no_row(monkeypatch: pytest.MonkeyPatch
 
     def compute() -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     def pause(futures: Any, timeout_s: float) -> object:
         if pauses:
             go_on.set()
             return wait(futures, timeout_s)
-        begun.wait(10)
+        begun.wait(60)
         pauses.append(60.0)
         return None
 
