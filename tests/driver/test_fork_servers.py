@@ -41,7 +41,7 @@ def servers(driver: Driver) -> list[psutil.Process]:
 
 
 def starts(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """``forked execute`` or ``started execute``, for each start so far."""
+    """``forked execute`` or ``started execute``, for each start that was logged so far, just after its id was known."""
     return [found[0] for record in caplog.records if (found := re.match(r"(forked|started) \w+", record.getMessage()))]
 
 
@@ -98,10 +98,9 @@ def test_worker_outlives_its_server_and_is_replaced_without_it(
         kill(driver, "prepare")
         assert driver.generate([1, 2], max_tokens=3).token_ids == expected([1, 2], 3)
         eventually(lambda: driver.healthy and caplog.text.count("is ready after") == 2 * len(GROUPS))
-        caplog.clear()
         for role in ROLES:
             kill(driver, role)
-        eventually(lambda: starts(caplog) == [f"forked {role}" for role in ROLES])  # logged after its id is known
+        eventually(lambda: starts(caplog)[-len(ROLES) :] == [f"forked {role}" for role in ROLES])
 
 
 def test_stopped_server_delays_a_start_for_a_moment_and_is_replaced(
@@ -112,10 +111,9 @@ def test_stopped_server_delays_a_start_for_a_moment_and_is_replaced(
         old = servers(driver)
         for server in old:
             server.suspend()
-        caplog.clear()
         for role in ("execute", "prepare"):
             kill(driver, role)
-        eventually(lambda: starts(caplog) == ["started execute", "started prepare"])
+        eventually(lambda: starts(caplog)[-2:] == ["started execute", "started prepare"])
         eventually(lambda: not any(map(is_alive, [server.pid for server in old])))
         eventually(lambda: driver.healthy and len(servers(driver)) == len(GROUPS))
 
