@@ -35,7 +35,7 @@ def step_done() -> m.StepDone:
     rng = np.random.default_rng(SEED)
     columns = (rng.integers(0, 1 << 15, STEP_ROWS).astype("<u4").tobytes() for _ in range(4))
     slots, generations, indices, token_ids = columns
-    return m.StepDone(12_345, 1 << 50, slots, generations, indices, token_ids, bytes(STEP_ROWS))
+    return m.StepDone(slots, generations, indices, token_ids, bytes(STEP_ROWS))
 
 
 def text() -> m.Text:

@@ -199,8 +199,6 @@ class Prepared:
 class StepDone:
     """execute -> summarize: the tokens of one step, or of several very short ones, in columns of equal length."""
 
-    step: int  # the last one
-    finished_ns: int  # when the tokens became known
     slots: bytes  # uint32
     generations: bytes  # uint32
     indices: bytes  # uint32, index of the token among the request's output tokens

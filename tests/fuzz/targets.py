@@ -74,7 +74,7 @@ def _worker_frames() -> tuple[bytes, ...]:
     column = np.arange(3, dtype="<u4").tobytes()
     return (
         encode(m.Prepared(1, 2, make_record().to_bytes()), epoch=1, seq=5),
-        encode(m.StepDone(1, 2, column, column, column, column, b"\0\0\1"), epoch=3, seq=70000),
+        encode(m.StepDone(column, column, column, column, b"\0\0\1"), epoch=3, seq=70000),
         encode(m.Release(column, column)),
         encode(m.Finished("id", 0, 0, column, "text", None, "stop", {"usage": {"prompt_tokens": 1}})),
         encode(m.Text([["id", 0, 0, column, "text", [[-0.5, [[1, -0.5]]]], 2.5]])),

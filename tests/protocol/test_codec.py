@@ -364,7 +364,7 @@ def some_messages() -> list[Any]:
         m.Acknowledge(["a", "b"]),
         m.Text([row, row]),
         m.Finished("a", 3, 4, bytes(8), "text", None, "stop", {"usage": {"prompt_tokens": 3}}),
-        m.StepDone(3, 5, bytes(8), bytes(8), bytes(8), bytes(8), bytes(2)),
+        m.StepDone(bytes(8), bytes(8), bytes(8), bytes(8), bytes(2)),
     ]
 
 

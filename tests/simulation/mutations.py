@@ -229,7 +229,7 @@ def _rewrite_steps(patch: Patch, rewrite: Callable[[Answers, int, tuple[int, int
             for slot, index, generation in zip(*columns, strict=True)
         ]
         indices, generations = np.array(new, "<u4").reshape(-1, 2).T
-        changed = (step.step, step.finished_ns, step.slots, generations.tobytes(), indices.tobytes())
+        changed = (step.slots, generations.tobytes(), indices.tobytes())
         real(self, m.StepDone(*changed, step.token_ids, step.finish_reasons))
 
     patch.setattr(Answers, "take", take)

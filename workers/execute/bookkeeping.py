@@ -195,15 +195,13 @@ class Bookkeeper:
         if not self._unwritten:
             return
         steps, self._unwritten = self._unwritten, []
-        first, last = steps[0].progress, steps[-1]
+        first = steps[0].progress
         slots, generations = self._columns_of(first.keys)
         starts, k = np.array(first.token_indices, np.int64), len(steps)
         token_ids = np.array([step.progress.token_ids for step in steps], np.int32)
         times_ns = np.array([step.collected_at for step in steps], np.int64)
         self._writer.publish_steps(slots, starts, token_ids, times_ns)
         rows = StepRows(
-            last.plan.step,
-            last.collected_at,
             slots.repeat(k),
             generations.repeat(k),
             (starts[:, None] + np.arange(k)).ravel(),
@@ -236,7 +234,7 @@ class Bookkeeper:
             self._writer.publish_all(self._views[key], found.tokens, times_ns, score=found.score)
         ends = self._write_ends(outputs)
         if len(token_ids) or ends:
-            self._rows.append(self._rows_of(outputs, indices, token_ids, ends))
+            self._rows.append(self._rows_of(indices, token_ids, ends))
 
     def _columns_of(self, keys: list[Key]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         if keys != self._columns.keys:
@@ -338,9 +336,8 @@ class Bookkeeper:
         return {key: reason for key, (reason, _) in ends.items()}
 
     def _rows_of(
-        self, outputs: StepOutputs, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32],
-        ends: dict[Key, str],
-    ) -> StepRows:  # fmt: skip
+        self, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32], ends: dict[Key, str]
+    ) -> StepRows:
         columns = self._columns
         last_rows = {key: row for row, key in enumerate(columns.keys)} if ends else {}
         if silent := [key for key in ends if key not in last_rows]:
@@ -351,8 +348,7 @@ class Bookkeeper:
         reasons = bytearray(len(token_ids))
         for key, reason in ends.items():
             reasons[last_rows[key]] = FINISH_REASONS.index(reason)
-        step, at = outputs.plan.step, outputs.collected_at
-        return StepRows(step, at, columns.slots, columns.generations, indices, token_ids, bytes(reasons))
+        return StepRows(columns.slots, columns.generations, indices, token_ids, bytes(reasons))
 
 
 def _columns(keys: list[Key]) -> _Columns:

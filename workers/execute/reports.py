@@ -15,8 +15,6 @@ from ...protocol.messages import StepDone
 class StepRows(NamedTuple):
     """The results of steps, one row per token or end; those of one sequence are in order."""
 
-    step: int  # the latest
-    collected_at: int
     slots: npt.NDArray[np.int64]  # [n], like all columns
     generations: npt.NDArray[np.int64]
     indices: npt.NDArray[np.int64]
@@ -51,15 +49,13 @@ class Reports:
 
 def _message(parts: list[StepRows]) -> StepDone:
     """One message. The tokens of each sequence are consecutive and in order, so that its reader has them at once."""
-    step, collected_at, slots, generations, indices, token_ids, reasons = parts[-1]
+    slots, generations, indices, token_ids, reasons = parts[-1]
     if len(parts) > 1:
-        slots, generations, indices, token_ids = map(np.concatenate, zip(*(part[2:6] for part in parts), strict=True))
+        slots, generations, indices, token_ids = map(np.concatenate, zip(*(part[:4] for part in parts), strict=True))
         order = np.argsort(slots, kind="stable")
         slots, generations, indices, token_ids = slots[order], generations[order], indices[order], token_ids[order]
         reasons = np.frombuffer(b"".join(part.reasons for part in parts), np.uint8)[order].tobytes()
     return StepDone(
-        step,
-        collected_at,
         slots.astype("<u4").tobytes(),
         generations.astype("<u4").tobytes(),
         indices.astype("<u4").tobytes(),

@@ -38,11 +38,6 @@ class Feed:
         self._poller: asyncio.Task[None] | None = None
         self._latest = b""
         self._next: asyncio.Future[None] | None = None  # done when there is a newer frame
-        self.num_looks = 0  # how often the pipeline was polled
-
-    @property
-    def is_looking(self) -> bool:
-        return self._poller is not None
 
     def join(self) -> None:
         """
@@ -100,7 +95,6 @@ class Feed:
 
     async def _look(self, watched: Watched, began_ns: int) -> None:
         gateway = self._gateway
-        self.num_looks += 1
         requests = NOBODY
         if gateway.is_loaded:
             watched.card = watched.card or gateway.card.to_wire()

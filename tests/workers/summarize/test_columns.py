@@ -10,7 +10,7 @@ from triptych.workers.summarize.columns import runs_of
 
 def step_of(*rows: tuple[int, int, int, int, int]) -> m.StepDone:
     slots, generations, indices, token_ids = (np.array([row[i] for row in rows], "<u4").tobytes() for i in range(4))
-    return m.StepDone(1, 0, slots, generations, indices, token_ids, bytes(row[4] for row in rows))
+    return m.StepDone(slots, generations, indices, token_ids, bytes(row[4] for row in rows))
 
 
 def test_consecutive_rows_of_a_sequence_form_one_run() -> None:

@@ -352,7 +352,7 @@ def test_counts_of_adapters_that_come_and_go_do_not_fill_the_board(world: World)
 def test_each_step_and_each_recovered_answer_is_progress(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A summarize that fell behind has thousands of steps to process, and must not be taken for hung."""
     body, done = begin(world), list[str]()
-    step = m.StepDone(1, 0, b"", b"", b"", b"", b"")
+    step = m.StepDone(b"", b"", b"", b"", b"")
     messages = [[step, step], []]
     monkeypatch.setattr(body._links.inbox, "recv_all", lambda: messages.pop(0))
     monkeypatch.setattr(body._answers, "take", lambda _: done.append("step"))

@@ -18,6 +18,7 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.launch.gateway.page import feed as feed_module
 from triptych.launch.gateway.page.document import document
+from triptych.launch.gateway.page.feed import Feed
 from triptych.protocol.messages import LEDGER_STAGES
 
 PATH = "/ui/events"
@@ -84,20 +85,26 @@ def test_page_is_public_and_its_frames_require_the_key(pipeline: Driver) -> None
             assert "sesame" not in json.dumps(next(frames))
 
 
-def test_all_viewers_share_one_poller_that_stops_with_the_last(pipeline: Driver) -> None:
+def test_all_viewers_share_one_poller_that_stops_with_the_last(
+    pipeline: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks_at, look = [], Feed._look
+
+    def counted(feed: Feed, *arguments: Any) -> Any:
+        looks_at.append(time.monotonic())
+        return look(feed, *arguments)
+
+    monkeypatch.setattr(Feed, "_look", counted)
     with site(pipeline.run_dir) as api:
-        feed = api.gateway.feed
-        assert (feed.is_looking, feed.num_looks) == (False, 0)
+        assert (api.gateway.feed._poller, looks_at) == (None, [])
         with watching(api) as one, watching(api) as two, watching(api) as three:
-            began, num_looks = time.monotonic(), feed.num_looks
             for frames in (one, two, three) * 3:
                 next(frames)
-            most = (time.monotonic() - began) / feed_module.INTERVAL_S + 2
-            assert feed.num_looks - num_looks <= most
-        eventually(lambda: not feed.is_looking)
-        num_looks = feed.num_looks
+            assert len(looks_at) <= (time.monotonic() - looks_at[0]) / feed_module.INTERVAL_S + 2
+        eventually(lambda: api.gateway.feed._poller is None)
+        looks_at.clear()
         first_frame(api)
-        assert feed.num_looks > num_looks
+        assert looks_at
 
 
 def test_viewers_beyond_the_limit_are_refused(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +114,7 @@ def test_viewers_beyond_the_limit_are_refused(pipeline: Driver, monkeypatch: pyt
             next(frames)
             reply = api.http.get(PATH)
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "too_many_viewers")
-        eventually(lambda: not api.gateway.feed.is_looking)
+        eventually(lambda: api.gateway.feed._poller is None)
         first_frame(api)
 
 

@@ -110,6 +110,6 @@ def test_pause_stops_the_updates(slow: Site, browser: Browser) -> None:
     browser.open(slow.url + "/")
     browser.wait_for("Number(document.body.dataset.frames) > 1")
     browser.run("document.querySelector('#pause').click()")
-    eventually(lambda: not slow.gateway.feed.is_looking)
+    eventually(lambda: slow.gateway.feed._poller is None)
     browser.run("document.querySelector('#pause').click()")
-    eventually(lambda: slow.gateway.feed.is_looking)
+    eventually(lambda: slow.gateway.feed._poller is not None)
