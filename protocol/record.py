@@ -63,11 +63,11 @@ class RequestRecord:
     def prefix_salt(self) -> str:
         """Prefixes are shared only among requests with the same salt: the same ``cache_salt`` and adapter.
 
-        Keys and values depend on the adapter. The text before the first NUL is the adapter's name, or empty.
+        Keys and values depend on the adapter. The text before the first NUL is its name and digest, or empty.
         """
         if not self.lora and "\0" not in self.cache_salt:
             return self.cache_salt
-        return f"{self.lora}\0{self.cache_salt}"
+        return f"{self.lora}{self.lora_digest}\0{self.cache_salt}"
 
     @property
     def num_logprobs(self) -> int | None:

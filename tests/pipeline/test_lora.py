@@ -168,6 +168,7 @@ def test_real_model_continues_with_its_adapter_after_a_kill(tmp_path: Path) -> N
         kill(driver, "execute")
         assert stream.result(60).token_ids == output[0, len(PROMPT) :].tolist()
         assert list(driver.info()["model"]["adapters"]) == ["a"]
+        assert driver.stats()["execute"]["prefill_tokens"] < len(PROMPT), "its keys and values are those of the weights"
 
 
 def test_trace_with_adapters_is_replayed_exactly(modules: tuple[str, ...], tmp_path: Path) -> None:

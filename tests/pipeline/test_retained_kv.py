@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.adapters import make_nominal_adapter
 from tests.pipeline.checks import expected
 from tests.pipeline.conftest import hash_driver
 from tests.pipeline.killing import has_stepped, kill, num_steps
@@ -55,6 +56,20 @@ def test_replaced_process_leaves_it_too() -> None:
         streams = start(driver)
         driver.replace("execute")
         assert check(driver, streams) < NUM_STREAMS * PAGE_SIZE
+
+
+def test_pages_of_an_adapter_are_those_of_its_weights(tmp_path: Path) -> None:
+    """Whatever its name: other weights may get it, with a restart of execute."""
+    with hash_driver() as driver:
+        driver.load_adapter("a", make_nominal_adapter(tmp_path / "x", b"some weights"))
+        driver.generate(prompt(0), max_tokens=1, lora="a")
+        kill(driver, "execute")
+        again = driver.generate(prompt(0), max_tokens=1, lora="a")
+        assert again.usage["cached_tokens"] == NUM_PROMPT_TOKENS // PAGE_SIZE * PAGE_SIZE
+        assert again.token_ids == expected(prompt(0), 1, adapter=1)
+        driver.unload_adapter("a")
+        driver.load_adapter("a", make_nominal_adapter(tmp_path / "y", b"other weights"))
+        assert driver.generate(prompt(0), max_tokens=1, lora="a").usage["cached_tokens"] == 0
 
 
 def test_prefixes_of_answered_requests_are_still_cached() -> None:

@@ -173,8 +173,7 @@ class PageCache:
         for index in range(first, last):
             node = self.index.add(node, sequence.tokens[index * size : (index + 1) * size].tobytes())
             if not node.page:
-                # The next process may serve other weights under the name of this adapter, or give it another number.
-                self._store.learn(node, table[index], outlives_process=not sequence.adapter)
+                self._store.learn(node, table[index])
             elif node.page != table[index]:
                 self.pool.share([node.page])
                 self.pool.free([table[index]])

@@ -115,13 +115,13 @@ class PageStore:
 
     # What pages hold.
 
-    def learn(self, node: PageNode, page: int, *, outlives_process: bool = True) -> None:
+    def learn(self, node: PageNode, page: int) -> None:
         """The content of ``node`` is in ``page``, and is kept when no sequence holds that."""
         if node.host_page is not None:
             self.host.take(node)
         self.index.put(node, page)
         self.pool.keep(page)
-        if self._records is not None and outlives_process:
+        if self._records is not None:
             self._records.note(node)
 
     def disown(self, entries: Counter[int]) -> None:

@@ -219,18 +219,6 @@ def test_pages_of_a_failed_sequence_are_forgotten() -> None:
     assert not found(columns)
 
 
-def test_pages_of_a_sequence_with_an_adapter_are_not_recorded() -> None:
-    """A restart is how an adapter gets other weights."""
-    columns = make_columns()
-    scheduler = restored(columns)
-    sequence = make_sequence(1, num_tokens=3 * PAGE_SIZE, max_tokens=1)
-    sequence.adapter, sequence.cache_salt = 1, "x\0"
-    scheduler.add(sequence)
-    advance_to_end(scheduler)
-    assert scheduler.cache.pool.num_held == 3
-    assert not found(columns)
-
-
 def test_what_is_still_being_computed_is_not_found() -> None:
     columns = make_columns()
     scheduler = restored(columns)
