@@ -23,6 +23,7 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver.first_epochs import first_epochs, note_first_epochs
 from triptych.driver.standing import RequestList
+from triptych.driver.supervisor import Supervisor
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.health import is_loaded, stages
 from triptych.launch.gateway.serving import server
@@ -86,13 +87,13 @@ def test_pipeline_with_too_many_clients_says_so(pipeline: Driver, api: Site) -> 
     eventually(lambda: api.http.get("/health").json()["degraded"] == [])
 
 
-def test_stuck_stage_is_unhealthy(pipeline: Driver) -> None:
+def test_stuck_stage_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Supervisor, "_look_for_hangs", lambda _: None)  # it might be replaced between two looks
     with Driver("hash-lm", hang_s=1.0) as driver, site(driver.run_dir) as api:
         for role in ROLES:
             pid = driver.pids[role]
             assert pid is not None
             with stopped(pid):
-                # Not in the first reply that is a 503: the one before may be killed as hung just when it goes on.
                 eventually(partial(is_reported, api, role))
             eventually(lambda: api.http.get("/health").status_code == 200)
 

@@ -28,7 +28,7 @@ BROKEN = [
     (b'{"prompt": "hi",,', "invalid_json", "at character 16"),
     (b'{"prompt": "\xff"}', "bad_request", "cannot be read as utf-8: byte 0xff at offset 12"),
     (b'{"prompt": ' + b"[" * 100_000, "bad_frame", "nested too deep to be read"),
-    (b'{"seed": ' + b"1" * 5000 + b"}", "bad_request", "the limit (4300 digits)"),
+    (b'{"seed": ' + b"1" * 5000 + b"}", "bad_request", "the limit (4300"),
 ]
 
 
