@@ -19,6 +19,7 @@ from ..modules.exchange import exchanged
 from ..modules.experts import FollowedChoices, attach_experts
 from ..modules.lora import merged
 from ..spec.decoder import DecoderSpec, Unsupported
+from .tolerances import relative_difference
 
 
 class _Rounding(NamedTuple):
@@ -204,13 +205,6 @@ def refusing(reason: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise Unsupported(f"{reason}: {type(error).__name__}: {error}") from error
-
-
-def relative_difference(logits: torch.Tensor, expected: torch.Tensor, outliers: float = 0.0) -> float:
-    """The greatest difference in rows [tokens, V], without ``outliers``, relative to the greatest expected logit."""
-    rows = (logits - expected).abs().amax(dim=-1)
-    greatest = rows.sort(descending=True).values[int(outliers * len(rows))]
-    return float((greatest + 0 * rows.sum()) / expected.abs().max())  # NaN if any row has one
 
 
 def _check_usual(found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> None:

@@ -93,6 +93,24 @@ def test_wrong_kernel_is_detected(dtype: torch.dtype) -> None:
         switch_to_pages(model.to(dtype), Forgetful(), max_model_len=512)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_kernel_is_refused_whose_outputs_are_no_numbers_for_a_single_token(dtype: torch.dtype) -> None:
+    """In half precision, as many may differ. In the only layer, as in the last one, it spoils no other token."""
+
+    class Masked(ReferenceAttention):
+        """As a kernel that lets the first token of a sequence attend to nothing."""
+
+        def attend(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
+            outputs = super().attend(cache, query, form)
+            outputs[torch.from_numpy(self._inputs.positions == 0)] = torch.nan
+            return outputs
+
+    config = AutoConfig.for_model("llama", **{**LLAMA_LIKE, "num_hidden_layers": 1})
+    model: Any = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(ConfigError, match="its logits differ by nan"):
+        switch_to_pages(model.to(dtype), Masked(), max_model_len=512)
+
+
 def make_wavering() -> Any:
     """In bfloat16, the tokens of this model choose other experts whenever something is rounded differently."""
     sizes = {**LLAMA_LIKE, "num_local_experts": 32, "num_hidden_layers": 6}
