@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from time import perf_counter_ns
@@ -12,7 +11,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment, spread
+from benchmarks.report import environment, publish, spread
 from triptych.protocol import messages as m
 from triptych.protocol.codec import decode, decode_public, encode
 
@@ -26,9 +25,8 @@ def main() -> None:
     results = {name: measure(message) for name, message in messages.items()}
     about = environment("msgpack", "numpy")
     config = {"step_rows": STEP_ROWS, "text_rows": TEXT_ROWS, "prompt_tokens": PROMPT_TOKENS, "calls": CALLS}
-    print(json.dumps({
-        "what": "codec", "unit": "us", **about, "config": config, "seed": SEED, "warm_up": WARM_UP, "results": results,
-    }))  # fmt: skip
+    report = {"what": "codec", "unit": "us", **about, "config": config, "seed": SEED, "warm_up": WARM_UP}
+    publish({**report, "results": results})
 
 
 def step_done() -> m.StepDone:

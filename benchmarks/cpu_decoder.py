@@ -10,7 +10,6 @@ avx512`` compares both) and repeats.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -20,15 +19,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cpu_models import SHAPES, make_model, num_weights, weight_bytes
-from benchmarks.report import best_of, environment
+from benchmarks.records import make_sequence
+from benchmarks.report import best_of, environment, publish
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
-from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.scheduling.scheduler import Scheduler
@@ -65,7 +63,7 @@ def main() -> None:
         loaded = load(model, form, kernels=kernels)
         cases[name] = measure(loaded, model, form, workloads=arguments.workloads, repeats=arguments.repeats)
     report = {"what": "cpu_decoder", **environment("torch", "transformers"), "seed": 0, "repeats": arguments.repeats}
-    print(json.dumps({**report, "cases": cases}))
+    publish({**report, "cases": cases})
 
 
 def measure(loaded: Loaded, model: str, form: str, *, workloads: list[str], repeats: int) -> dict[str, object]:
@@ -140,21 +138,11 @@ def make_sequences(name: str, repeat: int) -> list[Sequence]:
         "W2": [(128, 1), (128, 128)],
         "W3": [(1024, 1)],
     }[name]
-    return [make_sequence(index, *length, tokens) for index, length in enumerate(lengths)]
+    return [random_sequence(index, *length, tokens) for index, length in enumerate(lengths)]
 
 
-def make_sequence(index: int, num_prompt_tokens: int, max_tokens: int, rng: random.Random) -> Sequence:
-    tokens = np.zeros(num_prompt_tokens + max_tokens, np.int32)
-    tokens[:num_prompt_tokens] = [rng.randrange(100, MAX_TOKEN_ID) for _ in range(num_prompt_tokens)]
-    return Sequence(
-        key=(index, 0),
-        tokens=tokens,
-        num_prompt_tokens=num_prompt_tokens,
-        num_tokens=num_prompt_tokens,
-        params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-        seed=0,
-        arrival=index,
-    )
+def random_sequence(index: int, num_prompt_tokens: int, max_tokens: int, rng: random.Random) -> Sequence:
+    return make_sequence(index, [rng.randrange(100, MAX_TOKEN_ID) for _ in range(num_prompt_tokens)], max_tokens)
 
 
 def run_all(sequences: list[Sequence], loaded: Loaded) -> float:

@@ -11,7 +11,6 @@ choices, and all other weights.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -20,9 +19,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.cpu_decoder import Loaded, load, make_sequence, memory_rate, run_all
+from benchmarks.cpu_decoder import Loaded, load, memory_rate, random_sequence, run_all
 from benchmarks.cpu_models import SHAPES, num_step_weights, num_weights, weight_bytes
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 
 MODELS = [name for name, shape in SHAPES.items() if "num_experts" in shape]
 FORMATS = ("bf16", "int8", "int4", "mxfp4", "transformers")
@@ -57,7 +56,7 @@ def main() -> None:
         "config": {"model": arguments.model, **shape},
         "read_gb_per_s": round(read_rate / 1e9, 1),
     }  # fmt: skip
-    print(json.dumps({**report, "cases": cases}))
+    publish({**report, "cases": cases})
 
 
 def measure(model: Loaded, repeat: int) -> dict[str, float]:
@@ -66,10 +65,10 @@ def measure(model: Loaded, repeat: int) -> dict[str, float]:
     found = {}
     for rows in ROWS:
         short, long = (
-            run_all([make_sequence(i, NUM_IN, count, rng) for i in range(rows)], model) for count in (1, NUM_OUT)
+            run_all([random_sequence(i, NUM_IN, count, rng) for i in range(rows)], model) for count in (1, NUM_OUT)
         )
         found[f"decode of {rows}"] = rows * (NUM_OUT - 1) / (long - short)
-    found[f"prompt of {PROMPT}"] = PROMPT / run_all([make_sequence(0, PROMPT, 1, rng)], model)
+    found[f"prompt of {PROMPT}"] = PROMPT / run_all([random_sequence(0, PROMPT, 1, rng)], model)
     return found
 
 

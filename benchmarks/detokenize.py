@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter_ns
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment, spread
+from benchmarks.report import environment, publish, spread, time_us
 from tests.workers import tokenizer_zoo
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.summarize.detokenizer import make_detokenizer
@@ -33,7 +31,7 @@ def main() -> None:
             token_ids = some_tokens(tokenizer, num_tokens)
             for what, run in candidates(tokenizer, token_ids).items():
                 results[f"{name}, {what}, {num_tokens} tokens"] = us_per_token(run, num_tokens)
-    print(json.dumps({"what": "detokenize", "unit": "us/token", **about(), "results": results}))
+    publish({"what": "detokenize", "unit": "us/token", **about(), "results": results})
 
 
 def candidates(tokenizer: Tokenizer, token_ids: list[int]) -> dict[str, Callable[[], object]]:
@@ -77,13 +75,7 @@ def decode_stream(tokenizer: Tokenizer, token_ids: list[int]) -> None:
 
 
 def us_per_token(run: Callable[[], object], num_tokens: int) -> dict[str, float]:
-    samples = []
-    for repeat in range(WARM_UP + REPEATS):
-        start = perf_counter_ns()
-        run()
-        if repeat >= WARM_UP:
-            samples.append((perf_counter_ns() - start) / 1000 / num_tokens)
-    return spread(samples)
+    return spread([us / num_tokens for us in time_us(run, warm_up=WARM_UP, repeats=REPEATS)])
 
 
 def about() -> dict[str, object]:

@@ -9,7 +9,6 @@ in chunks of 512. Contexts are not computed: the pages are filled with one numbe
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,7 +21,7 @@ from transformers import AutoConfig
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cpu_models import SHAPES, make_model
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.checkpoint.mapped import Checkpoint
@@ -51,7 +50,7 @@ def main() -> None:
         for model in arguments.models
         for form in arguments.formats
     }
-    print(json.dumps({"what": "eight_bit_pages", **environment("torch"), **vars(arguments), "cases": cases}))
+    publish({"what": "eight_bit_pages", **environment("torch"), **vars(arguments), "cases": cases})
 
 
 def decoders(model: str, form: str) -> tuple[NativeDecoder, NativeDecoder]:

@@ -25,7 +25,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 from triptych import AsyncClient, Driver
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.serving.processes import gateways, listening_for
@@ -54,16 +54,7 @@ def main() -> None:
     about = environment("fastapi", "uvicorn", "uvloop", "httptools", "pyzmq")
     setting = {"streams": asked.streams, "tokens": OUTPUT_TOKENS, "step_ms": asked.step_ms, "turns": asked.turns,
                "stream_interval": asked.stream_interval}  # fmt: skip
-    print(
-        json.dumps(
-            {
-                "what": "gateway",
-                **about,
-                **setting,
-                "results": results,
-            }
-        )
-    )
+    publish({"what": "gateway", **about, **setting, "results": results})
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from gguf import GGMLQuantizationType as Type
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 
 SHAPES = {  # layers, hidden and inner size, heads, whether the head is the embedding
     "0.6b": (28, 1024, 3072, 16, True),
@@ -53,7 +53,7 @@ def main() -> None:
             "repeats": arguments.repeats, "best": min(runs, key=lambda found: found["seconds"]),
             "most_seconds": max(found["seconds"] for found in runs),
         }  # fmt: skip
-    print(json.dumps(report))
+    publish(report)
 
 
 def run(file: Path, cache: Path) -> dict[str, float]:

@@ -5,7 +5,6 @@ The model is the hash LM with a simulated cost: milliseconds per step and micros
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import defaultdict
@@ -16,9 +15,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment
+from benchmarks.records import make_sequence
+from benchmarks.report import environment, publish
 from triptych.protocol.config import SchedulerConfig
-from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.scheduler import Scheduler
@@ -46,20 +45,20 @@ def main() -> None:
         "warm_up": WARM_UP,
         "inter_token_ms": {"no target": measure(None), f"target {TARGET_MS} ms": measure(TARGET_MS)},
     }  # fmt: skip
-    print(json.dumps(report))
+    publish(report)
 
 
 def measure(target_ms: float | None) -> dict[str, float]:
     engine = make_engine(target_ms)
     for index in range(NUM_DECODES):
-        engine.add(make_sequence(index, num_tokens=32, max_tokens=100_000))
+        engine.add(random_sequence(index, num_tokens=32, max_tokens=100_000))
     while len(engine.scheduler.rows) < NUM_DECODES:
         engine.step()
     times, num_sent, begun = defaultdict(list), 0, time.monotonic_ns()
     first_token_s: list[float] = []
     while len(first_token_s) < NUM_PROMPTS:
         if num_sent < NUM_PROMPTS and time.monotonic_ns() - begun >= num_sent * PROMPT_EVERY_S * 1e9:
-            engine.add(make_sequence(NUM_DECODES + num_sent, num_tokens=PROMPT_TOKENS, max_tokens=1))
+            engine.add(random_sequence(NUM_DECODES + num_sent, num_tokens=PROMPT_TOKENS, max_tokens=1))
             num_sent += 1
         outputs = engine.step()
         assert outputs is not None
@@ -87,17 +86,9 @@ def make_engine(target_ms: float | None) -> Engine:
     return Engine(scheduler, runner, clock=time.monotonic_ns)
 
 
-def make_sequence(index: int, *, num_tokens: int, max_tokens: int) -> Sequence:
-    tokens = np.random.default_rng(index).integers(1, VOCAB_SIZE, num_tokens + max_tokens, np.int32)
-    return Sequence(
-        key=(index, 1),
-        tokens=tokens,
-        num_prompt_tokens=num_tokens,
-        num_tokens=num_tokens,
-        params=SamplingParams(max_tokens=max_tokens),
-        seed=0,
-        arrival=index,
-    )
+def random_sequence(index: int, *, num_tokens: int, max_tokens: int) -> Sequence:
+    prompt = np.random.default_rng(index).integers(1, VOCAB_SIZE, num_tokens).tolist()
+    return make_sequence(index, prompt, max_tokens)
 
 
 if __name__ == "__main__":

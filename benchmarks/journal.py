@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter_ns
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.records import make_record
-from benchmarks.report import environment, spread
+from benchmarks.report import environment, publish, spread, time_us
 from triptych.driver.run_dir import SHARED_MEMORY
 from triptych.protocol.journal.layout import DISPATCHED, Journal
 from triptych.protocol.journal.releases import ReleaseWriter
@@ -36,13 +34,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=folder) as path:
         journal = Journal.create(Path(path) / "journal", num_records=RECORDS, arena_bytes=ARENA_BYTES)
         results = measure(journal)
-    config = {
-        "rows": ROWS, "records": RECORDS, "prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS,
-    }  # fmt: skip
-    print(json.dumps({
-        "what": "journal", "unit": "us", **environment("numpy", "msgpack"), "config": config, "seed": SEED,
-        "warm_up": WARM_UP, "results": results,
-    }))  # fmt: skip
+    config = {"rows": ROWS, "records": RECORDS, "prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS}
+    report = {"what": "journal", "unit": "us", **environment("numpy", "msgpack"), "config": config, "seed": SEED}
+    publish({**report, "warm_up": WARM_UP, "results": results})
 
 
 def measure(journal: Journal) -> dict[str, dict[str, float]]:
@@ -59,7 +53,7 @@ def measure(journal: Journal) -> dict[str, dict[str, float]]:
     ids = np.random.default_rng(SEED).integers(0, 1 << 15, (OUTPUT_TOKENS, ROWS)).astype(np.int32)
     steps = enumerate([np.full(ROWS, index) for index in range(OUTPUT_TOKENS)])
 
-    def publish() -> None:
+    def publish_step() -> None:
         index, indices = next(steps)
         tokens.publish(slots, indices, ids[index], TIMES.accepted_ns + index * 1_000_000)
 
@@ -74,7 +68,7 @@ def measure(journal: Journal) -> dict[str, dict[str, float]]:
 
     num_published = (WARM_UP + REPEATS) * PUBLISH_CALLS
     return {
-        f"publish of {ROWS} rows": median(publish, calls=PUBLISH_CALLS),
+        f"publish of {ROWS} rows": median(publish_step, calls=PUBLISH_CALLS),
         f"read_tokens of {num_published}": median(lambda: read_tokens(journal, views[0]), calls=50),
         "accept, forget and recycle": median(accept_and_forget, calls=50),
         "read_request": median(lambda: read_request(journal, 0), calls=50),
@@ -84,14 +78,7 @@ def measure(journal: Journal) -> dict[str, dict[str, float]]:
 
 
 def median(run: Callable[[], object], *, calls: int) -> dict[str, float]:
-    samples = []
-    for repeat in range(WARM_UP + REPEATS):
-        start = perf_counter_ns()
-        for _ in range(calls):
-            run()
-        if repeat >= WARM_UP:
-            samples.append((perf_counter_ns() - start) / 1000 / calls)
-    return spread(samples)
+    return spread(time_us(run, warm_up=WARM_UP, repeats=REPEATS, calls=calls))
 
 
 if __name__ == "__main__":

@@ -5,20 +5,18 @@ The journal is in the current directory, or in ``TRIPTYCH_BENCH_DIR``: that disk
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter_ns
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.records import make_record
-from benchmarks.report import environment, spread
+from benchmarks.report import environment, publish, spread, time_us
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request
 from triptych.protocol.journal.tokens import TokenWriter
@@ -33,7 +31,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=folder) as disk, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         results = {"disk": measure(Path(disk)), "memory": measure(Path(memory))}
     config = {"rows": ROWS, "prompt_tokens": PROMPT_TOKENS, "file_system": file_system(Path(folder))}
-    print(json.dumps({"what": "journal_flush", **environment("numpy"), "config": config, "microseconds": results}))
+    publish({"what": "journal_flush", **environment("numpy"), "config": config, "microseconds": results})
 
 
 def measure(folder: Path) -> dict[str, dict[str, float]]:
@@ -80,13 +78,7 @@ def file_system(folder: Path) -> str:
 
 
 def median(run: Callable[[], object]) -> dict[str, float]:
-    samples = []
-    for repeat in range(WARM_UP + REPEATS):
-        start = perf_counter_ns()
-        run()
-        if repeat >= WARM_UP:
-            samples.append((perf_counter_ns() - start) / 1000)
-    return spread(samples)
+    return spread(time_us(run, warm_up=WARM_UP, repeats=REPEATS))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ how many prompt tokens the new process has computed for that. All answers are co
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import statistics
@@ -21,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cpu_models import SHAPES, make_model
 from benchmarks.records import random_prompts
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 from triptych import Driver
 
 LOOK_S = 0.005
@@ -55,7 +54,7 @@ def main() -> None:
     for retains, found in pauses.items():
         medians = (round(statistics.median(values), 3) for values in zip(*found, strict=True))
         results["kept" if retains else "computed again"] = dict(zip(Pause._fields, medians, strict=True))
-    print(json.dumps({"what": "kill_pause", **environment("torch"), **vars(arguments), "results": results}))
+    publish({"what": "kill_pause", **environment("torch"), **vars(arguments), "results": results})
 
 
 def interrupt(driver: Driver, prompts: list[list[int]]) -> tuple[Pause, list[list[int]]]:

@@ -11,7 +11,6 @@ ones.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -22,9 +21,9 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.cpu_decoder import MAX_MODEL_LEN, load, make_sequence
+from benchmarks.cpu_decoder import MAX_MODEL_LEN, load, random_sequence
 from benchmarks.cpu_models import RANK, SHAPES, make_adapter, make_model
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.scheduling.scheduler import Scheduler
@@ -61,7 +60,7 @@ def main() -> None:
                 adapted = load(model, form, lora_modules=modules, **ONE_THREAD).runner
                 cases[f"{model} {form}"] = measure(plain, adapted, config, arguments.repeats)
     report = {"what": "lora", **environment("torch"), **vars(arguments), "rank": RANK, "streams": NUM_STREAMS}
-    print(json.dumps({**report, "cases": cases}))
+    publish({**report, "cases": cases})
 
 
 def measure(plain: Runner, adapted: Runner, config: SchedulerConfig, repeats: int) -> dict[str, object]:
@@ -90,7 +89,7 @@ def shares(pairs: list[tuple[Times, Times]]) -> dict[str, float]:
 
 def run(runner: Runner, config: SchedulerConfig, adapters: list[int], repeat: int) -> Times:
     tokens = random.Random(repeat)
-    sequences = [make_sequence(i, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS, tokens) for i in range(NUM_STREAMS)]
+    sequences = [random_sequence(i, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS, tokens) for i in range(NUM_STREAMS)]
     scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN)
     engine = Engine(scheduler, runner)
     for sequence, adapter in zip(sequences, adapters, strict=True):

@@ -16,7 +16,6 @@ Prints one JSON line; a table goes to standard error.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -27,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 from benchmarks.shuffled import shuffled
 from triptych import Driver
 from triptych.driver.stream import Completion
@@ -71,7 +70,7 @@ def report(arguments: argparse.Namespace, model: str) -> None:
         print(f"{name:24}", *(f"{key} {value:<10}" for key, value in results[name].items()), file=sys.stderr)
     config = {name: getattr(arguments, name) for name in ("stretches", "characters", "shuffle")}
     found = {"what": "perplexity", **environment("torch", "transformers"), "config": {"model": model, **config}}
-    print(json.dumps({**found, "tokens": len(exact.logprobs), "formats": results}))
+    publish({**found, "tokens": len(exact.logprobs), "formats": results})
 
 
 def parse() -> argparse.Namespace:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
 import subprocess
 import sys
@@ -28,8 +27,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.records import random_prompts
-from benchmarks.report import environment
+from benchmarks.records import make_sequence, random_prompts
+from benchmarks.report import environment, publish
 from triptych import Driver
 from triptych.driver.session import Session
 from triptych.driver.stream import Completion, Delta
@@ -38,11 +37,9 @@ from triptych.protocol.config import PipelineConfig
 from triptych.protocol.connection import Address, Connection
 from triptych.protocol.messages import Accepted
 from triptych.protocol.run_dir import follow_endpoint, submit_endpoint
-from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.scheduling.scheduler import Scheduler
-from triptych.workers.execute.scheduling.sequence import Sequence
 
 PROMPT_TOKENS, TURNS = 64, 5
 BUSY = "while True: pass"
@@ -73,7 +70,7 @@ def main() -> None:
         work = [Work(batch, options.output_tokens) for batch in options.batches]
         results = {f"batch {each.batch}": compare(engine, driver, each, options.turns) for each in work}
     about = environment("torch", "transformers", "pyzmq") | {"model": Path(options.model).name, "dtype": options.dtype}
-    print(json.dumps({"what": "pipeline_overhead", **about, "turns": options.turns, "results": results}))
+    publish({"what": "pipeline_overhead", **about, "turns": options.turns, "results": results})
 
 
 def make_engine(config: PipelineConfig, folder: Path) -> Engine:
@@ -144,15 +141,7 @@ def run_engine(engine: Engine, work: Work, turn: int) -> Run:
     times: dict[int, list[float]] = {i: [] for i in range(work.batch)}
     used_s, began = time.process_time(), time.perf_counter()
     for index, prompt in enumerate(random_prompts(work.batch, PROMPT_TOKENS, turn)):
-        tokens = np.zeros(PROMPT_TOKENS + work.output_tokens, np.int32)
-        tokens[:PROMPT_TOKENS] = prompt
-        params = SamplingParams(max_tokens=work.output_tokens, ignore_eos=True)
-        engine.add(
-            Sequence(
-                key=(index, turn), tokens=tokens, num_prompt_tokens=PROMPT_TOKENS, num_tokens=PROMPT_TOKENS,
-                params=params, seed=0, arrival=index,
-            )
-        )  # fmt: skip
+        engine.add(make_sequence(index, prompt, work.output_tokens, generation=turn))
     while engine.has_work:
         outputs = engine.step()
         now = time.perf_counter()

@@ -8,22 +8,18 @@ sequences in the batch. Prints one JSON line.
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cpu_models import make_model
-from benchmarks.report import environment
+from benchmarks.records import make_sequence
+from benchmarks.report import environment, publish
 from triptych.protocol.config import DEMO_CHECKPOINT, CacheConfig, ModelConfig, SchedulerConfig
-from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.scheduling.scheduler import Scheduler
@@ -47,7 +43,7 @@ def main() -> None:
         results[f"{model} {backend} {dtype}"] = measure(make_engine)
     config = {"streams": NUM_STREAMS, "tokens": NUM_TOKENS, "rows": ROWS, "crashes": CRASHES}
     report = {"what": "recovery_exactness", **environment("torch", "transformers"), "seed": SEED, "config": config}
-    print(json.dumps({**report, "identical_streams": results}))
+    publish({**report, "identical_streams": results})
 
 
 def make_runner(checkpoint: Path, backend: str, dtype: str, folder: Path) -> Callable[[int, bool], Engine]:
@@ -96,23 +92,12 @@ def make_streams() -> list[Sequence]:
     sequences = []
     for index in range(NUM_STREAMS):
         prompt = [rng.randrange(300, 1000) for _ in range(rng.randrange(5, 100))]
-        sequences.append(make_sequence(index, prompt))
+        sequences.append(make_stream(index, prompt))
     return sequences
 
 
-def make_sequence(index: int, prompt: Any) -> Sequence:
-    tokens = np.zeros(len(prompt) + NUM_TOKENS, np.int32)
-    tokens[: len(prompt)] = prompt
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=index % 2 * 1.0, ignore_eos=True)
-    return Sequence(
-        key=(index, 1),
-        tokens=tokens,
-        num_prompt_tokens=len(prompt),
-        num_tokens=len(prompt),
-        params=params,
-        seed=index,
-        arrival=index,
-    )
+def make_stream(index: int, prompt: list[int]) -> Sequence:
+    return make_sequence(index, prompt, NUM_TOKENS, seed=index, temperature=index % 2 * 1.0)
 
 
 def after_crash(whole: list[Sequence], crash: int) -> list[Sequence]:
@@ -120,7 +105,7 @@ def after_crash(whole: list[Sequence], crash: int) -> list[Sequence]:
     rng = random.Random(f"{SEED}/{crash}")
     sequences = []
     for old in whole:
-        sequence = make_sequence(old.key[0], old.tokens[: old.num_prompt_tokens])
+        sequence = make_stream(old.key[0], old.tokens[: old.num_prompt_tokens].tolist())
         for token_id in old.output_tokens[: rng.randrange(1, NUM_TOKENS)].tolist():
             sequence.append(token_id)
         sequence.chunk_ends = list(old.chunk_ends)

@@ -8,7 +8,6 @@ what is written, so this is the cost of writing alone; ``pipeline_overhead.py`` 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -19,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cpu_models import make_model
 from benchmarks.records import make_record, random_prompts
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 from triptych.driver.run_dir import SHARED_MEMORY
 from triptych.protocol.board import Board
 from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig
@@ -50,7 +49,7 @@ def main() -> None:
         for rows, num_tokens in CASES[model]:
             results[f"{model}, {rows} rows"] = compare(runner, card, config, rows, num_tokens, arguments.turns)
     about = environment("torch", "numpy", "msgpack")
-    print(json.dumps({"what": "recovery_overhead", **about, "turns": arguments.turns, "results": results}))
+    publish({"what": "recovery_overhead", **about, "turns": arguments.turns, "results": results})
 
 
 def load(model: str) -> tuple[Runner, ModelCard, PipelineConfig]:

@@ -6,7 +6,6 @@ Prints one JSON line.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 from triptych import Driver
 from triptych.launch.replay.costs import RecordedSteps
 from triptych.launch.replay.options import EngineConfig
@@ -52,7 +51,7 @@ def main() -> None:
         "simulated": {name: measure(**workload) for name, workload in WORKLOADS.items()},
         "real_and_simulated": compare(),
     }
-    print(json.dumps(report))
+    publish(report)
 
 
 def measure(*, num_requests: int, prompt_tokens: str, **prefixes: int) -> dict[str, float]:

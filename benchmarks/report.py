@@ -27,7 +27,7 @@ def environment(*packages: str) -> dict[str, object]:
     }
 
 
-def publish(report: dict[str, Any], output: Path | None) -> None:
+def publish(report: dict[str, Any], output: Path | None = None) -> None:
     """Print it as one JSON line, and write that to a file if there is to be one."""
     line = json.dumps(report)
     print(line)
@@ -60,11 +60,17 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
     return {"median": round(median, 4), "iqr": round(high - low, 4), "repeats": len(samples)}
 
 
+def time_us(run: Callable[[], object], *, warm_up: int, repeats: int, calls: int = 1) -> list[float]:
+    """Microseconds per call of ``run``, one value for each repeat of so many calls."""
+    samples = []
+    for _ in range(warm_up + repeats):
+        start = time.perf_counter_ns()
+        for _ in range(calls):
+            run()
+        samples.append((time.perf_counter_ns() - start) / 1000 / calls)
+    return samples[warm_up:]
+
+
 def best_of(function: Callable[[], object], repeats: int = 5) -> float:
     """Seconds of the fastest call: the machine's speed without other load."""
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return min(time_us(function, warm_up=0, repeats=repeats)) / 1e6

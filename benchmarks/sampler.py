@@ -8,7 +8,6 @@ language models; there is also a flat row, for which few candidates are not enou
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from time import process_time_ns
@@ -19,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment, spread
+from benchmarks.report import environment, publish, spread
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -44,7 +43,7 @@ def main() -> None:
         for name, params in PARAMS.items():
             results[f"{name}, {shape}"] = spread(steps(logits, SamplingParams(max_tokens=None, **params), repeats))
     config = {"vocab_size": VOCAB_SIZE, "batch": BATCH, "warm_up": WARM_UP}
-    print(json.dumps({"what": "sampler", "unit": "ms", **environment("torch"), "config": config, "results": results}))
+    publish({"what": "sampler", "unit": "ms", **environment("torch"), "config": config, "results": results})
 
 
 def steps(logits: torch.Tensor, params: SamplingParams, repeats: int) -> list[float]:

@@ -5,19 +5,16 @@ No model runs. Prints one JSON line; times in milliseconds.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment, spread
+from benchmarks.records import make_sequence
+from benchmarks.report import environment, publish, spread
 from triptych.protocol.config import SchedulerConfig
-from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.batch import build_inputs
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -40,7 +37,7 @@ def main() -> None:
         "warm_up": WARM_UP,
         "milliseconds": {f"{num_waiting} waiting": measure(num_waiting) for num_waiting in NUM_WAITING},
     }
-    print(json.dumps(report))
+    publish(report)
 
 
 def measure(num_waiting: int) -> dict[str, dict[str, float]]:
@@ -70,28 +67,19 @@ def make_scheduler(num_waiting: int) -> Scheduler:
     config = SchedulerConfig(max_num_seqs=8192, max_num_batched_tokens=16_384, prefill_chunk=1024, safety_margin=0.5)
     scheduler = Scheduler(config, page_size=PAGE_SIZE, num_pages=NUM_DECODES * PAGES_EACH, max_model_len=4096)
     for index in range(NUM_DECODES):
-        scheduler.add(make_sequence(index))
+        scheduler.add(sequence_of_ones(index))
     while len(scheduler.rows) < NUM_DECODES:
         step(scheduler)
     for index in range(num_waiting):
-        scheduler.add(make_sequence(NUM_DECODES + index))
+        scheduler.add(sequence_of_ones(NUM_DECODES + index))
     return scheduler
 
 
-def make_sequence(index: int) -> Sequence:
+def sequence_of_ones(index: int) -> Sequence:
     """Prompts begin differently, so that the prefix cache contains all of their pages and shares none."""
-    tokens = np.ones(PROMPT_TOKENS + OUTPUT_TOKENS, np.int32)
-    tokens[0] = index
-    return Sequence(
-        key=(index, 1),
-        tokens=tokens,
-        num_prompt_tokens=PROMPT_TOKENS,
-        num_tokens=PROMPT_TOKENS,
-        params=SamplingParams(max_tokens=OUTPUT_TOKENS),
-        seed=0,
-        arrival=index,
-        stop_ids=frozenset({2}),
-    )
+    sequence = make_sequence(index, [index, *[1] * (PROMPT_TOKENS - 1)], OUTPUT_TOKENS)
+    sequence.stop_ids = frozenset({2})
+    return sequence
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Prints one JSON line with medians of the ratios of output tokens per second.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -22,9 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.cpu_decoder import MAX_MODEL_LEN, load, make_sequence
+from benchmarks.cpu_decoder import MAX_MODEL_LEN, load, random_sequence
 from benchmarks.cpu_models import SHAPES
-from benchmarks.report import environment
+from benchmarks.report import environment, publish
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.scheduling.proposals import Proposer
@@ -56,7 +55,7 @@ def main() -> None:
                 case = measure(runner, config, (num_streams, arguments.num_output_tokens), arguments.repeats)
                 cases[f"{model} {form} {num_streams}"] = case
     report = {"what": "speculation", **environment("torch"), **vars(arguments)}
-    print(json.dumps({**report, "cases": cases}))
+    publish({**report, "cases": cases})
 
 
 def measure(runner: Runner, config: SchedulerConfig, size: tuple[int, int], repeats: int) -> dict[str, float]:
@@ -116,7 +115,7 @@ def run(
     """Seconds from the first output token to the last, and the tokens."""
     tokens = random.Random(0)
     num_streams, num_output_tokens = size
-    sequences = [make_sequence(i, NUM_PROMPT_TOKENS, num_output_tokens, tokens) for i in range(num_streams)]
+    sequences = [random_sequence(i, NUM_PROMPT_TOKENS, num_output_tokens, tokens) for i in range(num_streams)]
     scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN, proposer=proposer)
     engine = Engine(scheduler, runner, depth=int(runner.overlaps))
     for sequence in sequences:

@@ -18,15 +18,14 @@ from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.report import environment, spread
+from benchmarks.records import make_sequence
+from benchmarks.report import environment, publish, spread
 from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig
 from triptych.protocol.model_card import ModelCard
-from triptych.protocol.sampling import SamplingParams
 from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.grammar.masks import MaskMaker
@@ -38,7 +37,7 @@ from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 BATCHES, VOCAB_SIZE, STEPS, TURNS, SEED = (1, 32), 128_000, 60, 4, 0
-PARAMS = {"greedy": SamplingParams(max_tokens=None), "temperature": SamplingParams(max_tokens=None, temperature=1.0)}
+PARAMS: dict[str, dict[str, Any]] = {"greedy": {}, "temperature": {"temperature": 1.0}}
 SCHEMA = {
     "type": "array",
     "minItems": 1000,
@@ -56,7 +55,7 @@ Step = Callable[[], object]
 class Make(Protocol):
     """The steps of a batch, whose rows are all structured or all not."""
 
-    def __call__(self, batch: int, params: SamplingParams, *, held: bool) -> Step: ...
+    def __call__(self, batch: int, params: dict[str, Any], *, held: bool) -> Step: ...
 
 
 def main() -> None:
@@ -73,10 +72,10 @@ def main() -> None:
                     results[f"{name}, {what}, batch {batch}"] = compare(step, batch, params, turns)
     about = environment("torch", "llguidance")
     config = {"steps": STEPS, "schema": SCHEMA}
-    print(json.dumps({"what": "structured", "unit": "ms", **about, "config": config, "seed": SEED, "results": results}))
+    publish({"what": "structured", "unit": "ms", **about, "config": config, "seed": SEED, "results": results})
 
 
-def compare(make: Make, batch: int, params: SamplingParams, turns: int) -> dict[str, Any]:
+def compare(make: Make, batch: int, params: dict[str, Any], turns: int) -> dict[str, Any]:
     """Steps without and with structured rows, in turns, in ms; and the additional cost of such a row.
 
     Processor time is that of all threads. It shows the cost even when others use the machine.
@@ -102,14 +101,10 @@ def more_a_row(times: dict[bool, list[float]], batch: int) -> float:
     return round(statistics.median(b - a for a, b in zip(times[False], times[True], strict=True)) / batch, 4)
 
 
-def sequences(batch: int, params: SamplingParams, compiler: GrammarCompiler | None) -> list[Sequence]:
+def sequences(batch: int, params: dict[str, Any], compiler: GrammarCompiler | None) -> list[Sequence]:
     made = []
     for index in range(batch):
-        tokens = np.zeros(4 + 4 * STEPS, np.int32)
-        tokens[:4] = 1 + index
-        sequence = Sequence(
-            key=(index, 0), tokens=tokens, num_prompt_tokens=4, num_tokens=4, params=params, seed=index, arrival=index
-        )
+        sequence = make_sequence(index, [1 + index] * 4, 4 * STEPS, seed=index, **params)
         sequence.grammar = compiler.compile(GRAMMAR) if compiler else None
         made.append(sequence)
     return made
@@ -127,7 +122,7 @@ def demo_steps(folder: Path) -> Make:
     card = built[0][1]
     compiler = GrammarCompiler(folder, card)
 
-    def make(batch: int, params: SamplingParams, *, held: bool) -> Step:
+    def make(batch: int, params: dict[str, Any], *, held: bool) -> Step:
         scheduler = Scheduler(
             config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len,
             prefix_cache=False,
@@ -153,7 +148,7 @@ def sampler_steps(folder: Path) -> Make:
     compiler, sampler, masks = GrammarCompiler(folder, card), Sampler((0,)), MaskMaker()
     noise = torch.randn(max(BATCHES), VOCAB_SIZE, generator=torch.Generator().manual_seed(SEED)) * 3
 
-    def make(batch: int, params: SamplingParams, *, held: bool) -> Step:
+    def make(batch: int, params: dict[str, Any], *, held: bool) -> Step:
         rows = sequences(batch, params, compiler if held else None)
 
         def step() -> None:

@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.cpu_models import num_step_weights, num_weights
 from benchmarks.gpu.setting import Notes, Setting, free_memory
+from benchmarks.records import make_sequence
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
-from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.step_runner import StepRunner
@@ -103,22 +103,12 @@ def note_start(note: Notes, loaded: Loaded) -> None:
 def make_sequences(lengths: Items[Lengths], *, seed: int = 0, **sampling: Any) -> list[Sequence]:
     """Requests of random tokens that only end by their length, greedy unless ``sampling`` says otherwise."""
     rng = np.random.default_rng(seed)
-    sequences = []
-    for index, (num_in, num_out) in enumerate(lengths):
-        tokens = np.zeros(num_in + num_out, np.int32)
-        tokens[:num_in] = rng.integers(1, MAX_TOKEN_ID, num_in)
-        sequences.append(
-            Sequence(
-                key=(index, seed),
-                tokens=tokens,
-                num_prompt_tokens=num_in,
-                num_tokens=num_in,
-                params=SamplingParams(max_tokens=num_out, ignore_eos=True, **sampling),
-                seed=index,
-                arrival=index,
-            )
+    return [
+        make_sequence(
+            index, rng.integers(1, MAX_TOKEN_ID, num_in).tolist(), num_out, generation=seed, seed=index, **sampling
         )
-    return sequences
+        for index, (num_in, num_out) in enumerate(lengths)
+    ]
 
 
 class Preceded:
