@@ -110,7 +110,6 @@ def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> 
             model_dir=folder,
             draft_folder=make_model(draft) if draft else None,
             run_dir=Path(run_dir),
-            progress=lambda done, total: None,
         )
     runner.warm_up()
     if runner.proposer is not None:

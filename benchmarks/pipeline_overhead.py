@@ -76,7 +76,6 @@ def main() -> None:
 def make_engine(config: PipelineConfig, folder: Path) -> Engine:
     runner, card = build_runner(
         config.model, config.cache, config.scheduler, model_dir=config.model.model, run_dir=folder,
-        progress=lambda _done, _total: None,
     )  # fmt: skip
     runner.warm_up()
     scheduler = Scheduler(

@@ -50,7 +50,7 @@ def make_runner(checkpoint: Path, backend: str, dtype: str, folder: Path) -> Cal
     cache = CacheConfig(num_pages=2048, prefix_cache=False)
     scheduler = SchedulerConfig(max_num_seqs=ROWS, prefill_chunk=32)
     model = ModelConfig(backend=backend, dtype=dtype, threads=1)
-    runner, card = build_runner(model, cache, scheduler, model_dir=checkpoint, run_dir=folder, progress=lambda *_: None)
+    runner, card = build_runner(model, cache, scheduler, model_dir=checkpoint, run_dir=folder)
 
     def make_engine(rows: int, replays: bool) -> Engine:
         config = SchedulerConfig(max_num_seqs=rows, prefill_chunk=32)

@@ -58,7 +58,6 @@ def load(model: str) -> tuple[Runner, ModelCard, PipelineConfig]:
     with tempfile.TemporaryDirectory() as run_dir:
         runner, card = build_runner(
             config.model, config.cache, config.scheduler, model_dir=folder, run_dir=Path(run_dir),
-            progress=lambda _done, _total: None,
         )  # fmt: skip
     runner.warm_up()
     return runner, card, config

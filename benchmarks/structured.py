@@ -115,7 +115,6 @@ def demo_steps(folder: Path) -> Make:
     built = [
         build_runner(
             config.model, config.cache, config.scheduler, model_dir=DEMO_CHECKPOINT, run_dir=folder,
-            progress=lambda _done, _total: None,
         )
         for _ in range(2)
     ]  # fmt: skip

@@ -159,7 +159,7 @@ def prove(checkpoint: Path, dtype: str = "auto", *, kv_dtype: str = "auto", lora
         build_runner(
             ModelConfig(model=str(checkpoint), device="cpu", dtype=dtype, lora_modules=lora_modules),
             CacheConfig(num_pages=16, kv_dtype=kv_dtype), SchedulerConfig(),
-            model_dir=checkpoint, run_dir=Path(run_dir), progress=lambda done, total: None,
+            model_dir=checkpoint, run_dir=Path(run_dir),
         )  # fmt: skip
 
 

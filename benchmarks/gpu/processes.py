@@ -28,7 +28,6 @@ def processes(setting: Setting, note: Notes) -> None:
     with tempfile.TemporaryDirectory() as run_dir, Driver(config=config) as driver:
         runner, card = build_runner(
             config.model, config.cache, config.scheduler, model_dir=folder, run_dir=Path(run_dir),
-            progress=lambda done, total: None,
         )  # fmt: skip
         runner.warm_up()
         runner.capture_graphs(lambda done, total: None)

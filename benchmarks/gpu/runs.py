@@ -83,7 +83,6 @@ def load(
             model_dir=folder,
             draft_folder=draft_folder,
             run_dir=Path(run_dir),
-            progress=lambda done, total: None,
         )
     runner.warm_up()
     loaded_at = time.perf_counter()

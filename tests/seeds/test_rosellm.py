@@ -209,7 +209,7 @@ def test_r_rl_16_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Pat
     with pytest.raises(ConfigError, match="the tokenizer has 259 ids and the model 200"):
         build_runner(
             ModelConfig(model=str(folder), device="cpu"), CacheConfig(num_pages=16), SchedulerConfig(),
-            model_dir=folder, run_dir=tmp_path, progress=lambda done, total: None,
+            model_dir=folder, run_dir=tmp_path,
         )  # fmt: skip
 
 

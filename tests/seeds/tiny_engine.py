@@ -56,7 +56,6 @@ class TinyEngine:
             SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
             model_dir=checkpoint,
             run_dir=folder,
-            progress=lambda done, total: None,
         )
         assert isinstance(runner, TorchRunner)
         self.runner = runner

@@ -14,7 +14,7 @@ from .backends import Backends
 from .checkpoint.find import find_checkpoint, read_sampling
 from .checkpoint.stored_weights import family_of
 from .draft.build import check_setting_of_draft, load_draft, prove_draft
-from .facts import Progress, take_device
+from .facts import Progress, no_progress, take_device
 from .give_back import trim_heap
 from .guard.proof import digest_of
 from .loaded import Loaded
@@ -40,7 +40,7 @@ def build_runner(
     model_dir: str | Path,
     draft_folder: Path | None = None,
     run_dir: Path,
-    progress: Progress,
+    progress: Progress = no_progress,
     kv_file: KvFile | None = None,
 ) -> tuple[StepRunner, ModelCard]:
     """Build the runner of the checkpoint in ``model_dir`` (a directory or a hub id), and its model card.
@@ -176,7 +176,7 @@ def rehearse(
     """
     device = _take_device(config.model, draft_folder)
     configs = config.model, config.cache, config.scheduler
-    backends = _make_backends(configs, device, folder, progress=_no_progress, spare_cache=spare)
+    backends = _make_backends(configs, device, folder, progress=no_progress, spare_cache=spare)
     backends.prove(backends.proofs, run_dir)
     if draft_folder:
         prove_draft(backends, draft_folder, run_dir)
@@ -188,10 +188,7 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     """
     configs = config.model, config.cache, config.scheduler  # as rank 0 has settled it
     adapters = load_adapters(config.model.adapters, family_of(folder))
-    backends = Backends(*configs, group.device, folder, _no_progress, adapters=adapters, group=group)
+    backends = Backends(*configs, group.device, folder, no_progress, adapters=adapters, group=group)
     loaded = backends.with_tokenizer(None).load_transformers()
     runner = loaded.make_runner(size_pool(backends, loaded))
     return cast("TorchRunner", runner)  # in a group, load_transformers chooses a kernel for it
-
-
-def _no_progress(done: int, total: int) -> None: ...

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]  # (done, total), in tensors
 
+
+def no_progress(done: int, total: int) -> None:
+    """For callers that do not want to know."""
+
+
 _UNKNOWN_CONTEXT = 1 << 20  # tokens; for a model that states no limit. The pool reduces it to what fits.
 
 

@@ -59,7 +59,6 @@ def make_tiny(family: str, folder: Path, *, backend: str, page_size: int = 4) ->
         SchedulerConfig(max_num_seqs=8),
         model_dir=checkpoint,
         run_dir=folder,
-        progress=lambda done, total: None,
     )
     return Tiny(runner, build_tiny_model(family, eos_token_id=EOS), page_size)
 

@@ -39,7 +39,6 @@ def build(checkpoint: Path, backend: str, dtype: str = "float32", **options: Any
         SchedulerConfig(max_num_seqs=4, prefill_chunk=512),
         model_dir=checkpoint,
         run_dir=checkpoint,
-        progress=lambda done, total: None,
     )
 
 

@@ -48,7 +48,6 @@ def make_runner(family: str, folder: Path) -> TorchRunner:
         SchedulerConfig(max_num_seqs=6, prefill_chunk=16),
         model_dir=make_tiny_model(family, folder / "checkpoint"),
         run_dir=folder,
-        progress=lambda done, total: None,
     )
     assert isinstance(runner, TorchRunner)
     return runner

@@ -38,7 +38,6 @@ def make_engine(folder: Path, *, num_pages: int, host_pages: int = 0, **options:
         SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
         model_dir=folder,
         run_dir=folder,
-        progress=lambda done, total: None,
     )
     size: dict[str, Any] = {"page_size": PAGE_SIZE, "num_pages": num_pages, "max_model_len": card.max_model_len}
     scheduler = make_scheduler(prefill_chunk=16, host_pages=host_pages, **size, **options)

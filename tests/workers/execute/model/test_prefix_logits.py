@@ -58,7 +58,6 @@ def build(family: str, folder: Path, backend: str) -> RecordedRunner:
         SchedulerConfig(max_num_seqs=4, prefill_chunk=MAX_CHUNK),
         model_dir=folder,
         run_dir=folder,
-        progress=lambda done, total: None,
     )
     assert isinstance(built, RecordedRunner)
     built._sampler = Recorder(built._sampler)  # type: ignore[assignment]

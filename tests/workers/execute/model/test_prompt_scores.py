@@ -35,7 +35,6 @@ def engine_parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         SchedulerConfig(max_num_seqs=4, prefill_chunk=512),
         model_dir=checkpoint,
         run_dir=folder,
-        progress=lambda done, total: None,
     )
     return runner, AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
 

@@ -15,6 +15,7 @@ from .....protocol.errors import ConfigError
 from .....protocol.tokenizer_files import TOKENIZER_FILE
 from ..backends import Backends
 from ..checkpoint.find import attributed_to_draft
+from ..facts import no_progress
 from ..loaded import Loaded
 from ..pool import PoolSize, bytes_per_token
 from .model import ON_CPU, DraftModel, Limits
@@ -130,7 +131,7 @@ def _backends_of_draft(backends: Backends, folder: Path, limits: Limits) -> Back
         ),
         backends.device,
         folder,
-        lambda done, total: None,
+        no_progress,
         spare_cache=backends.spare_cache,
         is_draft=True,
     )

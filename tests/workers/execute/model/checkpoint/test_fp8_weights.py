@@ -67,7 +67,7 @@ def greedy_tokens(folder: Path, **options: Any) -> tuple[list[list[int]], ModelC
     runner, card = build_runner(
         ModelConfig(model=str(folder), **{"device": "cpu", "dtype": "float32", **options}),
         CacheConfig(num_pages=64), SchedulerConfig(max_num_seqs=4, prefill_chunk=32),
-        model_dir=folder, run_dir=folder.parent, progress=lambda done, total: None,
+        model_dir=folder, run_dir=folder.parent,
     )  # fmt: skip
     requests = make_requests()
     outputs = run(Engine(make_scheduler(*requests, num_pages=64, page_size=16, max_model_len=512), runner))

@@ -132,7 +132,7 @@ def greedy_tokens(folder: Path, requests: list[Sequence], **options: Any) -> tup
     """The output tokens of each request with the checkpoint's runner, and its model card."""
     runner, card = build_runner(
         ModelConfig(model=str(folder), device="cpu", **options), CacheConfig(num_pages=64), SchedulerConfig(),
-        model_dir=folder, run_dir=folder.parent, progress=lambda done, total: None,
+        model_dir=folder, run_dir=folder.parent,
     )  # fmt: skip
     options = {"num_pages": 64, "page_size": 16, "max_model_len": 512, "num_snapshots": card.num_snapshots}
     outputs = run(Engine(make_scheduler(*requests, **options), runner))

@@ -147,7 +147,6 @@ def test_overlapped_steps_of_a_real_model_give_the_tokens_of_serial_steps(tmp_pa
         SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
         model_dir=make_tiny_model("llama", tmp_path / "checkpoint"),
         run_dir=tmp_path,
-        progress=lambda done, total: None,
     )
     extras: list[dict[str, Any]] = [{}, {"repetition_penalty": 1.3}]
     for extra in extras:

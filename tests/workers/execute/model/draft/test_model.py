@@ -324,7 +324,7 @@ def test_draft_model_is_refused_where_it_cannot_run_before_anything_is_loaded(
     parts: Any = (config.model, config.cache, config.scheduler)
     folders: Any = {"draft_folder": tmp_path, "run_dir": tmp_path}
     starts: list[Callable[[], object]] = [
-        lambda: build.build_runner(*parts, model_dir="/none", progress=lambda done, total: None, **folders),
+        lambda: build.build_runner(*parts, model_dir="/none", **folders),
         lambda: build.rehearse(config, folder=tmp_path, **folders),
     ]
     for start in starts:

@@ -64,7 +64,6 @@ def fixture_start(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             SchedulerConfig(),
             model_dir=checkpoint,
             run_dir=run_dir,
-            progress=lambda done, total: None,
         )
         return card
 

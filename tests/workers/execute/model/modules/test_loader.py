@@ -147,7 +147,7 @@ def test_missing_or_damaged_file_is_named_at_a_start(checkpoint: Path, tmp_path:
     with pytest.raises(ConfigError, match=name):
         build_runner(
             ModelConfig(model=str(checkpoint), device="cpu"), CacheConfig(num_pages=16), SchedulerConfig(),
-            model_dir=checkpoint, run_dir=tmp_path, progress=lambda done, total: None,
+            model_dir=checkpoint, run_dir=tmp_path,
         )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def build(checkpoint: Path, *, cache: dict[str, Any] | None = None, **model: Any
         ModelConfig(model="tiny", device="cpu", threads=1, **model),
         CacheConfig(**{"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, **(cache or {})}),
         SchedulerConfig(max_num_seqs=4, prefill_chunk=5),
-        model_dir=checkpoint, run_dir=checkpoint.parent, progress=lambda done, total: None,
+        model_dir=checkpoint, run_dir=checkpoint.parent,
     )  # fmt: skip
 
 

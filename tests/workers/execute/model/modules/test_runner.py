@@ -27,7 +27,6 @@ def make_runner(folder: Path, *, num_pages: int | None = 40, **model: Any) -> tu
         SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
         model_dir=make_tiny_model("llama", folder / "checkpoint"),
         run_dir=folder,
-        progress=lambda done, total: None,
     )
     assert isinstance(runner, TorchRunner)
     return runner, card

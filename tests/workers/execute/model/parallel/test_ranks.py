@@ -64,7 +64,6 @@ def runner_of(folder: Path, run_dir: Path, num_ranks: int, **model: Any) -> Iter
         SchedulerConfig(max_num_seqs=4, prefill_chunk=8),
         model_dir=folder,
         run_dir=run_dir,
-        progress=lambda done, total: None,
     )
     assert isinstance(runner, TorchRunner)
     assert ("on 2 ranks" in card.backend) == (num_ranks == 2)
