@@ -14,13 +14,13 @@ from .backends import Backends
 from .checkpoint.find import find_checkpoint, read_sampling
 from .checkpoint.stored_weights import family_of
 from .draft.build import check_setting_of_draft, load_draft, prove_draft
+from .embeddings import describe_embeddings
 from .facts import Progress, no_progress, take_device
 from .give_back import trim_heap
 from .guard.proof import digest_of
 from .loaded import Loaded
 from .lora import load_adapters
 from .parallel.group import Group
-from .pooling import describe_embeddings
 from .sizing import size_pool
 from .step_runner import StepRunner
 

@@ -21,7 +21,7 @@ from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.pooling import Embeddings, describe_embeddings
+from triptych.workers.execute.model.embeddings import Embeddings, describe_embeddings
 from triptych.workers.execute.model.step_runner import StepRunner
 from triptych.workers.execute.scheduling.pooling import LAST_STATE, MEAN, WEIGHTED_MEAN, Pooling
 from triptych.workers.execute.scheduling.sequence import Key, Sequence

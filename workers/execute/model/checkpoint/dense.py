@@ -11,8 +11,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from .....protocol.errors import ConfigError
+from ..embeddings import may_lack_head
 from ..facts import ModelFacts, end_tokens
-from ..pooling import may_lack_head
 from ..spec.decoder import DecoderSpec, Unsupported
 from ..spec.describe import describe_decoder
 from ..spec.families import FAMILIES

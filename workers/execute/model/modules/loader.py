@@ -32,9 +32,9 @@ from ..checkpoint.find import (
 from ..checkpoint.fp8_weights import Fp8Checkpoint, is_of_quantised
 from ..checkpoint.stored_weights import kind_of, open_for_modules, read_settings
 from ..checkpoint.text_part import RENAMINGS, text_config
+from ..embeddings import may_lack_head
 from ..facts import ModelFacts, Progress, end_tokens
 from ..parallel.group import ALONE, Group
-from ..pooling import may_lack_head
 from .hidden_states import head_names, hidden_size
 
 

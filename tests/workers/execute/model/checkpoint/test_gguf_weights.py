@@ -25,7 +25,7 @@ from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.checkpoint.find import find_checkpoint, read_config
 from triptych.workers.execute.model.checkpoint.gguf import unpack
 from triptych.workers.execute.model.checkpoint.gguf.splits import SPLITS
-from triptych.workers.execute.model.pooling import Embeddings, describe_embeddings
+from triptych.workers.execute.model.embeddings import Embeddings, describe_embeddings
 from triptych.workers.execute.model.tokenizer import load_tokenizer
 
 TEXT = "the  hello thex 123<|im_end|></s> é"

@@ -16,7 +16,7 @@ from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.checkpoint.dense import open_checkpoint
 from triptych.workers.execute.model.checkpoint.find import context_limit, read_config, weight_files
 from triptych.workers.execute.model.checkpoint.stored_weights import family_of, open_for_modules, open_tensors
-from triptych.workers.execute.model.pooling import may_lack_head
+from triptych.workers.execute.model.embeddings import may_lack_head
 from triptych.workers.execute.model.spec.decoder import Unsupported
 
 EXPERTS = "model.layers.0.mlp.experts"

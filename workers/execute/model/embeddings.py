@@ -17,7 +17,7 @@ from .checkpoint.hub import first_line
 
 _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
-_MODE = "pooling_mode"  # the mode itself, or the beginning of the names of switches, one for each mode
+_MODE, _SWITCH = "pooling_mode", "pooling_mode_"  # the mode, or the beginning of the names of switches, one for each
 _NAMES_OF_SWITCHES = {f"{mode}_tokens": mode for mode in (MEAN, WEIGHTED_MEAN)}  # of others they are the same
 _TAKES_PROMPTS = "include_prompt"  # if false, the instruction before a text is left out of the pooling
 _WITH_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -70,8 +70,10 @@ def _pooling(folder: Path) -> Pooling:
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         raise _Unknown(f"{_MODULES} applies {', '.join(kinds)}, known are Transformer, Pooling and Normalize")
     settings = _read(folder / modules[1]["path"] / "config.json")
-    modes = [name.removeprefix(f"{_MODE}_") for name, value in settings.items() if name != _MODE and value is True]
-    modes = [str(settings[_MODE])] if _MODE in settings else [mode for mode in modes if f"{_MODE}_{mode}" in settings]
+    switches = [
+        name.removeprefix(_SWITCH) for name, value in settings.items() if name.startswith(_SWITCH) and value is True
+    ]
+    modes = [str(settings[_MODE])] if _MODE in settings else switches
     modes = [_NAMES_OF_SWITCHES.get(mode, mode) for mode in modes]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise _Unknown(f"its pooling is {', '.join(modes)}, known is one of {', '.join(POOLINGS)}")
