@@ -64,6 +64,10 @@ struct Rows {
     const Range range = triptych::share(count, part, num_parts);
     return {first + range.begin, first + range.end};
   }
+  // The numbers of one of their pieces of `size`, or of what is left for the last one.
+  Range piece(int number, int size) const {
+    return {first + number * size, first + std::min(count, (number + 1) * size)};
+  }
   Rows of(const Matrix& matrix) const { return matrix.format >= kInt4 ? *this : whole(); }
   int place(int row) const { return places ? places[row] : row; }
   const uint32_t* row(int row) const { return groups + place(row) * stride; }
@@ -266,12 +270,18 @@ __attribute__((noinline)) void multiply_tile(const Tile& tile, const Write& writ
 
 template <class Format, class Write>
 void multiply_in_vectors(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
-  const int num_groups = (rows.count + most_rows<Format>() - 1) / most_rows<Format>();
+  constexpr int kMost = most_rows<Format>();
+  const int num_groups = (rows.count + kMost - 1) / kMost;
+  // A few rows more than one tile has: the full one multiplies no more slowly than memory delivers, and prefetches like
+  // a single one; that of the rest, over weights that are in the cache, prefetches what the next full one begins with.
+  const bool has_rest = num_groups == 2 && rows.count <= kMost * 5 / 3;
   for (int unit = range.begin; unit < range.end;) {
     const bool is_whole = kTileVectors == 4 && unit % 2 == 0 && unit + 1 < range.end;
     for (int group = 0; group < num_groups; ++group) {
-      const Range part = rows.share(group, num_groups);  // 32 rows are 6 + 5 + 5 + 6 + 5 + 5, not 6 * 5 + 2
-      const Prefetch prefetch = prefetch_of(matrix, unit / 2, num_steps<Format>(matrix), rows, group, num_groups);
+      // Otherwise, 32 rows are 6 + 5 + 5 + 6 + 5 + 5, not 6 * 5 + 2.
+      const Range part = has_rest ? rows.piece(group, kMost) : rows.share(group, num_groups);
+      const int place = has_rest ? 0 : group, num_places = has_rest && group == 0 ? 1 : num_groups;
+      const Prefetch prefetch = prefetch_of(matrix, unit / 2, num_steps<Format>(matrix), rows, place, num_places);
       if (is_whole) {
         multiply_tile<Format, kTileVectors>({matrix, rows, unit / 2, 0, kTileVectors, part, prefetch}, write);
       } else {
