@@ -34,8 +34,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gpu.table import lookup, table
-
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.report import ROOT, environment
 
 
 class Part(NamedTuple):
@@ -144,7 +143,7 @@ def begin(device: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
         "device": device,
         "seconds": {},
     }
-    out, own = arguments.out or default_file(report), about()
+    out, own = arguments.out or default_file(report), environment("torch", "transformers", "triton", "pyzmq")
     for file in [*([out] if out.exists() else []), *arguments.add]:
         add(report, json.loads(file.read_text()), names=own)
     # Reports may be merged on another machine than the one they are about.
@@ -273,22 +272,6 @@ def run_part(name: str, folder: str, *, is_dry: bool) -> None:
     start = time.monotonic()
     getattr(importlib.import_module(f"benchmarks.gpu.{part.module}"), name)(setting, note)
     note("seconds", round(time.monotonic() - start, 1))
-
-
-def about() -> dict[str, Any]:
-    from benchmarks.report import environment
-
-    packages = [name for name in ("torch", "transformers", "triton", "pyzmq") if is_installed(name)]
-    return environment(*packages)
-
-
-def is_installed(name: str) -> bool:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return bool(version(name))
-    except PackageNotFoundError:
-        return False
 
 
 def roomiest() -> str:

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def environment(*packages: str) -> dict[str, object]:
-    """Hardware, load, commit, and the versions of Python and of ``packages``."""
+    """Hardware, load, commit, and the versions of Python and of those ``packages`` that are installed."""
+    versions = {"python": platform.python_version()}
+    for name in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return {
         "hardware": f"{cpu_name()}, {os.cpu_count()} cores",
         "load_average": os.getloadavg()[0],
         "commit": commit(),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "versions": versions,
     }
 
 
