@@ -39,10 +39,6 @@ class Limbo:
         """Pages that are held by nothing else."""
         return len(self._unshared(self._entries.values()))
 
-    @property
-    def num_reclaimable(self) -> int:
-        return len(self.reclaimable())
-
     def reclaimable(self) -> set[int]:
         """Pages that ``reclaim`` could make available."""
         if not self._entries:

@@ -68,7 +68,7 @@ class PageStore:
     @property
     def num_available(self) -> int:
         """Pages available at once: free ones, idle ones, and those in limbo that no step touches."""
-        return self.pool.num_available + self.limbo.num_reclaimable
+        return self.pool.num_available + len(self.limbo.reclaimable())
 
     def has(self, num_pages: float) -> bool:
         """Whether this many pages are available at once. Limbo is searched only if the others do not suffice."""

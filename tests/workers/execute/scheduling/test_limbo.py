@@ -71,5 +71,5 @@ def test_pages_that_a_step_still_touches_are_not_reused() -> None:
     limbo.complete(1)
     limbo.reclaim(9)
     assert pool.num_free == 7
-    assert limbo.num_reclaimable == 0
+    assert not limbo.reclaimable()
     assert limbo.num_pages == 2
