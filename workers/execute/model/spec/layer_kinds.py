@@ -64,7 +64,7 @@ def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
     if family.lists_expert_layers:
         without = [layer for layer in layers if config.mlp_layer_types[layer] != "sparse"]
     if family.separates_mlps:
-        without = [layer for layer in layers if layer_types(config)[layer] != _EXPERTS]
+        without = [layer for layer, kind in enumerate(layer_types(config)) if kind != _EXPERTS]
     found = tuple(
         layer not in without and first <= layer <= last and (layer + 1) % step == 0 and count > 0 for layer in layers
     )
