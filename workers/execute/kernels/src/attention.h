@@ -106,8 +106,8 @@ class Attention {
  private:
   using Tiles = AttentionTiles<Cache>;
   static constexpr float kNoMaximum = -1e30f, kMasked = -2e30f;
-  // A maximum follows the scores only once they exceed it by this, so weights are up to 256. Most blocks raise none, and
-  // their powers of two need not wait for the greatest of their scores.
+  // A maximum follows the scores only once they exceed it by this, so weights are up to 256. Most blocks raise none,
+  // and their powers of two need not wait for the greatest of their scores.
   static constexpr float kSlack = 8.0f;
   static constexpr int kRowsAhead = 4;
 
