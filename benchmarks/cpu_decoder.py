@@ -24,8 +24,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cpu_models import SHAPES, make_model, num_weights, weight_bytes
-from benchmarks.records import make_sequence
 from benchmarks.report import best_of, environment, publish
+from benchmarks.sequences import make_sequence
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner

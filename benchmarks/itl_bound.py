@@ -15,8 +15,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.records import make_sequence
 from benchmarks.report import environment, publish
+from benchmarks.sequences import make_sequence
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner

@@ -27,8 +27,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.records import make_sequence, random_prompts
+from benchmarks.records import random_prompts
 from benchmarks.report import environment, publish
+from benchmarks.sequences import make_sequence
 from triptych import Driver
 from triptych.driver.session import Session
 from triptych.driver.stream import Completion, Delta

@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cpu_models import make_model
-from benchmarks.records import make_sequence
 from benchmarks.report import environment, publish
+from benchmarks.sequences import make_sequence
 from triptych.protocol.config import DEMO_CHECKPOINT, CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner

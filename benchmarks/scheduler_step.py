@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.records import make_sequence
 from benchmarks.report import environment, publish, spread
+from benchmarks.sequences import make_sequence
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.batch import build_inputs
 from triptych.workers.execute.scheduling.scheduler import Scheduler

@@ -22,8 +22,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.records import make_sequence
 from benchmarks.report import environment, publish, spread
+from benchmarks.sequences import make_sequence
 from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig
 from triptych.protocol.model_card import ModelCard
 from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.cpu_models import num_step_weights, num_weights
 from benchmarks.gpu.setting import Notes, Setting, free_memory
-from benchmarks.records import make_sequence
+from benchmarks.sequences import make_sequence
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
