@@ -74,7 +74,7 @@ def test_memory_of_another_model_is_given_back_before_the_weights_are_loaded(pat
 
 
 def test_missing_file_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", "triptych"):
         assert KvFile.open(tmp_path / "kv") is None
     assert "keys and values will not outlive this process" in caplog.text
 
@@ -86,7 +86,7 @@ def test_pool_that_does_not_fit_the_file_is_in_ordinary_memory(
         raise OSError(27, "File too large")
 
     monkeypatch.setattr(os, "ftruncate", fail)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", "triptych"):
         pool, file = open_pool(path)
     pool[:] = 7
     assert file.records is None
