@@ -14,7 +14,6 @@ import pytest
 
 from tests.launch.gateway.conftest import Site
 from triptych.launch.gateway import config
-from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.gateway.errors import error_map
 from triptych.protocol.errors import REQUEST_ERRORS
 
@@ -69,11 +68,6 @@ def test_every_error_code_is_in_the_table() -> None:
     of_gateway = set(re.findall(r'(?:code=|40[45]: |status_code, )"(\w+)"', SOURCE)) - {"not_found_error"}  # a type
     assert len(of_gateway) > 10
     assert of_gateway - {code for code, _ in table} == set()
-
-
-def test_every_flag_is_on_the_page() -> None:
-    flags = {f"`--{name.replace('_', '-')}`" for name in GatewayConfig.__dataclass_fields__}
-    assert {flag for flag in flags if flag not in PAGE} <= {"`--http`"}
 
 
 def test_python_examples_run(demo: Site) -> None:

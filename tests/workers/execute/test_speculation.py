@@ -25,7 +25,7 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.plan import Chunk
 from triptych.workers.execute.scheduling.prompt_lookup import look_up
-from triptych.workers.execute.scheduling.proposals import MAX_CHECKED_TOKENS, TOKEN_COST
+from triptych.workers.execute.scheduling.proposals import MAX_CHECKED_TOKENS, TOKEN_COST, FindCosts
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepResult
 
@@ -104,7 +104,7 @@ def test_wrong_proposals_change_nothing_and_become_rare() -> None:
 @pytest.mark.parametrize(("cost", "num_steps"), [(0.0, 76), (0.4, 101), (1.0, 300), (3.0, 300)])
 def test_expensive_proposals_are_made_less_often(cost: float, num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are right; a proposal that takes as long as a step is useless."""
-    monkeypatch.setattr(Told, "cost", cost)
+    monkeypatch.setattr(Told, "costs", (FindCosts(token=cost),))
     _, answers, taken = run(make_sequence(max_tokens=300), num_pages=200)
     assert answers == {(0, 0): expected_output(make_sequence(max_tokens=300))}
     assert taken <= num_steps
