@@ -29,6 +29,7 @@ from benchmarks.sequences import make_sequence
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Runner
@@ -113,7 +114,7 @@ def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> 
         )
     runner.warm_up()
     if runner.proposer is not None:
-        runner.proposer.warm_up(runner.decode_s, lambda done, total: None, is_first=True)
+        runner.proposer.warm_up(runner.decode_s, no_progress, is_first=True)
     return Loaded(runner, scheduler_config, card.num_snapshots, time.perf_counter() - start)
 
 

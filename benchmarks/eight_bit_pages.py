@@ -25,6 +25,7 @@ from benchmarks.report import environment, publish
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.checkpoint.mapped import Checkpoint
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.native.decoder import NativeDecoder
 from triptych.workers.execute.model.native.weights import PackedWeights
 from triptych.workers.execute.model.spec.describe import describe_decoder
@@ -62,7 +63,7 @@ def decoders(model: str, form: str) -> tuple[NativeDecoder, NativeDecoder]:
         library=library,
         format_={"bf16": Format.BFLOAT16, "int8": Format.INT8}[form],
         num_threads=num_processors(),
-        progress=lambda done, total: None,
+        progress=no_progress,
     )
     ropes = [rope.tables(8192 + 1) for rope in find_ropes(config)]
     sizes: dict[str, Any] = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "num_threads": num_processors()}

@@ -9,6 +9,7 @@ from benchmarks.gpu.setting import Notes, Setting, require
 from triptych.protocol.config import PipelineConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 
@@ -30,7 +31,7 @@ def processes(setting: Setting, note: Notes) -> None:
             config.model, config.cache, config.scheduler, model_dir=folder, run_dir=Path(run_dir),
         )  # fmt: skip
         runner.warm_up()
-        runner.capture_graphs(lambda done, total: None)
+        runner.capture_graphs(no_progress)
         scheduler = Scheduler(
             config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len
         )

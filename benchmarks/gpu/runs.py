@@ -20,6 +20,7 @@ from benchmarks.sequences import make_sequence
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.step_runner import StepRunner
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.proposals import Proposer
@@ -86,9 +87,9 @@ def load(
         )
     runner.warm_up()
     loaded_at = time.perf_counter()
-    runner.capture_graphs(lambda done, total: None)
+    runner.capture_graphs(no_progress)
     if runner.proposer is not None:
-        runner.proposer.warm_up(runner.decode_s, lambda done, total: None, is_first=True)
+        runner.proposer.warm_up(runner.decode_s, no_progress, is_first=True)
     return Loaded(runner, card, scheduler_config, loaded_at - start, time.perf_counter() - loaded_at)
 
 

@@ -31,6 +31,7 @@ from ...sampling.sampler import Sampler, failures
 from ...scheduling.plan import MAX_SCORED_TOKENS
 from ...scheduling.sequence import Sequence
 from ...step import StepInputs, StepResult
+from ..facts import no_progress
 from ..step_runner import (
     StepRunner,
     trash_checks,
@@ -197,7 +198,7 @@ class DeviceRunner(StepRunner):
         if self._graphs is not None:
             self._choose_sizes()
             keys, buckets = self._largest_keys(), self._router.buckets
-            self._capture(keys, lambda _done, _total: None)
+            self._capture(keys, no_progress)
             num_graphs = len(self._keys(buckets, _KINDS)) + len(self._mixed_keys()) + len(self._check_keys())
             num_more = 0 if self._graphs is None else num_graphs - len(keys)
         self._measure_checks()
