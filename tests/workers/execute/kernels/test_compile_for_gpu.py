@@ -72,7 +72,6 @@ def test_every_kernel_compiles_and_fits_into_a_multiprocessor(kernels: Kernels) 
         "_finish",
         "_matmul",
         "_one_row",
-        "_gate_chosen",
         "_add_chosen",
         "_decode",
         "_combine",

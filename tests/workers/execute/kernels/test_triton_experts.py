@@ -17,7 +17,7 @@ from triptych.workers.execute.kernels.triton_experts import (
     sort_pairs,
     sum_pairs,
 )
-from triptych.workers.execute.kernels.triton_one_row_experts import add_chosen, fits_one_row, gate_chosen
+from triptych.workers.execute.kernels.triton_one_row import add_chosen, fits_one_row, one_row_linear
 
 # What Triton's interpreter computes with numpy where a GPU says nothing.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
@@ -116,7 +116,9 @@ def test_experts_of_one_token_yield_what_each_would_alone(num_chosen: int, activ
         added += weight * F.linear(activated * up, down[expert].double())
     residual = torch.randn(1, 40, device=DEVICE)
     expected = residual.double() + 0.25 * added
-    gated = gate_chosen(x, gate_up, chosen.experts, norm=norm if has_norm else None, eps=0.1, activation=activation)
+    gated = one_row_linear(
+        x, gate_up, experts=chosen.experts, norm=norm if has_norm else None, eps=0.1, activation=activation
+    )
     add_chosen(gated, down, chosen, residual=residual, multiplier=0.25)
     torch.testing.assert_close(residual.double(), expected, rtol=1e-4, atol=1e-4)
 
@@ -131,7 +133,7 @@ def test_experts_of_one_token_in_the_served_type(num_chosen: int, num_channels: 
         for shape in ((2 * num_channels, 2048), (2048, num_channels))
     )
     chosen = choose_experts(torch.randn(1, 8, device=DEVICE), num_chosen, norms_weights=True)
-    gated = gate_chosen(x, gate_up, chosen.experts, norm=None, eps=0.0, activation="silu")
+    gated = one_row_linear(x, gate_up, experts=chosen.experts, activation="silu")
     gates, ups = torch.einsum("eic,c->ei", gate_up.double(), x[0].double())[chosen.experts[0].long()].chunk(2, dim=1)
     torch.testing.assert_close(gated.double(), F.silu(gates) * ups, rtol=1e-2, atol=1e-3)
     residual = torch.zeros(1, 2048, device=DEVICE)

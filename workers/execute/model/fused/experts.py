@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ...kernels.triton_experts import choose_experts, expert_product, expert_tile, sort_pairs, sum_pairs
-from ...kernels.triton_one_row_experts import add_chosen, gate_chosen
+from ...kernels.triton_experts import Choices, choose_experts, expert_product, expert_tile, sort_pairs, sum_pairs
+from ...kernels.triton_one_row import add_chosen, one_row_linear
 from ...kernels.triton_rows import gate_mul
 from ..spec.decoder import DecoderSpec
 
@@ -26,14 +26,11 @@ class FusedExperts(NamedTuple):
 
     def __call__(self, x: torch.Tensor, choices: list[torch.Tensor] | None = None) -> torch.Tensor:
         """Map x [T, C] to [T, C]. Appends the chosen experts, int32 [T, experts per token], to ``choices``."""
-        spec, num_chosen = self.spec, self.spec.experts_per_token
-        chosen = choose_experts(self.router(x), num_chosen, norms_weights=spec.norms_expert_weights)
-        if choices is not None:
-            choices.append(chosen.experts)
+        spec, chosen = self.spec, self._choose(self.router(x), choices)
         pairs = sort_pairs(chosen.experts, spec.num_experts)
         tile = expert_tile(len(pairs.order), spec.num_experts, x.dtype, is_invariant=self.is_invariant)
         gated = gate_mul(expert_product(x, self.gate_up, pairs, tile), spec.activation)
-        return sum_pairs(expert_product(gated, self.down, pairs, tile, scales=chosen.weights), num_chosen)
+        return sum_pairs(expert_product(gated, self.down, pairs, tile, scales=chosen.weights), spec.experts_per_token)
 
     def add_one_row(
         self,
@@ -45,10 +42,15 @@ class FusedExperts(NamedTuple):
         multiplier: float,
     ) -> None:
         """Add to x [1, C] ``multiplier`` times what a call yields for its RMS norm with the weights ``norm`` [C]."""
+        chosen = self._choose(self.router.one_row(x, norm=norm, eps=eps, dtype=torch.float32), choices)
+        gated = one_row_linear(
+            x, self.gate_up, experts=chosen.experts, norm=norm, eps=eps, activation=self.spec.activation
+        )
+        add_chosen(gated, self.down, chosen, residual=x, multiplier=multiplier)
+
+    def _choose(self, logits: torch.Tensor, choices: list[torch.Tensor] | None) -> Choices:
         spec = self.spec
-        logits = self.router.one_row(x, norm=norm, eps=eps, dtype=torch.float32)
         chosen = choose_experts(logits, spec.experts_per_token, norms_weights=spec.norms_expert_weights)
         if choices is not None:
             choices.append(chosen.experts)
-        gated = gate_chosen(x, self.gate_up, chosen.experts, norm=norm, eps=eps, activation=spec.activation)
-        add_chosen(gated, self.down, chosen, residual=x, multiplier=multiplier)
+        return chosen

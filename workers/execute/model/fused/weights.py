@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels.triton_matmul import invariant_linear
-from ...kernels.triton_one_row import MAX_INPUTS, one_row_linear
-from ...kernels.triton_one_row_experts import fits_one_row
+from ...kernels.triton_one_row import MAX_INPUTS, fits_one_row, one_row_linear
 from ..facts import Progress
 from ..spec.decoder import DecoderSpec
 from ..spec.layer_tensors import LayerTensors, bias_of

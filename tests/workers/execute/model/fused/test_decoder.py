@@ -36,7 +36,6 @@ from triptych.workers.execute.attention.device_step import upload
 from triptych.workers.execute.kernels.triton_fp8 import quantize_rows
 from triptych.workers.execute.kernels.triton_matmul import invariant_linear, matmul_tile
 from triptych.workers.execute.kernels.triton_one_row import one_row_linear
-from triptych.workers.execute.kernels.triton_one_row_experts import gate_chosen
 from triptych.workers.execute.kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
 from triptych.workers.execute.model.device.buckets import StepSize
 from triptych.workers.execute.model.device.mixed_buffers import MixedBuffers
@@ -204,24 +203,18 @@ def test_kernels_that_fail_at_their_first_run_are_refused(tmp_path: Path, monkey
         make_engine("qwen2", tmp_path)
 
 
-def test_decodes_of_one_token_that_are_wrong_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("family", "module"), [("qwen3", "weights"), ("mixtral", "experts")])
+def test_decodes_of_one_token_that_are_wrong_are_refused(
+    family: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They have products of their own, which the self-test runs too."""
 
     def double(*arguments: Any, **options: Any) -> torch.Tensor:
         return one_row_linear(*arguments, **options).mul_(2)
 
-    monkeypatch.setattr("triptych.workers.execute.model.fused.weights.one_row_linear", double)
+    monkeypatch.setattr(f"triptych.workers.execute.model.fused.{module}.one_row_linear", double)
     with pytest.raises(ConfigError, match="its logits differ from transformers'"):
-        make_engine("qwen3", tmp_path)
-
-
-def test_decodes_of_one_token_with_wrong_experts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def double(*arguments: Any, **options: Any) -> torch.Tensor:
-        return gate_chosen(*arguments, **options).mul_(2)
-
-    monkeypatch.setattr("triptych.workers.execute.model.fused.experts.gate_chosen", double)
-    with pytest.raises(ConfigError, match="its logits differ from transformers'"):
-        make_engine("mixtral", tmp_path)
+        make_engine(family, tmp_path)
 
 
 def test_prompt_in_steps_of_one_token(tmp_path: Path) -> None:
