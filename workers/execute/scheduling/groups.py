@@ -28,7 +28,8 @@ class Group:
     members: dict[Key, Sequence] = field(default_factory=dict)
     held: dict[Key, Sequence] = field(default_factory=dict)
     computing: Key | None = None
-    ended: Sequence | None = None  # the last one that ended without an error: its pages may still be in limbo
+    # The last one that ended without an error, and how many of its tokens are in its pages, which may be in limbo.
+    ended: tuple[Sequence, int] | None = None
     has_begun: bool = False  # whether one of them has left the queue
 
 
@@ -60,8 +61,9 @@ class Groups:
             return
         group.held.pop(sequence.key, None)
         del group.members[sequence.key]
-        if is_sound and sequence.num_computed_tokens >= sequence.num_prompt_tokens:
-            group.ended = sequence
+        num_tokens = sequence.num_computed_tokens - self._ahead.num_in_flight.get(sequence.key, 0)
+        if is_sound and num_tokens >= sequence.num_prompt_tokens:
+            group.ended = sequence, num_tokens
         if not group.members:
             assert sequence.group_key is not None, f"{sequence.key} is in a group without a key"
             del self._groups[sequence.group_key]
@@ -120,16 +122,18 @@ class Groups:
     def _sources(self, sequence: Sequence, group: Group) -> Iterator[_Source]:
         """The siblings of ``sequence`` that have pages.
 
-        What a step in flight computes is not in them yet: if that step fails, it is run again, but the copies that were
-        made of its pages meanwhile are not made again.
+        What a step in flight computes is not in them yet: if that step fails, it is run again, but only for sequences
+        that have not ended, and the copies that were made of its pages meanwhile are not made again.
         """
-        tables = [(sibling, sibling.block_table) for sibling in group.members.values() if sibling is not sequence]
-        if group.ended is not None:
-            tables.append((group.ended, self._cache.limbo.table(group.ended.key)))
         in_flight = self._ahead.num_in_flight
-        for sibling, table in tables:
-            if table:
-                yield _Source(sibling, table, sibling.num_computed_tokens - in_flight.get(sibling.key, 0))
+        for sibling in group.members.values():
+            if sibling is not sequence and sibling.block_table:
+                num_tokens = sibling.num_computed_tokens - in_flight.get(sibling.key, 0)
+                yield _Source(sibling, sibling.block_table, num_tokens)
+        if group.ended is not None:
+            ended, num_tokens = group.ended
+            if table := self._cache.limbo.table(ended.key):
+                yield _Source(ended, table, num_tokens)
 
     def _fork(self, sequence: Sequence, source: _Source, *, more_than: int) -> Match:
         """What ``sequence`` can share or copy from the pages of a sibling. At least one token is left to compute.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.workers.execute.factories import (
@@ -16,9 +17,11 @@ from tests.workers.execute.factories import (
     tokens_of,
 )
 from triptych.workers.execute.engine import Engine, StepOutputs
+from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.groups import Groups
 from triptych.workers.execute.scheduling.prefix import PageNode
 from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.step import StepInputs, StepResult
 
 CACHES = pytest.mark.parametrize("prefix_cache", [False, True], ids=["no cache", "cache"])
 
@@ -267,3 +270,38 @@ def test_sequence_that_failed_later_is_not_forked() -> None:
     engine.scheduler.apply(plan, [0], failed={first.key: "bad luck"})
     assert num_prefilled(steps_of(engine)) == 21
     assert_texts([late])
+
+
+class FailsOnceUnwritten(HashRunner):
+    """Its first step writes nothing, and raises when it is collected."""
+
+    has_failed = False
+
+    def launch(self, inputs: StepInputs) -> None:
+        if self.has_failed or self._results:
+            super().launch(inputs)
+        else:
+            self._results.append(StepResult(np.zeros(len(inputs.sampled), np.int32)))
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        if not self.has_failed:
+            self.has_failed = True
+            raise ValueError("bad luck")
+        return result
+
+
+def test_sample_that_expires_while_its_step_fails_is_not_forked() -> None:
+    """The step is not run again for it, so its pages, which are in limbo, lack what was already counted as computed."""
+    group = make_group(1, 3, num_tokens=21)
+    group[0].deadline_at = 2
+    now = [0]
+    options: dict[str, Any] = {"runner": FailsOnceUnwritten, "depth": 1, "max_num_batched_tokens": 21}
+    engine = make_engine(*group, prefill_chunk=64, clock=lambda: now[0], **options)
+    for now[0] in (0, 5):
+        plan = engine.plan()
+        assert plan is not None
+        engine.launch(plan)
+        engine.add(make_sequence(2 * now[0], num_tokens=64))  # the second step has no room for the other samples
+    steps_of(engine)
+    assert_texts(group[1:])
