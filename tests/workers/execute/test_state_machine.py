@@ -15,6 +15,7 @@ from tests.workers.execute.factories import VOCAB_SIZE, make_beams, make_group, 
 from tests.workers.execute.grammar.form import make_form
 from triptych.protocol.config import POLICIES, PREEMPTIONS
 from triptych.workers.execute.scheduling.proposals import CheckCosts
+from triptych.workers.execute.scheduling.sequence import Sequence
 
 GPU_COSTS = CheckCosts(token=0.002, step=0.3, max_tokens=64, beside_prompts=False)
 SETTINGS = st.fixed_dictionaries(
@@ -52,6 +53,7 @@ OF_PAGES_ALONE = {
     "runner": None,
 }  # what a recurrent model does not support
 LASTING = {"prefix_cache": True, "host_pages": 0, "num_snapshots": None}  # what it takes for pages to outlive a crash
+PATIENCE = st.sampled_from([(0, 0), (0, 0), (0, 5), (20, 0), (20, 5)])  # steps to the end, and in the queue; 0: any
 STOP_IDS = st.frozensets(st.integers(0, 96), max_size=4)
 
 
@@ -78,7 +80,7 @@ class Machine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "x"]),
         other_end=st.integers(0, 3),
         priority=st.integers(-2, 2),
-        patience=st.sampled_from([(0, 0), (0, 0), (0, 5), (20, 0), (20, 5)]),
+        patience=PATIENCE,
         min_tokens=st.sampled_from([0, 0, 1, 9]),
         logprobs=st.sampled_from([None, None, 0, 2]),
         prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
@@ -103,8 +105,7 @@ class Machine(RuleBasedStateMachine):
         sequence.grammar = make_form(VOCAB_SIZE) if has_form else None
         recover(sequence, num_emitted)
         sequence.priority, sequence.cache_salt = priority, salt
-        deadlines = [clients.now_ns + steps if steps else 0 for steps in patience]
-        sequence.deadline_at, sequence.queue_deadline_at = deadlines
+        self._limit(sequence, patience)
         clients.add(sequence)
 
     @precondition(lambda self: self.clients.room > 1)
@@ -117,8 +118,11 @@ class Machine(RuleBasedStateMachine):
         stop_ids=STOP_IDS,
         speaker=st.integers(0, 2),
         waits=st.booleans(),
+        patience=st.lists(PATIENCE | st.just((2, 0)), min_size=4, max_size=4),
     )
-    def add_group(self, size: int, emitted: list[int], waits: bool, **options: Any) -> None:
+    def add_group(
+        self, size: int, emitted: list[int], waits: bool, patience: list[tuple[int, int]], **options: Any
+    ) -> None:
         """Samples of one request, perhaps after a crash; the last one may arrive a step later."""
         clients = self.clients
         size = min(size, clients.room)
@@ -126,6 +130,7 @@ class Machine(RuleBasedStateMachine):
             if waits and index == size - 1:
                 clients.step()
             if clients.room:
+                self._limit(sequence, patience[index])
                 clients.add(recover(sequence, emitted[index]))
 
     @precondition(lambda self: self.clients.room > 1)
@@ -170,6 +175,10 @@ class Machine(RuleBasedStateMachine):
     def crash(self) -> None:
         """Another process goes on, perhaps with the pages of this one."""
         self.clients.crash()
+
+    def _limit(self, sequence: Sequence, patience: tuple[int, int]) -> None:
+        deadlines = [self.clients.now_ns + steps if steps else 0 for steps in patience]
+        sequence.deadline_at, sequence.queue_deadline_at = deadlines
 
     def teardown(self) -> None:
         """Every sequence is served in bounded time, and after all were released, every page is free."""
