@@ -85,7 +85,7 @@ def test_r_hf_14_only_steps_that_fit_take_a_graph(depth: int) -> None:
         [], forward, Sampler(()), device=torch.device("cpu"), max_sampled=8, max_pages=16, capture=lambda run: run,
         prefill_tokens=8, decode_rows=3,
     )  # fmt: skip
-    runner.capture_graphs(lambda done, total: None)
+    runner.capture_graphs()
     sequences = [make_sequence(index, num_tokens=9, max_tokens=4 + 3 * index) for index in range(4)]
     engine = Engine(make_scheduler(*sequences, prefill_chunk=8, max_num_batched_tokens=12), runner, depth=depth)
     forward.num_tokens.clear()

@@ -20,6 +20,7 @@ from ..scheduling.proposals import CheckCosts, Proposer
 from ..scheduling.sequence import Sequence
 from ..scheduling.states import NO_ROW, Segment
 from ..step import Places, PromptSpan, StepCut, StepInputs, StepResult
+from .facts import Progress, no_progress
 from .memory import is_out_of_memory
 from .moves import PageMover
 from .prefault import Prefault
@@ -78,7 +79,7 @@ class StepRunner(ABC):
     @abstractmethod
     def collect(self) -> StepResult: ...
 
-    def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
+    def capture_graphs(self, progress: Progress = no_progress) -> None:
         """Capture graphs before the first request, the largest first. Does nothing except on a GPU.
 
         ``progress`` gets (done, total).

@@ -13,6 +13,7 @@ from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.model import sizing
 from triptych.workers.execute.model.backends import Backends
 from triptych.workers.execute.model.draft.build import ON_GPU, DraftBuild
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.loaded import Loaded
 from triptych.workers.execute.model.pool import LayerShape, PoolSize
 
@@ -31,7 +32,7 @@ def test_steps_of_a_draft_model_and_the_pages_of_its_guesses_have_memory(
     monkeypatch.setattr(sizing, "available_bytes", lambda device: 9000)
     backends = Backends(
         ModelConfig(), CacheConfig(page_size=1, kv_memory_fraction=1.0), SchedulerConfig(max_num_seqs=200),
-        torch.device("cuda"), tmp_path, lambda done, total: None,
+        torch.device("cuda"), tmp_path, no_progress,
     )  # fmt: skip
     limits = ON_GPU._replace(max_rows=2)
     draft = DraftBuild(loaded(500, num_layers=1), backends, limits)

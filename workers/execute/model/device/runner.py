@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from itertools import product
 from types import MappingProxyType
@@ -31,7 +31,7 @@ from ...sampling.sampler import Sampler, failures
 from ...scheduling.plan import MAX_SCORED_TOKENS
 from ...scheduling.sequence import Sequence
 from ...step import StepInputs, StepResult
-from ..facts import no_progress
+from ..facts import Progress, no_progress
 from ..step_runner import (
     StepRunner,
     trash_checks,
@@ -168,7 +168,7 @@ class DeviceRunner(StepRunner):
         yield trash_scores(min(self._prefill_tokens, self._max_model_len, MAX_SCORED_TOKENS))
 
     @torch.inference_mode()
-    def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
+    def capture_graphs(self, progress: Progress = no_progress) -> None:
         """Record the graphs of greedy steps and those of prompts with few decodes, and the largest of other kinds.
         Smaller ones of those are recorded on demand or while idle, and then reuse the memory of the largest; recorded
         by rising size, each would allocate more.
@@ -252,7 +252,7 @@ class DeviceRunner(StepRunner):
             shares.append((launched - start) / (time.perf_counter() - start))
         return max(shares[1:])
 
-    def _capture(self, keys: list[GraphKey], progress: Callable[[int, int], None]) -> None:
+    def _capture(self, keys: list[GraphKey], progress: Progress) -> None:
         assert self._graphs is not None, "callers check this first"
         try:
             self._graphs.capture_all(keys, progress)

@@ -33,6 +33,7 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.memory import Arena
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.checkpoint.stored_weights import open_tensors
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.native.build import NativeModel, NativeSetting, load_proven
 from triptych.workers.execute.model.native.proven import load_native
 from triptych.workers.execute.model.spec.decoder import Unsupported
@@ -40,9 +41,7 @@ from triptych.workers.execute.model.tokenizer import load_tokenizer
 
 
 def load(folder: Path, quantization: str = "none", dtype: str = "auto") -> NativeModel:
-    setting = NativeSetting(
-        quantization=quantization, page_size=PAGE_SIZE, threads=2, progress=lambda done, total: None
-    )
+    setting = NativeSetting(quantization=quantization, page_size=PAGE_SIZE, threads=2, progress=no_progress)
     return load_native(folder, load_tokenizer(folder), dtype=dtype, setting=setting)
 
 
@@ -141,7 +140,7 @@ def test_proven_checkpoint_starts_again(tmp_path: Path) -> None:
     again = load_proven(
         stored,
         model.proof,
-        NativeSetting(quantization="int4", page_size=PAGE_SIZE, threads=1, progress=lambda done, total: None),
+        NativeSetting(quantization="int4", page_size=PAGE_SIZE, threads=1, progress=no_progress),
     )
     assert np.array_equal(logits(again), logits(model))
 

@@ -47,6 +47,7 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.checkpoint.stored_weights import open_for_modules, open_tensors
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.guard.oracle import Oracle, mapped_model
 from triptych.workers.execute.model.spec.decoder import Unsupported
 from triptych.workers.execute.model.spec.describe import describe_decoder
@@ -227,7 +228,7 @@ def test_fused_decoder_quantises_again_per_output(tmp_path: Path, monkeypatch: p
     spec = describe_decoder(AutoConfig.from_pretrained(stored), tensors.shapes())
     loader = FusedLoader(
         spec, tensors, format_=Format(torch.float32, is_fp8=True), device=torch.device("cpu"),
-        progress=lambda done, total: None,
+        progress=no_progress,
     )  # fmt: skip
     down: Any = loader.load().layers[0].mlp
     found = down.down.weight.values.float() * down.down.weight.scales

@@ -23,6 +23,7 @@ from triptych.workers.execute.model.checkpoint.gguf.file import GgufFile, open_g
 from triptych.workers.execute.model.checkpoint.gguf.numbers import numbers_of
 from triptych.workers.execute.model.checkpoint.gguf.settings import read_settings
 from triptych.workers.execute.model.checkpoint.gguf.tensors import GgufTensors
+from triptych.workers.execute.model.facts import no_progress
 
 # Names, numbers of no consequence, what other attributes say, and what the family does not use.
 MAY_DIFFER = {
@@ -67,7 +68,7 @@ def test_the_model_is_the_one_that_was_converted(name: str, tmp_path: Path) -> N
     expected = revert_weight_conversion(model, stored)
     weights = {
         name: weight
-        for group in GgufTensors(file, config).read(torch.float32, lambda done, total: None)
+        for group in GgufTensors(file, config).read(torch.float32, no_progress)
         for name, weight in group.items()
     }
     assert weights.keys() == expected.keys()
@@ -118,7 +119,7 @@ def test_experts_in_mxfp4_stay_in_mxfp4(tmp_path: Path) -> None:
     write(tmp_path / "x.gguf", case, build(case), tensors=in_blocks)
     file = open_gguf([tmp_path / "x.gguf"])
     config = config_of(file)
-    read = list(GgufTensors(file, config).read(torch.bfloat16, lambda done, total: None))
+    read = list(GgufTensors(file, config).read(torch.bfloat16, no_progress))
     made = {name: weight for group in read for name, weight in group.items()}
     prefix = "model.layers.1.mlp.experts."
     values = convert_moe_packed_tensors(made[f"{prefix}gate_up_proj_blocks"], made[f"{prefix}gate_up_proj_scales"])
@@ -146,6 +147,6 @@ def test_older_files_of_deepseek_have_one_matrix_for_keys_and_values(tmp_path: P
     made = config_of(file)
     assert (made.qk_nope_head_dim, made.v_head_dim) == (config.qk_nope_head_dim, config.v_head_dim)
     assert (made.n_group, made.topk_method) == (1, "greedy")
-    read = list(GgufTensors(file, made).read(torch.float32, lambda done, total: None))
+    read = list(GgufTensors(file, made).read(torch.float32, no_progress))
     weights = {name: weight for group in read for name, weight in group.items()}
     assert torch.equal(weights["model.layers.1.self_attn.kv_b_proj.weight"], whole)

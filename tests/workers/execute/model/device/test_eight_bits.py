@@ -93,7 +93,7 @@ def test_fused_decoder_and_modules_give_the_tokens_of_the_definition(
             pages = None if way == "fused" else NUM_PAGES
             engine = NativeEngine(checkpoint, tmp_path, **SIZES, backend=backend, device="cuda", num_pages=pages)
             engine.runner.warm_up()
-            engine.runner.capture_graphs(lambda done, total: None)
+            engine.runner.capture_graphs()
             assert engine.card.backend.endswith(", int8 keys and values")
             assert isinstance(engine.runner, DeviceRunner) == (way != "definition")
             found[way] = engine.run(*requests()[:2], max_num_seqs=2)

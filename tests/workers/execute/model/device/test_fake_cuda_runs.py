@@ -95,7 +95,7 @@ def make_runner(device: str, *, max_proposals: int = 0) -> DeviceRunner:
     )  # fmt: skip
     if device == "cuda":
         runner.warm_up()
-        runner.capture_graphs(lambda done, total: None)
+        runner.capture_graphs()
     return runner
 
 
@@ -272,7 +272,7 @@ def test_whole_model_gives_the_tokens_of_a_cpu(way: str, tmp_path: Path, monkeyp
         )  # fmt: skip
         assert isinstance(engine.runner, DeviceRunner)
         engine.runner.warm_up()
-        engine.runner.capture_graphs(lambda done, total: None)
+        engine.runner.capture_graphs()
         assert not any(pages[1:].any() for pages in engine.runner._mover._device), "only the trash page is written to"
         found = engine.run(*make_requests(), max_num_seqs=3)  # in the graph of four
         assert keeps_states or engine.runner.num_graph_steps > 0

@@ -18,6 +18,7 @@ from tests.workers.execute.model.fused.short_self_test import shorten_self_test
 from tests.workers.execute.model.native.decoders import NativeEngine, make_checkpoint, make_request, some_of
 from triptych.workers.execute.model.device.buckets import StepSize
 from triptych.workers.execute.model.device.graphs import CaptureFailed, CudaGraphCapture, GraphKey, GraphShelf
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.step_runner import trash_decodes
 from triptych.workers.execute.sampling.kinds import SamplingKind
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -312,7 +313,7 @@ def capture_some(runner: DeviceRunner) -> None:
             *(GraphKey(StepSize(4), kind) for kind in kinds),
             GraphKey(StepSize(4), SamplingKind.CUT, True),
         ]
-        shelf.capture_all(keys, lambda done, total: None)
+        shelf.capture_all(keys, no_progress)
 
 
 def check_equal(engine: NativeEngine, runner: DeviceRunner, plain: Any) -> None:
@@ -333,7 +334,7 @@ def test_steps_with_prompts_have_the_same_tokens_as_graphs(engine: NativeEngine)
         keys = [
             GraphKey(StepSize(rows, 16), SamplingKind.HOST, is_adapted) for rows, is_adapted in ((0, False), (8, True))
         ]
-        runner._graphs.capture_all(keys, lambda done, total: None)
+        runner._graphs.capture_all(keys, no_progress)
     tokens, pages = run(engine, runner, **sizes)
     assert tokens == expected_tokens
     for found, expected in zip(pages, expected_pages, strict=True):
@@ -344,7 +345,7 @@ def test_steps_with_prompts_have_the_same_tokens_as_graphs(engine: NativeEngine)
 def capture_checks(runner: DeviceRunner) -> None:
     assert runner._graphs is not None
     with torch.inference_mode():
-        runner._graphs.capture_all(runner._check_keys(), lambda done, total: None)
+        runner._graphs.capture_all(runner._check_keys(), no_progress)
 
 
 def test_steps_with_proposals_have_the_same_tokens_as_graphs(engine: NativeEngine) -> None:

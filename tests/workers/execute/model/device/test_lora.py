@@ -30,6 +30,7 @@ from triptych.workers.execute.attention.forward_context import PagedLayers
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.device.buckets import StepSize
 from triptych.workers.execute.model.device.graphs import CudaGraphCapture, GraphKey
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.lora import Adapter, LowRank, load_adapters
 from triptych.workers.execute.model.modules.device_forward import TransformersForward
 from triptych.workers.execute.model.modules.forward import PagedForward
@@ -123,7 +124,7 @@ def test_fused_decoder_applies_adapters_in_graphs_beside_its_products(tmp_path: 
     sizes: dict[str, Any] = {"max_num_seqs": 4, "prefill_chunk": 16}
     engine = NativeEngine(checkpoint, tmp_path, backend="fused", device="cuda", lora_modules=modules, **sizes)
     assert isinstance(engine.runner, DeviceRunner)
-    engine.runner._capture([GraphKey(StepSize(4), SamplingKind.GREEDY, True)], lambda done, total: None)
+    engine.runner._capture([GraphKey(StepSize(4), SamplingKind.GREEDY, True)], no_progress)
     found = engine.run(*requests())
     assert engine.runner.num_graph_steps > 0
     assert len({tuple(tokens) for tokens in found}) == len(found)
@@ -135,7 +136,7 @@ def test_transformers_modules_apply_adapters_in_graphs(gpu: torch.device, tmp_pa
     checkpoint = make_checkpoint("llama", tmp_path / "0", **FAMILIES["qwen2"])
     adapter = make_adapter(tmp_path / "a", checkpoint)
     runner = make_graphed(checkpoint, load_adapters([LoraModule("a", adapter)]), gpu)
-    runner.capture_graphs(lambda done, total: None)
+    runner.capture_graphs()
     sequences = [adapt(make_request(index, 5, MAX_TOKENS), index) for index in (0, 1)]
     scheduler = make_scheduler(*sequences, num_pages=8, page_size=PAGE_SIZE, max_model_len=64)
     outputs = run(Engine(scheduler, runner))

@@ -91,7 +91,7 @@ def test_model_that_cannot_be_captured_is_served_without_graphs(caplog: pytest.L
         raise CaptureFailed("operation not permitted when stream is capturing")
 
     runner = make_runner(NextToken(), capture=refuse)
-    runner.capture_graphs(lambda done, total: None)
+    runner.capture_graphs()
     assert "operation not permitted" in caplog.text
     sequence = make_sequence(max_tokens=40)
     assert run(Engine(make_scheduler(sequence), runner, depth=1))[sequence.key] == expected(sequence)
@@ -108,7 +108,7 @@ def partly(sequence: Sequence, max_tokens: int) -> list[int]:
 def test_steps_with_proposals_are_graphs_and_change_no_answer(capture: Any) -> None:
     """Of one stream, of several, and beside sequences that are not guessed."""
     runner = make_runner(NextToken(), capture, max_proposals=5, prefill_tokens=12)
-    runner.capture_graphs(lambda done, total: None)
+    runner.capture_graphs()
     for count in (1, 3, 4):
         sequences = make_sequences(count, max_tokens=30)
         sequences[-1].chance *= count < 4

@@ -127,7 +127,7 @@ def test_all_graphs_of_proposals_are_there_even_after_a_restart(is_adapted: bool
     assert StepSize(1) in sizes
     assert num_more == 8 << is_adapted
     count = runner._graphs.num_graphs
-    runner.capture_graphs(lambda done, total: None)
+    runner.capture_graphs()
     assert runner._graphs.num_graphs == count + (2 << is_adapted)  # of two rows, and of a prompt alone
 
 
@@ -157,7 +157,7 @@ def test_largest_and_smallest_steps_with_adapters_are_measured_if_there_are_adap
     runner = make_runner(Notes(), capture=lambda run: run, is_adapted=is_adapted)
     runner.warm_up()
     assert noted == ([[1] * 8, [1] * 4, [1]] if is_adapted else [])
-    runner.capture_graphs(lambda done, total: None)
+    runner.capture_graphs()
     assert runner._graphs is not None
     assert runner._graphs.num_graphs == 8 << is_adapted
 
@@ -175,7 +175,7 @@ def test_largest_graph_of_each_kind_is_captured_before_all_others() -> None:
         return make_run(key)
 
     runner._graphs._make_run = note
-    runner.capture_graphs(lambda done, total: None)
+    runner.capture_graphs()
     assert {key.kind for key in captured[2:6]} == set(SamplingKind) - {SamplingKind.HOST}
     sizes = [(key.size.num_rows, key.size.num_chunk_tokens) for key in captured]
     assert sizes == [(4, 8), (0, 8), *[(4, 0)] * 4, (2, 0), (1, 0)]
@@ -227,7 +227,7 @@ def test_decodes_without_a_graph_are_warmed_up(capture: GraphCapture | None) -> 
 
     noted: set[tuple[int, int]] = set()
     runner = make_runner(Notes(), capture)
-    runner.capture_graphs(lambda done, total: None)
+    runner.capture_graphs()
     noted.clear()
     runner.warm_up()
     assert (4, 1) in noted

@@ -25,6 +25,7 @@ from triptych.workers.execute.model.device.runner import DeviceRunner
 from triptych.workers.execute.model.draft.build import ON_GPU
 from triptych.workers.execute.model.draft.device import DraftRunner
 from triptych.workers.execute.model.draft.model import DraftModel
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.proposals import CheckCosts
 from triptych.workers.execute.scheduling.scheduler import Scheduler
@@ -89,9 +90,9 @@ def fixture_pair(device: FakeCuda) -> tuple[DeviceRunner, DeviceRunner]:
     own = make_runner(DraftRunner, num_pages, prefill_tokens=limits.max_step_tokens)
     sizes = {"num_pages": MOST_PAGES, "page_size": PAGE_SIZE, "vocab_size": 97, "known_ids": 97}
     runner.warm_up()
-    runner.capture_graphs(lambda done, total: None)
+    runner.capture_graphs()
     runner.proposer = DraftModel(own, limits=limits, **sizes)
-    runner.proposer.warm_up(runner.decode_s, lambda done, total: None, is_first=True)
+    runner.proposer.warm_up(runner.decode_s, no_progress, is_first=True)
     runner.proposer.costs = DraftModel.costs  # as if it were much smaller
     return runner, own
 
@@ -203,7 +204,7 @@ def test_fused_decoder_guesses_for_itself(
         engine.runner.capture_largest()
         proposer = engine.runner.proposer
         assert isinstance(proposer, DraftModel)
-        proposer.warm_up(engine.runner.decode_s, lambda done, total: None, is_first=False)
+        proposer.warm_up(engine.runner.decode_s, no_progress, is_first=False)
         assert all(costs.token > 0 for costs in proposer.costs)
         proposer.costs = DraftModel.costs
         ways: Any = ({}, {"num_speculative_tokens": 3, "check_costs": COSTS})

@@ -31,6 +31,7 @@ from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.model import build, prefault
 from triptych.workers.execute.model.draft.build import _scratch
 from triptych.workers.execute.model.draft.model import FEW, ON_CPU, DraftModel
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.scheduling.proposals import FindCosts
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -86,7 +87,7 @@ def test_costs_of_guesses_are_measured_for_one_sequence_for_two_and_for_the_most
     )  # fmt: skip
     limits = ON_CPU._replace(max_rows=max_rows)
     model = DraftModel(runner, num_pages=4, page_size=16, vocab_size=9, known_ids=9, limits=limits)
-    model.warm_up(float, lambda done, total: None, is_first=True)
+    model.warm_up(float, no_progress, is_first=True)
     assert [costs.token for costs in model.costs] == pytest.approx(tokens)
     assert [costs.start for costs in model.costs] == pytest.approx(starts)
 

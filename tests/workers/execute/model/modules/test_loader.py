@@ -14,7 +14,7 @@ from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.checkpoint.dense import open_checkpoint
 from triptych.workers.execute.model.checkpoint.find import context_limit, find_checkpoint
-from triptych.workers.execute.model.facts import resolve_device, take_device
+from triptych.workers.execute.model.facts import no_progress, resolve_device, take_device
 from triptych.workers.execute.model.modules.loader import LoadedModel, load_model
 from triptych.workers.execute.model.tokenizer import load_tokenizer
 
@@ -27,7 +27,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, dtype: str = "auto") -> LoadedModel:
-    return load_model(folder, load_tokenizer(folder), dtype=dtype, device=CPU, progress=lambda done, total: None)
+    return load_model(folder, load_tokenizer(folder), dtype=dtype, device=CPU, progress=no_progress)
 
 
 def edit_config(folder: Path, **values: object) -> None:
@@ -87,7 +87,7 @@ def test_damaged_config_is_named(checkpoint: Path) -> None:
     tokenizer = load_tokenizer(checkpoint)
     (checkpoint / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"cannot use .*config\.json"):
-        load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=lambda done, total: None)
+        load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=no_progress)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_unknown_architecture_is_named(checkpoint: Path) -> None:
     tokenizer = load_tokenizer(checkpoint)
     edit_config(checkpoint, model_type="llama99")
     with pytest.raises(ConfigError, match="llama99"):
-        load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=lambda done, total: None)
+        load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=no_progress)
 
 
 def test_model_that_is_not_generative_is_refused(checkpoint: Path) -> None:
     tokenizer = load_tokenizer(checkpoint)
     edit_config(checkpoint, model_type="vit")
     with pytest.raises(ConfigError):
-        load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=lambda done, total: None)
+        load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=no_progress)
 
 
 def test_truncated_weights_are_named(checkpoint: Path) -> None:

@@ -30,6 +30,7 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.checkpoint.stored_weights import open_tensors
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.native.decoder import NativeDecoder
 from triptych.workers.execute.model.native.weights import PackedWeights
 from triptych.workers.execute.model.spec.describe import describe_decoder
@@ -197,7 +198,7 @@ def pack(
         library=load_cached(level),
         format_=format_,
         num_threads=2,
-        progress=lambda done, total: None,
+        progress=no_progress,
         **options,
     )
 
@@ -232,12 +233,11 @@ class NativeEngine:
             model_dir=checkpoint,
             draft_folder=draft,
             run_dir=run_dir,
-            progress=lambda done, total: None,
         )
 
     def warm_up_draft(self) -> None:
         assert self.runner.proposer is not None
-        self.runner.proposer.warm_up(self.runner.decode_s, lambda done, total: None, is_first=True)
+        self.runner.proposer.warm_up(self.runner.decode_s, no_progress, is_first=True)
 
     @cached_property
     def model(self) -> PreTrainedModel:

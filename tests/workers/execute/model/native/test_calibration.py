@@ -26,7 +26,7 @@ from tests.workers.execute.model.native.decoders import (
 from triptych.protocol.arrays import Float32, Int32
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.checkpoint.stored_weights import open_tensors
-from triptych.workers.execute.model.facts import Progress
+from triptych.workers.execute.model.facts import Progress, no_progress
 from triptych.workers.execute.model.native import build, calibration, calibration_store
 from triptych.workers.execute.model.native.build import NativeSetting
 from triptych.workers.execute.model.native.calibration import NUM_STEPS, Importance, calibrate
@@ -40,7 +40,7 @@ FOUND = {"a": np.arange(1, 4, dtype=np.float32), "b": np.ones(2, np.float32)}
 
 
 def observed(
-    checkpoint: Path, num_threads: int = 1, progress: Progress = lambda done, total: None
+    checkpoint: Path, num_threads: int = 1, progress: Progress = no_progress
 ) -> tuple[PackedWeights, Importance]:
     """The weights after a calibration, and what it found."""
     weights = pack(checkpoint, FASTEST, Format.INT4, calibration_steps=NUM_STEPS)
@@ -48,7 +48,7 @@ def observed(
     return weights, calibrate(load_cached(FASTEST), weights, ropes, num_threads=num_threads, progress=progress)
 
 
-def calibrated(checkpoint: Path, num_threads: int = 1, progress: Progress = lambda done, total: None) -> Importance:
+def calibrated(checkpoint: Path, num_threads: int = 1, progress: Progress = no_progress) -> Importance:
     return observed(checkpoint, num_threads, progress)[1]
 
 

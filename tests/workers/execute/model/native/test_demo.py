@@ -17,6 +17,7 @@ from triptych.launch.demo_model.training.tokenizer import ConversationEncoder
 from triptych.protocol.config import DEMO_CHECKPOINT
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.kernels.memory import Arena
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.native.build import NativeSetting
 from triptych.workers.execute.model.native.proven import load_native
 from triptych.workers.execute.model.tokenizer import load_tokenizer
@@ -96,7 +97,7 @@ def answer_losses(quantization: str, kv_dtype: str = "auto") -> np.ndarray:
             page_size=16,
             has_eight_bit_pages=kv_dtype == "int8",
             threads=None,
-            progress=lambda done, total: None,
+            progress=no_progress,
         ),
     )
     decoder = native.make_decoder(64, 1024, 0, Arena)

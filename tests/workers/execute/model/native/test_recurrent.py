@@ -274,7 +274,7 @@ def build(checkpoint: Path, *, draft: Path | None = None, **cache_options: Any) 
     return build_runner(
         ModelConfig(model="tiny", device="cpu", threads=1),
         CacheConfig(**{"num_pages": 16, **cache_options}), SchedulerConfig(max_num_seqs=4),
-        model_dir=checkpoint, draft_folder=draft, run_dir=checkpoint.parent, progress=lambda done, total: None,
+        model_dir=checkpoint, draft_folder=draft, run_dir=checkpoint.parent,
     )  # fmt: skip
 
 

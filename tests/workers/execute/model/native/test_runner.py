@@ -127,7 +127,6 @@ def test_impossible_native_backend_is_refused(
             SchedulerConfig(),
             model_dir=checkpoint,
             run_dir=tmp_path,
-            progress=lambda done, total: None,
         )
 
 

@@ -18,6 +18,7 @@ from triptych.protocol.arrays import Int32
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.checkpoint.mapped import Checkpoint
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.guard import oracle
 from triptych.workers.execute.model.guard.probe import random_sequences
 from triptych.workers.execute.model.native import self_test as native_self_test
@@ -46,9 +47,7 @@ def check(
     """``overrides`` change the config that transformers gets, ``described`` the description that the kernels get."""
     library, tensors = load_cached(available_levels()[0]), Checkpoint(folder)
     spec = replace(describe_decoder(AutoConfig.from_pretrained(folder), tensors.shapes()), **described or {})
-    weights = PackedWeights(
-        spec, tensors, library=library, format_=format_, num_threads=1, progress=lambda done, total: None
-    )
+    weights = PackedWeights(spec, tensors, library=library, format_=format_, num_threads=1, progress=no_progress)
     config = AutoConfig.from_pretrained(folder, **overrides)
     return check_native(library, weights, config, tensors, ropes=find_ropes(config), num_threads=1)
 

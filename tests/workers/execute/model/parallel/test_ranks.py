@@ -29,6 +29,7 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import backends, sizing
 from triptych.workers.execute.model.backends import Backends
 from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.loaded import Loaded
 from triptych.workers.execute.model.modules.build import ModelOnPages, _device_kernel
 from triptych.workers.execute.model.modules.runner import TorchRunner
@@ -187,7 +188,7 @@ def test_keys_in_eight_bits_are_split_among_gpus_only(device: str, monkeypatch: 
     monkeypatch.setattr(ranks, "Ranks", lambda *_, **__: SimpleNamespace(group=group))
     own = Backends(
         ModelConfig(model="tiny", tensor_parallel_size=2), CacheConfig(kv_dtype="int8"), SchedulerConfig(),
-        group.device, Path(), lambda done, total: None,
+        group.device, Path(), no_progress,
     )  # fmt: skip
     if device == "cuda":
         assert own.with_ranks(Path()).group is group
@@ -224,7 +225,7 @@ def test_each_rank_tries_the_largest_steps_by_itself(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Group, "least", lambda self, value: value)
     ranks = Backends(
         ModelConfig(), CacheConfig(page_size=1, kv_memory_fraction=1.0), SchedulerConfig(max_num_seqs=200), device,
-        tmp_path, lambda done, total: None, group=group,
+        tmp_path, no_progress, group=group,
     )  # fmt: skip
     assert sizing.size_pool(ranks, loaded).num_pages == 8000 // 8 - 1
 
