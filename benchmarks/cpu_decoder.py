@@ -25,12 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cpu_models import SHAPES, make_model, num_weights, weight_bytes
 from benchmarks.report import best_of, environment, publish
-from benchmarks.sequences import make_sequence
+from benchmarks.sequences import make_engine, make_sequence
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
-from triptych.workers.execute.engine import Engine
+from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.facts import no_progress
-from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Runner
 
@@ -44,7 +43,7 @@ class Loaded(NamedTuple):
 
     runner: Runner
     config: SchedulerConfig
-    num_snapshots: int | None  # of states, if it keeps any
+    card: ModelCard
     load_s: float
 
 
@@ -115,7 +114,7 @@ def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> 
     runner.warm_up()
     if runner.proposer is not None:
         runner.proposer.warm_up(runner.decode_s, no_progress, is_first=True)
-    return Loaded(runner, scheduler_config, card.num_snapshots, time.perf_counter() - start)
+    return Loaded(runner, scheduler_config, card, time.perf_counter() - start)
 
 
 def run_workload(name: str, repeat: int, loaded: Loaded) -> float:
@@ -147,10 +146,7 @@ def random_sequence(index: int, num_prompt_tokens: int, max_tokens: int, rng: ra
 
 def run_all(sequences: list[Sequence], loaded: Loaded) -> float:
     """Seconds until all sequences are finished."""
-    scheduler = Scheduler(
-        loaded.config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN, num_snapshots=loaded.num_snapshots
-    )
-    engine = Engine(scheduler, loaded.runner)
+    engine = make_engine(loaded.runner, loaded.card, loaded.config)
     start = time.perf_counter()
     for sequence in sequences:
         engine.add(sequence)

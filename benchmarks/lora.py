@@ -21,13 +21,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.cpu_decoder import MAX_MODEL_LEN, load, random_sequence
+from benchmarks.cpu_decoder import Loaded, load, random_sequence
 from benchmarks.cpu_models import RANK, SHAPES, make_adapter, make_model
 from benchmarks.report import environment, publish
-from triptych.protocol.config import SchedulerConfig
-from triptych.workers.execute.engine import Engine
-from triptych.workers.execute.scheduling.scheduler import Scheduler
-from triptych.workers.execute.step import Runner
+from benchmarks.sequences import make_engine
 
 NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 16, 24
 NUM_STREAMS = 8
@@ -56,18 +53,18 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             modules = tuple(f"{n}={make_adapter(Path(folder) / str(n), make_model(model), n)}" for n in range(1, 9))
             for form in arguments.formats:
-                plain, config, *_ = load(model, form, **ONE_THREAD)
-                adapted = load(model, form, lora_modules=modules, **ONE_THREAD).runner
-                cases[f"{model} {form}"] = measure(plain, adapted, config, arguments.repeats)
+                plain = load(model, form, **ONE_THREAD)
+                adapted = load(model, form, lora_modules=modules, **ONE_THREAD)
+                cases[f"{model} {form}"] = measure(plain, adapted, arguments.repeats)
     report = {"what": "lora", **environment("torch"), **vars(arguments), "rank": RANK, "streams": NUM_STREAMS}
     publish({**report, "cases": cases})
 
 
-def measure(plain: Runner, adapted: Runner, config: SchedulerConfig, repeats: int) -> dict[str, object]:
+def measure(plain: Loaded, adapted: Loaded, repeats: int) -> dict[str, object]:
     pairs: dict[str, list[tuple[Times, Times]]] = {name: [] for name in CASES}
     for repeat in range(repeats + 1):
         for name, adapters in CASES.items():
-            pair = run(plain, config, CASES["none"], repeat), run(adapted, config, adapters, repeat)
+            pair = run(plain, CASES["none"], repeat), run(adapted, adapters, repeat)
             if repeat:  # the first one warms up
                 pairs[name].append(pair)
     quickest = min(without.answers_s for found in pairs.values() for without, _ in found)
@@ -87,11 +84,10 @@ def shares(pairs: list[tuple[Times, Times]]) -> dict[str, float]:
     return found
 
 
-def run(runner: Runner, config: SchedulerConfig, adapters: list[int], repeat: int) -> Times:
+def run(loaded: Loaded, adapters: list[int], repeat: int) -> Times:
     tokens = random.Random(repeat)
     sequences = [random_sequence(i, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS, tokens) for i in range(NUM_STREAMS)]
-    scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN)
-    engine = Engine(scheduler, runner)
+    engine = make_engine(loaded.runner, loaded.card, loaded.config)
     for sequence, adapter in zip(sequences, adapters, strict=True):
         sequence.adapter, sequence.cache_salt = adapter, str(adapter)
         engine.add(sequence)

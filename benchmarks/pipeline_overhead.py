@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.records import random_prompts
 from benchmarks.report import environment, publish
-from benchmarks.sequences import make_sequence
+from benchmarks.sequences import make_engine, make_sequence
 from triptych import Driver
 from triptych.driver.session import Session
 from triptych.driver.stream import Completion, Delta
@@ -40,7 +40,6 @@ from triptych.protocol.messages import Accepted
 from triptych.protocol.run_dir import follow_endpoint, submit_endpoint
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 PROMPT_TOKENS, TURNS = 64, 5
 BUSY = "while True: pass"
@@ -67,22 +66,19 @@ def main() -> None:
     options = arguments.parse_args()
     config = PipelineConfig.from_options(model=options.model, dtype=options.dtype)
     with tempfile.TemporaryDirectory() as folder, Driver(config=config) as driver:
-        engine = make_engine(config, Path(folder))
+        engine = load(config, Path(folder))
         work = [Work(batch, options.output_tokens) for batch in options.batches]
         results = {f"batch {each.batch}": compare(engine, driver, each, options.turns) for each in work}
     about = environment("torch", "transformers", "pyzmq") | {"model": Path(options.model).name, "dtype": options.dtype}
     publish({"what": "pipeline_overhead", **about, "turns": options.turns, "results": results})
 
 
-def make_engine(config: PipelineConfig, folder: Path) -> Engine:
+def load(config: PipelineConfig, folder: Path) -> Engine:
     runner, card = build_runner(
         config.model, config.cache, config.scheduler, model_dir=config.model.model, run_dir=folder,
     )  # fmt: skip
     runner.warm_up()
-    scheduler = Scheduler(
-        config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len
-    )
-    return Engine(scheduler, runner, depth=int(runner.overlaps))
+    return make_engine(runner, card, config.scheduler, depth=int(runner.overlaps))
 
 
 def compare(engine: Engine, driver: Driver, work: Work, turns: int) -> dict[str, Any]:

@@ -18,11 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cpu_models import make_model
 from benchmarks.report import environment, publish
-from benchmarks.sequences import make_sequence
+from benchmarks.sequences import make_engine, make_sequence
 from triptych.protocol.config import DEMO_CHECKPOINT, CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 SEED = 3
@@ -39,8 +38,8 @@ def main() -> None:
     for model, (backend, dtype) in itertools.product(MODELS, KINDS):
         checkpoint = DEMO_CHECKPOINT if model == "demo" else make_model(model)
         with tempfile.TemporaryDirectory() as folder:
-            make_engine = make_runner(checkpoint, backend, dtype, Path(folder))
-        results[f"{model} {backend} {dtype}"] = measure(make_engine)
+            engine_of = make_runner(checkpoint, backend, dtype, Path(folder))
+        results[f"{model} {backend} {dtype}"] = measure(engine_of)
     config = {"streams": NUM_STREAMS, "tokens": NUM_TOKENS, "rows": ROWS, "crashes": CRASHES}
     report = {"what": "recovery_exactness", **environment("torch", "transformers"), "seed": SEED, "config": config}
     publish({**report, "identical_streams": results})
@@ -52,31 +51,23 @@ def make_runner(checkpoint: Path, backend: str, dtype: str, folder: Path) -> Cal
     model = ModelConfig(backend=backend, dtype=dtype, threads=1)
     runner, card = build_runner(model, cache, scheduler, model_dir=checkpoint, run_dir=folder)
 
-    def make_engine(rows: int, replays: bool) -> Engine:
+    def engine_of(rows: int, replays: bool) -> Engine:
         config = SchedulerConfig(max_num_seqs=rows, prefill_chunk=32)
-        scheduler = Scheduler(
-            config,
-            page_size=card.page_size,
-            num_pages=2048,
-            max_model_len=card.max_model_len,
-            prefix_cache=False,
-            replays=replays,
-        )
-        return Engine(scheduler, runner)
+        return make_engine(runner, card, config, prefix_cache=False, replays=replays)
 
-    return make_engine
+    return engine_of
 
 
-def measure(make_engine: Callable[[int, bool], Engine]) -> dict[str, str]:
-    undisturbed = run(make_engine(ROWS, False), make_streams())
+def measure(engine_of: Callable[[int, bool], Engine]) -> dict[str, str]:
+    undisturbed = run(engine_of(ROWS, False), make_streams())
     expected = [sequence.output_tokens.tolist() for sequence in undisturbed]
-    mates = [s.output_tokens.tolist() for s in run(make_engine(OTHER_ROWS, False), make_streams())]
+    mates = [s.output_tokens.tolist() for s in run(engine_of(OTHER_ROWS, False), make_streams())]
     result = {"other mates": score(mates, expected)}
     for name, replays in (("fast", False), ("exact", True)):
         streams: Streams = []
         for crash in range(CRASHES):
             streams += [
-                s.output_tokens.tolist() for s in run(make_engine(ROWS, replays), after_crash(undisturbed, crash))
+                s.output_tokens.tolist() for s in run(engine_of(ROWS, replays), after_crash(undisturbed, crash))
             ]
         result[name] = score(streams, expected * CRASHES)
     return result

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.cpu_models import make_model
 from benchmarks.records import make_record, random_prompts
 from benchmarks.report import environment, publish
+from benchmarks.sequences import make_engine
 from triptych.driver.run_dir import SHARED_MEMORY
 from triptych.protocol.board import Board
 from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig
@@ -29,7 +30,6 @@ from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.bookkeeping import Bookkeeper
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Runner
 from triptych.workers.execute.step_intent import StepIntent
@@ -67,10 +67,8 @@ def compare(
     runner: Runner, card: ModelCard, config: PipelineConfig, rows: int, num_tokens: int, turns: int
 ) -> dict[str, float]:
     """Medians: microseconds per step for recovery, measured around its calls, and the ratio of throughputs."""
-    scheduler = Scheduler(
-        config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len
-    )
-    engine = Engine(scheduler, runner, clock=time.monotonic_ns, depth=int(runner.overlaps))
+    depth = int(runner.overlaps)
+    engine = make_engine(runner, card, config.scheduler, clock=time.monotonic_ns, depth=depth)
     ratios, costs_us = [], []
     for turn in range(-1, turns):  # the first warms up
         order = (True, False) if turn % 2 else (False, True)

@@ -1,14 +1,22 @@
-"""Sequences for benchmarks of the step loop, which need no package that only the other processes do."""
+"""Sequences and engines for benchmarks of the step loop, which need no package that only the other processes do."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.step import Runner
+
+if TYPE_CHECKING:
+    from triptych.protocol.model_card import ModelCard
 
 
 def make_sequence(
@@ -26,3 +34,20 @@ def make_sequence(
         seed=seed,
         arrival=index,
     )
+
+
+def make_engine(
+    runner: Runner,
+    card: ModelCard,
+    config: SchedulerConfig,
+    *,
+    clock: Callable[[], int] = lambda: 0,
+    depth: int = 0,
+    **options: Any,
+) -> Engine:
+    """The engine of a model; ``options`` are those of its scheduler."""
+    scheduler = Scheduler(
+        config, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len,
+        num_snapshots=card.num_snapshots, **options,
+    )  # fmt: skip
+    return Engine(scheduler, runner, clock=clock, depth=depth)

@@ -21,15 +21,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.cpu_decoder import MAX_MODEL_LEN, load, random_sequence
+from benchmarks.cpu_decoder import Loaded, load, random_sequence
 from benchmarks.cpu_models import SHAPES
 from benchmarks.report import environment, publish
-from triptych.protocol.config import SchedulerConfig
-from triptych.workers.execute.engine import Engine
+from benchmarks.sequences import make_engine
 from triptych.workers.execute.scheduling.proposals import Proposer
-from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
-from triptych.workers.execute.step import Runner
 
 NUM_PROMPT_TOKENS = 128
 STREAMS = (1, 2, 4, 8)
@@ -49,33 +46,35 @@ def main() -> None:
     cases = {}
     for model in arguments.models:
         for form in arguments.formats:
-            runner, config, *_ = load(model, form, draft=arguments.draft_model)
-            config = replace(config, num_speculative_tokens=arguments.num_speculative_tokens)
+            loaded = load(model, form, draft=arguments.draft_model)
+            config = replace(loaded.config, num_speculative_tokens=arguments.num_speculative_tokens)
+            loaded = loaded._replace(config=config)
             for num_streams in arguments.streams:
-                case = measure(runner, config, (num_streams, arguments.num_output_tokens), arguments.repeats)
+                case = measure(loaded, (num_streams, arguments.num_output_tokens), arguments.repeats)
                 cases[f"{model} {form} {num_streams}"] = case
     report = {"what": "speculation", **environment("torch"), **vars(arguments)}
     publish({**report, "cases": cases})
 
 
-def measure(runner: Runner, config: SchedulerConfig, size: tuple[int, int], repeats: int) -> dict[str, float]:
+def measure(loaded: Loaded, size: tuple[int, int], repeats: int) -> dict[str, float]:
     """``size`` is the number of streams, and of output tokens of each."""
-    plain = replace(config, num_speculative_tokens=0)
-    _, outputs = run(runner, plain, size, Nothing())
-    proposers: dict[str, Proposer] = {f"right {share:g}": MadeUp(outputs, share, runner.proposer) for share in RIGHT}
-    if runner.proposer is None:
+    draft = loaded.runner.proposer
+    plain = loaded._replace(config=replace(loaded.config, num_speculative_tokens=0))
+    _, outputs = run(plain, size, Nothing())
+    proposers: dict[str, Proposer] = {f"right {share:g}": MadeUp(outputs, share, draft) for share in RIGHT}
+    if draft is None:
         proposers["nothing"] = Nothing()
     ratios: dict[str, list[float]] = {name: [] for name in proposers}
     rates = []
     for _ in range(repeats):
         for name, proposer in proposers.items():
-            without, _ = run(runner, plain, size, Nothing())
-            seconds, again = run(runner, config, size, proposer)
+            without, _ = run(plain, size, Nothing())
+            seconds, again = run(loaded, size, proposer)
             assert again == outputs, "proposals changed the tokens"
             ratios[name].append(without / seconds)
             rates.append(size[0] * size[1] / without)
     medians = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
-    cost = {"cost": round(runner.proposer.costs[0].token, 3)} if runner.proposer else {}
+    cost = {"cost": round(draft.costs[0].token, 3)} if draft else {}
     return {"tokens_per_s_without": round(statistics.median(rates), 1), **cost, **medians}
 
 
@@ -109,15 +108,13 @@ class MadeUp(Proposer):
         return [token if right else token ^ 1 for (_, token), right in zip(known, rights, strict=False)]
 
 
-def run(
-    runner: Runner, config: SchedulerConfig, size: tuple[int, int], proposer: Proposer
-) -> tuple[float, list[list[int]]]:
+def run(loaded: Loaded, size: tuple[int, int], proposer: Proposer) -> tuple[float, list[list[int]]]:
     """Seconds from the first output token to the last, and the tokens."""
     tokens = random.Random(0)
     num_streams, num_output_tokens = size
     sequences = [random_sequence(i, NUM_PROMPT_TOKENS, num_output_tokens, tokens) for i in range(num_streams)]
-    scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN, proposer=proposer)
-    engine = Engine(scheduler, runner, depth=int(runner.overlaps))
+    depth = int(loaded.runner.overlaps)
+    engine = make_engine(loaded.runner, loaded.card, loaded.config, depth=depth, proposer=proposer)
     for sequence in sequences:
         engine.add(sequence)
     while not all(sequence.num_output_tokens for sequence in sequences):

@@ -23,17 +23,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.report import environment, publish, spread
-from benchmarks.sequences import make_sequence
+from benchmarks.sequences import make_engine, make_sequence
 from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig
 from triptych.protocol.model_card import ModelCard
 from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer
-from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.grammar.masks import MaskMaker
 from triptych.workers.execute.grammar.matcher import GrammarCompiler
 from triptych.workers.execute.hash_build import byte_tokenizer_json
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.sampling.sampler import Sampler
-from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 BATCHES, VOCAB_SIZE, STEPS, TURNS, SEED = (1, 32), 128_000, 60, 4, 0
@@ -122,11 +120,7 @@ def demo_steps(folder: Path) -> Make:
     compiler = GrammarCompiler(folder, card)
 
     def make(batch: int, params: dict[str, Any], *, held: bool) -> Step:
-        scheduler = Scheduler(
-            config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len,
-            prefix_cache=False,
-        )  # fmt: skip
-        engine = Engine(scheduler, built[held][0])
+        engine = make_engine(built[held][0], card, config.scheduler, prefix_cache=False)
         for sequence in sequences(batch, params, compiler if held else None):
             engine.add(sequence)
         engine.step()

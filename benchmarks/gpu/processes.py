@@ -6,11 +6,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.gpu.setting import Notes, Setting, require
+from benchmarks.sequences import make_engine
 from triptych.protocol.config import PipelineConfig
-from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.facts import no_progress
-from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 
 def processes(setting: Setting, note: Notes) -> None:
@@ -31,11 +29,8 @@ def processes(setting: Setting, note: Notes) -> None:
             config.model, config.cache, config.scheduler, model_dir=folder, run_dir=Path(run_dir),
         )  # fmt: skip
         runner.warm_up()
-        runner.capture_graphs(no_progress)
-        scheduler = Scheduler(
-            config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len
-        )
-        engine = Engine(scheduler, runner, depth=0 if setting.is_dry else 1)
+        runner.capture_graphs()
+        engine = make_engine(runner, card, config.scheduler, depth=0 if setting.is_dry else 1)
         for name, batch in (("batch_32", setting.size(32, 2)), ("batch_1", 1)):  # results shown in the table come first
             work = pipeline_overhead.Work(batch, output_tokens=setting.size(400, 6))
             note(name, pipeline_overhead.compare(engine, driver, work, setting.size(3, 1)))

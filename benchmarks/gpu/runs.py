@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,15 +17,13 @@ import torch
 
 from benchmarks.cpu_models import num_step_weights, num_weights
 from benchmarks.gpu.setting import Notes, Setting, free_memory
-from benchmarks.sequences import make_sequence
+from benchmarks.sequences import make_engine, make_sequence
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
-from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.model.step_runner import StepRunner
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.proposals import Proposer
-from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepInputs
 
@@ -87,7 +86,7 @@ def load(
         )
     runner.warm_up()
     loaded_at = time.perf_counter()
-    runner.capture_graphs(no_progress)
+    runner.capture_graphs()
     if runner.proposer is not None:
         runner.proposer.warm_up(runner.decode_s, no_progress, is_first=True)
     return Loaded(runner, card, scheduler_config, loaded_at - start, time.perf_counter() - loaded_at)
@@ -224,18 +223,11 @@ def run(
 
     ``adapters`` has one for each request, counted from 1, or 0 for none. ``sampling`` are parameters of all of them.
     """
-    card, runner = loaded.card, TimedRunner(loaded.runner, on_gpu=not setting.is_dry)
-    fields = {name: getattr(loaded.scheduler_config, name) for name in loaded.scheduler_config.__dataclass_fields__}
-    scheduler = Scheduler(
-        SchedulerConfig(**{**fields, **config}),
-        page_size=card.page_size,
-        num_pages=card.num_pages,
-        max_model_len=card.max_model_len,
-        prefix_cache=False,
-        proposer=proposer,
-        check_costs=runner.check_costs,
-    )
-    engine = Engine(scheduler, runner, depth=depth)
+    runner = TimedRunner(loaded.runner, on_gpu=not setting.is_dry)
+    engine = make_engine(
+        runner, loaded.card, dataclasses.replace(loaded.scheduler_config, **config), depth=depth, prefix_cache=False,
+        proposer=proposer, check_costs=runner.check_costs,
+    )  # fmt: skip
     num_graph_steps = getattr(loaded.runner, "num_graph_steps", 0)
     waiting, plans = make_sequences(lengths, seed=seed, **sampling), []
     sequences = list(waiting)
@@ -244,7 +236,7 @@ def run(
     start = time.perf_counter()
     with runner.marking():
         while waiting or engine.has_work:
-            while waiting and len(scheduler.live) < scheduler.config.max_live:
+            while waiting and len(engine.scheduler.live) < engine.scheduler.config.max_live:
                 engine.add(waiting.pop(0))
             step = engine.step()
             assert step is not None, "requests are live, but nothing was planned"

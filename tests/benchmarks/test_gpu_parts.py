@@ -264,10 +264,10 @@ def load_next_token(capture: GraphCapture) -> runs.Loaded:
     config = SchedulerConfig(
         max_num_seqs=2, prefill_chunk=16, max_num_batched_tokens=20, num_speculative_tokens=speculation.NUM_PROPOSED
     )
-    card = types.SimpleNamespace(page_size=16, num_pages=32, max_model_len=64)
+    card = types.SimpleNamespace(page_size=16, num_pages=32, max_model_len=64, num_snapshots=None)
     sizes = {"decode_rows": 2, "prefill_tokens": 20, "max_proposals": speculation.NUM_PROPOSED}
     runner = make_runner(NextToken(), capture, **sizes)
-    runner.capture_graphs(lambda done, total: None)
+    runner.capture_graphs()
     return runs.Loaded(runner, card, config, 0.0, 0.0)
 
 
