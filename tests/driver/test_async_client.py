@@ -52,14 +52,6 @@ def test_iterating_again_ends_at_once(driver: Driver) -> None:
     with_client(driver, body)
 
 
-def test_many_requests_run_concurrently(driver: Driver) -> None:
-    async def body(client: AsyncClient) -> None:
-        answers = await asyncio.gather(*(client.generate([i], max_tokens=10) for i in range(1, 5)))
-        assert [answer.token_ids for answer in answers] == [tokens_after([i], 10) for i in range(1, 5)]
-
-    with_client(driver, body)
-
-
 def test_all_prompts_are_answered_in_order_though_the_queue_is_full_at_times(driver: Driver) -> None:
     before = driver.stats()["prepare"]["rejected"].get("overloaded", 0)
     lengths = [1 + 7 * i % 11 for i in range(1, 41)]

@@ -96,31 +96,12 @@ def test_client_needs_both_endpoints(given: dict[str, str]) -> None:
         Client(**given)
 
 
-# -- one request
-
-
-def test_client_can_be_made_from_a_run_directory(driver: Driver) -> None:
-    with Client(driver.run_dir) as client:
-        assert client.generate([5, 6, 7], max_tokens=9).token_ids == tokens_after([5, 6, 7], 9)
-
-
 def test_run_directory_may_be_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Driver accepts this form too. A client of a folder called ~ would wait for ever."""
     with tempfile.TemporaryDirectory() as home:
         monkeypatch.setenv("HOME", home)
         service = FakeService(Path(home))
         with Client("~") as client:
-            client.submit([5], request_id="mine")
-            assert service.recv(m.Submit).request_id == "mine"
-        service.close()
-
-
-def test_client_of_a_run_directory_connects_to_the_endpoints_configured_there(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory() as elsewhere:
-        service = FakeService(Path(elsewhere))
-        endpoints = {name: f"ipc://{elsewhere}/{name}" for name in ("submit", "follow")}
-        (tmp_path / CONFIG_FILE).write_text(PipelineConfig.from_options(**endpoints).to_json())
-        with Client(tmp_path) as client:
             client.submit([5], request_id="mine")
             assert service.recv(m.Submit).request_id == "mine"
         service.close()
@@ -173,41 +154,6 @@ def test_closed_client_refuses_requests(driver: Driver) -> None:
         client.generate([5])
 
 
-@pytest.mark.parametrize("wrong", [2**31, 1.5, "5", None, True], ids=repr)
-def test_wrong_token_id_is_refused_with_its_index(driver: Driver, wrong: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"prompt_token_ids\[1\]") as caught:
-        driver.generate([5, wrong])
-    assert caught.value.param == "prompt_token_ids"
-
-
-def test_oversized_request_is_refused_and_others_continue(driver: Driver) -> None:
-    other = driver.submit([5, 6], max_tokens=50)
-    with pytest.raises(InvalidRequest, match="the limit is 8388608"):
-        driver.generate("x" * 9_000_000, timeout=20)
-    assert other.result(20).token_ids == tokens_after([5, 6], 50)
-
-
-def test_request_can_be_resumed_by_another_client(driver: Driver) -> None:
-    with Client(driver.run_dir) as one:
-        first = next(iter(one.submit([5, 6, 7], request_id="carried", max_tokens=300)))
-    with Client(driver.run_dir) as other:
-        rest = other.resume("carried", num_tokens=first.num_tokens, num_chars=len(first.text)).result(20)
-    assert first.token_ids + rest.token_ids == tokens_after([5, 6, 7], 300)
-
-
-def test_status_of_a_request_is_returned(driver: Driver) -> None:
-    stream = driver.submit([5], request_id="busy", max_tokens=4000)
-    eventually(lambda: driver.client.status("busy").state == "running")
-    status = driver.client.status("busy")
-    assert status.is_live
-    assert status.received_ns is not None
-    assert status.received_ns < time.monotonic_ns()
-    assert (status.num_tokens < 4000, status.ended_ns) == (True, None)
-    stream.abort()
-    stream.result(20)
-    assert driver.client.status("never heard of").state == "unknown"
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_resubmitting_a_request_returns_the_kept_answer(driver: Driver, n: int) -> None:
     """As a task queue does that does not know that the first attempt succeeded."""
@@ -222,15 +168,6 @@ def test_resubmitting_a_request_returns_the_kept_answer(driver: Driver, n: int) 
             other.generate([5, 6], **again)
 
 
-def test_abort_keeps_the_text_so_far(driver: Driver) -> None:
-    stream = driver.submit([5, 6, 7], max_tokens=4000)
-    next(iter(stream))
-    driver.abort(stream.request_id)
-    result = stream.result(20)
-    assert result.finish_reason == "abort"
-    assert result.token_ids == tokens_after([5, 6, 7], len(result.token_ids))
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_aborting_a_refused_stream_does_not_abort_the_live_request_with_its_id(driver: Driver, n: int) -> None:
     with Client(driver.run_dir) as client:
@@ -241,14 +178,6 @@ def test_aborting_a_refused_stream_does_not_abort_the_live_request_with_its_id(d
         with pytest.raises(DuplicateId):
             second.result(10)
         assert first.result(10).finish_reason == "length"
-
-
-def test_slow_answer_times_out(driver: Driver) -> None:
-    stream = driver.submit([5], max_tokens=4000)
-    with pytest.raises(RequestTimeout):
-        stream.result(0.01)
-    stream.abort()
-    assert stream.result(20).finish_reason == "abort"
 
 
 def test_request_of_a_wait_that_timed_out_is_aborted(driver: Driver) -> None:

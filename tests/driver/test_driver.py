@@ -16,14 +16,13 @@ from pathlib import Path
 import pytest
 
 from tests.proc import is_alive
-from tests.waiting import eventually
 from triptych import Client, Driver, PipelineConfig
 from triptych.driver.journal_keeper import num_unanswered
 from triptych.driver.run_dir import RunDir
 from triptych.driver.session import Session
 from triptych.driver.stream import Stream
 from triptych.protocol.board import ROLES
-from triptych.protocol.errors import ConfigError, Draining, PipelineClosed, TriptychError
+from triptych.protocol.errors import ConfigError, PipelineClosed
 from triptych.protocol.journal.layout import Journal
 from triptych.workers.execute.hash_build import VOCAB_SIZE
 from triptych.workers.execute.hash_lm import expected_tokens
@@ -147,19 +146,6 @@ def test_forked_child_does_not_keep_the_folder_of_a_stopped_driver_locked(tmp_pa
             assert answers(again)
 
 
-def test_several_drivers_run_in_one_process_and_a_run_directory_has_only_one(tmp_path: Path) -> None:
-    with Driver("hash-lm", run_dir=tmp_path) as one, Driver("hash-lm") as two:
-        assert set(pids_of(one)).isdisjoint(pids_of(two))
-        with pytest.raises(ConfigError, match="another driver runs in"):
-            Driver("hash-lm", run_dir=tmp_path).start()
-        assert answers(one)
-        one.stop()
-        assert answers(two)
-        assert (tmp_path / "journal").exists(), "a given run directory is kept"
-        with Driver("hash-lm", run_dir=tmp_path) as again:
-            assert answers(again)
-
-
 def test_driver_can_be_started_in_a_thread_that_exits_without_waiting() -> None:
     driver = Driver("hash-lm")
     thread = threading.Thread(target=driver.start, kwargs={"wait": False})
@@ -174,34 +160,11 @@ def test_driver_can_be_started_in_a_thread_that_exits_without_waiting() -> None:
         stopper.join()
 
 
-def test_workers_do_not_outlive_a_killed_driver(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        assert (len(pids), all(map(is_alive, pids))) == (3, True)
-        process.kill()
-        eventually(lambda: not any(map(is_alive, pids)), timeout=2)
-
-
 def test_program_that_ends_without_stopping_its_driver_leaves_nothing() -> None:
     """It still has its requests ended: clients in other processes would wait for their answers."""
     done = subprocess.run([sys.executable, "-c", FORGET], cwd=ROOT, capture_output=True, text=True, check=True)
     assert (Path(done.stdout.strip()).is_absolute(), done.stderr) == (True, "")
     assert not Path(done.stdout.strip()).exists()
-
-
-def test_next_driver_continues_the_requests_of_a_killed_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        with Client(tmp_path) as client:
-            client.submit([5, 6, 7], request_id="carried", max_tokens=1500).accepted(20)
-        process.kill()
-    with Driver("hash-lm", run_dir=tmp_path) as driver:
-        result = driver.client.resume("carried").result(30)
-    assert result.token_ids == expected_tokens([5, 6, 7], 1500, VOCAB_SIZE)
 
 
 def test_clean_stop_lets_accepted_requests_finish_and_then_methods_raise_pipeline_closed(
@@ -224,34 +187,6 @@ def test_clean_stop_lets_accepted_requests_finish_and_then_methods_raise_pipelin
     driver.stop(mode="drain")
     assert [stream.result(0).finish_reason for stream in streams] == ["length"] * 4
     assert [type(error) for error in seen] == [PipelineClosed] * 3
-
-
-def test_draining_pipeline_refuses_new_requests() -> None:
-    with Driver("hash-lm", hash_step_ms=1) as driver:
-        stream = driver.submit([5], max_tokens=4000)
-        stream.accepted(20)
-        assert not driver.drain(timeout=0.05)
-        with pytest.raises(Draining):
-            driver.generate([5], timeout=20)
-        stream.abort()
-        assert driver.drain(timeout=20)
-
-
-@pytest.mark.parametrize("mode", ["abort", "drain"])
-def test_stop_under_load_ends_every_stream(mode: str) -> None:
-    driver = Driver("hash-lm", max_num_seqs=8, hash_step_ms=2).start()
-    streams = [driver.submit([i], max_tokens=3000) for i in range(1, 100)]
-    eventually(lambda: driver.stats()["execute"].get("decoding") == 8)
-    driver.stop(mode=mode, timeout=0.1)  # type: ignore[arg-type]
-    assert all(stream.done for stream in streams)
-    ends = []
-    for stream in streams:
-        try:
-            ends.append(stream.result().finish_reason)
-        except (PipelineClosed, Draining) as error:
-            ends.append(error.code)
-    assert set(ends) <= {"abort", "closed", "draining"}
-    assert ends.count("abort") >= 8, "every running request has an end"
 
 
 def test_leaving_the_with_block_with_an_error_does_not_wait_for_answers() -> None:
@@ -352,13 +287,6 @@ def test_run_directory_with_a_too_long_path_is_refused_and_released(tmp_path: Pa
     for _ in range(2):
         with pytest.raises(ConfigError, match="the limit is 107"):
             Driver("hash-lm", run_dir=path).start()
-
-
-def test_foreign_journal_is_refused_and_kept(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_bytes(bytes(8192))
-    with pytest.raises(TriptychError, match="is not a journal"):
-        Driver("hash-lm", journal=str(tmp_path / "precious")).start()
-    assert (tmp_path / "precious").read_bytes() == bytes(8192)
 
 
 def test_new_journal_has_no_unanswered_requests(tmp_path: Path) -> None:

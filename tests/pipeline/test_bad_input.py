@@ -10,10 +10,9 @@ import pytest
 
 from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.conftest import hash_driver
-from tests.pipeline.raw import ACCEPTED, FAILED, FOLLOW, GET_INFO, GET_STATS, INFO, REJECTED, STATS, SUBMIT, RawClient
-from tests.waiting import eventually
+from tests.pipeline.raw import FOLLOW, GET_INFO, GET_STATS, INFO, REJECTED, STATS, SUBMIT, RawClient
 from triptych import Driver
-from triptych.protocol.errors import DuplicateId, InvalidRequest, Overloaded, RequestError
+from triptych.protocol.errors import DuplicateId, Overloaded, RequestError
 
 NUM_GARBAGE = 10_000
 
@@ -142,52 +141,12 @@ def test_bad_id_is_refused_with_the_complete_id(driver: Driver, request_id: str)
         assert (frame[4], frame[7]) == (request_id, "request_id")
 
 
-def test_repeated_submit_is_accepted_again_but_another_request_with_its_id_is_not(driver: Driver) -> None:
-    with RawClient(driver.run_dir) as client:
-        for _ in range(3):
-            client.send("submit", SUBMIT, "same", {"prompt": "abc", "max_tokens": 400})
-            assert client.receive("submit")[0] == ACCEPTED
-        client.send("submit", SUBMIT, "same", {"prompt": "abd", "max_tokens": 400})
-        assert client.receive("submit", REJECTED)[5] == "duplicate_id"
-
-
 def test_answered_request_is_not_run_again(driver: Driver) -> None:
     driver.generate("once", request_id="once-only", max_tokens=3)
     assert_quiet(driver)
     with pytest.raises(DuplicateId, match="already been answered"):
         driver.generate("once", request_id="once-only", max_tokens=3)
     assert driver.generate("another", request_id="once-only", max_tokens=3).finish_reason == "length"
-
-
-def test_following_an_unknown_id_is_answered(driver: Driver) -> None:
-    with RawClient(driver.run_dir) as client:
-        client.follow("nobody", 0)
-        frame = client.receive("follow", FAILED)
-        assert (frame[4], frame[10]) == ("nobody", "unknown_id")
-
-
-def test_full_queue_answers_overloaded_at_once_and_recovers() -> None:
-    with hash_driver(hash_step_ms=20.0, max_num_seqs=1, max_queue=4) as driver:
-        streams = [driver.submit([i + 1], max_tokens=30) for i in range(20)]
-        refused = []
-        for stream in streams:
-            try:
-                stream.accepted(10)
-            except Overloaded:
-                refused.append(stream)
-        assert 10 <= len(refused) <= 16
-        for stream in streams:
-            stream.abort()
-        for stream in set(streams) - set(refused):
-            stream.result(10)
-
-        def served() -> list[int] | None:
-            try:
-                return driver.generate([3], max_tokens=2).token_ids
-            except Overloaded:
-                return None
-
-        assert eventually(served) == expected([3], 2)
 
 
 def test_full_journal_answers_overloaded() -> None:
@@ -204,10 +163,3 @@ def test_full_journal_answers_overloaded() -> None:
         assert all(isinstance(e, Overloaded) and "journal" in e.message for e in errors)
         assert_quiet(driver)
         assert driver.generate([3], max_tokens=2).token_ids == expected([3], 2)
-
-
-def test_wrong_types_are_raised_by_the_client_s_stream(driver: Driver) -> None:
-    with pytest.raises(InvalidRequest, match=r"prompt_token_ids\[1\] is 99999999999"):
-        driver.generate([1, 99999999999])
-    with pytest.raises(InvalidRequest, match="stop must be"):
-        driver.generate("a", stop=5)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from statistics import median
 
 import psutil
-import pytest
 
 from tests.pipeline.checks import assert_quiet, expected, random_prompt
 from tests.pipeline.conftest import hash_driver
@@ -51,15 +47,6 @@ def test_sixty_four_clients_with_aborts_and_disconnects_leave_nothing_behind() -
     assert not [p for p in processes if p.is_running()]
 
 
-def test_pages_of_a_vanished_client_are_freed_within_its_lease(slow: Driver) -> None:
-    with RawClient(slow.run_dir) as client:
-        client.submit(prompt="a", max_tokens=4000, lease_s=0.3)
-        eventually(lambda: slow.stats()["execute"]["pages_held"] > 0)
-    began = time.monotonic()
-    assert_quiet(slow)
-    assert time.monotonic() - began < 3.0
-
-
 def test_request_outlives_its_client_and_is_resumed_by_another(slow: Driver) -> None:
     with Client(slow.run_dir) as first:
         stream = first.submit([5, 6], max_tokens=200, request_id="handed-over")
@@ -80,48 +67,3 @@ def test_client_that_does_not_read_stalls_no_one() -> None:
         rows = [row for frame in stalled.received["follow"] if frame[0] == TEXT for row in frame[4]]
         assert {row[0] for row in rows} == set(ids)
         assert all(row[1] + len(row[3]) // 4 <= 64 for row in rows)
-
-
-def test_megabyte_prompt_does_not_delay_others(driver: Driver) -> None:
-    def wait_s() -> float:
-        began = time.monotonic()
-        driver.generate([1, 2, 3], max_tokens=1)
-        return time.monotonic() - began
-
-    alone = [wait_s() for _ in range(9)]
-    slow = driver.submit("x" * (1 << 20), truncation="right", max_tokens=1)
-    beside: list[float] = []
-    while not slow.done or len(beside) < 5:
-        beside.append(wait_s())
-    assert slow.result(60).usage["truncated_tokens"] > 1_000_000
-    assert median(beside) < max(0.1, 4 * median(alone))
-
-
-@pytest.mark.parametrize("num_pages", [64])
-def test_small_pool_preempts_and_every_text_is_right(num_pages: int) -> None:
-    rng = random.Random(11)
-    prompts = [random_prompt(rng, 20, 120) for _ in range(40)]
-    with hash_driver(num_pages=num_pages, max_num_seqs=16) as driver:
-        streams = [driver.submit(prompt, max_tokens=100) for prompt in prompts]
-        for prompt, stream in zip(prompts, streams, strict=True):
-            assert stream.result(60).token_ids == expected(prompt, 100)
-        assert driver.stats()["execute"]["preemptions"] > 0
-        assert_quiet(driver)
-
-
-def test_idle_pipeline_uses_almost_no_processor_time(driver: Driver) -> None:
-    driver.generate("warm", max_tokens=2)
-    assert_quiet(driver)
-    processes = [psutil.Process(pid) for pid in driver.pids.values() if pid]
-
-    def cpu_s() -> float:
-        return sum(sum(p.cpu_times()[:2]) for p in processes)
-
-    def share() -> float:
-        began, used = time.monotonic(), cpu_s()
-        threading.Event().wait(3.0)  # a measurement over time, not a synchronisation
-        return (cpu_s() - used) / (time.monotonic() - began)
-
-    # The minimum of a few: a busy machine makes each wake-up costlier, and its clock has ticks of 10 ms.
-    shares = (share() for _ in range(5))
-    assert any(share < 0.01 for share in shares), "an idle pipeline uses more than 1 % of a core"

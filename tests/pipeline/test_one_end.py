@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tests.pipeline.checks import assert_quiet, expected, random_prompt
+from tests.pipeline.checks import assert_quiet
 from tests.pipeline.raw import (
     ABORT,
     ACCEPTED,
@@ -24,7 +24,7 @@ from tests.proc import is_alive
 from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.driver import driver as driver_module
-from triptych.protocol.errors import DuplicateId, RequestTooLong, TokenizationFailed
+from triptych.protocol.errors import DuplicateId
 
 
 def assert_one_end(client: RawClient, request_id: str) -> None:
@@ -70,69 +70,6 @@ def test_abort_at_any_moment_ends_once_and_frees_once(driver: Driver) -> None:
             assert_one_end(client, request_id)
         client.send("follow", ACKNOWLEDGE, ids)
     assert_quiet(driver)
-
-
-def test_abort_keeps_the_text_so_far(slow: Driver) -> None:
-    stream = slow.submit([7, 8, 9], max_tokens=1000)
-    deltas = iter(stream)
-    got = next(deltas).token_ids
-    stream.abort()
-    for delta in deltas:
-        got += delta.token_ids
-    completion = stream.result()
-    assert completion.finish_reason == "abort"
-    assert got == completion.token_ids == expected([7, 8, 9], len(got))
-    assert 0 < len(got) < 1000
-
-
-def test_abort_while_waiting_for_a_credit_ends_the_request(narrow: Driver) -> None:
-    running = [narrow.submit([1, 2], max_tokens=300) for _ in range(2)]
-    waiting = narrow.submit([3, 4], max_tokens=5)
-    waiting.accepted(10)
-    waiting.abort()
-    completion = waiting.result(5)
-    assert (completion.finish_reason, completion.token_ids) == ("abort", [])
-    assert completion.ledger["stages_ms"]["prefill"] == 0
-    for stream in running:
-        stream.abort()
-
-
-def test_a_thousand_finished_and_a_thousand_aborted_requests_leave_nothing(driver: Driver) -> None:
-    rng = random.Random(5)
-    for _ in range(10):
-        prompts = [random_prompt(rng, 2, 30) for _ in range(200)]
-        streams = [driver.submit(prompt, max_tokens=8) for prompt in prompts]
-        for stream in streams[::2]:
-            stream.abort()
-        for prompt, stream in zip(prompts, streams, strict=True):
-            completion = stream.result(60)
-            assert completion.token_ids == expected(prompt, len(completion.token_ids))
-    assert_quiet(driver)
-
-
-def test_max_tokens_zero_is_answered_without_a_step(driver: Driver) -> None:
-    completion = driver.generate("hi", max_tokens=0)
-    assert (completion.text, completion.token_ids, completion.finish_reason) == ("", [], "length")
-
-
-def test_too_long_prompt_is_refused_with_both_numbers(driver: Driver) -> None:
-    with pytest.raises(RequestTooLong, match="prompt has 5000 tokens, the limit is 4095"):
-        driver.generate([1] * 5000)
-    assert driver.generate([1, 2], max_tokens=3).token_ids == expected([1, 2], 3)
-
-
-def test_truncation_of_a_prompt_is_reported(driver: Driver) -> None:
-    stream = driver.submit([1] * 5000, truncation="left", max_tokens=3)
-    assert stream.accepted(10).num_truncated_tokens > 0
-    assert stream.result(20).usage["truncated_tokens"] == stream.accepted().num_truncated_tokens
-
-
-def test_chat_template_that_raises_fails_only_its_own_request(driver: Driver) -> None:
-    bad = driver.submit(messages=[{"role": "wizard", "content": "hi"}], max_tokens=2)
-    good = driver.submit(messages=[{"role": "user", "content": "hi"}], max_tokens=2)
-    with pytest.raises(TokenizationFailed, match="unknown role wizard"):
-        bad.result(10)
-    assert len(good.result(10).token_ids) == 2
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -110,14 +109,6 @@ def test_greedy_text_equals_generate(tiny: Driver, folder: Path) -> None:
         assert completion.text == tokenizer.decode(reference, skip_special_tokens=True)
 
 
-def test_kill_of_execute_changes_no_token(tiny: Driver, folder: Path) -> None:
-    streams = [tiny.submit(prompt, max_tokens=150, ignore_eos=True) for prompt in PROMPTS]
-    next(iter(streams[0]))
-    os.kill(eventually(lambda: tiny.pids["execute"]), signal.SIGKILL)
-    after = [stream.result(120).token_ids for stream in streams]
-    assert after == [c.token_ids for c in tiny.generate_all(PROMPTS, max_tokens=150, ignore_eos=True)]
-
-
 def test_speculation_changes_no_token_even_after_a_kill(tiny: Driver, folder: Path) -> None:
     options: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -164,36 +155,6 @@ def test_answers_with_a_draft_model_are_unchanged_after_a_kill(tmp_path: Path) -
         assert not list(driver.run_dir.glob("draft*"))
     assert outputs == again
     assert stats["accepted_tokens"] == stats["proposed_tokens"]
-
-
-def test_seed_determines_a_sample_in_any_batch(tiny: Driver) -> None:
-    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
-    alone = [tiny.generate("seeded", seed=seed, **options).token_ids for seed in range(4)]
-    together = [tiny.submit("seeded", seed=seed, **options) for seed in (*range(4), *range(4))]
-    assert [s.result(60).token_ids for s in together] == alone + alone
-    assert len({tuple(ids) for ids in alone}) == 4
-
-
-def test_logprobs_equal_those_of_the_plain_forward_pass(tiny: Driver, folder: Path) -> None:
-    completion = tiny.generate("logprobs", max_tokens=6, logprobs=3, ignore_eos=True)
-    ids = AutoTokenizer.from_pretrained(folder)("logprobs", return_tensors="pt").input_ids
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    whole = torch.cat([ids, torch.tensor([completion.token_ids])], dim=1)
-    reference = torch.log_softmax(model(whole).logits[0].detach(), dim=-1)[ids.shape[1] - 1 : -1]
-    assert completion.logprobs is not None
-    for row, (chosen, alternatives), token in zip(reference, completion.logprobs, completion.token_ids, strict=True):
-        assert chosen == pytest.approx(float(row[token]), abs=1e-4)
-        assert [a[0] for a in alternatives] == row.topk(3).indices.tolist()
-        assert np.allclose([a[1] for a in alternatives], row.topk(3).values, atol=1e-4)
-
-
-def test_stop_string_cuts_the_text_and_frees_the_pages(tiny: Driver) -> None:
-    whole = tiny.generate("stop here", max_tokens=60, ignore_eos=True)
-    stop = whole.text[10:13]
-    cut = tiny.generate("stop here", max_tokens=60, ignore_eos=True, stop=stop)
-    assert cut.text == whole.text[: whole.text.find(stop)]
-    assert (cut.finish_reason, cut.summary["matched"]) == ("stop", stop)
-    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
 
 
 # Which models are refused, and why: tests/workers/execute/model/modules/test_loader.py and test_self_test.py.
