@@ -20,56 +20,12 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
 
 
-def test_step_of_an_idle_engine_returns_none() -> None:
-    engine = make_engine()
-    assert not engine.has_work
-    assert engine.step() is None
-    assert step_tokens(engine) == {}
-
-
-def test_step_yields_one_token_per_sequence() -> None:
-    sequences = make_sequences(2, num_tokens=3)
-    engine = make_engine(*sequences)
-    firsts = {sequence.key: expected_output(sequence)[0] for sequence in sequences}
-    assert step_tokens(engine) == firsts
-
-
 def test_step_reports_tokens_with_their_index() -> None:
     sequence = make_sequence(num_tokens=3, max_tokens=2)
     engine = make_engine(sequence)
     steps = [engine.step(), engine.step()]
     rows = [row for step in steps if step is not None for row in tokens_of(step.progress)]
     assert rows == [((0, 0), index, token) for index, token in enumerate(expected_output(sequence))]
-
-
-def test_first_token_comes_with_the_last_chunk_before_any_decode() -> None:
-    engine = make_engine(make_sequence(num_tokens=20), prefill_chunk=8)
-    assert [len(step_tokens(engine)) for _ in range(4)] == [0, 0, 1, 1]
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2, 9])
-def test_exactly_max_tokens_are_sampled(max_tokens: int) -> None:
-    sequence = make_sequence(max_tokens=max_tokens)
-    assert len(run(make_engine(sequence))[sequence.key]) == max_tokens
-    assert sequence.finish_reason == "length"
-
-
-def test_stop_token_ends_a_sequence_and_is_kept() -> None:
-    stop = expected_output(make_sequence(max_tokens=20))[6]
-    sequence = make_sequence(max_tokens=20, stop_ids=frozenset({stop}))
-    outputs = run(make_engine(sequence))[sequence.key]
-    assert outputs[-1] == stop
-    assert stop not in outputs[:-1]
-    assert sequence.finish_reason == "stop"
-
-
-def test_stop_token_as_the_first_token_ends_a_sequence_at_once() -> None:
-    first = expected_output(make_sequence())[0]
-    engine = make_engine(make_sequence(stop_ids=frozenset({first})))
-    step = engine.step()
-    assert step is not None
-    assert step.progress.finished == {(0, 0): "stop"}
-    assert engine.step() is None
 
 
 def test_no_stop_token_ends_a_sequence_before_min_tokens() -> None:
@@ -108,15 +64,6 @@ def test_aborted_sequence_gives_no_more_tokens() -> None:
     assert set(step_tokens(engine)) == {(0, 0), (2, 0)}
 
 
-def test_stale_release_does_not_affect_the_next_request_in_a_slot() -> None:
-    sequence = make_sequence(0)
-    sequence.key = (0, 1)
-    engine = make_engine(sequence)
-    engine.step()
-    engine.release((0, 0))
-    assert run(engine)[sequence.key] == expected_output(sequence)
-
-
 @pytest.mark.parametrize("num_emitted", [1, 7, 19])
 def test_recovered_sequence_continues_exactly_where_it_was(num_emitted: int) -> None:
     sequence = recover(make_sequence(num_tokens=10, max_tokens=20), num_emitted)
@@ -131,13 +78,3 @@ def test_two_steps_cannot_be_in_flight() -> None:
     engine.launch(plan)
     with pytest.raises(AssertionError, match="in flight"):
         engine.plan()
-
-
-def test_engine_is_empty_after_all_sequences_were_released() -> None:
-    sequences = make_sequences(6, num_tokens=11)
-    engine = make_engine(*sequences, num_pages=20)
-    run(engine)
-    for sequence in sequences:
-        engine.release(sequence.key)
-    assert engine.stats.num_free_pages == 20
-    assert engine.scheduler.rows.num_free == 4

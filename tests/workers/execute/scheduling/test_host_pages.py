@@ -18,7 +18,6 @@ from tests.workers.execute.factories import (
     make_sequences,
     run,
 )
-from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.scheduling.audit import check, take_stats
 from triptych.workers.execute.scheduling.moves import Moves, MovesDraft
 from triptych.workers.execute.scheduling.plan import Draft, Plan
@@ -79,11 +78,6 @@ def test_choice_between_swapping_and_recomputing(options: dict[str, Any], is_swa
     assert (scheduler.roster.num_swaps, scheduler.roster.num_preemptions) == (int(is_swapped), 1)
 
 
-def test_unknown_preemption_mode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'shoot', known are: auto, recompute, swap"):
-        make_scheduler(preemption="shoot")
-
-
 @pytest.mark.parametrize("prefix_cache", [False, True])
 @pytest.mark.parametrize("page_size", [1, 2, 4])
 def test_texts_do_not_depend_on_swapping(page_size: int, prefix_cache: bool) -> None:
@@ -93,21 +87,6 @@ def test_texts_do_not_depend_on_swapping(page_size: int, prefix_cache: bool) -> 
     engine = make_engine(*sequences, page_size=page_size, num_pages=32 // page_size, **options)
     assert run(engine) == expected
     assert engine.stats.num_swaps > 0
-
-
-def test_no_step_swaps_both_out_and_in() -> None:
-    sequences = make_sequences(6, num_tokens=6, max_tokens=30)
-    scheduler = make_scheduler(*sequences, page_size=1, num_pages=50, preemption="swap", host_pages=60)
-    plans: list[Plan] = []
-    while scheduler.live:
-        plans.append(advance(scheduler))
-    assert any(plan.moves.swap_in for plan in plans)
-    assert not any(plan.moves.swap_in and plan.moves.swap_out for plan in plans)
-
-
-def test_sequence_is_not_swapped_in_by_the_step_that_swapped_it_out() -> None:
-    _, plan = swapped()
-    assert (1, 0) not in plan.started
 
 
 def test_no_new_sequence_is_admitted_while_one_is_swapped_out() -> None:

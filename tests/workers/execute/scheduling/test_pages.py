@@ -5,10 +5,6 @@ import pytest
 from triptych.workers.execute.scheduling.pages import PageLedgerError, PagePool
 
 
-def test_trash_page_is_never_allocated() -> None:
-    assert sorted(PagePool(5, 4).allocate(5)) == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize(
     ("num_tokens", "num_pages"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (32, 2)], ids=lambda n: str(n)
 )
@@ -21,40 +17,6 @@ def test_allocating_more_pages_than_are_free_raises_and_takes_none() -> None:
     with pytest.raises(PageLedgerError, match="4 pages requested, 3 are free"):
         pool.allocate(4)
     assert pool.num_free == 3
-
-
-def test_freed_page_can_be_allocated_again() -> None:
-    pool = PagePool(1, 4)
-    pool.free(pool.allocate(1))
-    assert pool.allocate(1) == [1]
-
-
-def test_double_free_raises() -> None:
-    pool = PagePool(3, 4)
-    pages = pool.allocate(2)
-    pool.free(pages)
-    with pytest.raises(PageLedgerError, match="is not held"):
-        pool.free(pages[:1])
-
-
-def test_trash_page_cannot_be_freed() -> None:
-    with pytest.raises(PageLedgerError, match="page 0"):
-        PagePool(3, 4).free([0])
-
-
-def test_shared_page_is_free_after_its_last_holder() -> None:
-    pool = PagePool(3, 4)
-    pages = pool.allocate(1)
-    pool.share(pages)
-    pool.free(pages)
-    assert pool.num_free == 2
-    pool.free(pages)
-    assert pool.num_free == 3
-
-
-def test_free_page_cannot_be_shared() -> None:
-    with pytest.raises(PageLedgerError, match="page 2 is not held"):
-        PagePool(3, 4).share([2])
 
 
 def test_check_accepts_pages_in_tables_in_limbo_and_shared() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.workers.execute.factories import advance, chunks_of, make_scheduler, make_sequence, make_sequences
-from triptych.protocol.config import POLICIES, SchedulerConfig
-from triptych.protocol.errors import ConfigError
+from triptych.protocol.config import POLICIES
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 
@@ -28,11 +27,6 @@ def gaps(plans: list[Plan], index: int) -> list[int]:
     """Numbers of steps between those that contain sequence ``index``."""
     steps = [plan.step for plan in plans if index in chunks_of(plan)]
     return [later - earlier for earlier, later in pairwise(steps)]
-
-
-def test_unknown_policy_is_refused_with_the_names_of_the_others() -> None:
-    with pytest.raises(ConfigError, match="'lottery', known are: fifo, prefill_first, round_robin, priority"):
-        SchedulerConfig(policy="lottery")
 
 
 # prefill_first

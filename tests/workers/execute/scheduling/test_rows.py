@@ -17,14 +17,6 @@ def seated(*tables: list[int]) -> tuple[Rows, list[Sequence]]:
     return rows, sequences
 
 
-def test_lowest_free_row_is_assigned_first() -> None:
-    rows, sequences = seated([1], [2], [3])
-    rows.leave(sequences[0])
-    rows.leave(sequences[2])
-    rows.seat(sequences[2])
-    assert [sequence.row for sequence in sequences] == [None, 1, 0]
-
-
 def test_block_tables_are_padded_with_the_trash_page() -> None:
     rows, _ = seated([5, 6], [7])
     assert rows.block_tables[:2].tolist() == [[5, 6, 0], [7, 0, 0]]

@@ -1,4 +1,7 @@
-"""Which sequences are in a step when pages are scarce: margins, preemption, limbo, and requests that can never fit."""
+"""Which sequences are in a step when pages are scarce: margins, preemption, limbo, and requests that can never fit.
+
+What the first requirements say about them is in ``tests/seeds``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,6 @@ from triptych.workers.execute.scheduling.limbo import Limbo
 from triptych.workers.execute.scheduling.plan import Draft
 from triptych.workers.execute.scheduling.prefix import NO_MATCH
 from triptych.workers.execute.scheduling.scheduler import Scheduler
-from triptych.workers.execute.scheduling.sequence import SequenceState
 
 
 def preempted_pair() -> Scheduler:
@@ -28,15 +30,6 @@ def preempted_pair() -> Scheduler:
     scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
     advance_until(scheduler, lambda plan: plan.preempted)
     return scheduler
-
-
-@pytest.mark.parametrize("page_size", [1, 2, 16])
-def test_sequence_holds_exactly_the_pages_its_tokens_fill(page_size: int) -> None:
-    sequence = make_sequence(num_tokens=21, max_tokens=20)
-    scheduler = make_scheduler(sequence, page_size=page_size, prefill_chunk=5)
-    while scheduler.live:
-        advance(scheduler)
-        check(scheduler)
 
 
 # The margin
@@ -50,11 +43,6 @@ def test_prompt_starts_only_if_it_leaves_the_margin_free(margin: float, starts: 
     assert (1 in chunks_of(advance(scheduler))) == starts
 
 
-def test_first_sequence_of_an_empty_engine_needs_no_margin() -> None:
-    scheduler = make_scheduler(make_sequence(num_tokens=16), num_pages=4, safety_margin=1.0)
-    assert chunks_of(advance(scheduler)) == {0: 8}
-
-
 def test_one_page_is_kept_free_even_without_a_margin() -> None:
     scheduler = make_scheduler(*make_sequences(2, num_tokens=8), num_pages=4, prefill_chunk=16)
     assert chunks_of(advance(scheduler)) == {0: 8}
@@ -62,12 +50,6 @@ def test_one_page_is_kept_free_even_without_a_margin() -> None:
 
 def test_pages_still_needed_by_started_prompts_are_not_promised_twice() -> None:
     scheduler = make_scheduler(*make_sequences(2, num_tokens=40), num_pages=16, max_num_batched_tokens=16)
-    assert chunks_of(advance(scheduler)) == {0: 8}
-
-
-def test_first_waiting_sequence_that_does_not_fit_stops_those_behind_it() -> None:
-    running, large, small = make_sequence(0, num_tokens=8), make_sequence(1, num_tokens=40), make_sequence(2)
-    scheduler = make_scheduler(running, large, small, num_pages=11)
     assert chunks_of(advance(scheduler)) == {0: 8}
 
 
@@ -80,43 +62,6 @@ def test_limbo_is_not_searched_while_enough_pages_are_free(monkeypatch: pytest.M
     for sequence in make_sequences(4)[1:]:
         scheduler.add(sequence)
     assert len(advance(scheduler).starts) == 3
-
-
-def test_limbo_counts_as_free_for_the_margin() -> None:
-    scheduler = make_scheduler(make_sequence(0, num_tokens=36, max_tokens=1), num_pages=10, prefill_chunk=64)
-    advance(scheduler)
-    for index in (1, 2):
-        scheduler.add(make_sequence(index, num_tokens=16))
-    assert set(chunks_of(advance(scheduler))) == {1, 2}
-
-
-# Preemption
-
-
-def test_latest_arrival_is_preempted_for_a_decode() -> None:
-    scheduler = preempted_pair()
-    first, second = scheduler.live.values()
-    assert second.state is SequenceState.WAITING
-    assert first.state is SequenceState.DECODING
-    assert second.block_table == []
-    check(scheduler)
-
-
-def test_latest_arrival_preempts_itself_if_it_needs_the_page() -> None:
-    first, second = make_sequence(0, num_tokens=5), make_sequence(1, num_tokens=4)
-    scheduler = make_scheduler(first, second, num_pages=4, page_size=4, prefill_chunk=16)
-    advance(scheduler)
-    scheduler.cache.pool.allocate(1)  # now second needs a page and none is left
-    plan = advance(scheduler)
-    assert plan.preempted == (second.key,)
-    assert chunks_of(plan) == {0: 1}
-
-
-def test_decode_that_needs_no_new_page_runs_when_the_pool_is_full() -> None:
-    scheduler = make_scheduler(make_sequence(0, num_tokens=13), num_pages=4, prefill_chunk=16)
-    advance(scheduler)
-    assert scheduler.cache.num_available == 0
-    assert [chunks_of(advance(scheduler)) for _ in range(3)] == [{0: 1}] * 3
 
 
 def test_preempted_sequence_is_not_resumed_in_the_same_step() -> None:
@@ -140,13 +85,6 @@ def test_preempted_sequence_longer_than_the_token_budget_is_resumed_in_chunks() 
     sequence.num_preemptions = 1
     scheduler = make_scheduler(sequence, max_num_batched_tokens=7)
     assert [chunks_of(advance(scheduler))[0] for _ in range(4)] == [7, 7, 7, 3]
-
-
-def test_no_new_sequence_is_admitted_while_a_preempted_one_waits() -> None:
-    scheduler = preempted_pair()
-    scheduler.add(make_sequence(2, num_tokens=1))
-    plan = advance_until(scheduler, lambda plan: (0, 0) not in scheduler.live or 2 in chunks_of(plan))
-    assert 2 not in chunks_of(plan)
 
 
 def preempted_and_gone() -> Scheduler:
@@ -236,13 +174,6 @@ def test_sequence_that_fills_the_pool_alone_ends_with_length() -> None:
     assert sequence.num_tokens == 4 * 4 + 1
 
 
-def test_sequence_ends_with_length_at_the_end_of_the_context() -> None:
-    sequence = make_sequence(num_tokens=4, max_tokens=100)
-    scheduler = make_scheduler(sequence, max_model_len=10)
-    advance_until(scheduler, lambda _: not scheduler.live)
-    assert (sequence.finish_reason, sequence.num_tokens) == ("length", 10)
-
-
 @pytest.mark.parametrize("options", [{"num_pages": 4}, {"max_model_len": 17}], ids=["pool", "context"])
 def test_prompt_that_can_never_fit_fails_with_numbers_and_the_next_one_runs(options: dict[str, Any]) -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=17), make_sequence(1), **options)
@@ -263,39 +194,6 @@ def test_recovered_sequence_that_had_ended_finishes_without_a_step() -> None:
 def test_recovered_sequence_that_outgrew_the_pool_ends_with_length() -> None:
     scheduler = make_scheduler(recover(make_sequence(num_tokens=10, max_tokens=20), 9), num_pages=4)
     assert advance(scheduler).finished == (((0, 0), "length"),)
-
-
-# Limbo
-
-
-def test_row_of_a_finished_sequence_is_free_at_once_and_its_pages_wait() -> None:
-    sequence = make_sequence(num_tokens=4, max_tokens=2)
-    scheduler = make_scheduler(sequence, num_pages=8)
-    advance(scheduler)
-    advance(scheduler)
-    assert sequence.row is None
-    assert scheduler.rows.num_free == 4
-    assert (scheduler.cache.pool.num_free, scheduler.cache.limbo.num_pages) == (6, 2)
-
-
-def test_release_frees_the_pages_of_a_finished_sequence() -> None:
-    scheduler = make_scheduler(make_sequence(max_tokens=1), num_pages=8)
-    advance(scheduler)
-    scheduler.release((0, 0))
-    scheduler.release((0, 0))
-    assert scheduler.cache.pool.num_free == 8
-
-
-@pytest.mark.parametrize("num_steps", [0, 1, 3, 5], ids=["waiting", "prefilling", "decoding", "finished"])
-def test_release_frees_all_pages_in_any_state(num_steps: int) -> None:
-    scheduler = make_scheduler(make_sequence(num_tokens=12, max_tokens=3), num_pages=8)
-    for _ in range(num_steps):
-        plan = scheduler.plan()
-        if plan is not None:
-            scheduler.apply(plan, [1] * len(plan.sampled))
-    scheduler.release((0, 0))
-    assert scheduler.cache.pool.num_free == 8
-    assert not scheduler.live
 
 
 def test_pages_of_a_sequence_released_during_its_step_are_freed_after_it() -> None:
