@@ -14,7 +14,7 @@ from typing import Any
 from .. import __version__
 from ..protocol.codec import VERSION
 from ..protocol.run_dir import CONFIG_FILE
-from ..protocol.tokenizer_files import TOKENIZER_FILE, load_facts
+from ..protocol.tokenizer_files import load_facts, load_tokenizer_json
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pyzmq", "msgpack", "numpy")
 # Features that matrix kernels use; the rest of /proc/cpuinfo is not relevant here.
@@ -53,7 +53,7 @@ def tokenizer(run_dir: Path) -> dict[str, Any]:
     if facts is None:
         return {}
     return {
-        "id": hashlib.sha256((run_dir / TOKENIZER_FILE).read_bytes()).hexdigest()[:16],
+        "id": hashlib.sha256(load_tokenizer_json(run_dir).encode()).hexdigest()[:16],
         "vocab_size": facts.vocab_size,
         "chat_template": facts.chat_template is not None,
         "special_tokens": facts.special_tokens,

@@ -16,12 +16,12 @@ def remove_if_possible(path: Path) -> None:
         path.unlink()
 
 
-def write_private(path: Path, text: str, *, is_durable: bool = False) -> None:
+def write_private(path: Path, content: str | bytes, *, is_durable: bool = False) -> None:
     """Write a file atomically, readable by its owner only. ``is_durable``: it survives a power loss."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             if is_durable:
                 file.flush()
                 os.fsync(file.fileno())

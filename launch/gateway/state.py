@@ -16,7 +16,7 @@ from ...protocol.board import FAILED, RUN, Board
 from ...protocol.config import PipelineConfig
 from ...protocol.model_card import LatestCard, ModelCard
 from ...protocol.run_dir import board_path, follow_endpoint, read_config, submit_endpoint
-from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
+from ...protocol.tokenizer_files import TokenizerFacts, load_facts, load_tokenizer_json
 from .config import GatewayConfig
 from .errors import ApiError, gone
 from .health import health, is_loaded
@@ -105,7 +105,7 @@ class Gateway:
         """
         if not self.board.is_in_place:
             raise gone(self.run_dir)
-        return Words(Tokenizer.from_file(str(self.run_dir / TOKENIZER_FILE)))
+        return Words(Tokenizer.from_str(load_tokenizer_json(self.run_dir)))
 
     @cached_property
     def tool_parser(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from ...protocol.grammar import JSON_WHITESPACE, PARSER_LIMITS, tokenizer_options
 from ...protocol.lifeline import die_with
 from ...protocol.model_card import ModelCard
-from ...protocol.tokenizer_files import TOKENIZER_FILE
+from ...protocol.tokenizer_files import load_tokenizer_json
 
 _MAX_REASON_CHARS = 500  # of a message, which may quote all of the form, or list all that was expected
 _JSON_DEFAULTS: Any = {"whitespace_pattern": JSON_WHITESPACE}
@@ -58,8 +58,7 @@ class _Compiler:
         self._to_lark = llguidance.regex_to_lark
         self._gbnf_to_lark = gbnf_to_lark
         self._limits = llguidance.LLParserLimits(**PARSER_LIMITS)
-        tokenizer_json = (run_dir / TOKENIZER_FILE).read_text(encoding="utf-8")
-        self._tokenizer = llguidance.LLTokenizer(tokenizer_json, **tokenizer_options(card))
+        self._tokenizer = llguidance.LLTokenizer(load_tokenizer_json(run_dir), **tokenizer_options(card))
 
     def compile(self, kind: str, source: str) -> tuple[str, str]:
         """The grammar as execute will run it, or why it does not compile."""

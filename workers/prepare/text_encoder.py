@@ -27,7 +27,7 @@ from ...protocol.reasoning import (
     Reasoning,
     Tags,
 )
-from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
+from ...protocol.tokenizer_files import TokenizerFacts, load_facts, load_tokenizer_json
 from .chat_template import ChatTemplate
 from .request import GenerationRequest
 from .structured import AFTER_REASONING, refusal
@@ -61,7 +61,7 @@ class TextEncoder:
     def load(cls, folder: Path) -> TextEncoder | None:
         """The encoder for the run directory's two files; None until execute has written them."""
         facts = load_facts(folder)
-        return None if facts is None else cls(Tokenizer.from_file(str(folder / TOKENIZER_FILE)), facts)
+        return None if facts is None else cls(Tokenizer.from_str(load_tokenizer_json(folder)), facts)
 
     def encode_request(self, request: GenerationRequest) -> Int32:
         """The prompt's ids, int32 [num_tokens], at least one.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from ...protocol.byte_level import BYTE_OF
-from ...protocol.tokenizer_files import TOKENIZER_FILE, load_facts
+from ...protocol.tokenizer_files import load_facts, load_tokenizer_json
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are not UTF-8
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -36,7 +36,7 @@ class Vocabulary:
     @classmethod
     def load(cls, folder: Path) -> Vocabulary | None:
         """The vocabulary of the tokenizer in the run directory; None until execute has written it."""
-        return None if load_facts(folder) is None else cls(Tokenizer.from_file(str(folder / TOKENIZER_FILE)))
+        return None if load_facts(folder) is None else cls(Tokenizer.from_str(load_tokenizer_json(folder)))
 
     @property
     def amid_text(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from ....protocol.arrays import Int32
 from ....protocol.grammar import PARSER_LIMITS, tokenizer_options
 from ....protocol.model_card import ModelCard
 from ....protocol.reasoning import Channels, Reasoning, Tags
-from ....protocol.tokenizer_files import TOKENIZER_FILE
+from ....protocol.tokenizer_files import load_tokenizer_json
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -161,6 +161,5 @@ class GrammarCompiler:
         if self._tokenizer is None:
             from llguidance import LLTokenizer
 
-            tokenizer_json = (self._run_dir / TOKENIZER_FILE).read_text(encoding="utf-8")
-            self._tokenizer = LLTokenizer(tokenizer_json, **tokenizer_options(self._card))
+            self._tokenizer = LLTokenizer(load_tokenizer_json(self._run_dir), **tokenizer_options(self._card))
         return self._tokenizer

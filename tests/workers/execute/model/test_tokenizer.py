@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from tests.tiny import CHAT_TEMPLATE, VOCAB_SIZE, make_tiny_tokenizer
 from triptych.protocol.errors import ConfigError
-from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, TokenizerFacts, load_facts
+from triptych.protocol.tokenizer_files import FACTS_FILE, TokenizerFacts, load_facts, load_tokenizer_json
 from triptych.workers.execute.model.tokenizer import load_tokenizer, write_tokenizer
 from triptych.workers.prepare.chat_template import ChatTemplate
 
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 def test_both_files_are_written(folder: Path, tmp_path: Path) -> None:
     facts = export(folder, tmp_path)
     assert load_facts(tmp_path) == facts
-    tokenizer = Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE))
+    tokenizer = Tokenizer.from_str(load_tokenizer_json(tmp_path))
     assert tokenizer.decode(tokenizer.encode("Grüße 🙂").ids) == "Grüße 🙂"
 
 
@@ -53,7 +53,7 @@ def test_added_tokens_beyond_the_model_are_plain_text(
         content["model"]["vocab"]["<image>"] = 259
         file.write_text(json.dumps(content))
     facts = export(tmp_path / "model", tmp_path, vocab_size=259)
-    written = Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE))
+    written = Tokenizer.from_str(load_tokenizer_json(tmp_path))
     assert facts.vocab_size == 259
     assert max(written.encode("an <image>").ids) < 259
     assert written.decode(written.encode("an <image>").ids) == "an <image>"
@@ -82,7 +82,7 @@ def test_truncation_and_padding_are_not_exported(folder: Path, tmp_path: Path) -
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(file))
     export(folder, tmp_path)
-    assert len(Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE)).encode("twenty characters ..").ids) == 20
+    assert len(Tokenizer.from_str(load_tokenizer_json(tmp_path)).encode("twenty characters ..").ids) == 20
 
 
 def test_template_in_a_separate_file_is_found(folder: Path, tmp_path: Path) -> None:

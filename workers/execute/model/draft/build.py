@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....protocol.config import ModelConfig
 from .....protocol.errors import ConfigError
-from .....protocol.tokenizer_files import TOKENIZER_FILE
+from .....protocol.tokenizer_files import load_tokenizer_json
 from ..backends import Backends
 from ..checkpoint.find import attributed_to_draft
 from ..facts import no_progress
@@ -91,7 +91,7 @@ def load_draft(backends: Backends, folder: Path, run_dir: Path) -> DraftBuild:
         assert loaded is not None, "the backend was named, so a failure has raised an error"
         if loaded.state_bytes:
             raise ConfigError(f"{loaded.facts.model_type} has recurrent layers, whose states cannot be rolled back")
-        _check_vocabulary(scratch / TOKENIZER_FILE, run_dir / TOKENIZER_FILE)
+        _check_vocabulary(load_tokenizer_json(scratch), load_tokenizer_json(run_dir))
     return DraftBuild(loaded, own, limits)
 
 
@@ -151,16 +151,15 @@ def _scratch(run_dir: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_vocabulary(own: Path, served: Path) -> None:
-    """Check that two tokenizer.json files give the same ids to the same tokens.
+def _check_vocabulary(own: str, served: str) -> None:
+    """Check that two texts of tokenizer.json give the same ids to the same tokens.
 
     Raises:
         ConfigError: a token's ids differ.
     """
-    texts = [path.read_text(encoding="utf-8") for path in (own, served)]
-    if texts[0] == texts[1]:
+    if own == served:
         return
-    ours, theirs = (_vocabulary(json.loads(text)) for text in texts)
+    ours, theirs = (_vocabulary(json.loads(text)) for text in (own, served))
     different = [token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)]
     if different:
         first = min(different)

@@ -24,7 +24,7 @@ from .....protocol.config import ModelConfig
 from .....protocol.errors import ConfigError
 from .....protocol.lora import parse_modules
 from .....protocol.plain import load_map, make
-from .....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
+from .....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, load_tokenizer_json, save_tokenizer
 from ...kernels.compile import NoCompiler, levels_to_try, library_name
 from ...kernels.support import triton_version
 from ...user_cache import keep_in_one, note_use, places
@@ -101,7 +101,7 @@ class ProofStore:
 def _read(folder: Path, run_dir: Path) -> Proof | None:
     try:
         proof, facts = _from_json((folder / _FILE).read_text()), load_facts(folder)
-        tokenizer = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+        tokenizer = load_tokenizer_json(folder)
     except FileNotFoundError:
         return None
     except (OSError, ConfigError, KeyError, TypeError, ValueError) as error:  # the proof is made again

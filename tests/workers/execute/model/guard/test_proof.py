@@ -22,7 +22,7 @@ from triptych.protocol.config import CacheConfig, ModelConfig, PipelineConfig, S
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import ModelCard
 from triptych.protocol.plain import make
-from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
+from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, TokenizerFacts, save_tokenizer
 from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.model import backends
 from triptych.workers.execute.model.build import build_runner, rehearse, spare_cache
@@ -206,8 +206,8 @@ def test_without_a_cache_each_pipeline_runs_its_own_self_test(
 def test_tokenizer_different_from_the_served_one_is_refused(start: Start, checkpoint: Path, tmp_path: Path) -> None:
     start("first")
     (tmp_path / "served").mkdir()
-    (tmp_path / "served" / FACTS_FILE).write_text("{}")
-    (tmp_path / "served" / TOKENIZER_FILE).write_text("{}")
+    facts = TokenizerFacts(vocab_size=1, chat_template=None, special_tokens={}, bos_token_id=None)
+    save_tokenizer(tmp_path / "served", "{}", facts)
     with pytest.raises(ConfigError, match="another tokenizer"):
         ProofStore(checkpoint, ModelConfig(threads=1)).find(tmp_path / "served")
 
