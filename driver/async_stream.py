@@ -65,7 +65,7 @@ class AsyncStream:
         self._num_tokens = 0
         loop = running_loop()
         self._deltas: deque[Delta] = deque()  # not read yet
-        self._waiters: list[asyncio.Future[None]] = []  # for deltas, or for the end
+        self._has_news = asyncio.Event()  # deltas, or the end
         self._accepted: asyncio.Future[Accepted] = loop.create_future()
         self._result: asyncio.Future[Completion] = loop.create_future()
 
@@ -95,16 +95,9 @@ class AsyncStream:
     async def _arrive(self) -> bool:
         """Whether there are deltas, once there are some or the request has ended."""
         while not (self._deltas or self._result.done()):
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
+            self._has_news.clear()
+            await self._has_news.wait()
         return bool(self._deltas)
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():  # it was cancelled
-                waiter.set_result(None)
-        self._waiters.clear()
 
     async def accepted(self, timeout: float | None = None) -> Accepted:
         """Wait until the service has accepted the request; see ``Stream.accepted``."""
@@ -163,7 +156,7 @@ class AsyncStream:
 
     def _add(self, delta: Delta) -> None:
         self._deltas.append(delta)
-        self._wake()
+        self._has_news.set()
 
     def _finish(self, completion: Completion, error: TriptychError | None) -> None:
         _fail(self._accepted, error or told_another(self.request_id))
@@ -171,7 +164,7 @@ class AsyncStream:
             _set(self._result, completion)
         else:
             _fail(self._result, error)
-        self._wake()
+        self._has_news.set()
 
 
 class AsyncGroupStream(AsyncStream):

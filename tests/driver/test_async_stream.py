@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 from triptych.driver.async_stream import AsyncStream, Mailbox
 from triptych.driver.stream import Completion, Delta
@@ -36,6 +37,31 @@ def test_end_reaches_every_reader_and_those_that_come_later() -> None:
         await asyncio.sleep(0)
         stream.on_end(END, None)
         assert await asyncio.gather(*readers) == [[], []]
+        assert await stream.take() == []
+
+    asyncio.run(body())
+
+
+def num_cancelled_futures() -> int:
+    kind = type(asyncio.get_running_loop().create_future())
+    gc.collect()
+    return sum(type(each) is kind and each.cancelled() for each in gc.get_objects())
+
+
+async def give_up(stream: AsyncStream) -> None:
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    reader.cancel()
+    await asyncio.wait([reader])
+
+
+def test_readers_that_gave_up_leave_nothing_behind() -> None:
+    async def body() -> None:
+        stream, before = make_stream(), num_cancelled_futures()
+        for _ in range(3):
+            await give_up(stream)
+        assert num_cancelled_futures() <= before
+        stream.on_end(END, None)
         assert await stream.take() == []
 
     asyncio.run(body())
