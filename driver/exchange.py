@@ -100,9 +100,9 @@ class Exchange:
 
     def resume_all(self, request: OpenRequest) -> None:
         """Follow the choices of a request, now or once it is accepted."""
-        earlier = self.requests.get(request.assembly.request_id)
-        if earlier is not None and earlier.listener is NO_LISTENER:
-            self.begin(request)
+        request_id = request.assembly.request_id
+        if request_id in self.requests or request_id in self.choices:
+            self.begin(request)  # takes over a request that has no listener, and refuses a second one for any other
         else:
             self._follow_choices(request)
 

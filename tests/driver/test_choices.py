@@ -10,7 +10,7 @@ from triptych.driver.choices import GroupStream, combine, num_choices
 from triptych.driver.session import Session
 from triptych.driver.stream import Completion
 from triptych.protocol import messages as m
-from triptych.protocol.errors import InvalidRequest, ModelFailed, PipelineClosed
+from triptych.protocol.errors import DuplicateId, InvalidRequest, ModelFailed, PipelineClosed
 
 
 def submit(session: Session, n: int = 2) -> GroupStream:
@@ -65,6 +65,16 @@ def test_abort_of_the_request_reaches_every_choice_and_of_a_choice_only_that(
     for index in range(3):
         service.send("follow", finished(f"a {index}", reason="abort"))
     assert [choice.finish_reason for choice in stream.result(10).choices] == ["abort"] * 3
+
+
+def test_second_reader_with_another_number_of_choices_changes_nothing(service: FakeService, session: Session) -> None:
+    stream, other = submit(session, 3), GroupStream("a", 2, session)
+    accept(service, 3)
+    session.resume_all("a", other, other.choices)
+    with pytest.raises(DuplicateId):
+        other.result(10)
+    stream.abort()
+    assert {service.recv(m.Abort).request_id for _ in range(9)} == {"a 0", "a 1", "a 2"}
 
 
 def test_repeated_acceptance_changes_nothing(service: FakeService, session: Session) -> None:
