@@ -141,7 +141,8 @@ def _plain(message: Any) -> Any:
 def _packed_ids(prompt: Any) -> Any:
     """The ids of a sequence, an array or a tensor as int32 bytes."""
     ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
-    # Values that are not int32 are sent as they are: prepare's refusal then names the wrong one.
-    if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= -(2**31) and max(ids) < 2**31)):
+    # What is not a list of int32 is sent as it is: prepare's refusal then names the wrong value.
+    is_list = isinstance(ids, list) and set(map(type, ids)) <= {int}  # an array without axes becomes a number
+    if is_list and (not ids or (min(ids) >= -(2**31) and max(ids) < 2**31)):
         return struct.pack(f"<{len(ids)}i", *ids)
     return ids

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.driver.fake_service import FakeService, packed
@@ -62,6 +64,12 @@ def test_token_ids_are_sent_as_int32(ids: Any) -> None:
 def test_invalid_token_ids_are_sent_unchanged(wrong: Any) -> None:
     """So that the service's refusal names the wrong one."""
     assert request_map([5, wrong], None, None, {}) == {"prompt_token_ids": [5, wrong]}
+
+
+@pytest.mark.parametrize("prompt", [np.array([5, 6]), np.array([[5], [6]]), np.array(5), np.array([0.5])], ids=repr)
+def test_arrays_are_token_ids_or_sent_for_the_service_to_refuse(prompt: npt.NDArray[Any]) -> None:
+    plain = prompt.tolist()
+    assert request_map(prompt, None, None, {}) == {"prompt_token_ids": packed(*plain) if plain == [5, 6] else plain}
 
 
 def test_chat_is_sent_as_plain_maps() -> None:
