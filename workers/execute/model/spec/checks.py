@@ -64,7 +64,7 @@ def check_config(config: PretrainedConfig) -> None:
         Unsupported: the family is unknown here, or its config asks for what ``DecoderSpec`` cannot express.
     """
     if (family := FAMILIES.get(config.model_type)) is None:
-        raise Unsupported(f"{config.model_type} is none of {', '.join(sorted(FAMILIES))}")
+        raise Unsupported(f"{config.model_type} models are not supported")
     if (activation := activation_of(config)) not in ACTIVATIONS:
         raise Unsupported(f"its activation is {activation}")
     convolved = getattr(config, "mamba_hidden_act", activation)
