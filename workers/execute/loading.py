@@ -64,11 +64,12 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
 def _kv_file(config: PipelineConfig, run_dir: Path) -> KvFile | None:
     """Where pages outlive this process, if they are to, and are kept for their content.
 
-    A draft model would need its own pages too, and what is on the host is lost.
+    A draft model would need its own pages too, what is on the host is lost, and a trace tells nothing of the prefixes
+    that a process finds.
     """
-    cache = config.cache
+    cache, is_traced = config.cache, config.scheduler.trace is not None
     is_wanted = cache.retain_kv and cache.prefix_cache and not cache.host_pages and config.model.draft_model is None
-    return KvFile.open(kv_path(run_dir)) if is_wanted else None
+    return KvFile.open(kv_path(run_dir)) if is_wanted and not is_traced else None
 
 
 def _as_before(config: PipelineConfig, known: ModelCard) -> PipelineConfig:

@@ -23,6 +23,8 @@ from triptych import Driver
 from triptych.launch.replay.verify import verify
 from triptych.protocol.config import DEMO_CHECKPOINT, POLICIES
 from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.step import StepInputs
 
 LIVES = 4
 
@@ -55,6 +57,20 @@ def test_preempted_beam_search_is_replayed_exactly(host_pages: int, tmp_path: Pa
     assert clients.engine.stats.num_preemptions >= 3
     assert (clients.engine.stats.num_swaps > 0) == (host_pages > 0)
     assert '"choices":{"0":{"ends":["length","length","length"]}}' in path.read_text()
+
+
+def test_failed_sequence_is_replayed_as_such(tmp_path: Path) -> None:
+    class FailsOne(HashRunner):
+        def launch(self, inputs: StepInputs) -> None:
+            if any(sequence.key[0] == 2 for sequence in inputs.sampled):
+                raise ValueError("bad luck")
+            super().launch(inputs)
+
+    path = tmp_path / "trace"
+    with path.open("w") as file:
+        run(make_engine(*make_sequences(4), runner=FailsOne, trace_file=file))
+    assert '"failed":{"2":' in path.read_text()
+    assert verify(path).is_exact
 
 
 def test_trace_without_the_choices_of_a_beam_search_is_refused(tmp_path: Path) -> None:
@@ -128,8 +144,10 @@ def test_pipeline_with_a_real_model_is_replayed_exactly(tmp_path: Path) -> None:
 def test_trace_written_by_two_epochs_is_replayed_exactly(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     with hash_driver(hash_step_ms=1.0, trace=str(path), lease_s=30.0) as driver:
-        streams = [driver.submit([index, 7], max_tokens=150) for index in range(1, 6)]
-        next(iter(streams[0]))
+        streams = [driver.submit([index, 7], max_tokens=300) for index in range(1, 6)]
+        deltas = iter(streams[0])
+        while next(deltas).num_tokens < 40:  # whole pages, which outlive execute without a trace
+            pass
         kill(driver, "execute")
         for stream in streams:
             stream.result(60)
