@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,11 @@ def test_times_count_from_the_arrival() -> None:
     assert (one.ttft_ms, one.e2e_ms) == (500, 1500)
     assert one.gaps_ms == pytest.approx([200, 400])
     assert [one.tpot_ms, one.tokens_per_second] == pytest.approx([300, 1000 / 300])
+
+
+def test_lag_of_the_client_is_reported() -> None:
+    late = replace(record(1.0, scheduled_s=0.5), sent_s=0.75)
+    assert summarize([late], 1.0, ANYTHING)["client_lag_ms"]["max"] == 250
 
 
 def test_event_with_several_tokens_is_one_gap_and_several_tokens() -> None:

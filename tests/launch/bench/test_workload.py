@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from triptych.launch.bench.options import Lengths, LoadOptions, PromptOptions
+from triptych.launch.bench.options import Lengths, LoadOptions, PromptOptions, ReportOptions
 from triptych.launch.bench.workload import arrival_times, make_queries
 from triptych.protocol.errors import ConfigError
 
@@ -45,6 +45,26 @@ def test_lengths_are_uniform_between_their_limits() -> None:
 def test_malformed_length_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="input_len is"):
         PromptOptions(input_len=text)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (LoadOptions, {"num_prompts": 0}),
+        (LoadOptions, {"request_rate": 0}),
+        (LoadOptions, {"max_concurrency": 0}),
+        (LoadOptions, {"num_warmups": -1}),
+        (LoadOptions, {"arrival": "late"}),
+        (PromptOptions, {"shared_prefix": -1}),
+        (PromptOptions, {"temperature": -1}),
+        (ReportOptions, {"ttft_target_ms": -1}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_value_beyond_its_limit_is_refused(options: type[Any], wrong: dict[str, Any]) -> None:
+    [(name, value)] = wrong.items()
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
+        options(**wrong)
 
 
 def test_random_prompts_have_their_length_and_share_a_prefix() -> None:

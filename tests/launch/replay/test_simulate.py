@@ -95,6 +95,11 @@ def test_request_that_arrives_during_a_step_waits_for_its_end() -> None:
     assert figures([first, second])["wait_ms"]["max"] == 7.0
 
 
+def test_time_before_the_first_arrival_does_not_count() -> None:
+    [late] = arrivals(2, every_s=5.0)[1:]
+    assert figures([late])["duration_s"] == 0.03
+
+
 def test_no_step_runs_without_requests() -> None:
     report = figures(arrivals(2, every_s=10.0))
     assert (report["duration_s"], report["wait_ms"]["max"]) == (10.03, 0.0)

@@ -61,6 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {"hidden_size": 136, "intermediate_size": 144},
 }
 DOWN = "model.layers.0.mlp.down_proj.weight"
+NORM = "model.layers.0.input_layernorm.weight"
 
 
 def greedy_tokens(folder: Path, **options: Any) -> tuple[list[list[int]], ModelCard]:
@@ -256,6 +257,7 @@ def nan_last(scales: torch.Tensor) -> torch.Tensor:
     ("channels", changed(f"{DOWN}_scale", lambda s: s[:9].clone()), r"weights \(160, 200\) in blocks of 1 x all have "),
     ("blocks", changed(f"{DOWN}_scale_inv", nan_last), f"{DOWN}_scale_inv has scales that are not finite"),
     ("tensors", changed(f"{DOWN}_scale_inv", lambda s: s / 0), f"{DOWN}_scale_inv has scales that are not finite"),
+    ("blocks", lambda t: t.update({NORM: t[NORM].to(FP8), f"{NORM}_scale_inv": torch.ones(1)}), "in blocks of .* none"),
 ])  # fmt: skip
 def test_damaged_scale_is_named(backend: str, form: str, change: Change, reason: str, tmp_path: Path) -> None:
     stored, _ = make_fp8_pair("llama", form, tmp_path, num_hidden_layers=1, **ODD)
@@ -292,7 +294,7 @@ GROUP = FLOATS["config_groups"]["group_0"]
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantised by modelopt NVFP4"),
     ({"quant_method": "fp8", "expert_dtype": "fp4"}, "its experts are quantised by fp4"),
     ({"quant_method": "fp9"}, "quantised by fp9"),
-    ({"quant_method": None}, "quantised by"),
+    ({"quant_method": None}, "quantised by an unnamed method"),
     ({"quant_method": "fp8", "weight_block_size": [128]}, "quantization_config in .* is damaged"),
     ({"quant_method": "fp8", "weight_block_size": [128, "128"]}, "quantization_config in .* is damaged"),
     ({**FLOATS, "format": "mxfp8-quantized"}, "mxfp8-quantized"),

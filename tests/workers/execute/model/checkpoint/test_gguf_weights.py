@@ -132,6 +132,9 @@ def test_a_model_in_several_parts_is_one_model(tmp_path: Path) -> None:
     assert_equal(loaded(find_checkpoint(files[0])), model.state_dict(), torch.bfloat16)
     with pytest.raises(ConfigError, match=r"name the first, x-00001-of-00002.gguf"):
         find_checkpoint(files[1])
+    make_gguf(files[1], part=(1, 2), tensors=lambda arrays: dict(list(arrays.items())[:-2]))
+    with pytest.raises(ConfigError, match=r"the parts of .* have \d+ tensors, they should have"):
+        find_checkpoint(files[0])
     files[1].unlink()
     with pytest.raises(ConfigError, match=r"x-00002-of-00002.gguf is a part that is missing"):
         find_checkpoint(files[0])

@@ -60,6 +60,7 @@ def test_each_expert_gets_its_part_of_the_stack(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("gpt_oss", tmp_path, **SIZES)
     stored, found = dict(AutoModelForCausalLM.from_pretrained(checkpoint).named_parameters()), open_tensors(checkpoint)
     assert {name: tuple(found[name].shape) for name in found} == found.shapes() == read_spec(checkpoint).tensors()
+    assert len(found) == len(found.shapes())
     for expert in range(5):
         name = f"model.layers.1.mlp.experts.{expert}"
         assert torch.equal(found[f"{name}.gate_proj.weight"], stored[STACK][expert, :, ::2].T)

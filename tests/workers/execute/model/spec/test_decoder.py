@@ -231,6 +231,13 @@ def test_names_may_lack_their_prefix_and_masks_are_ignored(
     assert expected.tensors().keys() <= opened.tensors.keys()
 
 
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"])
+def test_frequencies_and_a_second_copy_of_a_tied_head_are_ignored(name: str) -> None:
+    config = make_config("llama", tie_word_embeddings=True)
+    shapes = shapes_of(config)
+    assert describe_decoder(config, shapes | {name: (8,)}) == describe_decoder(config, shapes)
+
+
 def test_additional_tensor_is_refused() -> None:
     config = make_config("llama")
     with pytest.raises(Unsupported, match=r"mlp\.router"):
