@@ -10,6 +10,9 @@ from typing import Any
 import openai
 from checks import ANSWER, MESSAGES, QUESTION, WEATHER, raises, run
 from openai import AsyncOpenAI, OpenAI
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
 from pydantic import BaseModel, Field
 
 PROMPT = f"<|user|>{QUESTION}<|end|><|assistant|>"
@@ -28,9 +31,15 @@ class GetWeather(BaseModel):
     days: int = Field(ge=1, le=9)
 
 
+def strictly(kind: type[Any], value: Any) -> None:
+    """Validate with the client's models: the client itself accepts almost anything."""
+    kind.model_validate_json(value.model_dump_json(by_alias=True), strict=True)
+
+
 def models(client: OpenAI, model: str) -> None:
     assert model in [one.id for one in client.models.list()]
     assert client.models.retrieve(model).id == model
+    raises(openai.NotFoundError, lambda: client.models.retrieve("other"))
 
 
 def chat(client: OpenAI, model: str) -> None:
@@ -39,6 +48,7 @@ def chat(client: OpenAI, model: str) -> None:
     assert reply.choices[0].finish_reason == "stop"
     assert reply.usage is not None
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    strictly(ChatCompletion, reply)
 
 
 def chat_parts_and_usual_fields(client: OpenAI, model: str) -> None:
@@ -68,6 +78,8 @@ def chat_streamed(client: OpenAI, model: str) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == ANSWER
     assert [chunk.usage is not None for chunk in chunks[-2:]] == [False, True]
     assert chunks[0].choices[0].delta.role == "assistant"
+    for chunk in chunks:
+        strictly(ChatCompletionChunk, chunk)
 
 
 def chat_stream_helper(client: OpenAI, model: str) -> None:
@@ -105,6 +117,7 @@ def completions(client: OpenAI, model: str) -> None:
     reply = client.completions.create(model=model, prompt=PROMPT, temperature=0, max_tokens=30, logprobs=2)
     assert reply.choices[0].text == ANSWER
     assert reply.choices[0].logprobs is not None
+    strictly(Completion, reply)
     several = client.completions.create(model=model, prompt=[PROMPT, "a"], n=2, best_of=3, max_tokens=5, suffix=None)
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
     echoed = client.completions.create(model=model, prompt=PROMPT, temperature=0, max_tokens=30, echo=True)
@@ -181,9 +194,15 @@ def tools_left_alone(client: OpenAI, model: str) -> None:
 
 def responses(client: OpenAI, model: str) -> None:
     reply = client.responses.create(model=model, input=QUESTION, temperature=0, store=False, max_output_tokens=40)
-    assert reply.output_text == ANSWER
+    assert (reply.output_text, reply.status) == (ANSWER, "completed")
+    strictly(Response, reply)
+    cut = client.responses.create(model=model, input=QUESTION, temperature=0, max_output_tokens=3)
+    assert (cut.status, cut.incomplete_details and cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     with client.responses.stream(model=model, input=QUESTION, temperature=0) as stream:
-        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        events = list(stream)
+        names = [event.type for event in events]
+        assert (names[:2], names[-1]) == (["response.created", "response.in_progress"], "response.completed")
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
         assert stream.get_final_response().output_text == "".join(deltas) == ANSWER
     again = client.responses.create(
         model=model, input=[*MESSAGES, *reply.output, *MESSAGES], instructions="Be brief.", max_output_tokens=20

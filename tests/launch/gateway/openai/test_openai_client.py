@@ -1,4 +1,7 @@
-"""The official Python client; its data models check what it receives."""
+"""The official Python client; its data models check what it receives.
+
+What most of its users do is in ``tests/compat/clients/openai_client.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from openai.types import Completion, CreateEmbeddingResponse, Decision
+from openai.types import CreateEmbeddingResponse, Decision
 from openai.types import completion_create_params as of_completions
 from openai.types import embedding_create_params as of_embeddings
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -31,7 +34,6 @@ from triptych.launch.gateway.schemas.responses import (
 )
 
 LEN: list[Any] = [{"role": "user", "content": "What does len do?"}]
-ANSWER = "Return the number of items in a container."
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 ]
@@ -54,48 +56,6 @@ def strictly(model: type[Any], value: Any) -> None:
     model.model_validate_json(value.model_dump_json(by_alias=True), strict=True)
 
 
-def test_models(client: OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["demo"]
-    assert client.models.retrieve("demo").owned_by == "triptych"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("other")
-
-
-def test_chat(client: OpenAI) -> None:
-    reply = client.chat.completions.create(model="demo", messages=LEN, temperature=0, logprobs=True, top_logprobs=2)
-    assert reply.choices[0].message.content == ANSWER
-    assert reply.usage is not None
-    assert reply.usage.prompt_tokens_details is not None
-    strictly(ChatCompletion, reply)
-
-
-def test_chat_streamed(client: OpenAI) -> None:
-    stream = client.chat.completions.create(
-        model="demo", messages=LEN, temperature=0, stream=True, stream_options={"include_usage": True}
-    )
-    chunks = list(stream)
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == ANSWER
-    assert chunks[-1].usage is not None
-    for chunk in chunks:
-        strictly(ChatCompletionChunk, chunk)
-
-
-def test_chat_with_the_accumulating_helper(client: OpenAI) -> None:
-    with client.chat.completions.stream(model="demo", messages=LEN, temperature=0) as stream:
-        for _ in stream:
-            pass
-        assert stream.get_final_completion().choices[0].message.content == ANSWER
-
-
-def test_completions(client: OpenAI) -> None:
-    prompt = "<|user|>What does len do?<|end|><|assistant|>"
-    reply = client.completions.create(model="demo", prompt=prompt, temperature=0, max_tokens=20, logprobs=1)
-    assert reply.choices[0].text == ANSWER
-    strictly(Completion, reply)
-    chunks = list(client.completions.create(model="demo", prompt=prompt, temperature=0, max_tokens=20, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == ANSWER
-
-
 def test_tools(hash_client: OpenAI) -> None:
     reply = hash_client.chat.completions.create(
         model="hash-lm", messages=LEN, tools=TOOLS, tool_choice="auto", max_tokens=8
@@ -111,22 +71,6 @@ def test_tools(hash_client: OpenAI) -> None:
     )
     for chunk in stream:
         strictly(ChatCompletionChunk, chunk)
-
-
-def test_responses(client: OpenAI) -> None:
-    reply = client.responses.create(model="demo", input="What does len do?", temperature=0)
-    assert (reply.output_text, reply.status) == (ANSWER, "completed")
-    strictly(Response, reply)
-    cut = client.responses.create(model="demo", input=LEN, temperature=0, max_output_tokens=3)
-    assert (cut.status, cut.incomplete_details and cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-
-
-def test_responses_streamed(client: OpenAI) -> None:
-    with client.responses.stream(model="demo", input="What does len do?", temperature=0) as stream:
-        names = [event.type for event in stream]
-        assert stream.get_final_response().output_text == ANSWER
-    assert names[:2] == ["response.created", "response.in_progress"]
-    assert names[-1] == "response.completed"
 
 
 def test_response_repeats_the_request_s_settings(hash_client: OpenAI) -> None:
@@ -190,21 +134,6 @@ def test_decisions(client: OpenAI) -> None:
     )
     assert [answer.type for answer in reply.answers] == ["predicate", "choice", "score"]
     strictly(Decision, reply)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [
-        ({"temperature": 99999}, openai.BadRequestError),
-        ({"model": "other"}, openai.NotFoundError),
-        ({"extra_body": {"unknown": 1}}, openai.BadRequestError),
-    ],
-)
-def test_errors_have_the_client_s_classes(client: OpenAI, wrong: Any, error: type[openai.APIError]) -> None:
-    with pytest.raises(error) as caught:
-        client.chat.completions.create(**{"model": "demo", "messages": LEN, **wrong})
-    assert caught.value.type == "invalid_request_error"
-    assert caught.value.param in ("temperature", "model", "unknown")
 
 
 @pytest.mark.parametrize(
