@@ -146,7 +146,7 @@ def random_sequence(index: int, num_prompt_tokens: int, max_tokens: int, rng: ra
 
 def run_all(sequences: list[Sequence], loaded: Loaded) -> float:
     """Seconds until all sequences are finished."""
-    engine = make_engine(loaded.runner, loaded.card, loaded.config)
+    engine = make_engine(loaded.runner, loaded.card, loaded.config, depth=int(loaded.runner.overlaps))
     start = time.perf_counter()
     for sequence in sequences:
         engine.add(sequence)
