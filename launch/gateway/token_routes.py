@@ -51,10 +51,13 @@ async def _chat_ids(gateway: Gateway, body: TokenizeRequest, request: Request) -
 
 async def detokenize(gateway: Gateway, body: DetokenizeRequest) -> Response:
     gateway.ready_model(body.model)
+    return await asyncio.to_thread(_restored, gateway, body)
+
+
+def _restored(gateway: Gateway, body: DetokenizeRequest) -> Response:
+    limit = gateway.card.vocab_size - 1
     for index, token_id in enumerate(body.tokens):
-        if not 0 <= token_id < gateway.card.vocab_size:
-            limit = gateway.card.vocab_size - 1
+        if not 0 <= token_id <= limit:
             raise ApiError(f"tokens[{index}] is {token_id}, the limits are 0 and {limit}", param=f"tokens[{index}]")
-    skips = bool(body.skip_special_tokens)
-    text = await asyncio.to_thread(gateway.words.decode, body.tokens, skip_special_tokens=skips)
+    text = gateway.words.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
     return json_response({"prompt": text})

@@ -5,10 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
+from unittest.mock import PropertyMock
 
 import pytest
 
 from tests.launch.gateway.conftest import Site
+from triptych.launch.gateway.state import Gateway
 
 PATIENCE_S = 10.0
 
@@ -75,3 +77,11 @@ def test_only_tokens_of_the_model_are_restored(api: Site) -> None:
         assert (status, error["param"]) == (400, "tokens[1]")
     status, error = api.refusal("/detokenize", tokens=[0], model="another")
     assert (status, error["param"]) == (404, "model")
+
+
+def test_model_card_is_not_read_for_each_token(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at its file for each of a million tokens took seconds."""
+    card = PropertyMock(return_value=api.gateway.card)
+    monkeypatch.setattr(Gateway, "card", card)
+    assert api.post("/detokenize", tokens=[1] * 100).status_code == 200
+    assert card.call_count < 10
