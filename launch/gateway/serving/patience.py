@@ -35,6 +35,7 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
         self._until_headers: asyncio.TimerHandle | None = None
         self._is_in_head, self._num_head_bytes = False, 0
         self._is_before_body = self._is_new = True
+        self._begun = b""  # of a line whose rest decides whether it is sent on
         self._answered: Any = None  # the request being answered, if httptools is installed
         self._look()
 
@@ -44,7 +45,11 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
             self._refuse(spoken)
             return
         was_in_head = self._is_in_head
-        super().data_received(without_upgrade(data) if self._is_before_body else data)
+        data, self._begun = self._begun + data, b""
+        if self._is_before_body:
+            data, self._begun = without_upgrade(data)
+        if data:  # h11 takes none for the end
+            super().data_received(data)
         if was_in_head and self._is_in_head:
             self._num_head_bytes += len(data)
         if self._num_head_bytes > MAX_HEAD_BYTES:
@@ -108,14 +113,17 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
             self._until_headers = None
 
 
-def without_upgrade(data: bytes) -> bytes:
-    """The head of a request without its offer of another protocol, and what follows the head unchanged.
+def without_upgrade(data: bytes) -> tuple[bytes, bytes]:
+    """The head of a request without its offer of another protocol, and what follows the head unchanged. Second, the end
+    of an incomplete head that may be the beginning of such an offer.
 
     A server may ignore such an offer, which Java's client makes with every first request (HTTP/2, h2c), but httptools
     takes the request to have no body then, and its body to be in the other protocol.
     """
     head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"x-upgrade", head) + end + rest if _UPGRADE.search(head) else data
+    line = b"" if end else head[head.rfind(b"\n") + 1 :]
+    begun = line if b"upgrade".startswith(line.lower()) else b""
+    return _UPGRADE.sub(b"x-upgrade", head.removesuffix(begun)) + end + rest, begun
 
 
 def impatient(limit_s: float) -> type[asyncio.Protocol]:
