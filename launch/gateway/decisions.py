@@ -69,7 +69,7 @@ def _asked(number: int, question: Question) -> _Asked:
     else:
         values = [(choice.value, choice.description) for choice in question.choices or []]
         values += [(option, None) for option in question.options or []]
-    if len(values) < 2 or len({(type(value), value) for value, _ in values}) < len(values):
+    if len(values) < 2 or len({_label(value) for value, _ in values}) < len(values):
         field = "levels" if kind == "score" else "choices"
         raise ApiError(f"{name}.{field} must have at least 2 entries, all different", param=f"{name}.{field}")
     lines = [f"- {_label(value)}" + (f": {text}" if text else "") for value, text in values]
