@@ -28,6 +28,9 @@ ALIASES = {
     "max-new-tokens": "max-tokens",  # transformers
 }
 
+# The parts of --http as flags of vLLM, SGLang, transformers and llama.cpp, and what one is if only the other is given.
+ADDRESS = {"--host": "", "--port": "8000"}
+
 _ADDRESS = "--http HOST:PORT"
 _MEMORY = "--kv-memory-fraction, of what the weights leave"
 _GUESSES = "--num-speculative-tokens"
@@ -44,7 +47,6 @@ _DEFAULTS = "generation_config.json in the model's folder"
 # Not accepted, as their values or defaults differ, and what does the same here; docs/coming-from.md has the same table.
 # Short ones are without a dash too.
 INSTEAD = {
-    **dict.fromkeys(("host", "port"), _ADDRESS),  # vLLM, SGLang, transformers, llama.cpp
     "uds": "--http unix:PATH",  # vLLM
     "api-server-count": "--http-workers",  # vLLM
     "threads-http": "--http-workers",  # llama.cpp

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import typer
 
 from ...protocol.errors import ConfigError, InvalidRequest
-from .aliases import COMMANDS, INSTEAD, canonical
+from .aliases import ADDRESS, COMMANDS, INSTEAD, canonical
 from .narrow_help import NarrowHelp
 from .variables import PREFIX
 
@@ -47,9 +48,10 @@ class Verb(NarrowHelp):
     """A command whose errors name the variable or the file that a value came from."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = [*args]  # click takes them out while it parses
-        with _sources_named(ctx), _own_flags_named(self, given):
-            return super().parse_args(ctx, args)
+        with _sources_named(ctx):
+            args = _with_one_address(self, args)
+            with _own_flags_named(self, [*args]):  # click takes them out while it parses
+                return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         with _sources_named(ctx):
@@ -88,21 +90,49 @@ def _own_flags_named(command: Any, given: list[str]) -> Iterator[None]:
         raise
 
 
+class _Word(NamedTuple):
+    """An argument of a command, with what follows it if that is its value."""
+
+    flag: str  # without its value
+    value: str
+    texts: list[str]
+    option: Any  # None unless it is a flag of the command
+
+
+def _words(command: Any, given: list[str]) -> Iterator[_Word]:
+    own = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    texts = iter(given)
+    for text in texts:
+        if text == "--":
+            yield _Word("", "", [text, *texts], None)
+            return
+        flag, equals, value = text.partition("=")
+        option = (own.get(flag) or own.get(f"--{canonical(flag[2:])}")) if flag.startswith("-") else None
+        takes_value = flag in ADDRESS if option is None else not option.is_flag
+        follows = [] if equals or not takes_value else [*islice(texts, 1)]  # may look like a flag
+        yield _Word(flag, "".join(follows) or value, [text, *follows], option)
+
+
 def _unknown_flags(command: Any, given: list[str]) -> list[str]:
     """The flags among the arguments that the command does not have; of short ones, those known from other servers."""
-    own = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
-    unknown: list[str] = []
-    words = iter(given)
-    for word in words:
-        flag, _, value = word.partition("=")
-        option = own.get(flag) or own.get(f"--{canonical(flag[2:])}")
-        if flag == "--":
-            break
-        if option is None and (flag.startswith("--") or (flag[:1] == "-" and flag[1:] in INSTEAD)):
-            unknown.append(flag)
-        elif option is not None and not option.is_flag and not value:
-            next(words, None)  # its value, which may look like a flag
-    return list(dict.fromkeys(unknown))
+    flags = dict.fromkeys(word.flag for word in _words(command, given) if word.option is None)
+    return [flag for flag in flags if flag.startswith("--") or (flag.startswith("-") and flag[1:] in INSTEAD)]
+
+
+def _with_one_address(command: Any, given: list[str]) -> list[str]:
+    """The arguments with ``--http HOST:PORT`` in place of ``--host`` and ``--port``.
+
+    These have no variables: Kubernetes sets ``TRIPTYCH_PORT`` where a service is called triptych.
+    """
+    words = list(_words(command, given))
+    address = {word.flag: word.value for word in words if word.flag in ADDRESS}
+    if not address or all(parameter.name != "http" for parameter in command.params):
+        return [*given]
+    if any(word.flag == "--http" for word in words):
+        raise typer.BadParameter(f"{' and '.join(address)} beside --http, which is the whole address")
+    host, port = ({**ADDRESS, **address}[flag] for flag in ADDRESS)
+    rest = [text for word in words if word.flag not in ADDRESS for text in word.texts]
+    return ["--http", f"[{host}]:{port}" if ":" in host else f"{host}:{port}", *rest]
 
 
 def _refusal(flag: str) -> str:

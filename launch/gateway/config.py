@@ -56,7 +56,8 @@ class GatewayConfig:
 
     http: str | None = option(
         None,
-        "serve OpenAI's and Anthropic's APIs at HOST:PORT, :PORT (on 127.0.0.1; port 0 is any free one) or unix:PATH",
+        "serve OpenAI's and Anthropic's APIs at HOST:PORT, :PORT (on 127.0.0.1; port 0 is any free one) or unix:PATH "
+        "(also --host and --port)",
     )
     http_workers: int = option(1, "number of gateway processes, all at the same address")
     served_model_name: tuple[str, ...] = option(

@@ -77,7 +77,7 @@ def test_error_in_a_flag_does_not_blame_the_environment(triptych: Triptych, monk
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--port", "No such option: --port. Here: --http HOST:PORT See docs/coming-from.md"),
+        ("--uds", "No such option: --uds. Here: --http unix:PATH See docs/coming-from.md"),
         ("--alias", "No such option: --alias. Here: --served-model-name See docs/coming-from.md"),
         ("-np", "No such option: -np. Here: --max-num-seqs See docs/coming-from.md"),
         ("--max-modellen", "No such option: --max-modellen (Possible options: --draft-model, --max-model-len"),
@@ -88,9 +88,9 @@ def test_flag_of_another_server_is_answered_with_ours(triptych: Triptych, flag: 
 
 
 def test_all_flags_of_another_server_are_answered_at_once(triptych: Triptych) -> None:
-    command = ("--host", "0.0.0.0", "-tp", "2", "-ngl", "9", "--dtype", "--seed", "--frob=1", "--host=a")
+    command = ("--port", "1", "--uds", "0.0.0.0", "-tp", "2", "-ngl", "9", "--dtype", "--seed", "--frob=1", "--uds=a")
     words = (
-        "No such option: --host. Here: --http HOST:PORT No such option: -ngl. Here: --device, of all layers"
+        "No such option: --uds. Here: --http unix:PATH No such option: -ngl. Here: --device, of all layers"
         " No such option: --frob See docs/coming-from.md"
     )
     assert words in error_line(triptych("serve", "hash-lm", *command)), "--seed is the value of --dtype"
@@ -99,3 +99,30 @@ def test_all_flags_of_another_server_are_answered_at_once(triptych: Triptych) ->
 def test_command_of_another_program_is_answered_with_ours(triptych: Triptych) -> None:
     assert "No such command 'run'. Here: triptych chat --model MODEL" in error_line(triptych("run", "demo"))
     assert "No such command 'serv'. Did you mean 'serve'?" in error_line(triptych("serv", "demo"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "address"),
+    [
+        (("--host", "0.0.0.0", "--port", "99999"), "0.0.0.0:99999"),
+        (("--port=99999",), ":99999"),
+        (("--host", "::1", "--port", "99999"), "[::1]:99999"),
+    ],
+    ids=" ".join,
+)
+def test_host_and_port_of_other_servers_are_the_address(
+    triptych: Triptych, flags: tuple[str, ...], address: str
+) -> None:
+    assert f"http is '{address}': port 99999" in error_line(triptych("serve", "hash-lm", *flags))
+
+
+def test_host_alone_has_the_usual_port(triptych: Triptych) -> None:
+    assert "cannot listen at 192.0.2.1:8000" in error_line(triptych("serve", "hash-lm", "--host", "192.0.2.1"))
+
+
+def test_host_and_port_are_refused_beside_the_address_that_they_would_change(triptych: Triptych) -> None:
+    assert "--port beside --http" in error_line(triptych("serve", "hash-lm", "--http", ":0", "--port", "1"))
+
+
+def test_port_is_no_flag_where_nothing_listens(triptych: Triptych) -> None:
+    assert "No such option: --port" in error_line(triptych("generate", "hi", "--port", "1"))
