@@ -15,7 +15,7 @@ from tests.pipeline.conftest import hash_driver
 from tests.pipeline.raw import ACCEPTED, ACKNOWLEDGE, FINISHED, REJECTED, SUBMIT, RawClient
 from tests.waiting import eventually
 from triptych import AsyncClient, Client, Driver
-from triptych.protocol.errors import InvalidRequest, Overloaded, TokenizationFailed
+from triptych.protocol.errors import Overloaded, TokenizationFailed
 from triptych.protocol.tokenizer_files import FACTS_FILE
 
 NUM_VANISHING = 200
@@ -117,10 +117,3 @@ def test_hanging_template_fails_only_its_own_request() -> None:
             hanging.result(30)
         assert len(waiting.result(30).token_ids) == 2
         assert driver.stats()["restarts"]["prepare"] == 1
-
-
-@pytest.mark.parametrize("field", ["chat_template", "prompt_embeds", "image_url", "logits_processor"])
-def test_client_cannot_send_a_template_or_other_code(driver: Driver, field: str) -> None:
-    code: dict[str, Any] = {field: "{{ 1 }}"}
-    with pytest.raises(InvalidRequest, match=f"unknown field '{field}'"):
-        driver.generate("hello", **code)

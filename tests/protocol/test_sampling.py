@@ -127,57 +127,37 @@ def test_switch_must_be_true_or_false(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stop", "reason"),
+    ("name", "value", "reason"),
     [
-        (5, "stop must be a string or a list of strings"),
-        (None, "stop must be a string or a list of strings"),
-        ([b"x"], "stop must be a string or a list of strings"),
-        ({"x": 1}, "stop must be a string or a list of strings"),
-        (["x"] * 17, "stop has 17 strings, the limit is 16"),
-        ("", "a stop string has 0 characters, the limits are 1 and 256"),
-        (["x" * 257], "a stop string has 257 characters, the limits are 1 and 256"),
-    ],
-)
-def test_stop_strings_are_limited(stop: Any, reason: str) -> None:
-    error = refusal(stop=stop)
-    assert (error.message.startswith(reason), error.param) == (True, "stop")
-
-
-@pytest.mark.parametrize(
-    ("ids", "reason"),
-    [
-        (5, "stop_token_ids must be a list of integers"),
-        ([1.0], "stop_token_ids must be a list of integers"),
-        ([True], "stop_token_ids must be a list of integers"),
-        ([1] * 65, "stop_token_ids has 65 ids, the limit is 64"),
-        ([-1], "stop_token_ids holds -1, the limits are 0 and 2147483647"),
-        ([2**31], "stop_token_ids holds 2147483648, the limits are 0 and 2147483647"),
-    ],
-)
-def test_stop_token_ids_are_limited(ids: Any, reason: str) -> None:
-    error = refusal(stop_token_ids=ids)
-    assert (error.message.startswith(reason), error.param) == (True, "stop_token_ids")
-
-
-@pytest.mark.parametrize(
-    ("bias", "reason"),
-    [
-        ([1], "logit_bias must map token ids to numbers"),
-        (dict.fromkeys(range(513), 1.0), "logit_bias has 513 entries, the limit is 512"),
-        ({"5": 1.0}, "logit_bias has the key '5', keys are token ids"),
-        ({True: 1.0}, "logit_bias has the key True, keys are token ids"),
-        ({-1: 1.0}, "logit_bias has the key -1, keys are token ids"),
-        ({2**31: 1.0}, "logit_bias has the key 2147483648, keys are token ids"),
-        ({5: 100.1}, "logit_bias of token 5 is 100.1, the limits are -100 and 100"),
-        ({5: float("nan")}, "logit_bias of token 5 is nan, the limits are -100 and 100"),
-        ({5: True}, "logit_bias of token 5 is True, the limits are -100 and 100"),
-        ({5: None}, "logit_bias of token 5 is None, the limits are -100 and 100"),
+        ("stop", 5, "stop must be a string or a list of strings"),
+        ("stop", None, "stop must be a string or a list of strings"),
+        ("stop", [b"x"], "stop must be a string or a list of strings"),
+        ("stop", {"x": 1}, "stop must be a string or a list of strings"),
+        ("stop", ["x"] * 17, "stop has 17 strings, the limit is 16"),
+        ("stop", "", "a stop string has 0 characters, the limits are 1 and 256"),
+        ("stop", ["x" * 257], "a stop string has 257 characters, the limits are 1 and 256"),
+        ("stop_token_ids", 5, "stop_token_ids must be a list of integers"),
+        ("stop_token_ids", [1.0], "stop_token_ids must be a list of integers"),
+        ("stop_token_ids", [True], "stop_token_ids must be a list of integers"),
+        ("stop_token_ids", [1] * 65, "stop_token_ids has 65 ids, the limit is 64"),
+        ("stop_token_ids", [-1], "stop_token_ids holds -1, the limits are 0 and 2147483647"),
+        ("stop_token_ids", [2**31], "stop_token_ids holds 2147483648, the limits are 0 and 2147483647"),
+        ("logit_bias", [1], "logit_bias must map token ids to numbers"),
+        ("logit_bias", dict.fromkeys(range(513), 1.0), "logit_bias has 513 entries, the limit is 512"),
+        ("logit_bias", {"5": 1.0}, "logit_bias has the key '5', keys are token ids"),
+        ("logit_bias", {True: 1.0}, "logit_bias has the key True, keys are token ids"),
+        ("logit_bias", {-1: 1.0}, "logit_bias has the key -1, keys are token ids"),
+        ("logit_bias", {2**31: 1.0}, "logit_bias has the key 2147483648, keys are token ids"),
+        ("logit_bias", {5: 100.1}, "logit_bias of token 5 is 100.1, the limits are -100 and 100"),
+        ("logit_bias", {5: float("nan")}, "logit_bias of token 5 is nan, the limits are -100 and 100"),
+        ("logit_bias", {5: True}, "logit_bias of token 5 is True, the limits are -100 and 100"),
+        ("logit_bias", {5: None}, "logit_bias of token 5 is None, the limits are -100 and 100"),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_logit_bias_is_limited(bias: Any, reason: str) -> None:
-    error = refusal(logit_bias=bias)
-    assert (error.message.startswith(reason), error.param) == (True, "logit_bias")
+def test_lists_and_maps_are_limited(name: str, value: Any, reason: str) -> None:
+    error = refusal(**{name: value})
+    assert (error.message.startswith(reason), error.param) == (True, name)
 
 
 def test_maximum_counts_are_accepted() -> None:

@@ -28,12 +28,6 @@ def rows_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_prompt_is_answered_on_standard_output(generate: Triptych, run_dir: str) -> None:
-    with Client(run_dir) as client:
-        expected = client.generate("hello", max_tokens=4)
-    assert generate("hello", "--raw") == (0, expected.text + "\n", "")
-
-
 def test_prompt_goes_through_the_chat_template_unless_raw(generate: Triptych, run_dir: str) -> None:
     with Client(run_dir) as client:
         expected = client.generate(messages=[{"role": "user", "content": "hello"}], max_tokens=4)

@@ -244,13 +244,6 @@ class Spoiling(HashRunner):
         return StepResult(np.zeros_like(result.token_ids), failed={0: "not a number"})
 
 
-def test_proposal_that_spoils_the_token_before_it_fails_no_sequence() -> None:
-    engine, answers, num_steps = run(make_sequence(max_tokens=6), runner=Spoiling)
-    assert answers == {(0, 0): expected_output(make_sequence(max_tokens=6))}
-    assert num_steps == 6
-    assert engine.stats.num_proposed_tokens
-
-
 class Raising(HashRunner):
     """Cannot compute one sequence, nor any batch that contains it."""
 
@@ -278,10 +271,12 @@ class OneByOne(HashRunner):
         super().launch(inputs)
 
 
-def test_proposals_that_make_a_step_raise_fail_no_sequence() -> None:
-    _, answers, num_steps = run(make_sequence(max_tokens=6), runner=OneByOne)
+@pytest.mark.parametrize("runner", [Spoiling, OneByOne])
+def test_proposals_that_spoil_a_step_fail_no_sequence(runner: type[HashRunner]) -> None:
+    engine, answers, num_steps = run(make_sequence(max_tokens=6), runner=runner)
     assert answers == {(0, 0): expected_output(make_sequence(max_tokens=6))}
     assert num_steps == 6
+    assert engine.stats.num_proposed_tokens
 
 
 def test_prefixes_completed_by_proposals_are_found_by_others() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,10 +84,15 @@ def test_missing_config_is_named(checkpoint: Path) -> None:
         load(checkpoint)
 
 
-def test_damaged_config_is_named(checkpoint: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("{", r"cannot use .*config\.json"), ('{"model_type": "llama99"}', "llama99"), ('{"model_type": "vit"}', "vit")],
+    ids=["damaged", "unknown architecture", "not generative"],
+)
+def test_config_that_cannot_be_used_is_named(checkpoint: Path, text: str, why: str) -> None:
     tokenizer = load_tokenizer(checkpoint)
-    (checkpoint / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"cannot use .*config\.json"):
+    (checkpoint / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=why):
         load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=no_progress)
 
 
@@ -107,29 +113,10 @@ def test_damaged_generation_config_is_named(checkpoint: Path, content: str, why:
             opened(checkpoint)
 
 
-def test_unknown_architecture_is_named(checkpoint: Path) -> None:
-    tokenizer = load_tokenizer(checkpoint)
-    edit_config(checkpoint, model_type="llama99")
-    with pytest.raises(ConfigError, match="llama99"):
-        load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=no_progress)
-
-
-def test_model_that_is_not_generative_is_refused(checkpoint: Path) -> None:
-    tokenizer = load_tokenizer(checkpoint)
-    edit_config(checkpoint, model_type="vit")
-    with pytest.raises(ConfigError):
-        load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=no_progress)
-
-
-def test_truncated_weights_are_named(checkpoint: Path) -> None:
+@pytest.mark.parametrize("damaged", [lambda content: content[:-100], lambda _: b"\xff" * 1000], ids=["cut", "other"])
+def test_damaged_weights_are_named(checkpoint: Path, damaged: Callable[[bytes], bytes]) -> None:
     file = checkpoint / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
-        load(checkpoint)
-
-
-def test_weights_that_are_not_safetensors_are_named(checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").write_bytes(b"\xff" * 1000)
+    file.write_bytes(damaged(file.read_bytes()))
     with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
         load(checkpoint)
 
