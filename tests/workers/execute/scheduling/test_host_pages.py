@@ -21,6 +21,7 @@ from tests.workers.execute.factories import (
 from triptych.workers.execute.scheduling.audit import check, take_stats
 from triptych.workers.execute.scheduling.moves import Moves, MovesDraft
 from triptych.workers.execute.scheduling.plan import Draft, Plan
+from triptych.workers.execute.scheduling.prefix import NO_MATCH
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import SequenceState
 
@@ -57,6 +58,13 @@ def test_swapped_sequence_recomputes_only_its_last_token() -> None:
     assert chunks_of(plan) == {1: 1}
     assert plan.moves.swap_in == tuple(zip(second.block_table, host_table, strict=False))[: len(host_table)]
     assert take_stats(scheduler).num_free_host_pages == 12
+
+
+def test_swapped_sequence_also_wants_the_page_for_which_it_was_swapped_out() -> None:
+    scheduler, _ = swapped()
+    second = scheduler.live[1, 0]
+    wanted = scheduler.cache.num_wanted([second], NO_MATCH)
+    assert wanted == scheduler.cache.pages_for(second.num_tokens) == len(second.host_table) + 1
 
 
 @pytest.mark.parametrize(
