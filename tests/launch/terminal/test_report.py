@@ -22,6 +22,16 @@ def test_narrow_table_has_every_name_and_every_word() -> None:
     assert values[names.index("none")] == "-"
 
 
+def test_lists_and_maps_are_shown_in_one_line() -> None:
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(facts_table("", {"list": ["a", 2], "map": {"b": 1.5, "c": []}, "no_list": [], "no_map": {}}))
+    lines = [
+        line.strip().split(maxsplit=1) for line in capture.get().replace("no ", "no_").splitlines() if line.strip()
+    ]
+    assert lines[-4:] == [["list", "a, 2"], ["map", "b 1.5, c none"], ["no_list", "none"], ["no_map", "none"]]
+
+
 def test_what_looks_like_markup_is_shown_as_it_is() -> None:
     console, texts = Console(width=80), ["a[int4].trace", "/models/b[int4]", "[/INST] :key:"]
     with console.capture() as capture:

@@ -54,6 +54,16 @@ def test_library_is_built_once(tmp_path: Path) -> None:
     assert tmp_path in library.parents
 
 
+@pytest.mark.usefixtures("short_source")
+def test_library_that_was_not_used_for_long_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_NUM_KEPT", 1)
+    old = build_library("portable")
+    os.utime(old, (0, 0))
+    monkeypatch.setattr(compiling, "_FLAGS", [*compiling._FLAGS, "-DANOTHER"])
+    assert build_library("portable") != old
+    assert not old.exists()
+
+
 def give_away(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To another user; only root can, so for others this process becomes another user's."""
     if os.geteuid():
