@@ -51,7 +51,7 @@ class ModelCard:
     why_slow: str = ""  # why no faster backend runs it here; empty if it is the fastest
     kv_dtype: str = "model"  # of keys and values: model (its own dtype) or int8
     sampling: dict[str, float] = field(default_factory=dict)  # values that its files recommend, as in SamplingParams
-    checkpoint: str = ""  # a hash of its files; of large ones, of their sizes and times
+    checkpoint: str = ""  # a hash of its files; of large ones, of their sizes, times and some of their content
 
     @property
     def keeps_states(self) -> bool:

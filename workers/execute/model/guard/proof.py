@@ -28,6 +28,7 @@ from .....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts
 from ...kernels.compile import NoCompiler, levels_to_try, library_name
 from ...kernels.support import triton_version
 from ...user_cache import keep_in_one, note_use, places
+from ..checkpoint.sample import sample_of
 from ..facts import ModelFacts
 from ..spec.decoder import DecoderSpec
 from ..spec.ropes import Rope
@@ -123,7 +124,7 @@ def _write(proof: Proof, folder: Path, run_dir: Path) -> None:
 
 def outcome_key(checkpoint: Path, config: ModelConfig, form: str) -> str:
     """A hash of everything that a self-test's outcome depends on; ``form`` is what runs the model. Of weights and other
-    large files, it covers size and time but not content.
+    large files, it covers size, time and some of the content.
     """
     digest = hashlib.sha256(f"{form}\n".encode())
     modules = parse_modules(config.lora_modules)
@@ -150,8 +151,7 @@ def add_files(digest: hashlib._Hash, checkpoint: Path, *others: Path) -> None:
         stat = file.stat()
         is_large = file.suffix == _WEIGHTS or stat.st_size > _MOST_BYTES
         digest.update(f"\n{file.name} {stat.st_size} {stat.st_mtime_ns if is_large else ''}\n".encode())
-        if not is_large:
-            digest.update(file.read_bytes())
+        digest.update(sample_of(file).encode() if is_large else file.read_bytes())
 
 
 def digest_of(checkpoint: Path) -> str:

@@ -71,6 +71,17 @@ def test_a_changed_file_is_unpacked_anew_in_place_of_the_earlier(file: Path, fol
     assert second != first
 
 
+def test_other_weights_of_the_same_size_and_time_are_unpacked(file: Path) -> None:
+    """As from an image that gives all files one time; the weights of the earlier file were served."""
+    os.utime(file, (1, 1))
+    first = tensors_of(find_checkpoint(file))["model.norm.weight"]
+    content = file.read_bytes()
+    half = len(content) // 2
+    file.write_bytes(content[:half] + bytes(byte ^ 1 for byte in content[half:]))
+    os.utime(file, (1, 1))
+    assert not tensors_of(find_checkpoint(file))["model.norm.weight"].equal(first)
+
+
 def test_each_type_of_weights_has_its_own(file: Path, folder: Path) -> None:
     names = [find_checkpoint(file, dtype=dtype) for dtype in ("auto", "bfloat16", "float32", "float16")]
     assert names[0] == names[1]

@@ -29,7 +29,7 @@ from triptych.workers.execute.model.build import build_runner, rehearse, spare_c
 from triptych.workers.execute.model.checkpoint.find import read_config
 from triptych.workers.execute.model.checkpoint.stored_weights import open_tensors
 from triptych.workers.execute.model.guard import proof
-from triptych.workers.execute.model.guard.proof import ProofStore
+from triptych.workers.execute.model.guard.proof import ProofStore, digest_of
 from triptych.workers.execute.model.native import proven as native_proof
 from triptych.workers.execute.model.native.self_test import check_native
 from triptych.workers.execute.model.spec.decoder import DecoderSpec
@@ -142,6 +142,20 @@ def test_changed_checkpoint_or_setting_is_proven_again(
             file.write_bytes(file.read_bytes())
         start("second")
     assert len(proofs) == 2
+
+
+def test_checkpoint_with_other_weights_of_the_same_size_and_time_is_another(checkpoint: Path, tmp_path: Path) -> None:
+    """As from an image that gives all files one time: pages of the earlier weights must not be used."""
+    digests = set()
+    for name in ("a", "b"):
+        folder = shutil.copytree(checkpoint, tmp_path / name)
+        weights = folder / "model.safetensors"
+        if name == "b":
+            content = weights.read_bytes()
+            weights.write_bytes(content[:-5000] + bytes(byte ^ 1 for byte in content[-5000:]))
+        os.utime(weights, (1, 1))
+        digests.add(digest_of(folder))
+    assert len(digests) == 2
 
 
 def test_large_files_beside_the_weights_are_not_read(

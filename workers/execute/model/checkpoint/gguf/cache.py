@@ -21,6 +21,7 @@ from typing import Any
 
 from ......protocol.errors import ConfigError
 from ....user_cache import cache_folder, keep_newest, making, note_use
+from ..sample import sample_of
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +84,11 @@ def find_parts(file: Path) -> list[Path]:
 
 def _identity(file: Path) -> dict[str, Any]:
     stat = file.stat()
-    return {"path": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    return {"path": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sample": sample_of(file)}
 
 
 def _key(source: list[dict[str, Any]], dtype: str) -> str:
-    """A hash of what the directory depends on; of a file, that is its path, size and time."""
+    """A hash of what the directory depends on; of a file, that is its path, size and time, and some of its content."""
     identity = json.dumps([_VERSION, version("transformers"), dtype, source])
     return hashlib.sha256(identity.encode()).hexdigest()[:_KEY_SIZE]
 
