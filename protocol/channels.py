@@ -45,8 +45,12 @@ def ipc_endpoint(path: Path) -> str:
     """The endpoint of a socket at this path.
 
     Raises:
-        ConfigError: the path is too long for a Unix socket.
+        ConfigError: the path is too long for a Unix socket, or no text, as ZeroMQ wants it.
     """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the socket path {str(path)!r} is not UTF-8: choose another --run-dir") from error
     if len(os.fsencode(path)) > MAX_IPC_PATH:
         text = f"the socket path {path} has {len(os.fsencode(path))} bytes, the limit is {MAX_IPC_PATH}"
         raise ConfigError(f"{text}: choose a shorter --run-dir")

@@ -305,3 +305,9 @@ def test_run_directory_whose_socket_paths_would_be_too_long_is_refused(tmp_path:
         Driver("hash-lm", run_dir=folder).start()
     RunDir(folder).unlock()
     assert os.listdir(folder) == ["lock"]
+
+
+def test_run_directory_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    """ZeroMQ takes UTF-8 only, and a name in another encoding ended the start with a traceback."""
+    with pytest.raises(ConfigError, match=r"udcff/summarize.inbox' is not UTF-8: choose another --run-dir"):
+        Driver("hash-lm", run_dir=os.fsdecode(os.fsencode(tmp_path) + b"/\xff")).start()
