@@ -80,13 +80,14 @@ class Shared:
         with self._lock:
             if self.changes():
                 return None
-            if needs_torch not in self._servers:
-                self._servers[needs_torch] = self._starter.submit(self._start, needs_torch).result()
-            return self._servers[needs_torch]
+            server = self._servers.get(needs_torch)
+            if server is None or server.has_failed:
+                server = self._servers[needs_torch] = self._starter.submit(self._start, needs_torch).result()
+            return server
 
     def _start(self, needs_torch: bool) -> LockedServer:
         run_dir = self._folder / ("with-torch" if needs_torch else "without") / ("long-enough-for-any-other" * 4)
-        run_dir.mkdir(parents=True)
+        run_dir.mkdir(parents=True, exist_ok=True)
         config = PipelineConfig.from_options(model="demo" if needs_torch else HASH_MODEL)
         (run_dir / CONFIG_FILE).write_text(config.to_json())
         server = LockedServer(run_dir, ("execute",) if needs_torch else ROLES, cwd=None)
@@ -95,7 +96,8 @@ class Shared:
 
     def close(self) -> None:
         for server in self._servers.values():
-            server.end()
+            if not server.has_failed:
+                server.end()
 
 
 class LockedServer(ForkServer):
@@ -103,11 +105,15 @@ class LockedServer(ForkServer):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._lock = threading.Lock()
+        self._lock, self.has_failed = threading.Lock(), False
 
     def fork(self, *arguments: Any) -> ForkedProcess | None:
         with self._lock:
-            return super().fork(*arguments)
+            forked = None if self.has_failed else super().fork(*arguments)
+            if forked is None and not self.has_failed:  # as where it did not answer: the next test gets another
+                self.has_failed = True
+                self.end()
+            return forked
 
 
 class SharedServers(ForkServers):

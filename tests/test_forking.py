@@ -63,6 +63,20 @@ def test_two_drivers_have_the_same_server() -> None:
             assert len(servers() - before) == 1
 
 
+def test_server_that_is_lost_is_replaced(tmp_path: Path) -> None:
+    """As one that did not answer on a busy machine: the workers of all later tests were started anew."""
+    with ThreadPoolExecutor(1) as starter, (tmp_path / "log").open("w") as log:
+        shared = Shared(tmp_path, starter)
+        lost = shared.server(needs_torch=False)
+        assert lost is not None
+        lost.end()
+        assert lost.fork(["-"], {}, [log.fileno()]) is None
+        other = shared.server(needs_torch=False)
+        assert other is not None
+        assert other is not lost
+        shared.close()
+
+
 @pytest.mark.parametrize("change", [one_file_less, ignored_signal, other_umask, other_variable, other_folder])
 def test_there_is_none_where_a_process_would_inherit_something_else(
     change: Callable[[], AbstractContextManager[None]], tmp_path: Path
