@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import ConfigError, InvalidRequest, encodable
+from ..protocol.sampling import bias_of_json
 from .terminal.json_lines import why_not_json
 from .terminal.not_utf8 import is_utf16, why_file_not_utf8, why_not_utf8
 
@@ -108,6 +109,6 @@ def _parse(text: str) -> dict[str, Any]:
         raise InvalidRequest(f"messages must be a list of maps, got {messages!r:.80}", param="messages")
     if isinstance(row.get("tools"), list):  # as in HTTP requests; the protocol has JSON text
         row["tools"] = json.dumps(row["tools"])
-    if isinstance(row.get("logit_bias"), dict):  # JSON keys are always strings
-        row["logit_bias"] = {int(k) if k.isdecimal() and len(k) <= 10 else k: v for k, v in row["logit_bias"].items()}
+    if isinstance(row.get("logit_bias"), dict):
+        row["logit_bias"] = bias_of_json(row["logit_bias"])
     return row

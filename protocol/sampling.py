@@ -216,3 +216,12 @@ def _checked_bias(value: Any) -> dict[int, float]:
                 f"logit_bias of token {token_id} is {bias!r:.80}, the limits are -100 and 100", param="logit_bias"
             )
     return {token_id: float(bias) for token_id, bias in value.items()}
+
+
+def bias_of_json(value: Mapping[str, Any]) -> dict[Any, Any]:
+    """A ``logit_bias`` of JSON, whose keys are always strings; one that is no token id is kept, and refused later."""
+    return {int(key) if _is_id(key) else key: bias for key, bias in value.items()}
+
+
+def _is_id(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) <= 10  # int() raises on thousands of digits

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from triptych.protocol.codec import pack, unpack
 from triptych.protocol.errors import InvalidRequest
-from triptych.protocol.sampling import SamplingParams
+from triptych.protocol.sampling import SamplingParams, bias_of_json
 
 IDS = st.integers(0, 2**31 - 1)
 PARAMS = st.fixed_dictionaries(
@@ -158,6 +158,11 @@ def test_switch_must_be_true_or_false(name: str, value: Any) -> None:
 def test_lists_and_maps_are_limited(name: str, value: Any, reason: str) -> None:
     error = refusal(**{name: value})
     assert (error.message.startswith(reason), error.param) == (True, name)
+
+
+@pytest.mark.parametrize("key", ["", "a", "-1", "1.0", "٣", "²", "1" * 5000], ids=lambda key: key[:5])
+def test_only_plain_numbers_of_json_are_ids(key: str) -> None:
+    assert bias_of_json({"7": 1.5, key: 1}) == {7: 1.5, key: 1}
 
 
 def test_maximum_counts_are_accepted() -> None:

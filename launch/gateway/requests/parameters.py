@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.errors import TriptychError
-from ....protocol.sampling import SamplingParams
+from ....protocol.sampling import SamplingParams, bias_of_json
 from ..errors import ApiError, unsupported
-from ..schemas.sampling import PromptFields, SamplingFields, bias_map
+from ..schemas.sampling import PromptFields, SamplingFields
 
 if TYPE_CHECKING:
     from ..state import Gateway
@@ -44,7 +44,7 @@ def pipeline_options(
             "max_tokens": max_tokens,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
-            "logit_bias": bias_map(body.logit_bias),
+            "logit_bias": bias_of_json(body.logit_bias or {}),
             "include_stop_str": bool(body.include_stop_str_in_output),
         }
     )

@@ -133,12 +133,3 @@ class SamplingFields(PromptFields):
     )
 
     _few_biases = field_validator("logit_bias", mode="before")(few_entries(MAX_LOGIT_BIASES))
-
-
-def bias_map(value: dict[str, float] | None) -> dict[Any, float]:
-    """Token ids as integers; an invalid key is kept, and refused when the limits are checked."""
-    return {int(key) if _is_id(key) else key: bias for key, bias in (value or {}).items()}
-
-
-def _is_id(key: str) -> bool:
-    return key.isascii() and key.isdigit() and len(key) <= 10  # int() raises on thousands of digits

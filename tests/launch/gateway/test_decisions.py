@@ -75,8 +75,10 @@ def test_each_question_type_has_its_answer(demo: Site) -> None:
         ({"state": "s", "questions": []}, "questions"),
         ({"state": "s", "questions": [{"options": ["a", "b"]}]}, "questions[0].instructions"),
         ({"state": "s", "questions": [{"question": "?", "options": ["a", "a"]}]}, "questions[0].choices"),
-        ({"state": "s", "questions": [{"question": "?", "choices": [{"value": True}, {"value": "true"}]}]},
-         "questions[0].choices"),
+        (
+            {"state": "s", "questions": [{"question": "?", "choices": [{"value": True}, {"value": "true"}]}]},
+            "questions[0].choices",
+        ),
         ({"state": "s", "questions": [{"question": "?", "options": ["a"]}]}, "questions[0].options"),
         ({"state": "s", "questions": [{"type": "score", "question": "?"}]}, "questions[0].levels"),
         ({"state": "s", "questions": [{"question": "?", "options": ["a", "b"], "x": 1}]}, "questions[0].x"),
