@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from tests.tiny import GPT_LIKE, LLAMA_LIKE, VOCAB_SIZE, build_tiny_model
 from triptych.protocol.errors import ConfigError
@@ -69,7 +69,8 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     **_each("phi persimmon stablelm gpt_neox", _NO_HEAD_DIM),
     **_each("olmo3 cohere2 exaone4 gemma4_text", _SLIDING),
     **_each("qwen3_moe mixtral granitemoe olmoe phimoe gpt_oss dots1 glm4_moe ernie4_5_moe", _EXPERTS),
-    **_each("sarvam_moe", _EXPERTS),
+    **_each("sarvam_moe solar_open hunyuan_v1_moe hy_v3", _EXPERTS),
+    **_each("afmoe cohere2_moe exaone_moe mimo_v2_flash", {**_EXPERTS, "sliding_window": 6}),
     **_each("deepseek_v2 deepseek_v3", _LATENT),
     "gpt_bigcode": GPT_LIKE,
     "opt": _OPT,
@@ -101,3 +102,9 @@ def test_family_runs_on_pages(name: str) -> None:
 def test_wrong_family_is_refused_even_without_hints_in_its_config(name: str) -> None:
     with pytest.raises(ConfigError, match=f"model family '{name}'"):
         switch_to_pages(build_tiny_model(name, **REFUSED[name]), CpuAttention(), max_model_len=512)
+
+
+@pytest.mark.parametrize("name", _known(["deepseek_v32", "deepseek_v4", "glm_moe_dsa"]))
+def test_attention_that_chooses_its_tokens_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"model family '{name}' has layers of type .*, which cannot run on a paged"):
+        check_layer_types(AutoConfig.for_model(name))
