@@ -96,8 +96,8 @@ def tool_use(
     if choice == "required":  # the form excludes the other tools: they may stay in the prompt, which may be cached
         return ToolUse(tuple(tools), "required", single, calls_form(allowed, single=single), is_short)
     if gateway.tool_parser == "none":
-        text = "the chat template of this model does not support tools (see --tool-parser): it makes only calls that"
-        raise unsupported("tools", f"{text} tool_choice forces, and is told about the tools in messages alone")
+        text = "the chat template of this model does not show it tools (see --tool-parser): describe them in a message"
+        raise unsupported("tools", f"{text}, and ask for calls by tool_choice, 'required' or with the name of one")
     return ToolUse(tuple(allowed), gateway.tool_parser, single, has_short_ids=is_short)
 
 

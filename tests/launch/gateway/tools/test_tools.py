@@ -209,7 +209,7 @@ def test_answer_aborted_by_the_service_is_an_error(scripted: Site) -> None:
 def test_model_without_tool_support_makes_only_calls_that_are_forced(demo: Site) -> None:
     status, error = demo.refusal(CHAT, messages=MESSAGES, tools=TOOLS)
     assert (status, error["param"]) == (400, "tools")
-    assert "only calls that tool_choice forces" in error["message"]
+    assert "ask for calls by tool_choice, 'required'" in error["message"]
     found = demo.ask(CHAT, messages=MESSAGES, tools=TOOLS, tool_choice="required", max_tokens=200)
     assert found["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
