@@ -72,21 +72,9 @@ def test_several_choices_are_streamed_with_their_indices(api: Site) -> None:
     assert sorted(ends) == [0, 1, 2]
 
 
-def test_text_parts_are_joined(demo: Site) -> None:
-    parts = [{"type": "text", "text": "What does "}, {"type": "text", "text": "len do?"}]
-    reply = demo.ask(PATH, messages=[{"role": "user", "content": parts}], temperature=0)
-    assert reply["choices"][0]["message"]["content"] == ANSWER
-
-
 def test_max_tokens_is_accepted_for_max_completion_tokens(api: Site) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         assert api.ask(PATH, messages=LEN, **{name: 7})["usage"]["completion_tokens"] == 7
-
-
-def test_answer_can_be_sent_back_unchanged(demo: Site) -> None:
-    first = demo.ask(PATH, messages=LEN, temperature=0)["choices"][0]["message"]
-    reply = demo.ask(PATH, messages=[*LEN, first, *LEN], temperature=0, max_tokens=5)
-    assert reply["usage"]["completion_tokens"] == 5
 
 
 def test_extra_fields_of_messages_are_ignored(api: Site) -> None:

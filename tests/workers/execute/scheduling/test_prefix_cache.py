@@ -71,14 +71,6 @@ def test_different_salt_shares_nothing() -> None:
     assert start(served_before(16), sequence) == 16
 
 
-def test_without_the_cache_nothing_is_shared() -> None:
-    scheduler = served_before(16)
-    scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=16, max_tokens=1), prefill_chunk=64)
-    advance(scheduler)
-    scheduler.release((0, 0))
-    assert start(scheduler, make_sequence(1, speaker=0, num_tokens=16)) == 16
-
-
 def test_page_is_found_while_the_sequence_that_computed_it_still_runs() -> None:
     scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=18), prefix_cache=True, prefill_chunk=64)
     advance(scheduler)
@@ -118,15 +110,6 @@ def test_page_merged_while_decoding_is_replaced_in_the_row_too() -> None:
     assert pair[0].num_computed_tokens == 9
     assert pair[0].block_table[:2] == pair[1].block_table[:2]
     assert scheduler.rows.block_tables[pair[1].row, :2].tolist() == pair[0].block_table[:2]
-
-
-def test_pages_of_a_sequence_released_during_its_step_are_never_found() -> None:
-    scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=16), prefix_cache=True, prefill_chunk=64)
-    plan = scheduler.plan()
-    assert plan is not None
-    scheduler.release((0, 0))
-    scheduler.apply(plan, [1])
-    assert start(scheduler, make_sequence(1, speaker=0, num_tokens=16)) == 16
 
 
 def test_pages_of_a_failed_sequence_are_never_found() -> None:

@@ -1,7 +1,4 @@
-"""Which sequences are in a step when pages are scarce: margins, preemption, limbo, and requests that can never fit.
-
-What the first requirements say about them is in ``tests/seeds``.
-"""
+"""Which sequences are in a step, and with how many tokens. What the first requirements say is in ``tests/seeds``."""
 
 from __future__ import annotations
 
@@ -20,16 +17,38 @@ from tests.workers.execute.factories import (
 )
 from triptych.workers.execute.scheduling.audit import Stats, check, take_stats
 from triptych.workers.execute.scheduling.limbo import Limbo
-from triptych.workers.execute.scheduling.plan import Draft
+from triptych.workers.execute.scheduling.plan import MAX_SCORED_TOKENS, Draft
 from triptych.workers.execute.scheduling.prefix import NO_MATCH
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 
-def preempted_pair() -> Scheduler:
-    """Two sequences that outgrew four pages of two tokens, just after 1 was preempted for 0."""
-    scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
-    advance_until(scheduler, lambda plan: plan.preempted)
-    return scheduler
+def test_limit_on_rows_of_logits_is_only_for_prompts_that_need_them() -> None:
+    sequences = [make_sequence(0, num_tokens=600, prompt_logprobs=0), make_sequence(1, num_tokens=600)]
+    scheduler = make_scheduler(*sequences, num_pages=400, prefill_chunk=1024, max_num_batched_tokens=2048)
+    assert chunks_of(advance(scheduler)) == {0: MAX_SCORED_TOKENS, 1: 600}
+
+
+def test_prompts_get_little_of_a_step_with_decodes() -> None:
+    scheduler = make_scheduler(make_sequence(0, num_tokens=20, max_tokens=4), mixed_prefill_tokens=3)
+    assert [chunks_of(advance(scheduler)) for _ in range(3)] == [{0: 8}, {0: 8}, {0: 4}]
+    for index in (1, 2):
+        scheduler.add(make_sequence(index, num_tokens=2 + index))
+    steps = [chunks_of(advance(scheduler)) for _ in range(4)]
+    assert steps == [{0: 1, 1: 3}, {0: 1, 1: 1, 2: 3}, {0: 1, 1: 1, 2: 1}, {1: 1, 2: 1}]
+
+
+def test_ready_sequences_get_rows_in_order_of_arrival() -> None:
+    sequences = make_sequences(3, num_tokens=4)
+    scheduler = make_scheduler(*sequences, max_num_seqs=2, prefill_chunk=16)
+    advance(scheduler)
+    advance(scheduler)
+    assert [sequence.row for sequence in sequences] == [0, 1, None]
+
+
+def test_key_cannot_be_live_twice() -> None:
+    scheduler = make_scheduler(make_sequence(0))
+    with pytest.raises(AssertionError, match="already live"):
+        scheduler.add(make_sequence(0))
 
 
 # The margin
@@ -64,6 +83,16 @@ def test_limbo_is_not_searched_while_enough_pages_are_free(monkeypatch: pytest.M
     assert len(advance(scheduler).starts) == 3
 
 
+# Preemption
+
+
+def preempted_pair() -> Scheduler:
+    """Two sequences that outgrew four pages of two tokens, just after 1 was preempted for 0."""
+    scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
+    advance_until(scheduler, lambda plan: plan.preempted)
+    return scheduler
+
+
 def test_preempted_sequence_is_not_resumed_in_the_same_step() -> None:
     scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
     plan = advance_until(scheduler, lambda plan: plan.preempted)
@@ -85,29 +114,6 @@ def test_preempted_sequence_longer_than_the_token_budget_is_resumed_in_chunks() 
     sequence.num_preemptions = 1
     scheduler = make_scheduler(sequence, max_num_batched_tokens=7)
     assert [chunks_of(advance(scheduler))[0] for _ in range(4)] == [7, 7, 7, 3]
-
-
-def preempted_and_gone() -> Scheduler:
-    """Sequences 0 and 1 run, with many free pages since 2 was preempted and aborted; 3 is new."""
-    scheduler = make_scheduler(
-        *make_sequences(2, num_tokens=4, max_tokens=30), make_sequence(2, num_tokens=24), num_pages=10, prefill_chunk=32
-    )
-    advance_until(scheduler, lambda plan: plan.preempted == ((2, 0),))
-    scheduler.release((2, 0))
-    scheduler.add(make_sequence(3, num_tokens=4))
-    return scheduler
-
-
-def test_after_a_preemption_no_new_sequence_is_admitted_even_if_memory_allows_it() -> None:
-    scheduler = preempted_and_gone()
-    assert scheduler.cache.num_available > 4
-    assert 3 not in chunks_of(advance(scheduler))
-
-
-def test_after_a_preemption_new_sequences_are_admitted_once_a_running_one_finished() -> None:
-    scheduler = preempted_and_gone()
-    scheduler.release((0, 0))
-    assert set(chunks_of(advance(scheduler))) == {1, 3}
 
 
 def test_after_a_preemption_new_sequences_are_admitted_once_the_preempted_one_resumed() -> None:
@@ -196,14 +202,7 @@ def test_recovered_sequence_that_outgrew_the_pool_ends_with_length() -> None:
     assert advance(scheduler).finished == (((0, 0), "length"),)
 
 
-def test_pages_of_a_sequence_released_during_its_step_are_freed_after_it() -> None:
-    scheduler = make_scheduler(make_sequence(), num_pages=8)
-    plan = scheduler.plan()
-    assert plan is not None
-    scheduler.release((0, 0))
-    assert scheduler.cache.num_available == 6
-    scheduler.apply(plan, [1])
-    assert scheduler.cache.pool.num_free == 8
+# Limbo, and what is counted
 
 
 def test_pages_in_limbo_are_reused_before_a_preemption() -> None:
