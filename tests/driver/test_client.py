@@ -104,6 +104,9 @@ def test_client_needs_both_endpoints(given: dict[str, str]) -> None:
         Client(**given)
 
 
+# -- one request
+
+
 def test_run_directory_may_be_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Driver accepts this form too. A client of a folder called ~ would wait for ever."""
     with tempfile.TemporaryDirectory() as home:
