@@ -13,7 +13,7 @@ from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
 from ..protocol.model_card import CARD_FILE, ModelCard, Offer
 from ..protocol.private_file import write_private
 from ..protocol.run_dir import CONFIG_FILE, read_config
-from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
+from ..protocol.tokenizer_files import FACTS_FILE, TEMPLATE_FILE, TOKENIZER_FILE
 from .journal_keeper import JournalKeeper
 from .run_dir import RunDir
 
@@ -38,7 +38,7 @@ def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper)
 
     Raises:
         ConfigError: the journal holds unanswered requests of another model, with other page or batch sizes, or for
-            another adapter; or an adapter cannot be read.
+            another adapter; or an adapter or the chat template cannot be read.
     """
     # A request records its own adapter. Without requests, the number of pages is determined anew, with the adapters.
     changes = _changes(folder, config, with_adapters=not keeper.num_unanswered)
@@ -49,7 +49,20 @@ def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper)
     if adapters:
         _forget_adapters(folder, adapters)
     Offer(tuple(adapters)).publish(folder)
+    _set_chat_template(folder, config.service.chat_template)
     write_private(folder / CONFIG_FILE, config.to_json())
+
+
+def _set_chat_template(folder: Path, path: str | None) -> None:
+    if path is None:
+        (folder / TEMPLATE_FILE).unlink(missing_ok=True)
+        return
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"chat_template {path!r} cannot be read: {why}", param="chat_template") from error
+    write_private(folder / TEMPLATE_FILE, text)
 
 
 def check_trace(path: str | None) -> None:

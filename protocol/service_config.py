@@ -22,6 +22,9 @@ class ServiceConfig:
     follow: str | None = option(None, "endpoint for answers, as for submit")
     curve_keys: str | None = option(None, "a folder made by triptych keys init; required for tcp:// endpoints")
     share_requests: bool = option(False, "holders of any key may follow, abort and list all requests, by their ids")
+    chat_template: str | None = option(
+        None, "a file with the Jinja template of chats, read once at the start; by default the model's own"
+    )
     max_client_requests: int | None = option(
         None,
         "unanswered requests per client, which each gateway process is; n choices or beams count as n;"
@@ -55,7 +58,7 @@ class ServiceConfig:
     def __post_init__(self) -> None:
         for name in ("submit", "follow"):
             check_endpoint(name, getattr(self, name), has_keys=self.curve_keys is not None)
-        for name in ("curve_keys", "journal"):
+        for name in ("curve_keys", "journal", "chat_template"):
             require(getattr(self, name) != "", name, "is empty")  # not the same as not given
         between("max_queue", self.max_queue, 1, 1 << 20)
         between("max_frame_bytes", self.max_frame_bytes, 1 << 10, 1 << 30)

@@ -8,6 +8,7 @@ journal; a reader takes 4 % longer for it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -21,6 +22,7 @@ from .private_file import write_private
 
 TOKENIZER_FILE = "tokenizer.json.gz"
 FACTS_FILE = "tokenizer_facts.json"
+TEMPLATE_FILE = "chat_template.jinja"  # the operator's, in place of the checkpoint's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class TokenizerFacts:
     """What tokenizer.json does not say."""
 
     vocab_size: int  # of the tokenizer, added tokens included
-    chat_template: str | None  # Jinja, as in the checkpoint
+    chat_template: str | None  # Jinja
     special_tokens: dict[str, str]  # "bos_token" -> "<s>", ...: available to the chat template
     bos_token_id: int | None
 
@@ -70,7 +72,7 @@ def load_tokenizer_json(folder: Path) -> str:
 
 
 def load_facts(folder: Path) -> TokenizerFacts | None:
-    """The facts; None until execute has written them.
+    """The facts, with the operator's chat template if there is one; None until execute has written them.
 
     Raises:
         ConfigError: the file exists but is malformed.
@@ -79,4 +81,7 @@ def load_facts(folder: Path) -> TokenizerFacts | None:
         text = (folder / FACTS_FILE).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
-    return make(TokenizerFacts, load_map(text, FACTS_FILE), FACTS_FILE)
+    facts = make(TokenizerFacts, load_map(text, FACTS_FILE), FACTS_FILE)
+    with contextlib.suppress(FileNotFoundError):
+        facts = dataclasses.replace(facts, chat_template=(folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
+    return facts

@@ -16,6 +16,7 @@ ALIASES = {
     "lora-paths": "lora-modules",  # SGLang
     "speculative-draft-model-path": "draft-model",  # SGLang
     "model-draft": "draft-model",  # llama.cpp
+    "chat-template-file": "chat-template",  # llama.cpp
     "draft-max": "num-speculative-tokens",  # llama.cpp
     "max-running-requests": "max-num-seqs",  # SGLang
     "chunked-prefill-size": "prefill-chunk",  # SGLang
@@ -36,7 +37,6 @@ _MEMORY = "--kv-memory-fraction, of what the weights leave"
 _GUESSES = "--num-speculative-tokens"
 _BATCH = "--max-num-batched-tokens"
 _NOTHING = "not needed"
-_TEMPLATE = "chat_template.jinja in the model's folder"
 _TOKENIZER = "the tokenizer in the model's folder"
 _DOWNLOAD = "hf download, then --model DIR"
 _CODE = "code of a checkpoint is never run"
@@ -101,8 +101,6 @@ INSTEAD = {
     **dict.fromkeys(("n-gpu-layers", "gpu-layers", "ngl"), "--device, of all layers"),  # llama.cpp
     "reasoning-format": "--reasoning-parser",  # llama.cpp
     **dict.fromkeys(("predict", "n-predict", "n"), "--max-tokens"),  # llama.cpp
-    "chat-template": _TEMPLATE,  # vLLM, SGLang, llama.cpp
-    "chat-template-file": _TEMPLATE,  # llama.cpp
     "tokenizer": _TOKENIZER,  # vLLM
     "tokenizer-mode": _TOKENIZER,  # vLLM, SGLang
     "tokenizer-path": _TOKENIZER,  # SGLang

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from tests.driver.fake_service import FakeService, packed
@@ -67,7 +66,7 @@ def test_invalid_token_ids_are_sent_unchanged(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("prompt", [np.array([5, 6]), np.array([[5], [6]]), np.array(5), np.array([0.5])], ids=repr)
-def test_arrays_are_token_ids_or_sent_for_the_service_to_refuse(prompt: npt.NDArray[Any]) -> None:
+def test_arrays_are_token_ids_or_sent_for_the_service_to_refuse(prompt: Any) -> None:
     plain = prompt.tolist()
     assert request_map(prompt, None, None, {}) == {"prompt_token_ids": packed(*plain) if plain == [5, 6] else plain}
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ...protocol.errors import ConfigError
 from .instructions import gathered, later_instructions
 from .tool_fields import Message
 from .tool_turns import Turn, tool_turns
@@ -24,6 +25,20 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)  # "bos_token" -> "<s>": variables of the template
+
+    def check(self) -> None:
+        """
+        Raises:
+            ConfigError: it is not valid Jinja.
+        """
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            _ = self._compiled
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"chat_template is not valid: line {error.lineno}: {error.message}", param="chat_template"
+            ) from error
 
     def render(
         self,

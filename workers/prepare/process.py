@@ -59,6 +59,8 @@ def run(context: WorkerContext) -> None:
     if context.config.model.model != HASH_MODEL and ModelCard.read(context.run_dir) is None:
         preload(context.config)  # execute is still importing torch
     if (found := wait_for_model(context, TextEncoder.load)) is not None:
+        if context.config.service.chat_template is not None:
+            found[1].check_template()
         prepare = Prepare(context, *found)
         context.set_phase("ready")
         prepare.run()

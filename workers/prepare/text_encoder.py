@@ -63,6 +63,14 @@ class TextEncoder:
         facts = load_facts(folder)
         return None if facts is None else cls(Tokenizer.from_str(load_tokenizer_json(folder)), facts)
 
+    def check_template(self) -> None:
+        """
+        Raises:
+            ConfigError: the chat template is not valid Jinja.
+        """
+        if self._template is not None:
+            self._template.check()
+
     def encode_request(self, request: GenerationRequest) -> Int32:
         """The prompt's ids, int32 [num_tokens], at least one.
 

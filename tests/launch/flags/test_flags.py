@@ -42,6 +42,7 @@ CONFIG_VALUES: dict[str, Any] = {
     "preemption": "swap",
     "num_speculative_tokens": 8,
     "draft_model": "/models/small",
+    "chat_template": "/models/own.jinja",
     "decode_join_fill": 0.75,
     "trace": "/tmp/trace.jsonl",
     "backend": "native",
