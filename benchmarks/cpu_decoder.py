@@ -113,7 +113,8 @@ def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> 
         )
     runner.warm_up()
     if runner.proposer is not None:
-        runner.proposer.warm_up(runner.decode_s, no_progress, is_first=True)
+        runner.proposer.warm_up(no_progress, is_first=True)
+        runner.proposer.measure_costs(runner.decode_s)
     return Loaded(runner, scheduler_config, card, time.perf_counter() - start)
 
 

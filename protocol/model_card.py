@@ -51,6 +51,9 @@ class ModelCard:
     why_slow: str = ""  # why no faster backend runs it here; empty if it is the fastest
     kv_dtype: str = "model"  # of keys and values: model (its own dtype) or int8
     sampling: dict[str, float] = field(default_factory=dict)  # values that its files recommend, as in SamplingParams
+    # What a guess of its draft model costs in a step of one sequence, of two, ..., and what the first one costs in
+    # addition, as shares of a step without guesses; as measured at the first start.
+    guess_costs: tuple[tuple[float, float], ...] = ()
     checkpoint: str = ""  # a hash of its files; of large ones, of their sizes, times and some of their content
 
     @property

@@ -88,7 +88,8 @@ def load(
     loaded_at = time.perf_counter()
     runner.capture_graphs()
     if runner.proposer is not None:
-        runner.proposer.warm_up(runner.decode_s, no_progress, is_first=True)
+        runner.proposer.warm_up(no_progress, is_first=True)
+        runner.proposer.measure_costs(runner.decode_s)
     return Loaded(runner, card, scheduler_config, loaded_at - start, time.perf_counter() - loaded_at)
 
 

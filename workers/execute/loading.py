@@ -15,6 +15,7 @@ from ..importing import MODELS, TORCH, importing
 from ..process import WorkerContext
 from .hash_build import build_hash_runner
 from .kv_file import KvFile
+from .scheduling.proposals import FindCosts, Proposer
 from .scheduling.scheduler import Scheduler
 from .step import Runner
 
@@ -52,7 +53,7 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         )
         step_s = config.model.hash_step_ms / 1e3 + config.model.hash_token_us / 1e6 * config.scheduler.token_budget
     else:
-        runner, card, step_s = _build_torch_runner(config, context, is_first=known is None)
+        runner, card, step_s = _build_torch_runner(config, context, known)
     card = replace(card, adapters={module.name: module.digest() for module in config.model.adapters})
     check_speculation(settle_scheduling(config, card), runner, card)
     if known is None or _weights_of(card) != _weights_of(known):
@@ -195,7 +196,7 @@ def find_folders(
 
 
 def _build_torch_runner(
-    config: PipelineConfig, context: WorkerContext, *, is_first: bool
+    config: PipelineConfig, context: WorkerContext, known: ModelCard | None
 ) -> tuple[Runner, ModelCard, float]:
     # First, so that a missing model is reported before torch is imported.
     folder, draft_folder = find_folders(config.model, context.page.progress)
@@ -216,10 +217,22 @@ def _build_torch_runner(
     )
     context.set_phase("warming")
     step_s = runner.warm_up()
-    if is_first:
+    if known is None:
         runner.capture_graphs(context.page.progress)
     else:  # it serves at once, and captures graphs on first use, in the memory of the largest
         runner.capture_largest()
     if runner.proposer is not None:
-        runner.proposer.warm_up(runner.decode_s, context.page.progress, is_first=is_first)
+        runner.proposer.warm_up(context.page.progress, is_first=known is None)
+        card = _with_guess_costs(card, known, runner.proposer, runner.decode_s)
     return runner, card, step_s
+
+
+def _with_guess_costs(
+    card: ModelCard, known: ModelCard | None, proposer: Proposer, decode_s: Callable[[int], float]
+) -> ModelCard:
+    """Measure what guesses cost, but not again after a restart: requests would wait, and the machine is busier."""
+    if known is None or not known.guess_costs or card.checkpoint != known.checkpoint:
+        proposer.measure_costs(decode_s)
+    else:
+        proposer.costs = tuple(FindCosts(*costs) for costs in known.guess_costs)
+    return replace(card, guess_costs=tuple((costs.token, costs.start) for costs in proposer.costs))

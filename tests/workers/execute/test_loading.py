@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from triptych.workers.execute.loading import (
     settle_scheduling,
 )
 from triptych.workers.execute.model.guard.proof import digest_of_code
+from triptych.workers.execute.scheduling.proposals import FindCosts, Proposer
 
 
 def test_what_forks_workers_reads_what_they_need_after_an_upgrade() -> None:
@@ -144,9 +146,9 @@ def test_proposals_need_a_runner_that_checks_them_and_keep_the_promise_of_recove
     check_speculation(SchedulerConfig(recovery=recovery), runner, card)
 
 
-@pytest.mark.parametrize(("is_first", "captured"), [(True, "all"), (False, "largest")])
+@pytest.mark.parametrize(("known", "captured"), [(None, "all"), (CARD, "largest")], ids=["start", "restart"])
 def test_restart_captures_only_graphs_whose_memory_the_others_share(
-    is_first: bool, captured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    known: ModelCard | None, captured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
     runner = SimpleNamespace(
@@ -157,7 +159,7 @@ def test_restart_captures_only_graphs_whose_memory_the_others_share(
     )
     context = make_context(tmp_path)
     monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", lambda *_, **__: (runner, CARD))
-    built, _, step_s = loading._build_torch_runner(context.config, context, is_first=is_first)
+    built, _, step_s = loading._build_torch_runner(context.config, context, known)
     assert built is runner
     assert (done, step_s) == ([captured], 0.5)
 
@@ -167,7 +169,11 @@ def test_draft_model_is_warmed_up_once_the_steps_are_as_fast_as_they_will_be(
 ) -> None:
     """What a guess costs is compared with them. The runner must know in time how many there may be."""
     done: list[Any] = []
-    proposer = SimpleNamespace(warm_up=lambda decode_s, _progress, *, is_first: done.append((decode_s(1), is_first)))
+    proposer = SimpleNamespace(
+        warm_up=lambda _progress, *, is_first: done.append(is_first),
+        measure_costs=lambda decode_s: done.append(decode_s(1)),
+        costs=(),
+    )
     runner = SimpleNamespace(
         warm_up=lambda: done.append("warm"), capture_graphs=lambda _progress: done.append("captured"),
         decode_s=lambda num_rows: 0.25, proposer=proposer,
@@ -180,8 +186,40 @@ def test_draft_model_is_warmed_up_once_the_steps_are_as_fast_as_they_will_be(
     context = make_context(tmp_path, draft_model="/small")
     monkeypatch.setattr(loading, "find_folders", lambda *_: (tmp_path, tmp_path))
     monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", build)
-    loading._build_torch_runner(context.config, context, is_first=True)
-    assert done == [NUM_DRAFTED, "warm", "captured", (0.25, True)]
+    loading._build_torch_runner(context.config, context, None)
+    assert done == [NUM_DRAFTED, "warm", "captured", True, 0.25]
+
+
+class Guesser(Proposer):
+    """Guesses cost less each time that it is measured."""
+
+    num_measured = 0
+
+    def measure_costs(self, decode_s: Callable[[int], float]) -> None:
+        Guesser.num_measured += 1
+        self.costs = (FindCosts(1 / Guesser.num_measured), FindCosts(0.5, 0.25))
+
+
+def test_costs_of_guesses_are_measured_once_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not while requests wait for a restart, on a machine that is busier."""
+    card = CARD
+
+    def build(*_: Any, **__: Any) -> tuple[Any, ModelCard]:
+        nothing = lambda *_: None  # noqa: E731
+        runner = SimpleNamespace(
+            warm_up=lambda: 0.5, capture_graphs=nothing, capture_largest=nothing, decode_s=float, proposer=Guesser()
+        )
+        return runner, card
+
+    monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", build)
+    costs = []
+    for checkpoint in ("one", "one", "one", "another", "another"):
+        card = replace(CARD, checkpoint=checkpoint)
+        runner, _, _ = loading.load_runner(make_context(tmp_path))
+        assert runner.proposer is not None
+        costs.append([(each.token, each.start) for each in runner.proposer.costs])
+    first, second = ([(token, 0.0), (0.5, 0.25)] for token in (1.0, 0.5))
+    assert costs == [first, first, first, second, second]
 
 
 @pytest.mark.parametrize(("configured", "used"), [("auto", "cuda:1"), ("cuda", "cuda")])

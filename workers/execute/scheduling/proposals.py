@@ -58,13 +58,15 @@ class Proposer:
     costs: tuple[FindCosts, ...] = (FindCosts(),)  # in a step of one sequence, of two, ...; of more, as of the most
     chance: float | None = None  # that the first of a sequence is right, if sequences are much alike in this
 
-    def warm_up(
-        self, decode_s: Callable[[int], float], progress: Callable[[int, int], None], *, is_first: bool
-    ) -> None:
-        """Do now what would delay the first requests. ``decode_s``: the seconds in which the target model decodes a
-        token of so many sequences.
+    def warm_up(self, progress: Callable[[int, int], None], *, is_first: bool) -> None:
+        """Do now what would delay the first requests.
 
         ``is_first``: this is no restart, during which requests would wait. ``progress`` gets (done, total).
+        """
+
+    def measure_costs(self, decode_s: Callable[[int], float]) -> None:
+        """Measure ``costs``, if they can differ. ``decode_s``: the seconds in which the target model decodes a token of
+        so many sequences.
         """
 
     def prepare(self, seconds: float) -> bool:

@@ -109,18 +109,14 @@ class DraftModel(Proposer):
         self._proposals: dict[Key, list[int]] = {}
         self._is_sound = True
 
-    def warm_up(
-        self, decode_s: Callable[[int], float], progress: Callable[[int, int], None], *, is_first: bool
-    ) -> None:
-        """Like ``Proposer.warm_up``; also measure the costs of guesses relative to a step of the target model."""
+    def warm_up(self, progress: Callable[[int, int], None], *, is_first: bool) -> None:
         self.runner.warm_up()
         if is_first:
             self.runner.capture_graphs(progress)
         else:
             self.runner.capture_largest()
-        self.costs = self._measure_costs(decode_s)
 
-    def _measure_costs(self, decode_s: Callable[[int], float]) -> tuple[FindCosts, ...]:
+    def measure_costs(self, decode_s: Callable[[int], float]) -> None:
         """Measure steps of one sequence, of two and of the most, since kernels for one may differ from those for more;
         between the latter, costs are assumed to grow evenly.
         """
@@ -133,7 +129,7 @@ class DraftModel(Proposer):
         each = np.arange(1, most + 1)
         tokens = np.interp(each, sizes, [costs.token for costs in measured]).tolist()
         starts = np.interp(each, sizes, [costs.start for costs in measured]).tolist()
-        return tuple(map(FindCosts, tokens, starts))
+        self.costs = tuple(map(FindCosts, tokens, starts))
 
     def _costs_of(self, num_sequences: int, decode_s: float) -> FindCosts:
         own_s = self.runner.decode_s(num_sequences)

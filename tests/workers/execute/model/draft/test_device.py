@@ -92,7 +92,8 @@ def fixture_pair(device: FakeCuda) -> tuple[DeviceRunner, DeviceRunner]:
     runner.warm_up()
     runner.capture_graphs()
     runner.proposer = DraftModel(own, limits=limits, **sizes)
-    runner.proposer.warm_up(runner.decode_s, no_progress, is_first=True)
+    runner.proposer.warm_up(no_progress, is_first=True)
+    runner.proposer.measure_costs(runner.decode_s)
     runner.proposer.costs = DraftModel.costs  # as if it were much smaller
     return runner, own
 
@@ -204,7 +205,8 @@ def test_fused_decoder_guesses_for_itself(
         engine.runner.capture_largest()
         proposer = engine.runner.proposer
         assert isinstance(proposer, DraftModel)
-        proposer.warm_up(engine.runner.decode_s, no_progress, is_first=False)
+        proposer.warm_up(no_progress, is_first=False)
+        proposer.measure_costs(engine.runner.decode_s)
         assert all(costs.token > 0 for costs in proposer.costs)
         proposer.costs = DraftModel.costs
         ways: Any = ({}, {"num_speculative_tokens": 3, "check_costs": COSTS})

@@ -82,12 +82,11 @@ def test_costs_of_guesses_are_measured_for_one_sequence_for_two_and_for_the_most
     own_s = {1: 0.1, 2: 0.4, 4: 1.2}
     first_s = {1: 0.15, 2: 0.6, 4: 2.0}
     runner: Any = SimpleNamespace(
-        warm_up=lambda: None, capture_graphs=lambda _progress: None, decode_s=own_s.__getitem__,
-        best_seconds_of=lambda inputs: first_s[len(inputs.sampled)],
-    )  # fmt: skip
+        decode_s=own_s.__getitem__, best_seconds_of=lambda inputs: first_s[len(inputs.sampled)]
+    )
     limits = ON_CPU._replace(max_rows=max_rows)
     model = DraftModel(runner, num_pages=4, page_size=16, vocab_size=9, known_ids=9, limits=limits)
-    model.warm_up(float, no_progress, is_first=True)
+    model.measure_costs(float)
     assert [costs.token for costs in model.costs] == pytest.approx(tokens)
     assert [costs.start for costs in model.costs] == pytest.approx(starts)
 

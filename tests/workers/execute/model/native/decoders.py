@@ -237,7 +237,8 @@ class NativeEngine:
 
     def warm_up_draft(self) -> None:
         assert self.runner.proposer is not None
-        self.runner.proposer.warm_up(self.runner.decode_s, no_progress, is_first=True)
+        self.runner.proposer.warm_up(no_progress, is_first=True)
+        self.runner.proposer.measure_costs(self.runner.decode_s)
 
     @cached_property
     def model(self) -> PreTrainedModel:
