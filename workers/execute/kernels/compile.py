@@ -57,7 +57,12 @@ LEVELS: dict[str, tuple[str, ...]] = {
 }
 
 # Features that a level uses if the processor has them and the compiler knows them.
-_WELCOME = {**dict.fromkeys(("amx", "avx512", "avx512_vnni"), ("avx512vbmi",)), "avx2": ("avx_vnni",)}
+_WELCOME = {
+    "amx": ("avx512vbmi",),
+    "avx512": ("avx512vbmi", "avx512_vp2intersect"),  # the latter tells Zen 5, see src/tile.h
+    "avx512_vnni": ("avx512vbmi",),
+    "avx2": ("avx_vnni",),
+}
 
 # The features above, as extensions of the architecture.
 _ARM_EXTENSIONS = {"asimd": "", "asimddp": "+dotprod", "bf16": "+bf16", "i8mm": "+i8mm"}

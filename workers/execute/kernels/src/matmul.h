@@ -168,12 +168,12 @@ struct Prefetch {
   int lines;
 };
 
-constexpr int kFastRows = 4;
+constexpr int kFastRows = kReadsAhead ? 0 : 4;
 
 // What the tile of a group of rows prefetches. If several groups share a block, each prefetches its part of the next
 // block, so that memory traffic is spread evenly over the computation. With up to `fast_rows`, the hardware prefetcher
-// keeps up and software prefetches only get in its way. With somewhat more rows, the time between reads is too long for
-// it, so the tile prefetches its own block a little ahead.
+// keeps up and software prefetches only get in its way, except on Zen 5. With somewhat more rows, the time between reads
+// is too long for it, so the tile prefetches its own block a little ahead.
 inline Prefetch prefetch_of(const Matrix& matrix, int block, int steps, const Rows& rows, int group, int num_groups,
                             int fast_rows = kFastRows) {
   constexpr int kStepBytes = 256, kStepsAhead = 32;
