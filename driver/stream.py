@@ -37,6 +37,22 @@ class Delta:
     index: int = 0  # of the choice, if the request has several
     num_chars: int = 0  # of the answer so far, including these
 
+    @classmethod
+    def joined(cls, deltas: Sequence[Delta]) -> Delta:
+        """Some deltas in a row, of one choice, as one."""
+        if len(deltas) == 1:
+            return deltas[0]
+        last = deltas[-1]
+        return cls(
+            "".join(delta.text for delta in deltas),
+            [token_id for delta in deltas for token_id in delta.token_ids],
+            last.num_tokens,
+            last.tokens_per_second,
+            [row for delta in deltas for row in delta.logprobs or []] or None,  # the last may have no tokens
+            last.index,
+            last.num_chars,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from ...driver.async_stream import AsyncStream
 from ...driver.choices import choice_ids
+from ...driver.stream import Delta
 from ...protocol.board import FAILED
 from ...protocol.errors import DuplicateId, PipelineFailed, RequestError
 from ...protocol.sampling import MAX_SAMPLES
@@ -129,8 +130,9 @@ async def _take(gateway: Gateway, name: str, num_tokens: int) -> Known:
     stream, ids, text = gateway.client.resume(name, keep=True), list[int](), ""
     try:
         while len(ids) < num_tokens and (deltas := await stream.take()):
-            ids += [token_id for delta in deltas for token_id in delta.token_ids]
-            text += "".join(delta.text for delta in deltas)
+            delta = Delta.joined(deltas)
+            ids += delta.token_ids
+            text += delta.text
     finally:
         stream.detach()
     return Known(ids[:num_tokens], text)

@@ -205,3 +205,13 @@ def test_end_is_passed_to_every_callback(error: ModelFailed | None) -> None:
     play(stream, error)
     stream.on_done(lambda: received.append((stream.done, "after")))
     assert received == [(True, "before"), (True, "after")]
+
+
+def test_deltas_in_a_row_are_joined_as_if_they_had_come_as_one() -> None:
+    first = Delta("ab", [1], 1, 5.0, [[-1.0, []]], index=2, num_chars=2)
+    second = Delta("", [2, 3], 3, 6.0, [[-2.0, []], [-3.0, []]], index=2, num_chars=2)
+    third = Delta("c", [], 3, 7.0, None, index=2, num_chars=3)
+    rows = [[-1.0, []], [-2.0, []], [-3.0, []]]
+    assert Delta.joined([first, second, third]) == Delta("abc", [1, 2, 3], 3, 7.0, rows, index=2, num_chars=3)
+    assert Delta.joined([first]) is first
+    assert Delta.joined(DELTAS).logprobs is None

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from ....driver.stream import Completion
+from ....driver.stream import Completion, Delta
 from ..answer import AnswerReader
 from ..errors import json_response, message_error_map
 from ..forms.calls import ToolUse, tool_use
@@ -87,14 +87,14 @@ class MessageReply:
         usage = {"input_tokens": generation.num_prompt_tokens, "output_tokens": 0}  # cached tokens are not known yet
         message = self._message([], stop_reason=None, stop_sequence=None, usage=usage)
         yield writer.event("message_start", message=message)
-        async for piece in generation.pieces():
-            if piece.end is None:
+        async for _, piece in generation.pieces():
+            if isinstance(piece, Delta):
                 for chunk in writer.parts(reader.push(piece.text)):
                     yield chunk
                 continue
             for chunk in (*writer.parts(reader.flush()), *writer.close()):
                 yield chunk
-            yield writer.event("message_delta", delta=_stop(reader, piece.end), usage=self._usage(piece.end))
+            yield writer.event("message_delta", delta=_stop(reader, piece), usage=self._usage(piece))
         yield writer.event("message_stop")
 
     def _message(self, blocks: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:

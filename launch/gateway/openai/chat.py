@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ....driver.stream import Completion, Delta, Logprobs
+from ....driver.stream import Completion, Delta
 from ..answer import AnswerReader, Parts, divide, echo_of, thought_fields
 from ..errors import ApiError, unsupported
 from ..forms.calls import ToolUse, tool_use
@@ -168,11 +168,12 @@ class ChatReply:
     def _logprobs(self, completion: Completion) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
-        tokens, entries = self._content_tokens(), self._entries(completion.token_ids, completion.logprobs)
-        return _content_logprobs(tokens.push(completion.token_ids, entries) + tokens.flush())
+        tokens = self._content_tokens()
+        return _content_logprobs(self._pushed(tokens, completion) + tokens.flush())
 
-    def _entries(self, token_ids: list[int], rows: Logprobs | None) -> list[dict[str, Any]]:
-        return chat_logprobs(self.gateway.words, token_ids, rows or [])
+    def _pushed(self, tokens: ContentTokens, piece: Completion | Delta) -> list[Any]:
+        """The logprobs now known to belong to the content."""
+        return tokens.push(piece.token_ids, chat_logprobs(self.gateway.words, piece.token_ids, piece.logprobs or []))
 
     def _content_tokens(self) -> ContentTokens:
         return ContentTokens(self.gateway.words, self.reasoning.reader())
@@ -191,25 +192,25 @@ class ChatReply:
             for event in choice.opening(writer):
                 yield event
         is_plain = not (self.with_logprobs or self.with_token_ids)
-        async for piece in generation.pieces():
-            choice = choices[piece.index]
+        async for index, piece in generation.pieces():
+            choice = choices[index]
             for event in choice.opening(writer):
                 yield event
-            if piece.end is not None:
-                choice.end(piece.end.finish_reason, choice.tokens.flush())
-                for event in choice.events(writer, starts[piece.index] + len(piece.end.token_ids)):
+            if isinstance(piece, Completion):
+                choice.end(piece.finish_reason, choice.tokens.flush())
+                for event in choice.events(writer, starts[index] + len(piece.token_ids)):
                     yield event
                 continue
-            choice.catch_up(piece.deltas[0])
-            text, num_tokens = piece.text, piece.deltas[-1].num_tokens
+            choice.catch_up(piece)
             if is_plain and choice.reader.is_plain:
-                if text:  # empty for an incomplete character or a special token
-                    yield writer.text(piece.index, text, num_tokens=num_tokens)
+                if piece.text:  # empty for an incomplete character or a special token
+                    yield writer.text(index, piece.text, num_tokens=piece.num_tokens)
                 continue
-            choice.push(text, *self._extra(piece.deltas, choice.tokens))
+            logprobs = self._pushed(choice.tokens, piece) if self.with_logprobs else []
+            choice.push(piece.text, {"token_ids": piece.token_ids} if self.with_token_ids else {}, logprobs)
             if self.with_ids and choice.reader.is_holding:
                 continue  # ids count tokens: resuming here would skip the text that is held back
-            for event in choice.events(writer, num_tokens):
+            for event in choice.events(writer, piece.num_tokens):
                 yield event
         if with_usage:
             yield writer.usage(self._usage(generation.ends))
@@ -222,15 +223,6 @@ class ChatReply:
         return _StreamedChoice(
             index, reader, self._content_tokens(), self.with_ids, known, first if self.positions is None else []
         )
-
-    def _extra(self, deltas: list[Delta], tokens: ContentTokens) -> tuple[dict[str, Any], list[Any]]:
-        """Further fields of a chunk about its tokens, and the logprobs now known to belong to the content."""
-        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
-        extra: dict[str, Any] = {"token_ids": token_ids} if self.with_token_ids else {}
-        if not self.with_logprobs:
-            return extra, []
-        rows = [row for delta in deltas for row in delta.logprobs or []]
-        return extra, tokens.push(token_ids, self._entries(token_ids, rows))
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ....driver.stream import Completion, Logprobs
+from ....driver.stream import Completion, Delta
 from ..errors import ApiError, unsupported
 from ..forms.structure import structured_options
 from ..requests.generation import Generation
@@ -105,7 +105,7 @@ class CompletionReply:
         return [text for text in texts for _ in range(self.body.n or 1)]
 
     def _choice(self, index: int, completion: Completion, *, first: Completion, echo: str) -> dict[str, Any]:
-        logprobs = self._logprobs(completion.token_ids, completion.logprobs, self._offsets(echo))
+        logprobs = self._logprobs(completion, self._offsets(echo))
         if self.body.echo and logprobs is not None:
             offsets = prompt_offsets(self.gateway.words, echo, prompt_ids(first.summary))
             echoed = echo_logprobs(self.gateway.words, first, offsets, top=self.body.logprobs or 0)
@@ -130,12 +130,11 @@ class CompletionReply:
         skips = self.body.skip_special_tokens is not False
         return TextOffsets(self.gateway.words, start=len(echo), skip_special_tokens=skips)
 
-    def _logprobs(
-        self, token_ids: list[int], rows: Logprobs | None, offsets: TextOffsets | None
-    ) -> dict[str, Any] | None:
+    def _logprobs(self, piece: Completion | Delta, offsets: TextOffsets | None) -> dict[str, Any] | None:
         if offsets is None:
             return None
-        return completion_logprobs(self.gateway.words, token_ids, rows or [], offsets.of(token_ids))
+        ids, rows = piece.token_ids, piece.logprobs or []
+        return completion_logprobs(self.gateway.words, ids, rows, offsets.of(ids))
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         options, n = self.body.stream_options, self.body.n or 1
@@ -152,24 +151,21 @@ class CompletionReply:
         for index, echo in enumerate(echoes):
             if echo:
                 yield writer.text(index, echo, num_tokens=0)
-        async for piece in generation.pieces():
-            text = piece.text
-            if piece.end is not None:
-                choice = {"index": piece.index, "text": "", "logprobs": None, "finish_reason": piece.end.finish_reason}
-                yield writer.choice(choice, num_tokens=starts[piece.index] + len(piece.end.token_ids))
+        async for index, piece in generation.pieces():
+            if isinstance(piece, Completion):
+                choice = {"index": index, "text": "", "logprobs": None, "finish_reason": piece.finish_reason}
+                yield writer.choice(choice, num_tokens=starts[index] + len(piece.token_ids))
             elif is_plain:
-                yield writer.text(piece.index, text, num_tokens=piece.deltas[-1].num_tokens)
+                yield writer.text(index, piece.text, num_tokens=piece.num_tokens)
             else:
-                token_ids = [token_id for delta in piece.deltas for token_id in delta.token_ids]
-                rows = [row for delta in piece.deltas for row in delta.logprobs or []]
                 choice = {
-                    "index": piece.index,
-                    "text": text,
-                    "logprobs": self._logprobs(token_ids, rows, offsets[piece.index]),
+                    "index": index,
+                    "text": piece.text,
+                    "logprobs": self._logprobs(piece, offsets[index]),
                     "finish_reason": None,
-                    **({"token_ids": token_ids} if self.body.return_token_ids else {}),
+                    **({"token_ids": piece.token_ids} if self.body.return_token_ids else {}),
                 }
-                yield writer.choice(choice, num_tokens=piece.deltas[-1].num_tokens)
+                yield writer.choice(choice, num_tokens=piece.num_tokens)
         if options and options.include_usage:
             yield writer.usage(usage(generation.ends, num_choices=n))
         yield DONE

@@ -249,18 +249,14 @@ class ResponseReply:
         logprobs: list[Any] = []  # of tokens whose text has not been sent yet
         for name in ("created", "in_progress"):
             yield encode(writer.event(f"response.{name}", response=self.response(None, [])))
-        async for piece in generation.pieces():
-            if piece.end is None:
-                parts = reader.push(piece.text)
-                for delta in piece.deltas:
-                    logprobs += self._logprobs(tokens, delta)
-            else:
-                parts = reader.flush()
-                logprobs += tokens.flush()
-            for event in self._write(reader, parts, logprobs, piece.end):
+        async for _, piece in generation.pieces():
+            end = piece if isinstance(piece, Completion) else None
+            parts = reader.push(piece.text) if end is None else reader.flush()
+            logprobs += self._logprobs(tokens, piece) if end is None else tokens.flush()
+            for event in self._write(reader, parts, logprobs, end):
                 yield encode(event)
-            if piece.end is not None:
-                response = self.response(piece.end, writer.output)
+            if end is not None:
+                response = self.response(end, writer.output)
                 yield encode(writer.event(f"response.{response['status']}", response=response))
 
     def failure_events(self, error: TriptychError) -> bytes:

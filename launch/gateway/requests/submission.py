@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -23,17 +22,7 @@ RETRY_S = 0.1  # when a prompt refused for lack of room is sent again, unless an
 OVERLOADED_S = 30.0  # for how long it is retried, if it is not the first
 
 
-@dataclass(slots=True)  # not frozen, as ``Delta``
-class Piece:
-    """An update of one choice: new text, or with ``end`` its completion."""
-
-    index: int
-    deltas: list[Delta]
-    end: Completion | None = None
-
-    @property
-    def text(self) -> str:
-        return self.deltas[0].text if len(self.deltas) == 1 else "".join(delta.text for delta in self.deltas)
+Piece = tuple[int, Delta | Completion]  # of the choice with this index: what is new, or that it has ended
 
 
 class Choices:
@@ -154,7 +143,7 @@ class Choices:
         return self._joined(ends, interval)
 
     async def _joined(self, ends: dict[int, Completion], interval: int) -> AsyncIterator[Piece]:
-        queue: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
+        queue: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         places = [(accepted, own) for accepted, size in zip(self._accepted, self._sizes, strict=True)
                   for own in range(size)]  # fmt: skip
 
@@ -171,9 +160,9 @@ class Choices:
             num_left = len(tasks)
             while num_left:
                 found = await queue.get()
-                if not isinstance(found, Piece):
+                if isinstance(found, Exception):
                     raise found
-                num_left -= found.end is not None
+                num_left -= isinstance(found[1], Completion)
                 yield found
         finally:
             for task in tasks:
@@ -221,10 +210,10 @@ async def _follow(
     while deltas := await stream.take():
         while wanted > 1 and sum(len(delta.token_ids) for delta in deltas) < wanted and (more := await stream.take()):
             deltas += more
-        yield Piece(index, deltas)
+        yield index, Delta.joined(deltas)
         wanted = interval
     ends[index] = _checked(await stream.result())
-    yield Piece(index, [], ends[index])
+    yield index, ends[index]
 
 
 def _checked(completion: Completion) -> Completion:
