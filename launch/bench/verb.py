@@ -8,8 +8,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from ...protocol.errors import ConfigError
 from ..pipeline import Pipeline, open_pipeline
 from ..signals import INTERRUPTED
 from ..terminal.output import OutputError
+from ..terminal.progress import answers_bar
 from ..terminal.report import say
 from . import plot
 from .drive import Run, Target, drive
@@ -167,17 +168,10 @@ def _show(summary: dict[str, Any], options: BenchOptions) -> None:
     show(summary, Console(), is_open=load.request_rate is not None and load.max_concurrency is None)
 
 
-@contextmanager
-def _bar(console: Console, run: Run, total: int) -> Iterator[None]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def _bar(console: Console, run: Run, total: int) -> AbstractContextManager[None]:
+    from rich.progress import TextColumn, TimeElapsedColumn
 
-    class Live(Progress):
-        def get_renderables(self):  # type: ignore[no-untyped-def]
-            for task in self.tasks:
-                self.update(task.id, completed=run.num_ended, under_way=run.num_sent - run.num_ended)
-            return super().get_renderables()
-
-    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Live(*columns, TextColumn("{task.fields[under_way]} under way"), console=console, transient=True) as progress:
-        progress.add_task("", total=total, under_way=0)
-        yield
+    columns = (TimeElapsedColumn(), TextColumn("{task.fields[under_way]} under way"))
+    return answers_bar(
+        console, total, lambda: {"completed": run.num_ended, "under_way": run.num_sent - run.num_ended}, *columns
+    )

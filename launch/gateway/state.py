@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -106,6 +107,10 @@ class Gateway:
         if not self.board.is_in_place:
             raise gone(self.run_dir)
         return Words(Tokenizer.from_str(load_tokenizer_json(self.run_dir)))
+
+    async def load_words(self) -> Words:
+        """The tokenizer, loaded in a thread if it has to be."""
+        return await asyncio.to_thread(lambda: self.words)
 
     @cached_property
     def tool_parser(self) -> str:

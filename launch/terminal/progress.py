@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..batch import Batch
 from .report import number
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import ProgressColumn
 
 WINDOW_S = 3.0  # over which the rate is averaged
 
@@ -47,18 +48,28 @@ def count_bar(console: Console, name: str, total: int) -> Iterator[Callable[[int
 
 
 @contextmanager
+def answers_bar(
+    console: Console, total: int, fields: Callable[[], Mapping[str, Any]], *columns: ProgressColumn
+) -> Iterator[None]:
+    """A bar that asks for its fields, such as ``completed``, whenever it is drawn, until this block ends."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    class LiveProgress(Progress):
+        def get_renderables(self):  # type: ignore[no-untyped-def]
+            for task in self.tasks:
+                self.update(task.id, **fields())
+            return super().get_renderables()
+
+    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), *columns)
+    with LiveProgress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
+        progress.add_task("", total=total, **fields())
+        yield
+
+
+@contextmanager
 def batch_bar(console: Console, batch: Batch) -> Iterator[None]:
     """A bar that follows the batch inside this block."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.text import Text
 
     rate = TokenRate()
@@ -69,15 +80,6 @@ def batch_bar(console: Console, batch: Batch) -> Iterator[None]:
         def render(self, task: Task) -> Text:
             return Text(f"{number(rate.update(batch.num_tokens, now=time.monotonic()))} tok/s", style="cyan")
 
-    class LiveProgress(Progress):
-        def get_renderables(self):  # type: ignore[no-untyped-def]
-            for task in self.tasks:
-                self.update(task.id, completed=batch.num_ended)
-            return super().get_renderables()
-
-    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeElapsedColumn())
-    with LiveProgress(
-        *columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True, redirect_stdout=False
-    ) as progress:
-        progress.add_task("", total=batch.num_jobs)
+    columns = (RateColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with answers_bar(console, batch.num_jobs, lambda: {"completed": batch.num_ended}, *columns):
         yield

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ApiError, required, unsupported
-from ..reasoning.handling import words_of
 from ..requests.chat_messages import wire_tools
 from ..schemas.chat import Tool, ToolChoice
 from ..state import Gateway
@@ -44,7 +43,7 @@ class ToolUse:
             return self
         if self.parser == "harmony":
             return replace(self, form={**wanted, "or_call": True})
-        await words_of(gateway)
+        await gateway.load_words()
         form = call_alternative(gateway, wanted, self.tools, single=self.single)
         parser = "llama3f" if self.parser == "llama3_json" else self.parser
         return replace(self, form=form or wanted, parser=parser if form else "none")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -116,7 +115,7 @@ async def with_reasoning(
     if gateway.reasoning_parser == "none":
         return asked, Reasoning()
     has_channels = gateway.reasoning_parser == "harmony"
-    words = await words_of(gateway)
+    words = await gateway.load_words()
     if (form := asked.get("structured")) is not None:
         is_left_in = body.separate_reasoning is False or asked.get("continue_final_message")
         if is_left_in or not words.are_tokens(*((CHANNEL, FINAL, MESSAGE) if has_channels else (START, END))):
@@ -137,12 +136,7 @@ async def with_reasoning(
 
 async def can_limit(gateway: Gateway) -> bool:
     """Whether the pipeline can end the reasoning of this model after some number of tokens."""
-    return gateway.reasoning_parser == "think" and (await words_of(gateway)).are_tokens(START, END)
-
-
-async def words_of(gateway: Gateway) -> Words:
-    """In a thread, as the tokenizer may have to be loaded first."""
-    return await asyncio.to_thread(lambda: gateway.words)
+    return gateway.reasoning_parser == "think" and (await gateway.load_words()).are_tokens(START, END)
 
 
 async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:
