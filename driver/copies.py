@@ -9,19 +9,20 @@ SEND_AGAIN_S, MAX_SEND_AGAIN_S = 1.0, 32.0  # shortest and longest wait, for the
 
 @dataclass(slots=True)
 class Copies:
-    """Where a copy takes long to arrive, each further one is in the way of whatever is sent next, for as long.
+    """Times the copies of one message. On a slow connection every copy delays what is sent after it, so at most one is
+    under way.
 
-    So the next one waits until the service has answered a question that was asked after the last one, which has then
-    arrived too, and then for the answer to that itself. A service that was restarted needs a new one at once.
+    A copy has arrived once the service answers a question asked after it. The next copy is due if then, after another
+    wait, the message itself is still unanswered. A service that was restarted needs one at once.
     """
 
-    sent_to: int = -1  # the life of the service that was sent the last one
-    has_arrived: bool = False  # the last one
+    sent_to: int = -1  # the epoch of the service that was sent the last copy
+    has_arrived: bool = False  # the last copy
     wait_s: float = SEND_AGAIN_S
     look_at: float = 0.0  # when the wait is over
 
     def is_due(self, epoch: int, now: float) -> bool:
-        """Whether to send one to a service in this life, which has just answered a question."""
+        """Whether to send a copy now to the service of this epoch, which has just answered a question."""
         if epoch != self.sent_to:
             self.sent_to, self.has_arrived, self.wait_s = epoch, False, SEND_AGAIN_S
         elif now < self.look_at:

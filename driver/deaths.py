@@ -122,8 +122,8 @@ def is_internal(code: int, *, was_hung: bool, out_of_memory: bool) -> bool:
 
 
 def what_was_lacking(code: int, log: str, *, was_ready: bool) -> str:
-    """What the process lacked because others have it: no request is to blame, and the next process may find it. Empty
-    if it was nothing of the kind.
+    """What the process died for lack of, if other processes have used it up: files or threads. No request is to blame
+    then, and the next process may get it. Empty if it died of anything else.
 
     ``log``: its last lines. ``was_ready``: whether the pipeline ever was; a limit that keeps it from that is too low.
     """

@@ -19,9 +19,7 @@ def num_threads() -> int:
 
 
 def fork_sibling() -> int:
-    """The process id of the new process; 0 in it.
-
-    Its parent is that of this process: it is told of the end, and gets the exit code.
+    """As ``os.fork``, but the new process has the same parent as this one, which waits for it and gets its exit code.
 
     The C library has no function for this, so the system is called directly, between the calls that prepare Python for
     a fork. What ``fork`` of the C library would do besides is: to take the locks of other threads, which there are
