@@ -27,10 +27,17 @@ def test_check_accepts_pages_in_tables_in_limbo_and_shared() -> None:
 
 
 @pytest.mark.parametrize(
-    "tables", [[[1]], [[1, 2], [1]], [[1, 2, 3]], [[1, 2, 0]]], ids=["lost", "twice", "free and held", "trash"]
+    ("tables", "reason"),
+    [
+        ([[1]], "page 2 has 1 references, 0 entries"),
+        ([[1, 2], [1]], "page 1 has 1 references, 2 entries"),
+        ([[1, 2, 3]], "page 3 has 0 references, 1 entries, is 1 times in the free list"),
+        ([[1, 2, 0]], "the trash page is in a block table"),
+    ],
+    ids=["lost", "twice", "free and held", "trash"],
 )
-def test_check_detects_a_wrong_ledger(tables: list[list[int]]) -> None:
+def test_check_detects_a_wrong_ledger(tables: list[list[int]], reason: str) -> None:
     pool = PagePool(6, 4)
     assert pool.allocate(2) == [1, 2]
-    with pytest.raises(PageLedgerError):
+    with pytest.raises(PageLedgerError, match=reason):
         pool.check(tables=tables, limbo=[])
