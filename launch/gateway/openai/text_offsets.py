@@ -31,24 +31,31 @@ class TextOffsets:
         if self._skips and self._words.is_special(token_id):
             content = b""
         offset = self._num_chars - _is_within(content, 0)
-        self._num_chars += sum(not _is_within(content, at) for at in range(len(content)))
+        self._num_chars += _num_begun(content)
         return offset
 
 
 def prompt_offsets(words: Words, text: str, token_ids: Sequence[int]) -> list[int]:
-    """The offsets of a prompt's tokens in its text."""
-    content, at, num_chars = text.encode(errors="replace"), 0, 0
+    """The offsets of a prompt's tokens in its text, whose beginning may have been truncated."""
+    content, tokens = text.encode(errors="replace"), [words.bytes_of(token_id) for token_id in token_ids]
+    kept = b"".join(tokens)
+    at = len(content) - len(kept) if content.endswith(kept) else 0
+    num_chars = _num_begun(content[:at])
     offsets: list[int] = []
-    for token_id in token_ids:
-        token = words.bytes_of(token_id)
+    for token in tokens:
         if not content.startswith(token, at):
             token = token.removeprefix(b" ")  # added by the tokenizer in front of the text
         if not content.startswith(token, at):
             token = b""
         offsets.append(num_chars - _is_within(content, at))
-        num_chars += sum(not _is_within(token, i) for i in range(len(token)))
+        num_chars += _num_begun(token)
         at += len(token)
     return offsets
+
+
+def _num_begun(content: bytes) -> int:
+    """The number of characters that begin in it."""
+    return sum(not _is_within(content, at) for at in range(len(content)))
 
 
 def _is_within(content: bytes, at: int) -> bool:

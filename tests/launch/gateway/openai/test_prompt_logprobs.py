@@ -41,6 +41,13 @@ def test_echo_with_logprobs_scores_the_prompt(api: Site, max_tokens: int, as_ids
     assert columns["text_offset"][:5] == [0, 1, 2, 2, 3], "the tokens of one character have the same offset"
 
 
+def test_offsets_of_a_truncated_prompt_are_those_of_its_last_tokens(api: Site) -> None:
+    [choice] = api.ask(PATH, prompt=TEXT, truncate_prompt_tokens=4, max_tokens=0, echo=True, logprobs=0)["choices"]
+    columns = choice["logprobs"]
+    assert (columns["tokens"], choice["text"]) == (["l", "e", "n", "!"], TEXT)
+    assert columns["text_offset"] == list(range(len(TEXT) - 4, len(TEXT)))
+
+
 def test_every_choice_has_the_scores_of_its_own_prompt(api: Site) -> None:
     prompts = ["one prompt", "another"]
     reply = api.ask(PATH, prompt=prompts, n=2, max_tokens=2, echo=True, logprobs=0, seed=1)
