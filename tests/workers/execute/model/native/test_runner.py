@@ -102,6 +102,18 @@ def test_time_of_full_steps_is_estimated_from_small_ones(tmp_path: Path, monkeyp
         assert runner.warm_up() == expected_s
 
 
+@pytest.mark.parametrize(
+    ("seconds", "num_trials"), [([0.03, 0.02, 0.025, 0.01], 3), ([0.06, 0.05, 0.01], 2), ([0.5, 0.1], 1)], ids=str
+)
+def test_long_step_is_measured_fewer_times(seconds: list[float], num_trials: int, engines: Engines) -> None:
+    """A start waits for it, and what disturbs it is a small part of it."""
+    runner, left = engines("llama").runner, iter(seconds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "seconds_of", lambda _step: next(left))
+        assert runner.decode_s(1) == min(seconds[:num_trials])
+    assert list(left) == seconds[num_trials:]
+
+
 def test_card_describes_what_runs(engines: Engines) -> None:
     assert engines("llama").card.backend == f"native float32 on {FASTEST}"
     assert engines("qwen3", "bfloat16", "int8").card.backend == f"native int8, int8 keys and values on {FASTEST}"
