@@ -31,7 +31,6 @@ from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.model import build, prefault
 from triptych.workers.execute.model.draft.build import _scratch
 from triptych.workers.execute.model.draft.model import FEW, ON_CPU, DraftModel
-from triptych.workers.execute.model.facts import no_progress
 from triptych.workers.execute.scheduling.proposals import FindCosts
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
