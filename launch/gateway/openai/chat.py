@@ -28,7 +28,7 @@ from ..schemas.chat import ChatRequest
 from ..schemas.sampling import StreamOptions, says_usage
 from ..serving.streaming import DONE
 from ..state import Gateway
-from .logprobs import chat_logprobs, prompt_logprobs
+from .logprobs import content_logprobs, prompt_logprobs
 
 KIND = "chatcmpl"
 OBJECT = "chat.completion"
@@ -169,11 +169,7 @@ class ChatReply:
         if not self.with_logprobs:
             return None
         tokens = self._content_tokens()
-        return _content_logprobs(self._pushed(tokens, completion) + tokens.flush())
-
-    def _pushed(self, tokens: ContentTokens, piece: Completion | Delta) -> list[Any]:
-        """The logprobs now known to belong to the content."""
-        return tokens.push(piece.token_ids, chat_logprobs(self.gateway.words, piece.token_ids, piece.logprobs or []))
+        return _content_map(content_logprobs(self.gateway.words, tokens, completion) + tokens.flush())
 
     def _content_tokens(self) -> ContentTokens:
         return ContentTokens(self.gateway.words, self.reasoning.reader())
@@ -206,7 +202,7 @@ class ChatReply:
                 if piece.text:  # empty for an incomplete character or a special token
                     yield writer.text(index, piece.text, num_tokens=piece.num_tokens)
                 continue
-            logprobs = self._pushed(choice.tokens, piece) if self.with_logprobs else []
+            logprobs = content_logprobs(self.gateway.words, choice.tokens, piece) if self.with_logprobs else []
             choice.push(piece.text, {"token_ids": piece.token_ids} if self.with_token_ids else {}, logprobs)
             if self.with_ids and choice.reader.is_holding:
                 continue  # ids count tokens: resuming here would skip the text that is held back
@@ -267,7 +263,7 @@ class _StreamedChoice:
         for delta in deltas:
             chunk = {**_chunk(self.index, delta), **extra}
             if logprobs and "content" in delta:
-                chunk["logprobs"], logprobs = _content_logprobs(logprobs), []
+                chunk["logprobs"], logprobs = _content_map(logprobs), []
             self.waiting.append(chunk)
             extra = {}
 
@@ -282,7 +278,7 @@ class _StreamedChoice:
         self.waiting.clear()
 
 
-def _content_logprobs(entries: list[dict[str, Any]]) -> dict[str, Any]:
+def _content_map(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {"content": entries, "refusal": None}
 
 

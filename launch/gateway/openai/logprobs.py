@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ....driver.prompt_logprobs import PromptLogprob
-from ....driver.stream import Completion, Logprobs
+from ....driver.stream import Completion, Delta, Logprobs
+from ..reasoning.content import ContentTokens
 from ..requests.token_ids import prompt_ids
 from ..requests.words import Words
 
@@ -19,6 +20,13 @@ def chat_logprobs(words: Words, token_ids: Sequence[int], rows: Logprobs) -> lis
         {**_entry(words, token_id, logprob), "top_logprobs": [_entry(words, *other) for other in others]}
         for token_id, (logprob, others) in zip(token_ids, rows, strict=True)
     ]
+
+
+def content_logprobs(words: Words, tokens: ContentTokens, piece: Completion | Delta) -> list[dict[str, Any]]:
+    """Of more of an answer, those now known to belong to its content; none if the request wants none."""
+    if piece.logprobs is None:
+        return []
+    return tokens.push(piece.token_ids, chat_logprobs(words, piece.token_ids, piece.logprobs))
 
 
 def _entry(words: Words, token_id: int, logprob: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from ....driver.stream import Completion, Delta
+from ....driver.stream import Completion
 from ....protocol.errors import TriptychError
 from ..answer import AnswerReader, Parts
 from ..errors import ApiError, error_map, json_response, required, unsupported
@@ -33,7 +33,7 @@ from ..schemas.structure import JsonSchema, ResponseFormat
 from ..schemas.template_variables import effort_variables, template_variables
 from ..state import Gateway
 from ..tools.parser import Call
-from .logprobs import chat_logprobs
+from .logprobs import content_logprobs
 from .namespaces import Named, named_functions, tool_map
 from .packed_reasoning import unpacked
 from .response_events import Event, EventEncoder, EventWriter
@@ -177,7 +177,7 @@ class ResponseReply:
         """With the same items as a stream would have."""
         [completion] = completions
         reader, tokens = AnswerReader(self.reasoning, self.tools), self._content_tokens()
-        logprobs = self._logprobs(tokens, completion) + tokens.flush()
+        logprobs = content_logprobs(self.gateway.words, tokens, completion) + tokens.flush()
         for _ in self._write(reader, reader.read(completion.text), logprobs, completion):
             pass  # only the resulting items are used
         return self.response(completion, self._writer.output)
@@ -237,12 +237,6 @@ class ResponseReply:
     def _content_tokens(self) -> ContentTokens:
         return ContentTokens(self.gateway.words, self.reasoning.reader())
 
-    def _logprobs(self, tokens: ContentTokens, piece: Completion | Delta) -> list[Any]:
-        """Logprobs of the text, as far as it is known which tokens are text."""
-        if piece.logprobs is None:
-            return []
-        return tokens.push(piece.token_ids, chat_logprobs(self.gateway.words, piece.token_ids, piece.logprobs))
-
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         writer, reader, tokens = self._writer, AnswerReader(self.reasoning, self.tools), self._content_tokens()
         encode = self._encoder.encode
@@ -252,7 +246,7 @@ class ResponseReply:
         async for _, piece in generation.pieces():
             end = piece if isinstance(piece, Completion) else None
             parts = reader.push(piece.text) if end is None else reader.flush()
-            logprobs += self._logprobs(tokens, piece) if end is None else tokens.flush()
+            logprobs += content_logprobs(self.gateway.words, tokens, piece) if end is None else tokens.flush()
             for event in self._write(reader, parts, logprobs, end):
                 yield encode(event)
             if end is not None:
