@@ -59,9 +59,10 @@ def run(context: WorkerContext) -> None:
     if context.config.model.model != HASH_MODEL and ModelCard.read(context.run_dir) is None:
         preload(context.config)  # execute is still importing torch
     if (found := wait_for_model(context, TextEncoder.load)) is not None:
+        card, encoder = found
         if context.config.service.chat_template is not None:
-            found[1].check_template()
-        prepare = Prepare(context, *found)
+            encoder.check_template()
+        prepare = Prepare(context, card, encoder)
         context.set_phase("ready")
         prepare.run()
 
