@@ -303,17 +303,17 @@ def run(engine: NativeEngine, runner: Any, **sizes: Any) -> tuple[list[list[int]
         engine.runner = before
 
 
-def capture_some(runner: DeviceRunner) -> None:
-    shelf, kinds = runner._graphs, (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)
-    assert shelf is not None
+def capture(runner: DeviceRunner, keys: list[GraphKey]) -> None:
+    assert runner._graphs is not None
     with torch.inference_mode():
-        # The one that is left in the end is greedy.
-        keys = [
-            GraphKey(StepSize(1), GREEDY),
-            *(GraphKey(StepSize(4), kind) for kind in kinds),
-            GraphKey(StepSize(4), SamplingKind.CUT, True),
-        ]
-        shelf.capture_all(keys, no_progress)
+        runner._graphs.capture_all(keys, no_progress)
+
+
+def capture_some(runner: DeviceRunner) -> None:
+    """The one that is left in the end is greedy."""
+    kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)
+    keys = [GraphKey(StepSize(1), GREEDY), *(GraphKey(StepSize(4), kind) for kind in kinds)]
+    capture(runner, [*keys, GraphKey(StepSize(4), SamplingKind.CUT, True)])
 
 
 def check_equal(engine: NativeEngine, runner: DeviceRunner, plain: Any) -> None:
@@ -329,12 +329,8 @@ def test_steps_with_prompts_have_the_same_tokens_as_graphs(engine: NativeEngine)
     """With padding: decodes and chunks beside one another, prompts in several chunks, and all kinds of sampling."""
     runner, sizes = with_graphs(engine, Rerun()), {"max_num_batched_tokens": 16}
     expected_tokens, expected_pages = run(engine, engine.runner, **sizes)
-    assert runner._graphs is not None
-    with torch.inference_mode():
-        keys = [
-            GraphKey(StepSize(rows, 16), SamplingKind.HOST, is_adapted) for rows, is_adapted in ((0, False), (8, True))
-        ]
-        runner._graphs.capture_all(keys, no_progress)
+    graphs = ((0, False), (8, True))  # rows of decodes, and whether with adapters
+    capture(runner, [GraphKey(StepSize(rows, 16), SamplingKind.HOST, is_adapted) for rows, is_adapted in graphs])
     tokens, pages = run(engine, runner, **sizes)
     assert tokens == expected_tokens
     for found, expected in zip(pages, expected_pages, strict=True):
@@ -342,17 +338,11 @@ def test_steps_with_prompts_have_the_same_tokens_as_graphs(engine: NativeEngine)
     assert runner.num_graph_steps == 3
 
 
-def capture_checks(runner: DeviceRunner) -> None:
-    assert runner._graphs is not None
-    with torch.inference_mode():
-        runner._graphs.capture_all(runner._check_keys(), no_progress)
-
-
 def test_steps_with_proposals_have_the_same_tokens_as_graphs(engine: NativeEngine) -> None:
     """Of all kinds of sampling, beside a request that gets no proposals, with an adapter."""
     expected, _ = run(engine, engine.runner)
     runner, guesses = with_graphs(engine, Rerun(), max_proposals=3), {"num_speculative_tokens": 3}
-    capture_checks(runner)
+    capture(runner, runner._check_keys())
     assert run(engine, runner, propose=some_of(expected), **guesses)[0] == expected
     assert runner.num_graph_steps > 0
 
@@ -364,7 +354,7 @@ def test_cuda_graph_of_proposals_equals_its_step_bit_for_bit(engine: NativeEngin
     found = []
     for capture in (Rerun(), CudaGraphCapture()):
         runner = with_graphs(engine, capture, max_proposals=3)
-        capture_checks(runner)
+        capture(runner, runner._check_keys())
         found.append(run(engine, runner, **options))
         assert runner.num_graph_steps > 0
     assert found[0][0] == found[1][0]
