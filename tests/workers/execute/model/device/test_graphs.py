@@ -303,7 +303,7 @@ def run(engine: NativeEngine, runner: Any, **sizes: Any) -> tuple[list[list[int]
         engine.runner = before
 
 
-def capture(runner: DeviceRunner, keys: list[GraphKey]) -> None:
+def capture_graphs(runner: DeviceRunner, keys: list[GraphKey]) -> None:
     assert runner._graphs is not None
     with torch.inference_mode():
         runner._graphs.capture_all(keys, no_progress)
@@ -313,7 +313,7 @@ def capture_some(runner: DeviceRunner) -> None:
     """The one that is left in the end is greedy."""
     kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)
     keys = [GraphKey(StepSize(1), GREEDY), *(GraphKey(StepSize(4), kind) for kind in kinds)]
-    capture(runner, [*keys, GraphKey(StepSize(4), SamplingKind.CUT, True)])
+    capture_graphs(runner, [*keys, GraphKey(StepSize(4), SamplingKind.CUT, True)])
 
 
 def check_equal(engine: NativeEngine, runner: DeviceRunner, plain: Any) -> None:
@@ -330,7 +330,7 @@ def test_steps_with_prompts_have_the_same_tokens_as_graphs(engine: NativeEngine)
     runner, sizes = with_graphs(engine, Rerun()), {"max_num_batched_tokens": 16}
     expected_tokens, expected_pages = run(engine, engine.runner, **sizes)
     graphs = ((0, False), (8, True))  # rows of decodes, and whether with adapters
-    capture(runner, [GraphKey(StepSize(rows, 16), SamplingKind.HOST, is_adapted) for rows, is_adapted in graphs])
+    capture_graphs(runner, [GraphKey(StepSize(rows, 16), SamplingKind.HOST, is_adapted) for rows, is_adapted in graphs])
     tokens, pages = run(engine, runner, **sizes)
     assert tokens == expected_tokens
     for found, expected in zip(pages, expected_pages, strict=True):
@@ -342,7 +342,7 @@ def test_steps_with_proposals_have_the_same_tokens_as_graphs(engine: NativeEngin
     """Of all kinds of sampling, beside a request that gets no proposals, with an adapter."""
     expected, _ = run(engine, engine.runner)
     runner, guesses = with_graphs(engine, Rerun(), max_proposals=3), {"num_speculative_tokens": 3}
-    capture(runner, runner._check_keys())
+    capture_graphs(runner, runner._check_keys())
     assert run(engine, runner, propose=some_of(expected), **guesses)[0] == expected
     assert runner.num_graph_steps > 0
 
@@ -354,7 +354,7 @@ def test_cuda_graph_of_proposals_equals_its_step_bit_for_bit(engine: NativeEngin
     found = []
     for capture in (Rerun(), CudaGraphCapture()):
         runner = with_graphs(engine, capture, max_proposals=3)
-        capture(runner, runner._check_keys())
+        capture_graphs(runner, runner._check_keys())
         found.append(run(engine, runner, **options))
         assert runner.num_graph_steps > 0
     assert found[0][0] == found[1][0]
