@@ -61,15 +61,14 @@ def populate(address: int, num_bytes: int) -> bool:
     Returns whether it did: not on an old system, nor if there is too little memory. Releases the GIL. See madvise(2),
     MADV_POPULATE_WRITE and MADV_COLLAPSE.
     """
-    end = address + num_bytes
-    start = address // mmap.PAGESIZE * mmap.PAGESIZE
-    if _madvise(start, end - start, _MADV_POPULATE_WRITE) != 0:
-        return False
-    # Memory of a file has small pages by default (shmem_enabled is "never"). Once they are there, they can be replaced,
-    # whatever the system's settings. This may fail, and then they stay.
-    start = address // HUGE_PAGE * HUGE_PAGE
-    _madvise(start, padded(end - start, HUGE_PAGE), _MADV_COLLAPSE)
-    return True
+    end, start = address + num_bytes, address // mmap.PAGESIZE * mmap.PAGESIZE
+    # Memory of a file has small pages by default (shmem_enabled is "never"). Once there is one, whatever the system's
+    # settings, a huge page can take its place and that of the 511 that are not there yet. This may fail.
+    for huge_page in range(address // HUGE_PAGE * HUGE_PAGE, end, HUGE_PAGE):
+        if _madvise(max(huge_page, start), mmap.PAGESIZE, _MADV_POPULATE_WRITE) != 0:
+            return False
+        _madvise(huge_page, HUGE_PAGE, _MADV_COLLAPSE)
+    return _madvise(start, end - start, _MADV_POPULATE_WRITE) == 0
 
 
 def _map_over(place: npt.NDArray[np.uint8], file: int, offset: int) -> None:

@@ -136,6 +136,16 @@ def test_memory_of_a_file_gets_huge_pages(file: int) -> None:
 
 
 @needs_collapse
+def test_huge_page_does_not_begin_as_512_small_ones(file: int) -> None:
+    """To replace these takes ten times as long."""
+    pool = make_shared_pool(file)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    finish(Prefault([pool], available=lambda: PLENTY))
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < NUM_BYTES // mmap.PAGESIZE // 10
+    assert bytes_on_huge_pages(pool) == NUM_BYTES
+
+
+@needs_collapse
 def test_next_process_finds_them(file: int) -> None:
     finish(Prefault([make_shared_pool(file)], available=lambda: PLENTY))
     pool = make_shared_pool(file)
