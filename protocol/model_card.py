@@ -54,6 +54,7 @@ class ModelCard:
     # What a guess of its draft model costs in a step of one sequence, of two, ..., and what the first one costs in
     # addition, as shares of a step without guesses; as measured at the first start.
     guess_costs: tuple[tuple[float, float], ...] = ()
+    full_step_s: float = 0.0  # duration of a step that is as large as a step may be, as measured at the first start
     checkpoint: str = ""  # a hash of its files; of large ones, of their sizes, times and some of their content
 
     @property

@@ -216,7 +216,8 @@ def _build_torch_runner(
         kv_file=_kv_file(config, context.run_dir),
     )
     context.set_phase("warming")
-    step_s = runner.warm_up()
+    step_s = _known_step_s(card, known) or runner.warm_up()
+    card = replace(card, full_step_s=step_s)
     if known is None:
         runner.capture_graphs(context.page.progress)
     else:  # it serves at once, and captures graphs on first use, in the memory of the largest
@@ -225,6 +226,15 @@ def _build_torch_runner(
         runner.proposer.warm_up(context.page.progress, is_first=known is None)
         card = _with_guess_costs(card, known, runner.proposer, runner.decode_s)
     return runner, card, step_s
+
+
+def _known_step_s(card: ModelCard, known: ModelCard | None) -> float:
+    """What was measured before a restart; 0.0 if steps must be run again. On a CPU, they take a third of a restart or
+    more, and prepare nothing for later ones.
+    """
+    if known is None or card.device != "cpu" or (card.backend, card.checkpoint) != (known.backend, known.checkpoint):
+        return 0.0
+    return known.full_step_s
 
 
 def _with_guess_costs(

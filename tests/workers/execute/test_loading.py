@@ -222,6 +222,24 @@ def test_costs_of_guesses_are_measured_once_for_a_checkpoint(tmp_path: Path, mon
     assert costs == [first, first, first, second, second]
 
 
+@pytest.mark.parametrize(
+    ("before", "device", "expected_s"),
+    [({}, "cpu", 2.0), ({"checkpoint": "another"}, "cpu", 0.5), ({"backend": "other kernels"}, "cpu", 0.5),
+     ({"full_step_s": 0.0}, "cpu", 0.5), ({}, "cuda:0", 0.5)],
+    ids=["same", "other weights", "other kernels", "unknown", "GPU"],
+)  # fmt: skip
+def test_restart_on_a_cpu_measures_no_step_anew(
+    before: dict[str, Any], device: str, expected_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU has to load its kernels, whatever is known."""
+    card = replace(CARD, device=device)
+    replace(card, **({"full_step_s": 2.0} | before)).publish(tmp_path)
+    runner = SimpleNamespace(warm_up=lambda: 0.5, capture_largest=lambda: 0, proposer=None)
+    monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", lambda *_, **__: (runner, card))
+    _, now, step_s = loading.load_runner(make_context(tmp_path))
+    assert (step_s, now.full_step_s) == (expected_s, expected_s)
+
+
 @pytest.mark.parametrize(("configured", "used"), [("auto", "cuda:1"), ("cuda", "cuda")])
 def test_restart_stays_on_the_device_and_keeps_the_pages(
     configured: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -62,11 +62,11 @@ class NativeRunner(StepRunner):
         self._adapters = adapters
         self._pending: deque[_Pending] = deque()
         self._last_tokens = np.empty(0, np.int32)  # of the step finished last
+        decoder.reserve(num_tokens=max(self._prefill_tokens, self._decode_rows), num_rows=self._decode_rows)
 
     def warm_up(self) -> float:
         """Like ``StepRunner.warm_up``, but extrapolates the time of full steps from small ones."""
         tokens, rows = min(self._prefill_tokens, _WARM_UP_TOKENS), min(self._decode_rows, _WARM_UP_TOKENS)
-        self._decoder.reserve(num_tokens=max(self._prefill_tokens, self._decode_rows), num_rows=self._decode_rows)
         prefill_s = self.seconds_of(trash_prefill(tokens, max_len=self._max_model_len)) * self._prefill_tokens / tokens
         return max(prefill_s, self.seconds_of(trash_decodes(rows)) * self._decode_rows / rows)
 
