@@ -68,7 +68,7 @@ def populate(address: int, num_bytes: int) -> bool:
         if _madvise(max(huge_page, start), mmap.PAGESIZE, _MADV_POPULATE_WRITE) != 0:
             return False
         _madvise(huge_page, HUGE_PAGE, _MADV_COLLAPSE)
-    return _madvise(start, end - start, _MADV_POPULATE_WRITE) == 0
+    return bool(_madvise(start, end - start, _MADV_POPULATE_WRITE) == 0)
 
 
 def _map_over(place: npt.NDArray[np.uint8], file: int, offset: int) -> None:
