@@ -20,6 +20,7 @@ _SECRET = ("api_key",)
 def server_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["server"])
 
+    @router.get("/ping", include_in_schema=False)  # as load balancers of hosted containers ask, and vLLM answers
     @router.get("/health", summary="200 if all three stages make progress, otherwise 503")
     async def get_health() -> Response:
         found = gateway.health()

@@ -17,7 +17,7 @@ from .uploads import BodyRefused
 
 logger = logging.getLogger(__name__)
 
-PROBES = ("/health", "/ready")  # need no key
+PROBES = ("/health", "/ping", "/ready")  # need no key
 OPEN_ROUTES = (*PROBES, "/")  # nor does the page itself; the data it shows needs one
 QUIET_ROUTES = (*PROBES, "/metrics")  # requested every few seconds: logged at DEBUG
 HEAD_ROUTES = (*OPEN_ROUTES, "/metrics", "/version", "/v1/models")  # monitors ask them for nothing but the status

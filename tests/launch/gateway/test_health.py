@@ -109,7 +109,7 @@ def test_loading_model_is_a_503_and_can_be_watched() -> None:
     driver.start(wait=False)
     try:
         with site(driver.run_dir) as api, watching(api) as frames:
-            assert [api.http.get(path).status_code for path in ("/health", "/ready")] == [503, 503]
+            assert [api.http.get(path).status_code for path in ("/health", "/ping", "/ready")] == [503] * 3
             loading = next(frames)
             assert (loading["status"] != "ok", loading["model"]["model"]) == (True, None)
             reply = api.post("/v1/completions", prompt="hi")
@@ -160,7 +160,7 @@ def test_draining_pipeline_is_not_ready_but_healthy(
     board = Board(board_path(pipeline.run_dir))
     board.set_mode(DRAIN)
     try:
-        assert [api.http.get(path).status_code for path in ("/health", "/ready")] == [200, 503]
+        assert [api.http.get(path).status_code for path in ("/health", "/ping", "/ready")] == [200, 200, 503]
         assert api.refusal("/v1/completions", prompt="hi")[1]["code"] == "draining"
         monkeypatch.setattr(Gateway, "is_loaded", False)  # as at the end of a stop
         assert api.refusal("/v1/completions", prompt="hi")[1]["code"] == "draining"

@@ -20,7 +20,7 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 def test_every_route_except_the_probes_requires_a_key(pipeline: Driver, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# ours\nfirst\nsecond\n")
     with site(pipeline.run_dir, api_key="third", api_key_file=str(tmp_path / "keys")) as api:
-        assert {api.http.get(path).status_code for path in ("/health", "/ready")} == {200}
+        assert {api.http.get(path).status_code for path in ("/health", "/ping", "/ready")} == {200}
         for path in ("/metrics", "/v1/models", "/openapi.json", "/server_info", "/nowhere", "/docs"):
             reply = api.http.get(path)
             assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
