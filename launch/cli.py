@@ -288,7 +288,7 @@ def top(
         Path | None, typer.Argument(metavar="RUN_DIR", help="of the pipeline; by default the only one running")
     ] = None,
     connect: Annotated[Path | None, option("connect", "the same as RUN_DIR")] = None,
-    once: Annotated[bool, option("once", "print one frame and exit", "--once")] = False,
+    once: Annotated[bool, option("once", "print one frame and exit, with 1 if a stage is not ready", "--once")] = False,
     interval: Annotated[float, number("interval", "seconds between two refreshes")] = 0.5,
 ) -> None:
     """Watch a pipeline: queues, requests, pages and step times.

@@ -31,7 +31,7 @@ ANSWER_S = 1.0  # a pipeline that does not respond within this time is shown as 
 
 
 def top(run_dir: Path | None, *, once: bool, interval_s: float) -> int:
-    """Show the pipeline until q or Ctrl-C, or until it ends; ``once``: print one frame.
+    """Show the pipeline until q or Ctrl-C, or until it ends; ``once``: print one frame, 1 if a stage is not ready.
 
     Raises:
         ConfigError: no pipeline runs there, or several run and none was chosen.
@@ -50,7 +50,7 @@ def top(run_dir: Path | None, *, once: bool, interval_s: float) -> int:
             if state.sample is None:
                 raise RequestTimeout(f"the pipeline in {run_dir} did not respond within {ANSWER_S:g} s")
             console.print(frame(state, width=console.width, height=None, now_s=time.monotonic()))
-            return 0
+            return 1 if state.trouble else 0
         if not console.is_terminal or not sys.stdin.isatty():
             raise ConfigError("top needs a terminal; --once prints one frame", param="once")
         with _keyboard(), Live(console=console, screen=True, auto_refresh=False) as live:

@@ -108,6 +108,15 @@ def test_image_runs_as_the_user_of_the_manifest_without_a_shell() -> None:
     assert words["STOPSIGNAL"] == "SIGTERM"
 
 
+def test_health_check_of_the_image_waits_for_a_start_and_takes_one_frame() -> None:
+    [check] = [rest for name, rest in INSTRUCTIONS if name == "HEALTHCHECK"]
+    options, _, command = check.partition(" CMD ")
+    program, *arguments = json.loads(command)
+    assert (program, serve_flags(arguments)["once"]) == ("triptych", True)
+    [minutes] = re.findall(r"--start-period=(\d+)m", options)
+    assert int(minutes) * 60 > serve_flags(CONTAINER["args"])["start_timeout_s"]
+
+
 def test_image_copies_existing_files_that_are_in_the_build_context() -> None:
     sources = [
         word for name, rest in INSTRUCTIONS if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import pytest
 
 from tests.launch.conftest import Triptych
 from tests.launch.own_terminal import terminal
+from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.launch.find import running_pipelines, the_running_pipeline
 from triptych.protocol.errors import ConfigError
@@ -62,6 +64,14 @@ def test_pipeline_with_two_workers_of_a_role_is_listed_once(tmp_path: Path, name
             assert process.stdout is not None
             process.stdout.readline()  # shortly after its start, a process has no command line
         assert running_pipelines().count(tmp_path / name) == 1
+
+
+def test_frame_of_a_pipeline_with_a_stage_that_failed_has_the_exit_code_1(triptych: Triptych) -> None:
+    with Driver("hash-lm", max_restarts=0) as driver:
+        os.kill(driver.pids["execute"], signal.SIGABRT)
+        eventually(lambda: driver.health().status == "failed")
+        outcome = triptych("top", str(driver.run_dir), "--once")
+    assert (outcome.code, "execute is " in outcome.out) == (1, True)
 
 
 def test_missing_terminal_is_reported(triptych: Triptych, run_dir: str) -> None:
