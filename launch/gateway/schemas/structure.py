@@ -71,6 +71,13 @@ def _schema(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        schema = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise ApiError(f"structured_outputs.json is not JSON: {error}", param="structured_outputs.json") from error
+        raise _not_a_schema(f"is not JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise _not_a_schema(f"must be a JSON object, got {value!r:.80}")
+    return schema
+
+
+def _not_a_schema(reason: str) -> ApiError:
+    return ApiError(f"structured_outputs.json {reason}", param="structured_outputs.json")

@@ -45,6 +45,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"logit_bias": {"5": 101}}, "logit_bias"),
     (COMPLETIONS, {"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
     (COMPLETIONS, {"structured_outputs": {"json": "[" * 10_000}}, "structured_outputs.json"),
+    (COMPLETIONS, {"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
     (COMPLETIONS, {"stop": ["x"] * 17}, "stop"),
     (COMPLETIONS, {"stop_token_ids": [10**6]}, "stop_token_ids"),
     (COMPLETIONS, {"min_tokens": 2, "max_tokens": 1}, "min_tokens"),
