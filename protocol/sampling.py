@@ -220,8 +220,9 @@ def _checked_bias(value: Any) -> dict[int, float]:
 
 def bias_of_json(value: Mapping[str, Any]) -> dict[Any, Any]:
     """A ``logit_bias`` of JSON, whose keys are always strings; one that is no token id is kept, and refused later."""
-    return {int(key) if _is_id(key) else key: bias for key, bias in value.items()}
+    return {int(key) if is_token_id(key) else key: bias for key, bias in value.items()}
 
 
-def _is_id(key: str) -> bool:
+def is_token_id(key: str) -> bool:
+    """Whether it may be the id of a token: plain digits, where ``int`` takes signs, blanks and ``1_0`` too."""
     return key.isascii() and key.isdigit() and len(key) <= 10  # int() raises on thousands of digits

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -19,7 +20,7 @@ import typer
 from ...protocol.config import PipelineConfig
 from ...protocol.errors import ConfigError
 from ...protocol.plain import type_hints
-from ...protocol.sampling import SamplingParams
+from ...protocol.sampling import SamplingParams, is_token_id
 from ..bench.options import BenchOptions
 from ..gateway.config import GatewayConfig
 from ..replay.options import EngineConfig, StudyOptions
@@ -230,7 +231,7 @@ def _from_flag(value: Any, hint: Any) -> Any:
 
 def _pair(text: str) -> tuple[int, float]:
     token_id, _, bias = text.partition("=")
-    try:
-        return int(token_id), float(bias)
-    except ValueError:
-        raise ConfigError(f"logit_bias is {text!r}, the form is TOKEN_ID=BIAS", param="logit_bias") from None
+    with suppress(ValueError):
+        if is_token_id(token_id):
+            return int(token_id), float(bias)
+    raise ConfigError(f"logit_bias is {text!r}, the form is TOKEN_ID=BIAS", param="logit_bias")

@@ -221,6 +221,7 @@ def test_unwritable_output_is_named(generate: Triptych, tmp_path: Path, output: 
         (["a", "--temperature", "-1"], "temperature is -1.0, the limits are 0.0 and 100.0"),
         (["a", "--max-tokens", "-1"], "max_tokens is -1, the limits are 0 and"),
         (["a", "--logit-bias", "x"], "logit_bias is 'x', the form is TOKEN_ID=BIAS"),
+        (["a", "--logit-bias", "1_0=5"], "logit_bias is '1_0=5', the form is TOKEN_ID=BIAS"),
         (["a", "--logprobs", "1"], "logprobs is 1, but a text has none: they need --format jsonl"),
         (["a", "--page-size", "4"], "--page-size: the pipeline at "),
         (["a", "--log-level", "loud"], "log_level is 'loud', known are: debug"),
