@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ....protocol.json_schema import extends
 from ..errors import ApiError
 from ..schemas.chat import Tool
-
-# Keywords that allow names beyond those in "properties", or refer to them.
-_EXTENDING = frozenset((
-    "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "allOf", "anyOf", "oneOf",
-    "not", "if", "$ref", "dependentSchemas",
-))  # fmt: skip
 
 
 def arguments_form(tool: Tool) -> dict[str, Any]:
@@ -23,12 +18,10 @@ def arguments_form(tool: Tool) -> dict[str, Any]:
 def arguments_schema(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments, allowing only declared ones unless it says otherwise.
 
-    By default a schema allows any additional name, which no function accepts: schemas that pydantic and others derive
-    from a function's signature do not exclude them. A function that declares none takes none. Nested schemas are left
-    as they are.
+    Other than in a schema's own objects, none declared means that a function takes none.
     """
     schema = tool.function.parameters or {"type": "object"}
-    return schema if _EXTENDING.intersection(schema) else {**schema, "additionalProperties": False}
+    return schema if extends(schema) else {**schema, "additionalProperties": False}
 
 
 def calls_form(tools: Sequence[Tool], *, single: bool) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....protocol.grammar import JSON_WHITESPACE
+from ....protocol.json_schema import closed
+from ..errors import ApiError
 from ..requests.chat_messages import json_text
 
 
 def json_rule(schema: Mapping[str, Any], param: str) -> str:
-    """JSON of this schema; within a grammar it does not get the defaults of the pipeline.
+    """JSON of this schema, which within a grammar does not get the defaults of the pipeline.
 
     Raises:
         ApiError: ``param`` is nested too deeply.
@@ -19,7 +21,10 @@ def json_rule(schema: Mapping[str, Any], param: str) -> str:
     own = schema.get("x-guidance", {})
     if isinstance(own, dict):
         schema = {**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE, **own}}
-    return f"%json {json_text(schema, param)}"
+    try:
+        return f"%json {json_text(closed(schema), param)}"
+    except RecursionError as error:
+        raise ApiError(f"{param} is nested too deep", param=param) from error
 
 
 def literal(text: str) -> str:

@@ -33,6 +33,25 @@ def test_answer_follows_its_schema(demo: Site) -> None:
     assert set(json.loads(choice["message"]["content"])) == {"a", "b"}
 
 
+@pytest.mark.parametrize("how", ["response_format", "structured_outputs", "beside calls"])
+def test_answer_has_no_undeclared_property(api: Site, how: str) -> None:
+    """The hash model generates anything that the grammar allows, so an undeclared name would soon appear."""
+    schema = {name: value for name, value in SCHEMA.items() if name != "additionalProperties"}
+    wanted: dict[str, Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    }
+    if how == "structured_outputs":
+        wanted = {how: {"json": schema}}
+    elif how == "beside calls":
+        wanted |= {"tools": TOOLS}
+    for seed in range(5):
+        [choice] = api.ask(CHAT, messages=MESSAGES, **wanted, seed=seed, max_tokens=2000)["choices"]
+        if choice["finish_reason"] == "stop":
+            assert set(json.loads(choice["message"]["content"])) == {"a", "b"}
+        else:
+            assert choice["finish_reason"] == "tool_calls"
+
+
 BAD = {"type": "objekt"}
 BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": BAD}}
 
