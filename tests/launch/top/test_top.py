@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.driver.test_supervisor import pid_of
 from tests.launch.conftest import Triptych
 from tests.launch.own_terminal import terminal
 from tests.waiting import eventually
@@ -68,7 +69,7 @@ def test_pipeline_with_two_workers_of_a_role_is_listed_once(tmp_path: Path, name
 
 def test_frame_of_a_pipeline_with_a_stage_that_failed_has_the_exit_code_1(triptych: Triptych) -> None:
     with Driver("hash-lm", max_restarts=0) as driver:
-        os.kill(driver.pids["execute"], signal.SIGABRT)
+        os.kill(pid_of(driver, "execute"), signal.SIGABRT)
         eventually(lambda: driver.health().status == "failed")
         outcome = triptych("top", str(driver.run_dir), "--once")
     assert (outcome.code, "execute is " in outcome.out) == (1, True)
