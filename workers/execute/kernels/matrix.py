@@ -129,6 +129,19 @@ class Packer:
 
         self._in_pieces(place, pack_piece)
 
+    def limits(self, source: int, place: Placement, limits: npt.NDArray[np.float32], *, is_bf16: bool) -> None:
+        """Finds ``Screen.limits`` of a matrix in eight bits, packed from the weights at address ``source``.
+
+        Raises:
+            MemoryError: there is not enough memory to unpack rows.
+        """
+
+        def find(begin: int, end: int) -> None:
+            if self._library.triptych_limits(place.matrix, source, is_bf16, begin, end, limits.ctypes.data):
+                raise MemoryError(f"no memory for {_STRIP} rows of {place.matrix.num_inputs} unpacked weights")
+
+        self._in_pieces(place, find)
+
     def unpack(self, place: Placement) -> npt.NDArray[np.float32]:
         """Dequantises weights, to [num_outputs, num_inputs]."""
         weights = np.empty((place.num_outputs, place.matrix.num_inputs), np.float32)

@@ -78,6 +78,13 @@ class Matrix(ctypes.Structure):
     ]
 
 
+class Screen(ctypes.Structure):
+    _fields_ = [
+        ("matrix", Matrix),
+        ("limits", c_void_p),
+    ]
+
+
 class Expert(ctypes.Structure):
     _fields_ = [
         ("gate_up", Matrix),
@@ -217,6 +224,7 @@ class Model(ctypes.Structure):
     _fields_ = [
         ("layers", c_void_p),
         ("head", Matrix),
+        ("screen", Screen),
         ("embedding", c_void_p),
         ("positions", c_void_p),
         ("embedding_norm", c_void_p),
@@ -313,4 +321,5 @@ class Step(ctypes.Structure):
         ("table_width", c_int32),
         ("vocab_size", c_int32),
         ("num_hidden", c_int32),
+        ("only_greatest", c_int32),
     ]

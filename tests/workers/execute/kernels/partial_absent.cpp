@@ -1,13 +1,11 @@
 // Stands in for what is not built.
 #include <cstdlib>
 
-#include "abi.h"
+#include "matmul.h"
 
 namespace triptych {
 
 class Decoder;
-struct Float32;
-struct Int8;
 
 template <class Format>
 struct Entries {
@@ -25,5 +23,8 @@ void Entries<Int8>::multiply_floats(const Matrix&, const float*, int, float*) { 
 #endif
 template <>
 void Entries<Float32>::multiply_floats(const Matrix&, const float*, int, float*) { std::abort(); }
+
+template <>
+void TileSums<Int8>::find(Accumulators*, const Tile&) { std::abort(); }
 
 }  // namespace triptych

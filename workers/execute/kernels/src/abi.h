@@ -26,6 +26,12 @@ struct Matrix {
   int32_t unused;
 };
 
+// Tells which logits may be the greatest, see screen.h.
+struct Screen {
+  Matrix matrix;        // the head again, in eight bits; no blocks: there is none
+  const float* limits;  // [64 * num_blocks], the greatest error of each logit, as a multiple of the size of its input
+};
+
 struct Expert {
   Matrix gate_up;  // same layout as a layer's
   Matrix down;
@@ -166,6 +172,7 @@ struct LatentShape {
 struct Model {
   const Layer* layers;
   Matrix head;
+  Screen screen;
   const void* embedding;    // [vocab][hidden_size], as stored in the checkpoint
   const float* positions;   // [num_positions][hidden_size], padded: added to the embeddings; or null
   const float* embedding_norm;  // of the embeddings, or null
@@ -252,7 +259,7 @@ struct Step {
   const int32_t* state_reads;     // [num_sequences], state row from which each sequence starts
   const int32_t* state_writes;    // of each segment, the row that receives the state at its end
   int32_t* choices;    // [num_tokens][num_layers][experts_per_token], likeliest first; or null
-  float* logits;       // [num_rows - num_hidden][64 * head.num_blocks]
+  float* logits;       // [num_rows - num_hidden][64 * head.num_blocks]; see only_greatest
   int32_t* tokens;     // likewise one for each row of logits: their argmax, the first one on ties
   float* greatest;     // the logit of that token; NaN if any logit is NaN
   float* hidden;       // [num_hidden][hidden_size, padded]: x after the final norm
@@ -262,6 +269,7 @@ struct Step {
   int32_t table_width;  // of block_tables
   int32_t vocab_size;
   int32_t num_hidden;  // the last rows, whose hidden states are wanted in place of logits
+  int32_t only_greatest;  // logits that are not the greatest of their row may be anything below it
 };
 
 }  // namespace triptych

@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "latents.h"
 #include "recurrent_layers.h"
+#include "screen.h"
 #include "team.h"
 
 namespace triptych {
@@ -39,6 +40,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   FormatDecoder(const Model& model, const Sharing& sharing)
       : RecurrentLayers<Format>(model, sharing.num_own + 1),
         sharing_(sharing),
+        screening_(model_, stages_, sharing.num_own + 1),
         team_(*this, stages_, sharing.num_own) {
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
@@ -80,6 +82,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     step_ = &step;
     reserve(std::max(step.num_tokens, step.num_rows));
     adapters_.begin(step);
+    screening_.begin();
     num_query_blocks_ =
         plan_queries(model_, step, max_members, buffers_.sequences.get(), buffers_.query_blocks.get());
     num_last_blocks_ =
@@ -122,9 +125,14 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
     }
     num_rows -= step_->num_hidden;
     if (step_->num_hidden) norm_hidden(num_rows, me);
-    const Rows last = norm(model_.head, num_rows, model_.final_norm, Added{}, me);
     const size_t width = width_of(model_.head);
-    product(model_.head, last, Added{}, me, Store{step_->logits, width});
+    const bool is_screened = screening_.is_used(*step_, num_rows);
+    const Rows last = norm(model_.head, false, num_rows, model_.final_norm, is_screened ? 2 : 1, me,
+                           [&](int) { return buffers_.threads[me.place].rows.get(); });
+    if (!is_screened)
+      product(model_.head, last, Added{}, me, Store{step_->logits, width});
+    else if constexpr (!Buffers<Format>::kIsQuantised)
+      screening_.find(last, step_->logits, me);
     stages_.run(me, [&] {
       for (int r : part(num_rows, me)) {
         float* logits = step_->logits + r * width;
@@ -382,6 +390,7 @@ class FormatDecoder : public Decoder, private RecurrentLayers<Format> {
   const Sharing sharing_;
   int64_t num_weights_ = 0, num_expert_weights_ = 0;  // the latter of one expert in each layer
   int num_query_blocks_ = 0, num_last_blocks_ = 0, num_attending_ = 0, num_recurrent_ = 0;  // the last two count layers
+  Screening<Format> screening_;
   Team team_;  // last, because its threads use the other members
 };
 

@@ -38,6 +38,7 @@ void Entries<Format>::multiply_floats(const Matrix& matrix, const float* x, int 
 
 extern template struct AttentionTiles<BFloat16>;
 extern template struct TileSums<Float32>;
+extern template struct TileSums<Int8>;
 extern template struct Entries<Float32>;
 extern template struct Entries<BFloat16>;
 extern template struct Entries<Int8>;

@@ -68,6 +68,17 @@ void triptych_unpack(const Matrix* matrix, float* to, int32_t first, int32_t run
   unpack(*matrix, {first, run}, begin, end, to);
 }
 
+// Finds Screen.limits of outputs begin..end, whose weights are packed in `matrix`. 0, or 1 if out of memory.
+int32_t triptych_limits(const Matrix* matrix, const void* source, int32_t source_is_bf16, int32_t begin, int32_t end,
+                        float* limits) {
+  return status_of([&] {
+    if (source_is_bf16)
+      find_limits(*matrix, static_cast<const uint16_t*>(source), begin, end, limits);
+    else
+      find_limits(*matrix, static_cast<const float*>(source), begin, end, limits);
+  });
+}
+
 // Floats y [num_rows][64 * num_blocks] = x [num_rows][num_inputs] times the matrix; 0, or 1 if out of memory. For
 // tests, like the two after it.
 int32_t triptych_multiply(const Matrix* matrix, const float* x, int32_t num_rows, float* y) {

@@ -8,6 +8,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -204,6 +206,39 @@ inline void unpack(const Matrix& matrix, Placement placement, int begin, int end
     case kMxfp4: return with([](const auto&... of) { return mxfp4_weight(of...); });
     case kFloat32: return with([](const auto&... of) { return float_weight(of...); });
     default: return with([](const auto&... of) { return byte_weight(of...); });
+  }
+}
+
+// The Euclidean length of a vector, added up in lanes that compilers find.
+template <class At>
+inline double length(int count, const At& at) {
+  float squares[kLanes] = {};
+  const int whole = count / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) squares[lane] += at(i + lane) * at(i + lane);
+  for (int i = whole; i < count; ++i) squares[i - whole] += at(i) * at(i);
+  return std::sqrt(std::accumulate(squares, squares + kLanes, 0.0));
+}
+
+// By how much the logits of outputs begin..end may differ from those of a matrix in eight bits, as multiples of the size
+// of x (see Screen): |w x - v y| <= |w - v| |x| + |v| |x - y|, where v are the packed weights and y is x in bytes twice,
+// and what sums in float lose. `source` are the weights w.
+template <class Source>
+void find_limits(const Matrix& matrix, const Source* source, int begin, int end, float* limits) {
+  const int num_inputs = matrix.num_inputs;
+  // What is left of a channel is half a unit of the second bytes, whose greatest stands for half a unit of the first.
+  const double of_rows = std::sqrt(double(num_inputs)) / (4 * 127 * 127), of_sums = num_inputs * 0x1p-23;
+  std::vector<float> packed(size_t(kLanes) * num_inputs);
+  for (int n = begin; n < end; n += kLanes) {
+    const int count = std::min(kLanes, end - n);
+    unpack(matrix, {n, 64}, 0, count, packed.data());
+    for (int r = 0; r < count; ++r) {
+      const Source* const w = source + size_t(n + r) * num_inputs;
+      const float* const v = packed.data() + size_t(r) * num_inputs;
+      const double error = length(num_inputs, [&](int i) { return widen(w[i]) - v[i]; });
+      const double size = length(num_inputs, [&](int i) { return v[i]; });
+      limits[n + r] = float(1.01 * (error + (of_rows + of_sums) * size));
+    }
   }
 }
 

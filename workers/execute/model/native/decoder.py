@@ -27,7 +27,7 @@ from .weights import PackedWeights
 class NativeOutputs(NamedTuple):
     """Outputs for the R logit rows and the E embedded rows of a step. Later steps reuse the arrays."""
 
-    logits: Float32  # [R, V]
+    logits: Float32  # [R, V]; if only the greatest was asked for, others may be anything below it
     tokens: Int32  # [R], index of the greatest logit, the first one if tied
     greatest: Float32  # [R], that logit; NaN if any logit of the row is NaN
     hidden: Float32  # [E, hidden_size], after the last norm
@@ -171,8 +171,9 @@ class NativeDecoder:
         self.submit(inputs, choices=choices)
         return self.wait()
 
-    def submit(self, inputs: StepInputs, *, choices: Int32 | None = None) -> bool:
-        """Queue a step after the one in flight. Carried tokens are taken from the previous step.
+    def submit(self, inputs: StepInputs, *, choices: Int32 | None = None, only_greatest: bool = False) -> bool:
+        """Queue a step after the one in flight. Carried tokens are taken from the previous step. With
+        ``only_greatest``, no other logits are needed.
 
         Returns whether it pays to submit another step before waiting for this one. It does not if this step is so small
         that the waiting thread computes it itself rather than wake another, nor if it is very long.
@@ -194,6 +195,7 @@ class NativeDecoder:
             num_hidden=len(embedded_rows),
             table_width=inputs.block_tables.shape[1],
             vocab_size=self._vocab_size,
+            only_greatest=only_greatest,
             **addresses,
             **room.addresses,
         )

@@ -95,7 +95,7 @@ class NativeRunner(StepRunner):
         if inputs.carried is not None and not (self._pending and self._pending[-1].passes_tokens_on):
             self._finish_all()
             inputs = resolve(inputs, self._last_tokens)
-        self.hides_planning = self._decoder.submit(inputs)
+        self.hides_planning = self._decoder.submit(inputs, only_greatest=is_plain)
         self._pending.append(_Pending(inputs, masks, is_plain))
 
     def collect(self) -> StepResult:

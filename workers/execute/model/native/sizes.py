@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from ...kernels.matrix import matrix_bytes
 from ...kernels.memory import padded
@@ -15,6 +16,19 @@ from ..spec.state_space import StateSpaceSpec
 from .latent import head_bytes
 
 _PER_LAYER_BYTES = 1 << 12  # for alignment to cache lines
+_SCREENED_SHARE = 0.1  # of all weights that a token reads
+
+
+def has_screen(spec: DecoderSpec, head: Format) -> bool:
+    """Whether the greatest logit is found with a copy of the head in eight bits, see ``src/screen.h``.
+
+    It takes a fourth or half of the head's memory, and saves as much of what a token reads. A cap of logits could make
+    different ones equal, of which the first would not be found.
+    """
+    of_head = spec.hidden_size * spec.vocab_size
+    of_token = sum(map(prod, spec.tensors().values())) - (0 if spec.is_tied else of_head)  # without the embedding
+    is_plain = head in (Format.FLOAT32, Format.BFLOAT16) and not spec.has_head_bias and not spec.logit_cap
+    return is_plain and of_head >= _SCREENED_SHARE * of_token
 
 
 def packed_bytes(spec: DecoderSpec, format_of: Callable[..., Format]) -> int:
@@ -65,5 +79,7 @@ def packed_bytes(spec: DecoderSpec, format_of: Callable[..., Format]) -> int:
         return before + router + sum(mlp(*each) for each in spec.mlps(names))
 
     head = matrix_bytes(format_of(spec.head), hidden, spec.vocab_size)
+    if has_screen(spec, format_of(spec.head)):
+        head += matrix_bytes(Format.INT8, hidden, spec.vocab_size)
     outside = 4 * ((4 + spec.num_positions) * padded(hidden) + padded(spec.num_heads)) + _PER_LAYER_BYTES
     return sum(map(layer, range(spec.num_layers))) + head + outside

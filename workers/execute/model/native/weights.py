@@ -21,6 +21,7 @@ from ...kernels.structures import (
     Format,
     Layer,
     Model,
+    Screen,
     StateSpaceLayer,
     StateSpaceShape,
     Xielu,
@@ -34,6 +35,7 @@ from ..spec.layer_tensors import XIELU_SHAPES, ExpertTensors, LayerTensors
 from ..spec.state_space import StateSpaceSpec, StateSpaceTensors
 from .latent import HeadMatrices, latent_shape, whole_matrix
 from .packing import Packing, readable
+from .sizes import has_screen
 
 _DELTA_SIZES = ("num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_size")
 _SPACE_SIZES = (
@@ -106,6 +108,7 @@ class PackedWeights(Packing):
         return Model(
             layers=ctypes.addressof(self.layers),
             head=head,
+            screen=self._make_screen(),
             embedding=self._embedding.data_ptr(),
             positions=self._positions() if spec.num_positions else None,
             num_positions=spec.num_positions,
@@ -158,6 +161,21 @@ class PackedWeights(Packing):
             space=StateSpaceShape(*(getattr(spec.space, name) for name in _SPACE_SIZES if spec.space)),
             latent=latent_shape(spec.latent),
         )
+
+    def _make_screen(self) -> Screen:
+        """The head again in eight bits if that makes greedy steps faster, otherwise nothing."""
+        spec, format_ = self.spec, self._format_of(self.spec.head)
+        if not has_screen(spec, format_):
+            return Screen()
+        matrix = new_matrix(self._arena, Format.INT8, spec.hidden_size, spec.vocab_size, has_bias=False)
+        limits = self._arena.floats(padded(spec.vocab_size))  # instead of biases
+        limits[spec.vocab_size :] = np.inf  # no tokens
+        stored = self._checkpoint[spec.head]
+        weights = readable(stored.bfloat16() if format_ is Format.BFLOAT16 else stored)  # as the head has them
+        place, is_bf16 = Placement(matrix, spec.vocab_size), weights.dtype == torch.bfloat16
+        self._packer.pack(weights.data_ptr(), place, is_bf16=is_bf16)
+        self._packer.limits(weights.data_ptr(), place, limits, is_bf16=is_bf16)
+        return Screen(matrix, limits.ctypes.data)
 
     def _xielu(self, module: str) -> Xielu:
         values = {name: self._checkpoint[f"{module}.{name}"].float() for name in XIELU_SHAPES}
