@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from ... import __version__
@@ -31,6 +32,7 @@ from .state import Gateway
 
 logger = logging.getLogger(__name__)
 
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 # For clients whose address lacks the /v1, or has it twice, and for those that look for another kind of server.
 _WHAT_THERE_IS = (
     ". This server generates text: POST /v1/chat/completions, /v1/completions, /v1/responses, or /v1/messages;"
@@ -105,17 +107,19 @@ async def _http(request: Request, error: Exception) -> Response:
     )  # fmt: skip
     reply.headers.update(error.headers or {})
     if error.status_code == 405:
-        reply.headers["allow"] = ", ".join(_methods(request, reply.headers.get("allow", "")))
+        reply.headers["allow"] = ", ".join(_methods(request))
     return reply
 
 
-def _methods(request: Request, of_route: str) -> list[str]:
-    """Methods allowed at this path, which several routes may share; those ``of_route`` if the OpenAPI document lacks
-    the path.
-    """
-    described = describe(request.app)["paths"].get(getattr(request.scope.get("route"), "path_format", ""))
-    methods = of_route.split(", ") if described is None else [method.upper() for method in described]
-    return [*methods, "HEAD"] if request.url.path in HEAD_ROUTES else methods
+def _methods(request: Request) -> list[str]:
+    """Methods allowed at this path, which several routes may share."""
+
+    def is_allowed(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    has_head = request.url.path in HEAD_ROUTES
+    return [method for method in _METHODS if (method == "HEAD" and has_head) or is_allowed(method)]
 
 
 async def _out_of_files(request: Request, error: Exception) -> Response:

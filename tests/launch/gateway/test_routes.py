@@ -48,6 +48,13 @@ def test_wrong_method_lists_the_allowed_ones(api: Site, method: str, path: str, 
     assert (reply.status_code, set(reply.headers["allow"].split(", "))) == (405, allowed)
 
 
+def test_reply_to_a_wrong_method_waits_for_no_document(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 0.1 s to make, in which no stream goes on."""
+    monkeypatch.delattr("triptych.launch.gateway.app.describe")
+    with site(pipeline.run_dir) as api:
+        assert api.http.post("/version").status_code == 405
+
+
 def test_full_journal_is_not_blamed_on_a_field_of_the_pipeline_that_http_does_not_have() -> None:
     assert error_map(Overloaded("full", param="lease_s"))["error"]["param"] is None
 
