@@ -19,6 +19,11 @@ from .until_close import until_close
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 1 << 16  # for headers that arrive in several pieces; h11 has such a limit, httptools does not
+_TOO_LARGE = b"The headers have more than %d bytes." % MAX_HEAD_BYTES
+_REFUSAL = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
+    b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n\r\n%s" % (len(_TOO_LARGE), _TOO_LARGE)
+)
 _UPGRADE = re.compile(rb"^upgrade(?=[ \t]*:)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -53,7 +58,7 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
         if was_in_head and self._is_in_head:
             self._num_head_bytes += len(data)
         if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._give_up()
+            self._refuse_head()
         self._look()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -101,6 +106,12 @@ class TimeLimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] #
             client = self.client[0] if self.client else "a client"
             logger.warning("refused a connection of %s, as any other of its kind: it speaks %s", client, spoken)
         self.send_400_response(f"This connection speaks {spoken}.")
+
+    def _refuse_head(self) -> None:
+        """Not with a reply if another one is being sent, or if these are trailers, whose request has its own."""
+        if self._is_before_body and (self._answered is None or self._answered.response_complete):
+            self.transport.write(_REFUSAL)
+        self._give_up()
 
     def _give_up(self) -> None:
         self._disarm()

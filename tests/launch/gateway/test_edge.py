@@ -329,3 +329,6 @@ def test_endless_headers_are_not_buffered(pipeline: Driver, head: str, line: byt
         connection.sendall(ENDLESS[head])
         with pytest.raises(ConnectionError):  # the first piece is small, and buffers take some more
             deque(map(connection.sendall, repeat(line, 8 << 10)), maxlen=0)
+        reply = connection.recv(1 << 16)
+        status = {"headers": b"431 Request Header Fields Too Large", "trailers": b"405 Method Not Allowed"}[head]
+        assert (reply.split(b"\r\n")[0], reply.count(b"HTTP/1.1")) == (b"HTTP/1.1 " + status, 1)
