@@ -31,7 +31,7 @@ class AsyncClient(AsyncRequests):
     ) -> None:
         """Connect like ``Client``, or share the connection of an existing ``client``."""
         self._client = client or Client(run_dir, submit=submit, follow=follow, keys=keys)
-        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._latest: Mailbox | None = None  # that of an earlier loop has ended, together with its streams
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._client)[1:]}"
@@ -56,6 +56,6 @@ class AsyncClient(AsyncRequests):
 
     def _mailbox(self) -> Mailbox:
         loop = running_loop()
-        if loop not in self._mailboxes:
-            self._mailboxes = {loop: Mailbox(loop)}  # an earlier loop has ended, together with its streams
-        return self._mailboxes[loop]
+        if self._latest is None or self._latest.loop is not loop:
+            self._latest = Mailbox(loop)
+        return self._latest

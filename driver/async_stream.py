@@ -34,7 +34,7 @@ class Mailbox:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._is_awake = False  # a drain is scheduled and has not started yet
 
@@ -44,7 +44,7 @@ class Mailbox:
         if not self._is_awake:
             self._is_awake = True
             with suppress(RuntimeError):  # the loop is closed, so that nothing can listen
-                self._loop.call_soon_threadsafe(self._drain)
+                self.loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         self._is_awake = False  # before draining: a later put must wake the loop again
