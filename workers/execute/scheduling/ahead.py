@@ -23,6 +23,7 @@ class LookAhead:
     def __init__(self, states: StatePool) -> None:
         self._states = states
         self._plan: Plan | None = None
+        self._num_in_flight: dict[Key, int] | None = None  # of that plan, once someone has asked
 
     @property
     def is_under_way(self) -> bool:
@@ -37,14 +38,16 @@ class LookAhead:
     @property
     def num_in_flight(self) -> dict[Key, int]:
         """Tokens of each sequence that are being computed."""
-        return self._plan.num_tokens_of if self._plan else {}
+        if self._num_in_flight is None:
+            self._num_in_flight = self._plan.num_tokens_of if self._plan else {}
+        return self._num_in_flight
 
     def advance(self, plan: Plan, running: Mapping[Key, Sequence]) -> list[Sequence]:
         """Count ``plan`` as computed; returns the sequences that got a placeholder. Idempotent."""
         if self._plan is plan:
             return []
         assert self._plan is None, f"the tokens of step {self._plan and self._plan.step} are not known yet"
-        self._plan = plan
+        self._plan, self._num_in_flight = plan, None
         sampled = []
         for key, start, num_tokens, samples, proposed in plan.chunks:
             sequence = running.get(key)
@@ -64,7 +67,7 @@ class LookAhead:
 
     def settle(self) -> None:
         """The tokens are known."""
-        self._plan = None
+        self._plan = self._num_in_flight = None
 
     @contextmanager
     def rewound(self, plan: Plan, running: Mapping[Key, Sequence]) -> Iterator[None]:
