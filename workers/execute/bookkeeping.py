@@ -47,6 +47,23 @@ class _Columns(NamedTuple):
     generations: npt.NDArray[np.int64]
 
 
+class _Unwritten(NamedTuple):
+    """Completed steps of the same sequences, one token of each, that are not in the journal yet.
+
+    Only what will be written is kept: whole outputs, for a hundred steps, are objects that each search for garbage
+    visits, in memory that the next step could have used again.
+    """
+
+    keys: list[Key]
+    starts: list[int]  # index of the first token of each
+    token_ids: list[int]  # step by step
+    times_ns: list[int]  # of each step
+
+    def append(self, outputs: StepOutputs) -> None:
+        self.token_ids.extend(outputs.progress.token_ids)
+        self.times_ns.append(outputs.collected_at)
+
+
 class Bookkeeper:
     """Turns requests into sequences, and the engine's outputs into journal entries and rows of messages."""
 
@@ -71,7 +88,7 @@ class Bookkeeper:
         self._interruptions: dict[Key, _Interruption] = {}
         self._search_times: dict[Key, list[int]] = {}  # of each step of a beam search, by group key
         self._columns = _columns([])
-        self._unwritten: list[StepOutputs] = []  # all with the same rows, one token each, and nothing else
+        self._unwritten: _Unwritten | None = None
         self._rows: list[StepRows] = []  # written, but not taken yet
 
     def adopt(self, view: RequestView) -> Sequence:
@@ -163,15 +180,18 @@ class Bookkeeper:
     @property
     def num_unwritten(self) -> int:
         """Completed steps of which nothing is in the journal yet."""
-        return len(self._unwritten)
+        return 0 if self._unwritten is None else len(self._unwritten.times_ns)
 
     def record(self, outputs: StepOutputs) -> None:
         """Record a step. One that yielded only tokens, for the same rows as the previous step, is written together with
         the following ones: by ``write``, or before anything else is written.
         """
         if self._is_plain(outputs):
-            if self._unwritten and outputs.progress.keys != self._unwritten[0].progress.keys:
+            progress = outputs.progress
+            if self._unwritten is not None and progress.keys != self._unwritten.keys:
                 self.write()
+            if self._unwritten is None:
+                self._unwritten = _Unwritten(progress.keys, progress.token_indices, [], [])
             self._unwritten.append(outputs)
         else:
             self.write()
@@ -192,14 +212,13 @@ class Bookkeeper:
 
     def write(self) -> None:
         """Write the steps that are not in the journal yet."""
-        if not self._unwritten:
+        if self._unwritten is None:
             return
-        steps, self._unwritten = self._unwritten, []
-        first = steps[0].progress
-        slots, generations = self._columns_of(first.keys)
-        starts, k = np.array(first.token_indices, np.int64), len(steps)
-        token_ids = np.array([step.progress.token_ids for step in steps], np.int32)
-        times_ns = np.array([step.collected_at for step in steps], np.int64)
+        steps, self._unwritten = self._unwritten, None
+        slots, generations = self._columns_of(steps.keys)
+        starts, k = np.array(steps.starts, np.int64), len(steps.times_ns)
+        token_ids = np.array(steps.token_ids, np.int32).reshape(k, -1)
+        times_ns = np.array(steps.times_ns, np.int64)
         self._writer.publish_steps(slots, starts, token_ids, times_ns)
         rows = StepRows(
             slots.repeat(k),
