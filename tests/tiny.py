@@ -104,6 +104,8 @@ if "lara_mini" in CONFIG_MAPPING:  # transformers 5.24 has it
         "layer_types": ["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
         "sliding_window": 8, "shared_expert_intermediate_size": 48,
     }  # fmt: skip
+if "zaya" in CONFIG_MAPPING:  # the queries, keys and values of each attention come from a module with a state
+    RECURRENT["zaya"] = {**LLAMA_LIKE, "num_experts": 4, "moe_intermediate_size": 32}
 # Families that would be wrong without an error, each for its own reason.
 REFUSED: dict[str, dict[str, Any]] = {
     "falcon": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},

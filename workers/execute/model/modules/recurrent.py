@@ -79,19 +79,28 @@ def cut_batches(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def _forward(
-    number: int, forward: Callable[..., torch.Tensor], signature: inspect.Signature, *args: Any, **kwargs: Any
-) -> torch.Tensor:
+    number: int, forward: Callable[..., Any], signature: inspect.Signature, *args: Any, **kwargs: Any
+) -> torch.Tensor | list[torch.Tensor]:
     states = _current.get()
     if states is None:
         return forward(*args, **kwargs)
     bound = signature.bind(*args, **kwargs)
     cache_name = next(name for name in _CACHE_NAMES if name in signature.parameters)
+    sizes: list[torch.Size] = []  # of one token in each of several outputs, such as queries, keys and values
 
     def run(hidden: torch.Tensor, cache: Any) -> torch.Tensor:
         bound.arguments["hidden_states"], bound.arguments[cache_name] = hidden, cache
-        return forward(*bound.args, **bound.kwargs)
+        output = forward(*bound.args, **bound.kwargs)
+        if isinstance(output, torch.Tensor):
+            return output
+        sizes[:] = [part.shape[2:] for part in output]
+        return torch.cat([part.flatten(2) for part in output], dim=-1)
 
-    return states.mix(number, run, bound.arguments["hidden_states"])
+    output = states.mix(number, run, bound.arguments["hidden_states"])
+    if not sizes:
+        return output
+    parts = output.split([size.numel() for size in sizes], dim=-1)
+    return [part.unflatten(-1, size) for part, size in zip(parts, sizes, strict=True)]
 
 
 def _keeps_state(kind: type[nn.Module]) -> bool:
