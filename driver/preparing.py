@@ -40,29 +40,29 @@ def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper)
         ConfigError: the journal holds unanswered requests of another model, with other page or batch sizes, or for
             another adapter; or an adapter or the chat template cannot be read.
     """
+    template = _read_chat_template(config.service.chat_template)
+    adapters = {module.name: module.digest() for module in config.model.adapters}
     # A request records its own adapter. Without requests, the number of pages is determined anew, with the adapters.
     changes = _changes(folder, config, with_adapters=not keeper.num_unanswered)
     if changes is None or changes:
         _forget_model(folder, keeper, changes)
-    adapters = {module.name: module.digest() for module in config.model.adapters}
     keeper.claim_for(config.model.model, adapters)
     if adapters:
         _forget_adapters(folder, adapters)
     Offer(tuple(adapters)).publish(folder)
-    _set_chat_template(folder, config.service.chat_template)
+    if template is None:
+        (folder / TEMPLATE_FILE).unlink(missing_ok=True)
+    else:
+        write_private(folder / TEMPLATE_FILE, template)
     write_private(folder / CONFIG_FILE, config.to_json())
 
 
-def _set_chat_template(folder: Path, path: str | None) -> None:
-    if path is None:
-        (folder / TEMPLATE_FILE).unlink(missing_ok=True)
-        return
+def _read_chat_template(path: str | None) -> str | None:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return None if path is None else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"chat_template {path!r} cannot be read: {why}", param="chat_template") from error
-    write_private(folder / TEMPLATE_FILE, text)
 
 
 def check_trace(path: str | None) -> None:

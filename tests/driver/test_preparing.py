@@ -33,3 +33,15 @@ def test_requests_of_another_version_are_said_to_be_of_one(tmp_path: Path) -> No
     keeper = cast(JournalKeeper, SimpleNamespace(num_unanswered=2, path=tmp_path / "journal"))
     with pytest.raises(ConfigError, match=r"2 unanswered .*config.json was written by another version .*'?novelty"):
         prepare_run_dir(tmp_path, PipelineConfig(), keeper)
+
+
+@pytest.mark.parametrize("field", ["chat_template", "lora_modules"])
+def test_start_refused_for_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path, field: str) -> None:
+    (tmp_path / CARD_FILE).touch()
+    keeper = cast(JournalKeeper, SimpleNamespace(num_unanswered=0))
+    missing = str(tmp_path / "nowhere")
+    config = PipelineConfig.from_options(**{field: missing if field == "chat_template" else (f"a={missing}",)})
+    (tmp_path / CONFIG_FILE).write_text(PipelineConfig.from_options(dtype="float32").to_json(), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"cannot be read: .*No such file"):
+        prepare_run_dir(tmp_path, config, keeper)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([CARD_FILE, CONFIG_FILE])
