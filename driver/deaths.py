@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ..protocol.cgroups import groups
 from ..protocol.system_calls import P_PIDFD
+from ..protocol.threads import LIMITS
 from .processes import Process
 
 VMSTAT = Path("/proc/vmstat")
@@ -27,7 +28,7 @@ _SELF_INFLICTED = {
     signal.SIGINT,
 }  # fmt: skip
 CROWDED = "may open no file for another client: raise the limit (ulimit -Hn)"
-NO_THREADS = "can start no thread: raise the limit of processes (ulimit -u), or pids.max of the control group"
+NO_THREADS = f"can start no thread: raise {LIMITS}"
 # Of this package, of Python, of the C library and what uses it, and of OpenBLAS.
 _NO_THREAD = (
     "no thread can be started",

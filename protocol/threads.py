@@ -7,6 +7,8 @@ import threading
 
 from .errors import ConfigError
 
+LIMITS = "the limit of processes (ulimit -u) or of memory (ulimit -v), or pids.max of the control group"
+
 
 def start_thread(thread: threading.Thread) -> None:
     """
@@ -22,5 +24,4 @@ def start_thread(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        limits = "the limit of processes (ulimit -u), or pids.max of the control group"
-        raise ConfigError(f"no thread can be started: raise {limits}") from error
+        raise ConfigError(f"no thread can be started: raise {LIMITS}") from error

@@ -141,7 +141,7 @@ def test_lack_of_threads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(threading.Thread, "start", start_or_fail)
     before = our_threads()
-    with pytest.raises(ConfigError, match=r"no thread can be started: raise the limit of processes \(ulimit -u\)"):
+    with pytest.raises(ConfigError, match=r"no thread can be started: raise the limit of processes .* or of memory"):
         Driver("hash-lm", journal=str(tmp_path / "journal"), journal_flush="interval").start()
     assert our_threads() == before
 
