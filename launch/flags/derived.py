@@ -192,16 +192,24 @@ def _integer_or_none(text: str) -> int | None:
     if str(text).lower() == "none":
         return None
     try:
-        return int(text)
+        return _whole(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is neither an integer nor none") from None
 
 
 def _integer(text: str) -> int:
     try:
-        return int(text)
+        return _whole(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not an integer") from None
+
+
+def _whole(text: str) -> int:
+    """As vLLM takes it: ``4k`` is 4000, ``4K`` is 4096."""
+    number, unit = str(text)[:-1], str(text)[-1:]
+    if unit and (power := "kmgt".find(unit.lower()) + 1):
+        return int(number) * (1000 if unit.islower() else 1024) ** power
+    return int(text)
 
 
 def _number(text: str) -> float:

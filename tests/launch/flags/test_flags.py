@@ -125,6 +125,13 @@ def test_flag_names_of_other_servers_are_accepted() -> None:
             assert parse([f"--{alias}", *value]) == parse([f"--{name}", *value]) != parse([])
 
 
+def test_integers_are_taken_as_vllm_takes_them() -> None:
+    arguments = ["--max-model-len", "4k", "--max-num-batched-tokens", "2K", "--max-kv-bytes", "8G", "--max-tokens", "1k"]
+    config, sampling = parse(arguments, {"TRIPTYCH_NUM_PAGES": "1m"})
+    assert (config.model.max_model_len, config.scheduler.max_num_batched_tokens) == (4000, 2048)
+    assert (config.cache.max_kv_bytes, config.cache.num_pages, sampling.max_tokens) == (8 << 30, 1_000_000, 1000)
+
+
 def test_short_form_of_tensor_parallelism_is_accepted() -> None:
     assert parse(["--model", "demo", "-tp", "2"])[0].model.tensor_parallel_size == 2
 
@@ -191,6 +198,7 @@ def test_every_flag_has_a_help_text() -> None:
         (["--submit", "tcp://*:1"], "give a single address, not a wildcard"),
         (["--submit", "tcp://127.0.0.1:5555"], "make them with triptych keys init"),
         (["--num-pages", "many"], "Invalid value for '--num-pages': 'many' is not an integer"),
+        (["--num-pages", "k"], "Invalid value for '--num-pages': 'k' is not an integer"),
         (["--max-num-seqs", "16.0"], "Invalid value for '--max-num-seqs': '16.0' is not an integer"),
         (["--hang-s", "soon"], "Invalid value for '--hang-s': 'soon' is not a number"),
         (["--stop-token-ids", "x"], "Invalid value for '--stop-token-ids': 'x' is not an integer"),
