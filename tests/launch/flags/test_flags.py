@@ -126,8 +126,8 @@ def test_flag_names_of_other_servers_are_accepted() -> None:
 
 
 def test_integers_are_taken_as_vllm_takes_them() -> None:
-    arguments = ["--max-model-len", "4k", "--max-num-batched-tokens", "2K", "--max-kv-bytes", "8G", "--max-tokens", "1k"]
-    config, sampling = parse(arguments, {"TRIPTYCH_NUM_PAGES": "1m"})
+    flags = "--max-model-len 4k --max-num-batched-tokens 2K --max-kv-bytes 8G --max-tokens 1k"
+    config, sampling = parse(flags.split(), {"TRIPTYCH_NUM_PAGES": "1m"})
     assert (config.model.max_model_len, config.scheduler.max_num_batched_tokens) == (4000, 2048)
     assert (config.cache.max_kv_bytes, config.cache.num_pages, sampling.max_tokens) == (8 << 30, 1_000_000, 1000)
 
