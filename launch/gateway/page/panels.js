@@ -53,8 +53,9 @@ class Panels {
     element.dataset.tone = panel.healthy ? "good" : isReady ? "bad" : "wait";
     const heading = element.querySelector("h2");
     const phase = heading.querySelector(".phase") || make("span", "phase", heading);
-    const start = panel.life > 1 ? ` · start ${panel.life}` : "";
-    setText(phase, (panel.healthy ? "" : isReady ? "stuck" : panel.phase) + start);
+    const state = panel.healthy ? "" : isReady ? "stuck" : panel.phase;
+    const start = panel.life > 1 ? `start ${panel.life}` : "";
+    setText(phase, [state, start].filter(Boolean).join(" · "));
     const list = element.querySelector("dl");
     panel.figures.forEach((figure, index) => this.updateFigure(list.children[index] || make("div", "", list), figure));
     while (list.children.length > panel.figures.length) list.lastChild.remove();
