@@ -18,6 +18,7 @@ from ..gateway.config import GatewayConfig
 from ..gateway.serving.processes import gateways, listening_for
 from ..gateway.serving.tls import check_certificate
 from ..signals import handle_unless_ignored, signals_ignored
+from ..systemd import notify
 from ..terminal.report import model_line, statistics_line
 from ..terminal.startup import start
 
@@ -74,6 +75,7 @@ def serve(task: Task, *, console: Console) -> int:
             _start(driver, console, url)
             _report_for_ever(driver)
         except KeyboardInterrupt:
+            notify("STOPPING=1")
             with suppress(KeyboardInterrupt, TriptychError):  # the second signal, or one that came before the start
                 _drain(driver, task.drain_timeout)
         finally:
@@ -93,10 +95,13 @@ def _start(driver: Driver, console: Console, url: str | None) -> None:
     if url is not None:
         logger.info("http: %s", url)
     logger.info("ready: triptych generate --connect %s", driver.run_dir)
+    notify("READY=1")
 
 
 def _report_for_ever(driver: Driver) -> None:
-    """Log the statistics once a second while they change."""
+    """Log the statistics once a second while they change. The watchdog of a service manager, if there is one, hears
+    nothing any more once the driver has given up.
+    """
     last, counted, then = "", (0, 0), time.monotonic()
     while True:
         time.sleep(STATISTICS_S)
@@ -111,9 +116,13 @@ def _report_for_ever(driver: Driver) -> None:
             line = statistics_line(stats, tokens_per_second=rate, prompt_tokens_per_second=prompt_rate)
             if line != last:
                 logger.info("%s", line)
+                notify(f"STATUS={line}")
                 last = line
-        if (health := driver.health()).status == "failed" and last != health.reason:
+        if (health := driver.health()).status != "failed":
+            notify("WATCHDOG=1")
+        elif last != health.reason:
             last = health.reason
+            notify(f"STATUS={last}")
             logger.error("%s; nothing is served any more, a signal ends this process with exit code 3", health.reason)
 
 

@@ -277,7 +277,6 @@ def test_systemd_unit_starts_an_existing_program_and_lets_it_drain() -> None:
     command = service["ExecStart"].split(maxsplit=1)[1]
     parse_triptych(f"triptych {command}")
     assert f"/run/{service['RuntimeDirectory']} " in command
-    assert "http://127.0.0.1:8000/ready" in service["ExecStartPost"]
     assert float(service["TimeoutStopSec"]) >= drain_s(command) + LEAVING_S
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -88,6 +89,26 @@ def test_requests_that_no_next_driver_can_resume_are_ended() -> None:
             assert stream.result(20).finish_reason == "abort"
         assert server.wait(60) == 1
     assert not run_dir.exists()
+
+
+def test_service_manager_hears_of_the_start_the_work_and_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"\0triptych-test-{os.getpid()}-{tmp_path.name}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", "@" + address[1:])
+        with process("serve", *HASH) as server:
+            heard = [manager.recv(4096).decode()]
+            while "WATCHDOG=1" not in heard:
+                heard.append(manager.recv(4096).decode())
+            server.send_signal(signal.SIGTERM)
+            while heard[-1] != "STOPPING=1":
+                heard.append(manager.recv(4096).decode())
+            assert server.wait(60) == 0
+    assert heard[0] == "READY=1"
+    assert {message.partition("=")[0] for message in heard} <= {"READY", "STATUS", "WATCHDOG", "STOPPING"}
 
 
 def test_draining_ends_at_its_timeout(tmp_path: Path) -> None:

@@ -114,6 +114,24 @@ def test_server_goes_on_while_a_worker_has_not_published_statistics_yet(monkeypa
         serve_module._report_for_ever(driver)
 
 
+def test_watchdog_hears_nothing_once_the_driver_has_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, told = iter(["ok", "degraded", "failed", "failed"]), []
+    state = SimpleNamespace(status="", reason="why")
+
+    def sleep(_: float) -> None:
+        if (status := next(turns, None)) is None:
+            raise KeyboardInterrupt
+        state.status = status
+
+    stats: dict[str, Any] = {"prepare": {}, "execute": {}, "summarize": {}}
+    driver: Any = SimpleNamespace(client=SimpleNamespace(stats=lambda timeout: stats), health=lambda: state)
+    monkeypatch.setattr(serve_module, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(serve_module, "notify", told.append)
+    with pytest.raises(KeyboardInterrupt):
+        serve_module._report_for_ever(driver)
+    assert told == ["WATCHDOG=1", "WATCHDOG=1", "STATUS=why"]
+
+
 def test_start_is_over_although_prepare_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
