@@ -208,7 +208,7 @@ def _whole(text: str) -> int:
     """As vLLM takes it: ``4k`` is 4000, ``4K`` is 4096."""
     number, unit = str(text)[:-1], str(text)[-1:]
     if unit and (power := "kmgt".find(unit.lower()) + 1):
-        return int(number) * (1000 if unit.islower() else 1024) ** power
+        return int(number) * int((1000 if unit.islower() else 1024) ** power)
     return int(text)
 
 

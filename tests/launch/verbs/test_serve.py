@@ -115,7 +115,8 @@ def test_server_goes_on_while_a_worker_has_not_published_statistics_yet(monkeypa
 
 
 def test_watchdog_hears_nothing_once_the_driver_has_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, told = iter(["ok", "degraded", "failed", "failed"]), []
+    told: list[str] = []
+    turns = iter(["ok", "degraded", "failed", "failed"])
     state = SimpleNamespace(status="", reason="why")
 
     def sleep(_: float) -> None:

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from functools import partial
 from math import nan
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from .....protocol.errors import ConfigError
 from ...step import StepCut
 from ..states import Mixer, SequenceStates, StateKey, StateLayout, StateShape, StepCache
 
+_Outputs: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 _CACHE_NAMES = ("cache", "cache_params", "past_key_values")  # of the argument for the cache, by version and model
 _UPDATES = {"update_conv_state", "update_recurrent_state"}  # cache methods that only modules with a state call
 
@@ -79,8 +80,8 @@ def cut_batches(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def _forward(
-    number: int, forward: Callable[..., Any], signature: inspect.Signature, *args: Any, **kwargs: Any
-) -> torch.Tensor | list[torch.Tensor]:
+    number: int, forward: Callable[..., _Outputs], signature: inspect.Signature, *args: Any, **kwargs: Any
+) -> _Outputs:
     states = _current.get()
     if states is None:
         return forward(*args, **kwargs)
@@ -99,8 +100,8 @@ def _forward(
     output = states.mix(number, run, bound.arguments["hidden_states"])
     if not sizes:
         return output
-    parts = output.split([size.numel() for size in sizes], dim=-1)
-    return [part.unflatten(-1, size) for part, size in zip(parts, sizes, strict=True)]
+    parts = output.split_with_sizes([size.numel() for size in sizes], dim=-1)
+    return tuple(part.view(*part.shape[:2], *size) for part, size in zip(parts, sizes, strict=True))
 
 
 def _keeps_state(kind: type[nn.Module]) -> bool:
