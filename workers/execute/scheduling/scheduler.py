@@ -271,8 +271,9 @@ class Scheduler:
                 self.waiting.remove(head.key)
             elif (match := self._admission.may_start(head, found)) is not None:
                 for started in self.roster.start(head, match, draft):
-                    if started.state is SequenceState.PREFILLING:
+                    if self.cache.awaits_prompt_pages(started):
                         computing.append(started)
+                    if started.state is SequenceState.PREFILLING:
                         self._schedule_chunk(started, draft)
                 for sequence in held_back:
                     sequence.num_overtaken += 1

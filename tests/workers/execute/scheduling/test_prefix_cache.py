@@ -255,6 +255,12 @@ def test_common_prefix_of_prompts_that_arrive_together_is_computed_once(depth: i
     assert num_computed == 20 + rest + 6 + 5 * 2
 
 
+def test_prompts_wait_for_a_common_prefix_only_if_it_will_be_shared() -> None:
+    alike = [make_sequence(i, speaker=0, num_tokens=20) for i in range(2)]
+    scheduler = make_scheduler(*alike, prefix_cache=False, prefill_chunk=8, max_num_batched_tokens=12)
+    assert chunks_of(advance(scheduler)) == {0: 8, 1: 4}
+
+
 def test_unrelated_prompt_overtakes_those_that_wait_for_a_prefix() -> None:
     scheduler = make_scheduler(
         *(make_sequence(i, speaker=0, num_tokens=40) for i in range(2)),
