@@ -207,7 +207,7 @@ def _of_scheme(settings: Mapping[str, Any]) -> tuple[Layout, Any, Any]:
     weights = next((kind for kind in kinds if kind.get("num_bits") == BITS), kinds[0])
     layout = _PackQuantized(
         is_symmetric=any(kind.get("symmetric", True) for kind in kinds),
-        is_reordered=any(kind.get("actorder") in ("group", True) for kind in kinds),
+        is_reordered=any(kind.get("actorder") in ("group", "dynamic", True) for kind in kinds),
     )
     return layout, weights.get("num_bits"), -1 if weights.get("strategy") == "channel" else weights.get("group_size")
 

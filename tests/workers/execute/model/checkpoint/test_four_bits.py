@@ -198,7 +198,10 @@ def test_unset_group_indices_mean_the_default_order(tmp_path: Path) -> None:
 
 Change = Callable[[dict[str, torch.Tensor]], None]
 DOWN = "model.layers.0.mlp.down_proj"
-UNORDERED = {"config_groups": {"a": {"weights": {**SCHEME["weights"], "actorder": "group"}}}}
+UNORDERED = [
+    {"config_groups": {"a": {"weights": {**SCHEME["weights"], "actorder": order}}, "b": SCHEME}}
+    for order in ("group", "dynamic", True)  # names of the same
+]
 
 
 def without(name: str) -> Change:
@@ -214,7 +217,7 @@ def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change
 
 @pytest.mark.parametrize(("layout", "settings", "change", "reason"), [
     ("gptq", {"desc_act": True}, without(f"{DOWN}.g_idx"), f"of {DOWN} are reordered, but it has no"),
-    ("compressed-tensors", UNORDERED, None, "are reordered, but it has no g_idx"),
+    *(("compressed-tensors", settings, None, "are reordered, but it has no g_idx") for settings in UNORDERED),
     ("compressed-tensors", {}, without(f"{DOWN}.weight_zero_point"), f"but no matrix {DOWN}.weight_zero_point"),
     ("compressed-tensors", {}, changed(f"{DOWN}.weight_zero_point", lambda t: torch.cat([t, t[:1]])), "has zeros of"),
     ("gptq", {}, changed(f"{DOWN}.scales", torch.Tensor.int), f"{DOWN} has scales of int32, not floating point"),
