@@ -48,9 +48,8 @@ class Sampler:
         num_sampled = len(inputs.sample_rows)
         scores = score_prompts(logits[num_sampled:], inputs.scored)
         result = self.sample(logits[:num_sampled], inputs.sampled, masks, lengths=inputs.sampled_lengths)
-        if hidden is not None:
-            result = replace(result, states=states_of(inputs, hidden))
-        return replace(result, scores=scores) if scores else result
+        states = [] if hidden is None else states_of(inputs, hidden)
+        return replace(result, scores=scores, states=states) if scores or states else result
 
     def sample(
         self,
@@ -120,8 +119,8 @@ def _likeliest(logprobs: torch.Tensor, sequence: Sequence) -> Candidates:
 
 def _parts(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
     """The rows in parts. On a CPU each is small enough to stay in the cache during the dozen operations of a draw."""
-    size = max(1, _PART // logits.shape[1]) if logits.device.type == "cpu" else len(rows)
-    return (rows[start : start + size] for start in range(0, len(rows), max(1, size)))
+    size = max(1, _PART // logits.shape[1] if logits.device.type == "cpu" else len(rows))
+    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def failures(greatest: torch.Tensor) -> dict[int, str]:
