@@ -17,6 +17,7 @@ from tests.workers.execute.factories import (
 )
 from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.scheduling.beam_search import Hypothesis
+from triptych.workers.execute.scheduling.cache import PageCache
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
 STOPS = frozenset({5, 11, 23, 42, 60, 77})
@@ -53,6 +54,21 @@ def test_hypotheses_do_not_depend_on_pages(num_beams: int, num_tokens: int, page
     assert len({tuple(h.tokens) for h in found.values()}) == num_beams
     assert sum(chunk.num_tokens for step in steps for chunk in step.plan.chunks if not chunk.start) == num_tokens
     assert not any(step.progress.token_ids for step in steps)
+
+
+def test_page_that_was_copied_for_a_beam_is_not_copied_again() -> None:
+    cache = PageCache(8, 4, shares_prefixes=True)
+    parent, child = make_beams(0, 2, num_tokens=6)
+    cache.extend(parent, 6)
+    parent.num_computed_tokens = 6
+    cache.fork(child, parent)
+    cache.extend(child, 2)
+    child.num_computed_tokens = 8
+    cache.publish(child)
+    cache.pool.share(child.block_table)  # by another sequence that begins with these tokens
+    assert len(cache.take_moves().copies) == 1
+    cache.extend(child, 1)
+    assert not cache.take_moves().copies
 
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
