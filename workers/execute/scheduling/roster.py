@@ -41,7 +41,7 @@ class Roster:
         self.num_preemptions = 0
         self.num_swaps = 0  # preemptions that moved the pages to the host
         self.num_swapped = 0  # of the sequences that wait now
-        self.fresh_are_held_back = False  # memory ran out: no new prompt starts until a running sequence makes room
+        self.fresh_are_held_back = False  # memory ran out: no new prompt starts until a preempted one does, or ends
         self._urgency = policy.urgency
         self._may_swap = make_preemption(config)
 
@@ -147,6 +147,7 @@ class Roster:
             self.fresh_are_held_back = False
         else:
             self._leave_queue(sequence)
+            self.fresh_are_held_back &= not sequence.num_preemptions  # nothing may be left that would return first
         self.cache.retire(sequence, is_sound=is_sound)
         self.groups.leave(sequence, is_sound=is_sound)
         sequence.state = SequenceState.FINISHED

@@ -126,6 +126,16 @@ def test_after_a_preemption_new_sequences_are_admitted_once_the_preempted_one_re
     assert set(chunks_of(advance(scheduler))) == {0, 1, 2}
 
 
+def test_after_a_preemption_new_sequences_are_admitted_if_the_preempted_one_is_aborted() -> None:
+    """The other one has half of the pages, and goes on for long."""
+    sequences = [make_sequence(0, num_tokens=8, max_tokens=80), make_sequence(1, num_tokens=12, max_tokens=60)]
+    scheduler = make_scheduler(*sequences, num_pages=24, prefill_chunk=64)
+    advance_until(scheduler, lambda plan: plan.preempted)
+    scheduler.release((1, 0))
+    scheduler.add(make_sequence(2))
+    assert advance(scheduler).started == [(2, 0)]
+
+
 def test_preempted_sequence_is_removed_from_the_step_that_preempts_it() -> None:
     early, late = make_sequence(0, num_tokens=7, max_tokens=30), make_sequence(1, num_tokens=2, max_tokens=30)
     scheduler = make_scheduler(late, num_pages=4)
