@@ -16,6 +16,7 @@ from ..spec.state_space import StateSpaceSpec
 from .latent import head_bytes
 
 _PER_LAYER_BYTES = 1 << 12  # for alignment to cache lines
+SCREENED_WEIGHTS = 1 << 22  # of a head, at least; what stays in a cache is not faster to read
 _SCREENED_SHARE = 0.1  # of all weights that a token reads
 
 
@@ -28,7 +29,7 @@ def has_screen(spec: DecoderSpec, head: Format) -> bool:
     of_head = spec.hidden_size * spec.vocab_size
     of_token = sum(map(prod, spec.tensors().values())) - (0 if spec.is_tied else of_head)  # without the embedding
     is_plain = head in (Format.FLOAT32, Format.BFLOAT16) and not spec.has_head_bias and not spec.logit_cap
-    return is_plain and of_head >= _SCREENED_SHARE * of_token
+    return is_plain and of_head >= max(SCREENED_WEIGHTS, _SCREENED_SHARE * of_token)
 
 
 def packed_bytes(spec: DecoderSpec, format_of: Callable[..., Format]) -> int:

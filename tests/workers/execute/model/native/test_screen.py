@@ -15,14 +15,19 @@ from transformers import AutoConfig
 from tests.workers.execute.kernels.levels import FASTEST, WHOLE_LEVELS
 from tests.workers.execute.model.native.decoders import (
     FEW_PAGES,
+    NativeEngine,
     changed_tensors,
+    greedy_choices,
     make_checkpoint,
     make_inputs,
+    make_request,
     make_small_decoder,
 )
 from tests.workers.execute.model.native.logits import random_tokens
 from triptych.protocol.arrays import Float32, Int32
 from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.model.checkpoint.stored_weights import open_tensors
+from triptych.workers.execute.model.native import sizes
 from triptych.workers.execute.model.native.decoder import NativeDecoder, NativeOutputs
 from triptych.workers.execute.model.native.sizes import has_screen
 from triptych.workers.execute.model.spec.describe import describe_decoder
@@ -33,13 +38,19 @@ FORMATS = (Format.FLOAT32, Format.BFLOAT16)
 MOST_ROWS = 4  # kMostRows in src/screen.h
 HEAD = "lm_head.weight"
 
+
+@pytest.fixture(autouse=True)
+def fixture_small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even these are screened."""
+    monkeypatch.setattr(sizes, "SCREENED_WEIGHTS", 0)
+
+
 over_formats = pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: format_.name.lower())
 
 
-def checkpoint_with(folder: Path, change: Callable[[torch.Tensor], torch.Tensor | None], **sizes: int) -> Path:
+def checkpoint_with(folder: Path, change: Callable[[torch.Tensor], torch.Tensor | None]) -> Path:
     """``change`` returns another head, or changes it in place."""
-    sizes = {"vocab_size": VOCAB_SIZE, **sizes}
-    checkpoint = make_checkpoint("llama", folder, tie_word_embeddings=False, **sizes)
+    checkpoint = make_checkpoint("llama", folder, tie_word_embeddings=False, vocab_size=VOCAB_SIZE)
     with changed_tensors(checkpoint) as tensors:
         changed = change(tensors[HEAD])
         tensors[HEAD] = tensors[HEAD] if changed is None else changed.contiguous()
@@ -160,18 +171,26 @@ def test_state_that_is_not_finite_is_reported(format_: Format, tmp_path: Path) -
     assert np.isnan(run_both(decoder, inputs)[1].greatest).all()
 
 
-def test_only_a_large_plain_head_is_screened(tmp_path: Path) -> None:
-    def is_screened(family: str, format_: Format = Format.BFLOAT16, **sizes: int) -> bool:
-        checkpoint = make_checkpoint(family, tmp_path / str(len(list(tmp_path.iterdir()))), **sizes)
-        config = AutoConfig.from_pretrained(checkpoint)
-        return has_screen(describe_decoder(config, open_shapes(checkpoint)), format_)
+@pytest.mark.parametrize("num_guesses", [None, 3])
+def test_engine_generates_what_transformers_does(num_guesses: int | None, tmp_path: Path) -> None:
+    """With guesses, a step has several rows of a sequence; with five sequences, too many."""
+    checkpoint = make_checkpoint("llama", tmp_path / "checkpoint", vocab_size=VOCAB_SIZE)
+    engine = NativeEngine(checkpoint, tmp_path, dtype="float32", num_speculative_tokens=num_guesses)
+    for count in (1, 3, 5):
+        requests = [make_request(number, 10 + number, 12) for number in range(count)]
+        outputs = engine.run(*requests)
+        assert outputs == [greedy_choices(engine.model, *each) for each in zip(requests, outputs, strict=True)]
 
-    assert is_screened("llama", vocab_size=VOCAB_SIZE)
+
+def test_only_a_large_plain_head_is_screened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def is_screened(family: str, format_: Format = Format.BFLOAT16, vocab_size: int = VOCAB_SIZE) -> bool:
+        checkpoint = make_checkpoint(family, tmp_path / f"{family} {vocab_size}", vocab_size=vocab_size)
+        shapes = open_tensors(checkpoint).shapes()
+        return has_screen(describe_decoder(AutoConfig.from_pretrained(checkpoint), shapes), format_)
+
+    assert is_screened("llama")
     assert not is_screened("llama", vocab_size=100)
-    assert not is_screened("llama", vocab_size=VOCAB_SIZE, format_=Format.INT8)
-    assert not is_screened("gemma2", vocab_size=VOCAB_SIZE)  # it caps logits
-
-
-def open_shapes(checkpoint: Path) -> dict[str, tuple[int, ...]]:
-    with changed_tensors(checkpoint) as tensors:
-        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert not is_screened("llama", Format.INT8)
+    assert not is_screened("gemma2")  # it caps logits
+    monkeypatch.undo()
+    assert not is_screened("llama")  # it stays in a cache
