@@ -220,9 +220,9 @@ inline double length(int count, const At& at) {
   return std::sqrt(std::accumulate(squares, squares + kLanes, 0.0));
 }
 
-// By how much the logits of outputs begin..end may differ from those of a matrix in eight bits, as multiples of the size
-// of x (see Screen): |w x - v y| <= |w - v| |x| + |v| |x - y|, where v are the packed weights and y is x in bytes twice,
-// and what sums in float lose. `source` are the weights w.
+// By how much the logits of outputs begin..end may differ from those of a matrix in eight bits, as multiples of the
+// size of x (see Screen): |w x - v y| <= |w - v| |x| + |v| |x - y|, where v are the packed weights and y is x in bytes
+// twice, and what sums in float lose. `source` are the weights w.
 template <class Source>
 void find_limits(const Matrix& matrix, const Source* source, int begin, int end, float* limits) {
   const int num_inputs = matrix.num_inputs;

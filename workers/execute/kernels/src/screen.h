@@ -1,8 +1,8 @@
 // The greatest logit without computing most of them.
 //
 // A copy of the head in eight bits gives each logit with an error of which the greatest possible size is known. Only
-// those that may be the greatest, whatever the errors are, are then computed as usual: a few of 50,000. So a token reads
-// half as many bytes of a head in bfloat16, and is the same token.
+// those that may be the greatest, whatever the errors are, are then computed as usual: a few of 50,000. So a token
+// reads half as many bytes of a head in bfloat16, and is the same token.
 //
 // Rows of activations are rounded twice, as a byte has too few digits: into bytes, and what these leave into bytes of a
 // row behind them. That doubles the arithmetic, which waits for memory anyway if there are few rows.
@@ -53,7 +53,8 @@ class Screening {
  public:
   static constexpr int kMostRows = ThreadBuffers<Format>::kOwnRows;
 
-  Screening(const Model& model, Stages& stages, int num_threads) : model_(model), stages_(stages), threads_(num_threads) {
+  Screening(const Model& model, Stages& stages, int num_threads)
+      : model_(model), stages_(stages), threads_(num_threads) {
     if (!matrix().num_blocks) return;
     for (Thread& own : threads_) {
       own.rows.reserve(2 * kMostRows, width());
@@ -116,7 +117,10 @@ class Screening {
     for (int i = 0; i < width(); ++i) rest[i] -= *rounded.scale(2 * row) * float(bytes[i] - Int8::kExcess);
     own.rows.write(2 * row + 1, width(), rest, {Rounding::kWhole, 1, rest});  // it is transformed already
     Floats squares = broadcast(0.0f);
-    for (int i = 0; i < width(); i += kLanes) squares = fma(load<Floats>(floats + i), load<Floats>(floats + i), squares);
+    for (int i = 0; i < width(); i += kLanes) {
+      const Floats x = load<Floats>(floats + i);
+      squares = fma(x, x, squares);
+    }
     own.sizes[row] = std::sqrt(sum(squares));
     own.least[row] = broadcast(-INFINITY);
   }
