@@ -1,8 +1,9 @@
 """How long does ``kill -9`` of execute interrupt streams with long prompts? Prints one JSON line.
 
-In turns, one pipeline whose KV pages outlive execute and one without (``--no-retain-kv``): some prompts of random
-tokens, and once all answers have begun, a kill. Seconds until the first of them, and until each of them, goes on; and
-how many prompt tokens the new process has computed for that. All answers are compared.
+In turns, one pipeline whose packed weights and KV pages outlive execute, one that has to pack the weights again, and
+one that has to compute the pages again too (``--no-retain-kv``): some prompts of random tokens, and once all answers
+have begun, a kill. Seconds until the first of them, and until each of them, goes on; and how many prompt tokens the new
+process has computed for that. All answers are compared.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from benchmarks.cpu_models import SHAPES, make_model
 from benchmarks.records import random_prompts
 from benchmarks.report import environment, publish
 from triptych import Driver
+from triptych.protocol.run_dir import weights_path
 
 LOOK_S = 0.005
+KEPT = {"pages and weights": (True, True), "pages": (True, False), "nothing": (False, False)}
 
 
 class Pause(NamedTuple):
@@ -41,19 +44,21 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
     folder, results = make_model(arguments.model), {}
-    pauses: dict[bool, list[Pause]] = {True: [], False: []}
+    pauses: dict[str, list[Pause]] = {kept: [] for kept in KEPT}
     for turn in range(arguments.turns):
         prompts = random_prompts(arguments.streams, arguments.prompt_tokens, turn)
         answers = []
-        for retains in pauses:
-            with Driver(str(folder), quantization=arguments.quantization, retain_kv=retains, lease_s=300.0) as driver:
+        for kept, (has_pages, has_weights) in KEPT.items():
+            with Driver(str(folder), quantization=arguments.quantization, retain_kv=has_pages, lease_s=300.0) as driver:
+                if not has_weights:
+                    weights_path(driver.run_dir).unlink()
                 pause, tokens = interrupt(driver, prompts)
-            pauses[retains].append(pause)
+            pauses[kept].append(pause)
             answers.append(tokens)
-        assert answers[0] == answers[1], "pages of an earlier process change an answer"
-    for retains, found in pauses.items():
+        assert answers[0] == answers[1] == answers[2], "what an earlier process has left changes an answer"
+    for kept, found in pauses.items():
         medians = (round(statistics.median(values), 3) for values in zip(*found, strict=True))
-        results["kept" if retains else "computed again"] = dict(zip(Pause._fields, medians, strict=True))
+        results[kept] = dict(zip(Pause._fields, medians, strict=True))
     publish({"what": "kill_pause", **environment("torch"), **vars(arguments), "results": results})
 
 

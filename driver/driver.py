@@ -189,7 +189,7 @@ class Driver(Requests):
             with ExitStack() as closing:  # even if a signal interrupts what follows
                 closing.callback(parts.run_dir.leave)
                 closing.callback(self._close_journal, parts.keeper)
-                closing.callback(parts.kv_memory.close)
+                closing.callback(parts.memory.close)
                 closing.callback(parts.board.close)
                 closing.callback(parts.client.close)
                 self._forget()  # first: from now on every caller gets PipelineClosed

@@ -18,7 +18,7 @@ from .control import ControlServer
 from .deaths import Death
 from .first_epochs import note_first_epochs
 from .journal_keeper import JournalKeeper
-from .kv_memory import KvMemory
+from .lasting_memory import ExecuteMemory
 from .orphans import end_orphans
 from .preparing import check_trace, prepare_keys, prepare_run_dir, writing
 from .run_dir import RunDir
@@ -54,7 +54,7 @@ class Parts:
     run_dir: RunDir
     keeper: JournalKeeper
     board: Board
-    kv_memory: KvMemory
+    memory: ExecuteMemory
     client: Client
     supervisor: Supervisor
     sockets: SocketFiles
@@ -90,8 +90,8 @@ def open_parts(
         board = Board(board_path(run_dir.path))
         undo.callback(board.close)
         note_first_epochs(run_dir.path, board)
-        kv_memory = KvMemory(run_dir.path)
-        undo.callback(kv_memory.close)
+        memory = ExecuteMemory(run_dir.path)
+        undo.callback(memory.close)
     board.set_mode(RUN)
     client = Client(
         run_dir.path,
@@ -106,9 +106,12 @@ def open_parts(
 
     def on_death(death: Death) -> int:
         keeper.check_after(death)  # first: to blame a request is to write into the journal
-        if death.role == "execute" and death.is_internal:
-            kv_memory.discard()  # what else has it written there?
+        memory.note_death(death, is_degraded=board.is_degraded)
         return blame.note_death(death)
+
+    def on_vacancy(role: str) -> None:
+        memory.note_vacancy(role)
+        stand_ins.replace(role)
 
     supervisor = Supervisor(
         run_dir.path,
@@ -116,7 +119,7 @@ def open_parts(
         config.supervisor,
         on_give_up=client.fail,
         on_death=on_death,
-        on_vacancy=stand_ins.replace,
+        on_vacancy=on_vacancy,
         on_look=sockets.look,
     )
-    return Parts(config, run_dir, keeper, board, kv_memory, client, supervisor, sockets, stand_ins)
+    return Parts(config, run_dir, keeper, board, memory, client, supervisor, sockets, stand_ins)

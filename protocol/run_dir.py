@@ -53,6 +53,11 @@ def kv_path(run_dir: Path) -> Path:
     return run_dir / "kv"
 
 
+def weights_path(run_dir: Path) -> Path:
+    """The packed weights of execute: likewise."""
+    return run_dir / "weights"
+
+
 def board_path(run_dir: Path) -> Path:
     return run_dir / "board"
 

@@ -13,7 +13,7 @@ from triptych.protocol.lifeline import child_environment
 CODE = """
 import os, sys
 from pathlib import Path
-from triptych.driver.kv_memory import KvMemory
+from triptych.driver.lasting_memory import LastingMemory
 from triptych.protocol.board import Board
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.lock import LockFile
@@ -28,7 +28,7 @@ OPENERS = {
     "journal": 'Journal.open(Journal.create(folder / "journal", num_records=4, arena_bytes=4096).path)',
     "board": 'Board(folder / "board")',
     "lock": 'LockFile(folder / "lock", os.O_CREAT)',
-    "KV memory": "KvMemory(folder)",
+    "lasting memory": 'LastingMemory(folder / "kv")',
 }
 
 

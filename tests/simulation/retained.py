@@ -36,7 +36,7 @@ def retain_pages(plan: Plan, dice: random.Random) -> None:
 
 
 class LastingMemory:
-    """What ``KvMemory`` and ``KvFile`` are to driver and execute. Each store into the records is an act."""
+    """What ``ExecuteMemory`` and ``KvFile`` are to driver and execute. Each store into the records is an act."""
 
     def __init__(self, card: ModelCard) -> None:
         self._num_pages, self._page_size = card.num_pages, card.page_size
@@ -50,7 +50,7 @@ class LastingMemory:
         self._cells: Bytes | None = None
 
     def note_death(self, death: Death) -> None:
-        """As the driver does, in ``parts.py``."""
+        """As the driver's ``ExecuteMemory`` does."""
         if death.role == "execute" and death.is_internal:
             self.discard()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...protocol.config import HASH_MODEL, ModelConfig, PipelineConfig, SchedulerConfig
 from ...protocol.errors import ConfigError
 from ...protocol.model_card import ModelCard
-from ...protocol.run_dir import kv_path
+from ...protocol.run_dir import kv_path, weights_path
 from ..importing import MODELS, TORCH, importing
 from ..process import WorkerContext
 from .hash_build import build_hash_runner
@@ -18,6 +18,7 @@ from .kv_file import KvFile
 from .scheduling.proposals import FindCosts, Proposer
 from .scheduling.scheduler import Scheduler
 from .step import Runner
+from .weights_file import WeightsFile
 
 logger = logging.getLogger(__name__)
 
@@ -214,6 +215,7 @@ def _build_torch_runner(
         run_dir=context.run_dir,
         progress=context.page.progress,
         kv_file=_kv_file(config, context.run_dir),
+        weights_file=WeightsFile.open(weights_path(context.run_dir)),
     )
     context.set_phase("warming")
     step_s = _known_step_s(card, known) or runner.warm_up()

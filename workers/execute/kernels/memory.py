@@ -24,6 +24,8 @@ class Arena:
     Huge pages matter: a decode step reads every weight once, and with small pages TLB misses would dominate.
     """
 
+    is_filled = False  # its contents are there, and can only be read
+
     def __init__(self, num_bytes: int, file: int | None = None, offset: int = 0) -> None:
         """``file`` is a descriptor of memory that other processes share, from ``offset`` on, a multiple of HUGE_PAGE;
         None: this process has the memory alone.
@@ -35,12 +37,23 @@ class Arena:
         memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._bytes = np.frombuffer(memory, np.uint8)  # keeps the mapping alive
         self._end = -self._bytes.ctypes.data % HUGE_PAGE
-        self._limit = self._end + num_bytes
+        self._start, self._limit = self._end, self._end + num_bytes
         if file is not None:
-            _map_over(self._bytes[self._end : self._limit], file, offset)
+            _map_over(self._bytes[self._start : self._limit], file, offset, mmap.PROT_READ | mmap.PROT_WRITE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # the kernel has none
                 memory.madvise(mmap.MADV_HUGEPAGE)
+
+    def fill_from(self, file: int, offset: int) -> None:
+        """Replace the memory by that of a file which is open for reading only: nothing in this process can write there
+        then, not even after mprotect(2).
+
+        Raises:
+            OSError: the file cannot be mapped, and nothing has changed.
+        """
+        _map_over(self._bytes[self._start : self._limit], file, offset, mmap.PROT_READ)
+        self._bytes.flags.writeable = False
+        self.is_filled = True
 
     def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
         """The next bytes, aligned to a cache line."""
@@ -50,6 +63,28 @@ class Arena:
 
     def floats(self, count: int) -> npt.NDArray[np.float32]:
         return self.take(4 * count).view(np.float32)
+
+
+class HugeArena(Arena):
+    """Memory of a file in huge pages: one is provided as soon as part of it is handed out."""
+
+    def __init__(self, num_bytes: int, file: int, offset: int) -> None:
+        """``num_bytes`` is a multiple of HUGE_PAGE.
+
+        Raises:
+            OSError: see ``Arena``; or a file has no huge pages here, as before Linux 6.1.
+        """
+        super().__init__(num_bytes, file, offset)
+        self._provided = self._start
+        if not _make_huge(self._bytes[self._start :].ctypes.data):
+            raise OSError(ctypes.get_errno(), f"memory of a file has no huge pages: {os.strerror(ctypes.get_errno())}")
+
+    def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
+        taken = super().take(num_bytes)
+        while self._provided < self._end:
+            _make_huge(self._bytes[self._provided :].ctypes.data)  # where it fails, there will be small pages
+            self._provided += HUGE_PAGE
+        return taken
 
 
 MakeArena: TypeAlias = Callable[[int], Arena]  # of so many bytes
@@ -62,21 +97,28 @@ def populate(address: int, num_bytes: int) -> bool:
     MADV_POPULATE_WRITE and MADV_COLLAPSE.
     """
     end, start = address + num_bytes, address // mmap.PAGESIZE * mmap.PAGESIZE
-    # Memory of a file has small pages by default (shmem_enabled is "never"). Once there is one, whatever the system's
-    # settings, a huge page can take its place and that of the 511 that are not there yet. This may fail.
     for huge_page in range(address // HUGE_PAGE * HUGE_PAGE, end, HUGE_PAGE):
-        if _madvise(max(huge_page, start), mmap.PAGESIZE, _MADV_POPULATE_WRITE) != 0:
-            return False
-        _madvise(huge_page, HUGE_PAGE, _MADV_COLLAPSE)
+        _make_huge(huge_page, start)
     return bool(_madvise(start, end - start, _MADV_POPULATE_WRITE) == 0)
 
 
-def _map_over(place: npt.NDArray[np.uint8], file: int, offset: int) -> None:
+def _make_huge(address: int, least: int = 0) -> bool:
+    """Provide the huge page at ``address``, of which this process may use what is not below ``least``. Whether it did.
+
+    Memory of a file has small pages by default (shmem_enabled is "never"). Once there is one, whatever the system's
+    settings, a huge page can take its place and that of the 511 that are not there yet.
+    """
+    if _madvise(max(address, least), mmap.PAGESIZE, _MADV_POPULATE_WRITE) != 0:
+        return False
+    return bool(_madvise(address, HUGE_PAGE, _MADV_COLLAPSE) == 0)
+
+
+def _map_over(place: npt.NDArray[np.uint8], file: int, offset: int, protection: int) -> None:
     """Replace a mapping by that of a file: the mmap module cannot choose an address, and a huge page must begin at a
     multiple of its size both in the file and in memory.
     """
     address, flags = place.ctypes.data, mmap.MAP_SHARED | _MAP_FIXED
-    if _mmap(address, len(place), mmap.PROT_READ | mmap.PROT_WRITE, flags, file, offset) != address:
+    if _mmap(address, len(place), protection, flags, file, offset) != address:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ..attention.interface import LayerCache
     from ..kv_file import KvFile
+    from ..weights_file import WeightsFile
     from .device.forward import DeviceForward
     from .device.runner import DeviceRunner
     from .fused.build import FusedModel, FusedSetting
@@ -63,6 +64,7 @@ class Backends:
     is_draft: bool = False  # whether the model proposes tokens for another one
     spare_cache: Path | None = None  # where what is worth keeping goes if the user's cache cannot take it
     kv_file: KvFile | None = None  # where pages of the compiled kernels outlive this process
+    weights_file: WeightsFile | None = None  # where their packed weights do
     group: Group = ALONE
     ranks: Ranks | None = None  # on rank 0, the other ranks of the group
     refusals: list[str] = field(default_factory=list)  # which faster backends refused the model, and why
@@ -316,6 +318,7 @@ class Backends:
             overlaps=config.overlap and num_processors() > 1,
             adapters=self.adapters,
             progress=self.progress,
+            weights_file=self.weights_file,
         )
 
     @property

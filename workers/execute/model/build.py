@@ -17,7 +17,7 @@ from .draft.build import check_setting_of_draft, load_draft, prove_draft
 from .embeddings import describe_embeddings
 from .facts import Progress, no_progress, take_device
 from .give_back import trim_heap
-from .guard.proof import digest_of
+from .guard.proof import digest_of, digest_of_code
 from .loaded import Loaded
 from .lora import load_adapters
 from .parallel.group import Group
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..kv_file import KvFile
+    from ..weights_file import WeightsFile
     from .modules.runner import TorchRunner
     from .pool import PoolSize
 
@@ -42,11 +43,12 @@ def build_runner(
     run_dir: Path,
     progress: Progress = no_progress,
     kv_file: KvFile | None = None,
+    weights_file: WeightsFile | None = None,
 ) -> tuple[StepRunner, ModelCard]:
     """Build the runner of the checkpoint in ``model_dir`` (a directory or a hub id), and its model card.
 
-    ``draft_folder`` holds the checkpoint of the draft model, if any. With ``kv_file``, pages of the compiled kernels
-    outlive this process.
+    ``draft_folder`` holds the checkpoint of the draft model, if any. With ``kv_file`` and ``weights_file``, pages and
+    packed weights of the compiled kernels outlive this process.
 
     The tokenizer is written to ``run_dir``; ``progress`` is called with (done, total) tensors while weights load.
 
@@ -62,7 +64,9 @@ def build_runner(
     checkpoint = digest_of(backends.folder)
     if kv_file is not None:
         kv_file.claim(checkpoint)
-        backends = replace(backends, kv_file=kv_file)
+    if weights_file is not None and device.type == "cpu":
+        weights_file.claim(f"{checkpoint} {backends.proofs.form} {digest_of_code().hex()}")
+    backends = replace(backends, kv_file=kv_file, weights_file=weights_file)
     cache = backends.cache
     proofs = backends.proofs
     loaded = backends.load_proven(proofs, run_dir)
@@ -73,6 +77,8 @@ def build_runner(
             or backends.load_native(proofs, run_dir)
             or backends.load_transformers()
         )
+    if weights_file is not None:
+        weights_file.close()
     if loaded.state_bytes and cache.host_pages:
         raise ConfigError(
             f"host_pages is {cache.host_pages}, the limit is 0: {loaded.facts.model_type} has recurrent "

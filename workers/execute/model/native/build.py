@@ -14,8 +14,9 @@ import torch
 
 from ...kernels.compile import NoCompiler
 from ...kernels.library import Kernels, load_library
-from ...kernels.memory import MakeArena
+from ...kernels.memory import Arena, MakeArena
 from ...kernels.structures import LANES, Format
+from ...weights_file import WeightsFile
 from ..checkpoint.find import check_weights
 from ..checkpoint.mapped import Checkpoint
 from ..checkpoint.stored_weights import open_tensors
@@ -73,6 +74,7 @@ class NativeSetting:
     overlaps: bool = False  # whether steps run while no caller waits for them
     adapters: Sequence[Adapter] = ()
     progress: Progress  # counts packed tensors
+    weights_file: WeightsFile | None = None  # where packed weights outlive this process
 
     @property
     def is_quantised(self) -> bool:
@@ -102,8 +104,10 @@ class NativeSetting:
             library=library,
             format_=self._format(checkpoint, spec, dtype),
             num_threads=self.num_threads(spec),
+            make_arena=self.weights_file.arena if self.weights_file else Arena,
         )
-        if self.quantization != "int4" or checkpoint.quantised_format is not None:
+        is_packed = self.weights_file is not None and self.weights_file.find(library.level)
+        if is_packed or self.quantization != "int4" or checkpoint.quantised_format is not None:
             return library, packed(progress=self.progress)
         store = CalibrationStore(folder, library.level, self.spare_cache)
         return library, self._pack_by_importance(library, packed, store, ropes)
@@ -172,7 +176,9 @@ class NativeSetting:
         return PackedAdapters([PackedAdapter(weights.spec, adapter, weights.format) for adapter in self.adapters])
 
     def model(self, library: Kernels, weights: PackedWeights, adapters: PackedAdapters, proof: Proof) -> NativeModel:
-        """Assemble the model described by ``proof``."""
+        """Assemble the model described by ``proof``, whose weights have passed the self-test."""
+        if self.weights_file is not None:
+            self.weights_file.complete()
         spec, format_, threads = weights.spec, weights.format, self.num_threads(weights.spec)
 
         def make_decoder(

@@ -69,23 +69,24 @@ def whole_matrix(checkpoint: Checkpoint, name: str, packer: Packer) -> torch.Ten
 class HeadMatrices:
     """One tensor of a layer, packed as two matrices per head."""
 
-    def __init__(self, latent: LatentSpec, weight: torch.Tensor, arena: Arena, packer: Packer, format_: Format) -> None:
-        """``weight`` [heads * (plain channels + value channels), rank] is of a type that the kernels read."""
+    def __init__(self, latent: LatentSpec, num_heads: int, arena: Arena, packer: Packer, format_: Format) -> None:
         plain, of_value, rank = latent.plain_dim, latent.value_dim, latent.rank
-        heads = weight.view(-1, plain + of_value, rank)
-        self._packer = packer
-        self.keys, self.values = (Matrix * len(heads))(), (Matrix * len(heads))()
-        for number in range(len(heads)):
+        self._plain_dim, self._packer = plain, packer
+        self.keys, self.values = (Matrix * num_heads)(), (Matrix * num_heads)()
+        for number in range(num_heads):
             self.keys[number] = new_matrix(arena, format_, plain, rank, has_bias=False)
             self.values[number] = new_matrix(arena, format_, rank, of_value, has_bias=False)
         self._places = [
             (Placement(key, rank, 0, COLUMNS), Placement(value, of_value, 0, COLUMNS))
             for key, value in zip(self.keys, self.values, strict=True)
         ]
-        is_bf16 = weight.dtype == torch.bfloat16
-        for head, places in zip(heads, self._places, strict=True):
+
+    def pack(self, weight: torch.Tensor) -> None:
+        """``weight`` [heads * (plain channels + value channels), rank] is of a type that the kernels read."""
+        is_bf16, plain = weight.dtype == torch.bfloat16, self._plain_dim
+        for head, places in zip(weight.chunk(len(self._places)), self._places, strict=True):
             for part, place in zip((head[:plain].T.contiguous(), head[plain:]), places, strict=True):
-                packer.pack(part.data_ptr(), place, is_bf16=is_bf16)
+                self._packer.pack(part.data_ptr(), place, is_bf16=is_bf16)
 
     def attach(self, layer: LatentLayer) -> None:
         layer.key_ups, layer.value_ups = ctypes.addressof(self.keys), ctypes.addressof(self.values)

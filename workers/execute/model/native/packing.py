@@ -13,7 +13,7 @@ import torch
 
 from .....protocol.arrays import Float32
 from ...kernels.matrix import COLUMNS, FourBits, Mxfp4, Packer, Placement, new_matrix
-from ...kernels.memory import Arena, padded
+from ...kernels.memory import MakeArena, padded
 from ...kernels.structures import Format, Matrix
 from ..checkpoint.mapped import Checkpoint
 from ..facts import Progress
@@ -37,10 +37,11 @@ class Packing:
         progress: Progress,
         importance: Mapping[str, Float32] | None,
         calibration_steps: int,
+        make_arena: MakeArena,
     ) -> None:
         """``importance``: how much the inputs of matrices in four bits matter, by the name of their first weight, see
         ``Packer.pack``. ``calibration_steps``: how many steps will observe inputs before the weights are packed again;
-        0: they are final.
+        0: they are final. Where the memory of ``make_arena`` is filled, nothing is packed: these are the weights.
         """
         self.spec = spec
         self.format = format_
@@ -50,7 +51,7 @@ class Packing:
             self._has_four_bits = dict(self._formats_of_experts())
         else:
             self._weight_format = self._suitable(format_)
-        self._arena = Arena(packed_bytes(spec, self._format_of))
+        self._arena = make_arena(packed_bytes(spec, self._format_of))
         self._packer = Packer(library, num_threads)
         self._quantised: dict[str, list[Placement]] = {}
         self._importance = importance or {}
@@ -132,6 +133,15 @@ class Packing:
 
     def _place_each(self, names: Sequence[str], places: Sequence[Placement]) -> None:
         """Pack tensors into these places, or the rows of one tensor one after another."""
+        if Format(places[0].matrix.format).arithmetic is Format.INT8:
+            of_each = [list(places)] if len(names) == 1 else [[place] for place in places]
+            self._quantised |= dict(zip(names, of_each, strict=True))
+        if self._arena.is_filled:
+            self._count(len(names) * (2 if places[0].matrix.bias else 1))
+        else:
+            self._pack_each(names, places)
+
+    def _pack_each(self, names: Sequence[str], places: Sequence[Placement]) -> None:
         sizes = [place.num_outputs for place in places]
         for source, place in zip(self._read_weights(names, sizes), places, strict=True):
             if isinstance(source, FourBits) and place.matrix.format != self._weight_format:
@@ -145,9 +155,6 @@ class Packing:
                 usable = readable(source)
                 is_bf16, importance = usable.dtype == torch.bfloat16, self._importance.get(names[0])
                 self._packer.pack(usable.data_ptr(), place, is_bf16=is_bf16, importance=importance)
-        if Format(places[0].matrix.format).arithmetic is Format.INT8:
-            of_each = [list(places)] if len(names) == 1 else [[place] for place in places]
-            self._quantised |= dict(zip(names, of_each, strict=True))
         if places[0].matrix.bias:
             for source, place in zip(self._read([bias_of(name) for name in names], sizes), places, strict=True):
                 bias = (ctypes.c_float * (COLUMNS * place.matrix.num_blocks)).from_address(place.matrix.bias)
@@ -187,9 +194,7 @@ class Packing:
             address = self._vector(name, offset=self.spec.norm_offset, divisor=divisor)
         else:
             size = size or self.spec.hidden_size
-            weights = self._arena.floats(padded(size))
-            weights[:size] = 1 / divisor
-            address = weights.ctypes.data
+            address = self._store(1 / divisor, size)
         if self.spec.has_norm_biases:
             self._vector(bias_of(name), divisor=divisor)
         elif self.spec.has_layer_norms:
@@ -208,13 +213,18 @@ class Packing:
 
     def _keep(self, values: npt.NDArray[np.float32]) -> int:
         """Store values computed from a tensor as contiguous padded floats and return the address."""
-        vector = self._arena.floats(padded(values.size))
-        vector[: values.size] = values.ravel()
+        address = self._store(values.ravel(), values.size)
         self._count()
+        return address
+
+    def _store(self, values: npt.NDArray[np.float32] | float, count: int) -> int:
+        vector = self._arena.floats(padded(count))
+        if not self._arena.is_filled:
+            vector[:count] = values
         return vector.ctypes.data
 
-    def _count(self) -> None:
-        self._num_done += 1
+    def _count(self, num_tensors: int = 1) -> None:
+        self._num_done += num_tensors
         self._progress(self._num_done, self.num_parts)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from .....protocol.arrays import Float32
 from ...kernels.matrix import COLUMNS, Placement, new_matrix
-from ...kernels.memory import padded
+from ...kernels.memory import Arena, MakeArena, padded
 from ...kernels.structures import (
     LANES,
     Activation,
@@ -61,8 +61,11 @@ class PackedWeights(Packing):
         progress: Progress,
         importance: Mapping[str, Float32] | None = None,
         calibration_steps: int = 0,
+        make_arena: MakeArena = Arena,
     ) -> None:
-        super().__init__(spec, checkpoint, library, format_, num_threads, progress, importance, calibration_steps)
+        super().__init__(
+            spec, checkpoint, library, format_, num_threads, progress, importance, calibration_steps, make_arena
+        )
         self._heads: dict[str, HeadMatrices] = {}
         self._embedding = self._read_embedding()
         self.layers = (Layer * spec.num_layers)()
@@ -198,9 +201,7 @@ class PackedWeights(Packing):
         count = self.spec.num_heads
         whole = 1 << (count.bit_length() - 1)
         halves = 2.0 ** (-8 / whole * np.arange(1, whole + 1)), 2.0 ** (-4 / whole * np.arange(1, 2 * whole, 2))
-        slopes = self._arena.floats(padded(count))
-        slopes[:count] = np.concatenate(halves)[:count]
-        return slopes.ctypes.data
+        return self._store(np.concatenate(halves)[:count].astype(np.float32), count)
 
     def _embedding_multiplier(self) -> float:
         multiplier = self.spec.embedding_multiplier
@@ -271,10 +272,11 @@ class PackedWeights(Packing):
             self._place(layer.latent.query_up, [names.query_up], [(num_queries, 0)])
             layer.latent.query_norm = self._vector(names.query_norm)
         layer.latent.norm = self._vector(names.norm)
-        # Not in four bits: transposed, they would lose the groups in which a checkpoint has them.
-        weight = readable(whole_matrix(self._checkpoint, names.up, self._packer))
-        heads = HeadMatrices(latent, weight, self._arena, self._packer, self.format.arithmetic)
+        heads = HeadMatrices(latent, self.spec.num_heads, self._arena, self._packer, self.format.arithmetic)
         heads.attach(layer.latent)
+        if not self._arena.is_filled:
+            # Not in four bits: transposed, they would lose the groups in which a checkpoint has them.
+            heads.pack(readable(whole_matrix(self._checkpoint, names.up, self._packer)))
         self._heads[names.up] = heads
         self._count()
 
