@@ -59,6 +59,14 @@ def save_tokenizer(folder: Path, tokenizer_json: str, facts: TokenizerFacts) -> 
         ) from error
 
 
+def is_same_tokenizer(folder: Path, other: Path) -> bool:
+    """Whether the files in both folders are the same, byte for byte: a tenth of the work of unpacking a tokenizer."""
+    try:
+        return all((folder / name).read_bytes() == (other / name).read_bytes() for name in (FACTS_FILE, TOKENIZER_FILE))
+    except FileNotFoundError:
+        return False
+
+
 def load_tokenizer_json(folder: Path) -> str:
     """What ``Tokenizer.from_str`` takes, once there are facts.
 

@@ -15,6 +15,7 @@ from triptych.protocol.tokenizer_files import (
     FACTS_FILE,
     TOKENIZER_FILE,
     TokenizerFacts,
+    is_same_tokenizer,
     load_facts,
     load_tokenizer_json,
     save_tokenizer,
@@ -49,6 +50,21 @@ def test_only_the_same_tokenizer_may_be_written_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another tokenizer"):
         save_tokenizer(tmp_path, '{"a": 1}', FACTS)
     assert load_tokenizer_json(tmp_path) == "{}"
+
+
+def test_same_tokenizer_has_the_same_files(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        folder.mkdir()
+        save_tokenizer(folder, "{}", FACTS)
+    assert is_same_tokenizer(one, other)
+    for name in (TOKENIZER_FILE, FACTS_FILE):
+        content = (other / name).read_bytes()
+        (other / name).write_bytes(content + b" ")
+        assert not is_same_tokenizer(one, other)
+        (other / name).unlink()
+        assert not is_same_tokenizer(one, other)
+        (other / name).write_bytes(content)
 
 
 def test_tokenizer_takes_half_its_size(tmp_path: Path) -> None:

@@ -24,7 +24,14 @@ from .....protocol.config import ModelConfig
 from .....protocol.errors import ConfigError
 from .....protocol.lora import parse_modules
 from .....protocol.plain import load_map, make
-from .....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, load_tokenizer_json, save_tokenizer
+from .....protocol.tokenizer_files import (
+    FACTS_FILE,
+    TOKENIZER_FILE,
+    is_same_tokenizer,
+    load_facts,
+    load_tokenizer_json,
+    save_tokenizer,
+)
 from ...kernels.compile import NoCompiler, levels_to_try, library_name
 from ...kernels.support import triton_version
 from ...user_cache import keep_in_one, note_use, places
@@ -102,7 +109,8 @@ class ProofStore:
 def _read(folder: Path, run_dir: Path) -> Proof | None:
     try:
         proof, facts = _from_json((folder / _FILE).read_text()), load_facts(folder)
-        tokenizer = load_tokenizer_json(folder)
+        is_served = is_same_tokenizer(folder, run_dir)
+        tokenizer = "" if is_served else load_tokenizer_json(folder)
     except FileNotFoundError:
         return None
     except (OSError, ConfigError, KeyError, TypeError, ValueError) as error:  # the proof is made again
@@ -110,7 +118,8 @@ def _read(folder: Path, run_dir: Path) -> Proof | None:
         return None
     if facts is None:
         return None
-    save_tokenizer(run_dir, tokenizer, facts)
+    if not is_served:
+        save_tokenizer(run_dir, tokenizer, facts)
     note_use(folder)
     return proof
 

@@ -217,6 +217,16 @@ def test_without_a_cache_each_pipeline_runs_its_own_self_test(
     assert len(proofs) == 2
 
 
+def test_restart_does_not_unpack_the_tokenizer_that_is_served(
+    start: Start, proofs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large one takes a third of a restart that finds its weights."""
+    start("first")
+    monkeypatch.setattr(proof, "load_tokenizer_json", lambda _: pytest.fail("it is unpacked"))
+    start("first")
+    assert len(proofs) == 1
+
+
 def test_tokenizer_different_from_the_served_one_is_refused(start: Start, checkpoint: Path, tmp_path: Path) -> None:
     start("first")
     (tmp_path / "served").mkdir()
