@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,18 @@ def test_steps_with_only_tokens_are_written_together(tmp_path: Path) -> None:
         assert read_times(journal, view, 5).tokens_ns.tolist() == [step.collected_at for step in steps]
         received = [zip(part.slots, part.indices, part.token_ids, strict=True) for part in rows]
         assert [(i, t) for part in received for slot, i, t in part if slot == view.slot] == list(enumerate(tokens))
+
+
+def test_of_steps_that_are_written_together_only_tokens_are_kept(tmp_path: Path) -> None:
+    """Whole outputs of a hundred steps are objects that each search for garbage visits."""
+    journal = make_journal(tmp_path)
+    engine, books = make_engine(), Bookkeeper(journal, eos_token_ids=frozenset())
+    [view] = dispatched(journal, [make_record()])
+    engine.add(books.adopt(view))
+    for _ in range(4):
+        books.record(next_step(engine))
+    assert books.num_unwritten == 3
+    assert not any(isinstance(each, StepOutputs) for each in gc.get_objects())
 
 
 def test_logprobs_are_written_with_their_tokens(tmp_path: Path) -> None:
