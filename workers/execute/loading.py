@@ -171,7 +171,9 @@ def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
             raise ConfigError(f"{name} of the model is {getattr(card, name)}, {getattr(known, name)} is being served")
     for name, digest in known.adapters.items():
         if card.adapters.get(name, digest) != digest:
-            raise ConfigError(f"the adapter {name!r} has changed since it was loaded", param="lora_modules")
+            logger.warning(
+                "the files of the adapter %r have changed since they were loaded: answers that have begun fail", name
+            )
     if card.model == known.model and card.checkpoint != known.checkpoint and known.checkpoint:
         logger.warning(
             "the files of %s have changed since they were loaded: answers that have begun go on with the new weights",

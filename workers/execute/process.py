@@ -276,7 +276,9 @@ class Execute:
             self._begin(sequence, view.record)
 
     def _unknown_adapter(self, view: RequestView) -> str:
-        """Why this request, accepted for an adapter that has since been unloaded, cannot be served; empty if it can."""
+        """Why this request, accepted for an adapter that was unloaded or whose files have changed, cannot be served;
+        empty if it can.
+        """
         name, digest = view.record.lora, view.record.lora_digest
         return f"the adapter {name!r} is no longer served" if self._adapters.digest_of(name) != digest else ""
 
