@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -189,7 +190,9 @@ def _create(path: Path, *, num_records: int, arena_bytes: int) -> bool:
     except FileExistsError:  # another driver was faster; the lock decides
         return False
     except OSError as error:
-        raise ConfigError(f"the journal {path} cannot be created: {error.strerror}", param="journal") from error
+        # As FUSE says of a file that it passes on unread.
+        why = "its file system shares no memory" if error.errno == errno.ENODEV else error.strerror
+        raise ConfigError(f"the journal {path} cannot be created: {why}", param="journal") from error
     return True
 
 

@@ -228,6 +228,7 @@ class Journal:
             try:
                 os.ftruncate(lock.fileno(), 0)  # left by a driver that was killed
                 _allocate(lock.fileno(), size)
+                mmap.mmap(lock.fileno(), size).close()  # not every file system shares memory
                 header = np.zeros(1, HEADER)
                 header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, 0, 0)
                 os.pwrite(lock.fileno(), header.tobytes(), 0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -108,12 +110,22 @@ def test_disk_that_cannot_be_read_is_the_reason_for_a_bus_error_and_keeps_a_driv
             keep(tmp_path)
 
 
-def test_file_system_without_hard_links_is_not_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "call", "error", "why"),
+    [
+        (os, "link", errno.EPERM, "Operation not permitted"),
+        (mmap, "mmap", errno.ENODEV, "its file system shares no memory"),  # "No such device" would say nothing
+    ],
+    ids=["no hard links", "no shared memory"],
+)
+def test_what_a_file_system_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, call: str, error: int, why: str
+) -> None:
     def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(ConfigError, match=r"the journal .* cannot be created: Operation not permitted$"):
+    monkeypatch.setattr(module, call, refuse)
+    with pytest.raises(ConfigError, match=rf"the journal .* cannot be created: {why}$"):
         keep(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
