@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from tests.workers.execute.factories import (
     VOCAB_SIZE,
+    expected_embedding,
     expected_hypotheses,
     expected_output,
     make_engine,
@@ -26,7 +28,7 @@ from triptych.workers.execute.step import StepInputs, StepResult
 # What a process that takes over a sequence reads of it from the journal.
 _OF_THE_REQUEST = (
     "key", "num_prompt_tokens", "params", "seed", "arrival", "stop_ids", "group_key", "cache_salt", "adapter",
-    "deadline_at", "priority",
+    "deadline_at", "priority", "embedding_size", "pooling",
 )  # fmt: skip
 
 
@@ -71,6 +73,7 @@ class Clients:
         self.hypotheses: dict[Key, Hypothesis] = {}  # expected hypotheses of a search
         self.sequences: dict[Key, Sequence] = {}
         self.scored: dict[Key, set[int]] = {}  # positions of prompt tokens whose logprobs have come
+        self.beams: dict[Key, Sequence] = {}  # as they were added
         self.unreleased: list[Key] = []  # finished or failed, and not released yet
 
     @property
@@ -99,6 +102,7 @@ class Clients:
         scheduler = self.engine.scheduler
         fits = scheduler.beams.num_pages(beams[0]) <= scheduler.cache.num_pages and len(beams) <= self.room
         if fits and len(beams[0].tokens) <= scheduler.max_model_len:
+            self.beams |= {beam.key: _copy(beam) for beam in beams}
             for beam, found in zip(beams, expected_hypotheses(beams[0]), strict=True):
                 self.hypotheses[beam.key] = found
                 self.outputs[beam.key] = self.expected[beam.key] = []
@@ -106,13 +110,14 @@ class Clients:
 
     def crash(self) -> None:
         """Another engine takes over the sequences, with the tokens that have come, as after a kill at this moment."""
-        live = [self.sequences[key] for key in self.live if key in self.sequences]
+        live = sorted(self.engine.scheduler.live.values(), key=lambda sequence: sequence.arrival)
         self.engine = self._make_engine()
         self.engine.check()
         self.unreleased.clear()
-        for sequence in sorted(live, key=lambda sequence: sequence.arrival):
-            self.sequences[sequence.key] = fresh = self._adopted(sequence)
-            self.engine.add(fresh)
+        for sequence in live:
+            if not sequence.is_beam:
+                self.sequences[sequence.key] = sequence = self._adopted(sequence)
+            self.engine.add(_copy(self.beams[sequence.key]) if sequence.is_beam else sequence)
 
     def _make_engine(self) -> Engine:
         return make_engine(**self._options, kv_file=None if self._kv_path is None else KvFile.open(self._kv_path))
@@ -199,6 +204,7 @@ class Clients:
         for key in progress.expired:
             assert self.outputs[key] == self.expected[key][: len(self.outputs[key])]
         self._check_logprobs(step)
+        self._check_embeddings(step)
         self.unreleased += [*progress.finished, *progress.expired, *progress.failed]
         return step
 
@@ -220,6 +226,13 @@ class Clients:
                 f"{key}: {num_scored} logprobs of the prompt"
             )
 
+    def _check_embeddings(self, step: StepOutputs) -> None:
+        """They are right, and come with the ends of their sequences."""
+        for key, found in step.embeddings.items():
+            np.testing.assert_allclose(found, expected_embedding(self.sequences[key]), rtol=1e-6)
+        for key in step.progress.finished.keys() & self.sequences.keys():
+            assert (key in step.embeddings) == bool(self.sequences[key].embedding_size), f"{key}: an embedding"
+
     def _prompt(self, key: Key) -> list[int]:
         sequence = self.sequences[key]
         prompt: list[int] = sequence.tokens[: sequence.num_prompt_tokens].tolist()
@@ -235,6 +248,11 @@ class Clients:
         assert config.max_kv_reads is None or plan.num_reads <= config.max_kv_reads or len(plan.chunks) == 1
         assert not {chunk.key for chunk in plan.chunks} & set(plan.preempted), "a preempted sequence runs"
         assert not (plan.moves.swap_out and plan.moves.swap_in), "a step swaps both out and in"
+
+
+def _copy(beam: Sequence) -> Sequence:
+    """A search starts over after a crash."""
+    return replace(beam, tokens=beam.tokens.copy())
 
 
 def crowd(beams: list[Sequence], **options: Any) -> Clients:

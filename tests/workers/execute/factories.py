@@ -9,10 +9,11 @@ import numpy as np
 
 from tests.workers.execute.grammar.form import fitting_ids
 from tests.workers.execute.recurrent_hash import RecurrentHashRunner
+from triptych.protocol.arrays import Float32
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
-from triptych.workers.execute.hash_lm import HashRunner, expected_tokens, logprob_of, state_of
+from triptych.workers.execute.hash_lm import HashRunner, expected_tokens, hidden_of, logprob_of, state_of
 from triptych.workers.execute.kv_file import KvFile
 from triptych.workers.execute.scheduling.audit import check_plan
 from triptych.workers.execute.scheduling.beam_search import BeamSearch, Candidates, Hypothesis, num_candidates
@@ -108,6 +109,21 @@ def expected_output(sequence: Sequence) -> list[int]:
         if tokens[count - 1] in sequence.stop_ids:
             return tokens[:count]
     return tokens
+
+
+def expected_embedding(sequence: Sequence) -> Float32:
+    """That of the hash model for its prompt: by numpy, from the states of all tokens."""
+    ends = range(1, sequence.num_prompt_tokens + 1)
+    states = np.array([hidden_of(state_of(sequence.tokens[:end], sequence.adapter)) for end in ends], np.float64)
+    states = states[:, : sequence.embedding_size]
+    poolings = {
+        "lasttoken": states[-1],
+        "mean": states.mean(0),
+        "mean_sqrt_len_tokens": states.sum(0) / len(states) ** 0.5,
+        "weightedmean": np.average(states, 0, weights=ends),
+    }
+    pooled = poolings[sequence.pooling.mode]
+    return np.asarray(pooled / np.linalg.norm(pooled) if sequence.pooling.normalizes else pooled, np.float32)
 
 
 def recover(sequence: Sequence, num_output_tokens: int) -> Sequence:

@@ -30,7 +30,8 @@ class RecurrentHashRunner(HashRunner):
         resolved = resolve(inputs, self._last_tokens)
         assert resolved.cut is not None, "every sequence has rows"
         self._states.begin_step(resolved.cut)
-        hidden = torch.from_numpy((resolved.positions + np.int64(1)) * resolved.token_ids)
+        adapters = 0 if resolved.token_adapters is None else resolved.token_adapters
+        hidden = torch.from_numpy((resolved.positions + np.int64(1)) * (resolved.token_ids + adapters))
         self._sums = self._states.mix(0, _add_up, hidden[None, :, None])[0, :, 0].numpy()
         self._inputs = resolved
         owners = np.arange(len(resolved.context_lens), dtype=np.int32)[:, None]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workers.execute.factories import expected_output, make_engine, make_sequence
+from tests.workers.execute.factories import expected_embedding, expected_output, make_engine, make_sequence
 from triptych.protocol.arrays import Float32
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import EMBEDDING_SIZE, HashRunner, hidden_of, state_of
@@ -48,23 +48,8 @@ def run(engine: Engine) -> tuple[dict[Key, Float32], dict[Key, list[int]]]:
     return embeddings, tokens
 
 
-def expected(sequence: Sequence) -> Float32:
-    """By numpy, from the states of all tokens."""
-    ends = range(1, sequence.num_prompt_tokens + 1)
-    states = np.array([hidden_of(state_of(sequence.tokens[:end])) for end in ends], np.float64)
-    states = states[:, : sequence.embedding_size]
-    poolings = {
-        "lasttoken": states[-1],
-        "mean": states.mean(0),
-        "mean_sqrt_len_tokens": states.sum(0) / len(states) ** 0.5,
-        "weightedmean": np.average(states, 0, weights=ends),
-    }
-    pooled = poolings[sequence.pooling.mode]
-    return np.asarray(pooled / np.linalg.norm(pooled) if sequence.pooling.normalizes else pooled, np.float32)
-
-
 def assert_right(sequence: Sequence, embeddings: dict[Key, Float32]) -> None:
-    np.testing.assert_allclose(embeddings[sequence.key], expected(sequence), rtol=1e-6)
+    np.testing.assert_allclose(embeddings[sequence.key], expected_embedding(sequence), rtol=1e-6)
     assert sequence.finish_reason == "length"
 
 
@@ -149,15 +134,7 @@ def test_embedding_that_is_not_scaled_to_one_has_the_length_of_its_mode(mode: st
     sequence.tokens[:10] = range(10)
     found = pool(sequence, 0, states)
     assert found is not None
-    np.testing.assert_allclose(found, expected(sequence), rtol=1e-6)
-
-
-def test_states_that_are_computed_again_count_once() -> None:
-    states = np.arange(40, dtype=np.float32).reshape(10, 4)
-    sequence = embedded(0, num_tokens=10, pooling=Pooling(MEAN, normalizes=False))
-    assert pool(sequence, 0, states[:6]) is None
-    sequence.num_pooled_tokens = 6
-    np.testing.assert_array_equal(pool(sequence, 2, states[2:]), states.mean(0))
+    np.testing.assert_allclose(found, expected_embedding(sequence), rtol=1e-6)
 
 
 def test_prompt_whose_embedding_is_known_is_not_embedded_again() -> None:

@@ -14,6 +14,8 @@ from tests.workers.execute.clients import Clients, Flaky
 from tests.workers.execute.factories import VOCAB_SIZE, make_beams, make_group, make_sequence, recover
 from tests.workers.execute.grammar.form import make_form
 from triptych.protocol.config import POLICIES, PREEMPTIONS
+from triptych.workers.execute.hash_lm import EMBEDDING_SIZE
+from triptych.workers.execute.scheduling.pooling import POOLINGS, Pooling
 from triptych.workers.execute.scheduling.proposals import CheckCosts
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -54,6 +56,14 @@ OF_PAGES_ALONE = {
 }  # what a recurrent model does not support
 LASTING = {"prefix_cache": True, "host_pages": 0, "num_snapshots": None}  # what it takes for pages to outlive a crash
 PATIENCE = st.sampled_from([(0, 0), (0, 0), (0, 5), (20, 0), (20, 5)])  # steps to the end, and in the queue; 0: any
+VARIATION = st.fixed_dictionaries(
+    {
+        "has_form": st.sampled_from([False, False, True]),
+        "adapter": st.sampled_from([0, 0, 0, 1, 2]),
+        "salt": st.sampled_from(["", "", "x"]),
+        "priority": st.integers(-2, 2),
+    }
+)
 STOP_IDS = st.frozensets(st.integers(0, 96), max_size=4)
 
 
@@ -77,24 +87,20 @@ class Machine(RuleBasedStateMachine):
         temperature=st.sampled_from([0.0, 1.0]),
         stop_ids=STOP_IDS,
         speaker=st.integers(0, 2),
-        salt=st.sampled_from(["", "", "x"]),
         other_end=st.integers(0, 3),
-        priority=st.integers(-2, 2),
         patience=PATIENCE,
         min_tokens=st.sampled_from([0, 0, 1, 9]),
         logprobs=st.sampled_from([None, None, 0, 2]),
         prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
-        has_form=st.sampled_from([False, False, True]),
+        variation=VARIATION,
     )
     def add(
         self,
         num_emitted: int,
-        priority: int,
-        salt: str,
         other_end: int,
         patience: tuple[int, int],
         min_tokens: int,
-        has_form: bool,
+        variation: dict[str, Any],
         **options: Any,
     ) -> None:
         """Few speakers, so that prompts share prefixes; the last few tokens may differ."""
@@ -102,9 +108,8 @@ class Machine(RuleBasedStateMachine):
         options["min_tokens"] = min(min_tokens, options["max_tokens"])
         sequence = make_sequence(len(clients.expected), **options)
         sequence.tokens[: sequence.num_prompt_tokens][-other_end or sequence.num_tokens :] += other_end
-        sequence.grammar = make_form(VOCAB_SIZE) if has_form else None
+        self._vary(sequence, **variation)
         recover(sequence, num_emitted)
-        sequence.priority, sequence.cache_salt = priority, salt
         self._limit(sequence, patience)
         clients.add(sequence)
 
@@ -119,9 +124,18 @@ class Machine(RuleBasedStateMachine):
         speaker=st.integers(0, 2),
         waits=st.booleans(),
         patience=st.lists(PATIENCE | st.just((2, 0)), min_size=4, max_size=4),
+        logprobs=st.sampled_from([None, None, 0, 2]),
+        prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
+        variation=VARIATION,
     )
     def add_group(
-        self, size: int, emitted: list[int], waits: bool, patience: list[tuple[int, int]], **options: Any
+        self,
+        size: int,
+        emitted: list[int],
+        waits: bool,
+        patience: list[tuple[int, int]],
+        variation: dict[str, Any],
+        **options: Any,
     ) -> None:
         """Samples of one request, perhaps after a crash; the last one may arrive a step later."""
         clients = self.clients
@@ -130,6 +144,7 @@ class Machine(RuleBasedStateMachine):
             if waits and index == size - 1:
                 clients.step()
             if clients.room:
+                self._vary(sequence, **variation)
                 self._limit(sequence, patience[index])
                 clients.add(recover(sequence, emitted[index]))
 
@@ -146,6 +161,24 @@ class Machine(RuleBasedStateMachine):
     def add_search(self, num_beams: int, **options: Any) -> None:
         num_beams = min(num_beams, self.clients.room)
         self.clients.add_search(make_beams(len(self.clients.expected), num_beams, **options))
+
+    @precondition(lambda self: self.clients.room)
+    @rule(
+        num_tokens=st.integers(1, 30),
+        speaker=st.integers(0, 2),
+        pooling=st.builds(Pooling, st.sampled_from(POOLINGS), st.booleans()),
+        size=st.sampled_from([1, EMBEDDING_SIZE]),
+        variation=VARIATION,
+        patience=PATIENCE,
+    )
+    def add_embedding(
+        self, pooling: Pooling, size: int, variation: dict[str, Any], patience: tuple[int, int], **options: Any
+    ) -> None:
+        sequence = make_sequence(len(self.clients.expected), max_tokens=0, **options)
+        sequence.embedding_size, sequence.pooling = size, pooling
+        self._vary(sequence, **variation | {"has_form": False})
+        self._limit(sequence, patience)
+        self.clients.add(sequence)
 
     @precondition(lambda self: self.clients.live)
     @rule(choice=st.integers(0, 100))
@@ -175,6 +208,10 @@ class Machine(RuleBasedStateMachine):
     def crash(self) -> None:
         """Another process goes on, perhaps with the pages of this one."""
         self.clients.crash()
+
+    def _vary(self, sequence: Sequence, *, has_form: bool, adapter: int, salt: str, priority: int) -> None:
+        sequence.grammar = make_form(VOCAB_SIZE) if has_form else None
+        sequence.adapter, sequence.cache_salt, sequence.priority = adapter, f"{salt}{adapter or ''}", priority
 
     def _limit(self, sequence: Sequence, patience: tuple[int, int]) -> None:
         deadlines = [self.clients.now_ns + steps if steps else 0 for steps in patience]

@@ -62,14 +62,11 @@ def pool(sequence: Sequence, start: int, states: Float32) -> Float32 | None:
     """Add ``states`` [tokens, channels], those of the tokens from ``start`` on, to the sum of the sequence; returns its
     embedding, which has the first ``embedding_size`` channels, once they are complete.
 
-    In 64 bits and one by one, so that it does not depend on how a prompt was divided into chunks. States that are
-    there already, because a preempted sequence is computed again, change nothing.
+    In 64 bits and one by one, so that it does not depend on how a prompt was divided into chunks.
 
     Source of taking the first channels: Matryoshka representation learning, Kusupati et al. 2022.
     """
     pooling, end = sequence.pooling, start + len(states)
-    if pooling.takes_all:
-        states, start = states[max(0, sequence.num_pooled_tokens - start) :], max(start, sequence.num_pooled_tokens)
     states = states[:, : sequence.embedding_size]
     total = np.zeros(states.shape[1]) if sequence.pooled is None else sequence.pooled.copy()
     pooling.add(total, states, start)
