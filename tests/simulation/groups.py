@@ -46,7 +46,7 @@ def make_group(dice: random.Random, request: Request, card: ModelCard, *, max_re
         request.wire["best_of"] = size
     sequences = _samples(request, card, size)
     if is_ranked:
-        _let_compete(request, sequences, sorted(sequences, key=_rank), num_choices)
+        _let_compete(request, sequences, sorted(sequences, key=rank), num_choices)
     else:
         request.sequences = request.choices = sequences
         request.kin = [request, *sequences]
@@ -69,7 +69,7 @@ def _sequences(request: Request, answers: list[list[int]]) -> list[Request]:
     return [make_request(name, request.wire, output) for name, output in zip(ids, answers, strict=True)]
 
 
-def _rank(sequence: Request) -> tuple[bool, float]:
+def rank(sequence: Request) -> tuple[bool, float]:
     """Lowest first, by the mean logprob as stored in the journal; ties in order of creation."""
     if not sequence.token_ids:
         return True, 0.0

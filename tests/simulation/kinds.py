@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tests.simulation.adapters import give_adapters, let_adapters_change
 from tests.simulation.embeddings import ask_for_embeddings
 from tests.simulation.handovers import hand_over
+from tests.simulation.limits import set_limits
 from tests.simulation.mishaps import allow_mishaps
 from tests.simulation.owners import give_keys
 from tests.simulation.plan import Plan, make_plan
@@ -21,6 +22,7 @@ from tests.simulation.states import keep_states
 
 CHANGES: dict[str, Callable[[Plan, random.Random], None]] = {  # of a plan that is otherwise complete, in this order
     "retains": retain_pages,
+    "limits": set_limits,
     "rules": set_rules,
     "scores": ask_for_logprobs,
     "embeddings": ask_for_embeddings,
@@ -53,6 +55,7 @@ KINDS = {
     "handovers": Kind(0.2, "whether requests change hands"),
     "outages": Kind(0.2, "whether the power fails, in a run without loading and mishaps"),
     "retains": Kind(0.3, "whether pages outlive execute, in a run without recurrent layers"),
+    "limits": Kind(0.2, "whether steps have other limits, and are reported sooner or later"),
 }
 
 

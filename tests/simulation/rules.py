@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.simulation.forms import BROKEN, END, Form, random_form, sum_of
+from tests.simulation.groups import rank
 from tests.simulation.plan import Plan
 from tests.simulation.requests import PREPARE_KILLER, Request, make_request, vocabulary
 from triptych.workers.execute.hash_build import VOCAB_SIZE
@@ -39,7 +40,7 @@ def _rules(dice: random.Random, request: Request) -> dict[str, Any] | None:
         wire["presence_penalty"] = 1.0
     if dice.random() < LEAST_CHANCE:
         wire["min_tokens"] = dice.randrange(1, max_tokens + 1)
-    is_plain = request.prompt[0] < PREPARE_KILLER and not (request.is_beam_search or request.candidates)
+    is_plain = request.prompt[0] < PREPARE_KILLER and not request.is_beam_search
     return wire if is_plain and "lora" not in request.wire else None
 
 
@@ -50,7 +51,7 @@ def _restrict(dice: random.Random, request: Request, wire: dict[str, Any], max_m
             each.is_valid = False
         return
     capacity = min(request.wire["max_tokens"], max_model_len - len(request.prompt))
-    answers = request.choices or [request]
+    answers = request.sequences or [request]
     outputs = [_restricted(request, capacity, index) for index in range(len(answers))]
     for name in ("stop", "stop_token_ids"):
         wanted = request.wire.pop(name, None) is not None or dice.random() < STOP_CHANCE
@@ -60,8 +61,9 @@ def _restrict(dice: random.Random, request: Request, wire: dict[str, Any], max_m
             request.wire[name] = [text] if name == "stop" else token_ids[:1]
     for answer, output in zip(answers, outputs, strict=True):
         answer.take_answer(make_request(answer.request_id, request.wire, output))
-    for sequence, answer in zip(request.sequences, request.choices, strict=True):
-        sequence.take_answer(answer)
+    if request.candidates:
+        for choice, best in zip(request.choices or [request], sorted(answers, key=rank), strict=False):
+            choice.take_answer(best)
 
 
 def _restricted(request: Request, capacity: int, index: int) -> list[int]:
