@@ -168,11 +168,8 @@ class ChatReply:
     def _logprobs(self, completion: Completion) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
-        tokens = self._content_tokens()
+        tokens = self.reasoning.content_tokens(self.gateway.words)
         return _content_map(content_logprobs(self.gateway.words, tokens, completion) + tokens.flush())
-
-    def _content_tokens(self) -> ContentTokens:
-        return ContentTokens(self.gateway.words, self.reasoning.reader())
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         head = Head(self.head.request_id, "chat.completion.chunk", self.head.model, self.head.created)
@@ -214,11 +211,9 @@ class ChatReply:
 
     def _streamed_choice(self, index: int) -> _StreamedChoice:
         known = "" if self.known is None else self.known[index].text
-        reader = AnswerReader(self.reasoning, self.tools)
+        reader, tokens = AnswerReader(self.reasoning, self.tools), self.reasoning.content_tokens(self.gateway.words)
         first = [{"role": "assistant", "content": "", "refusal": None}, *reader.deltas(self.echo)]
-        return _StreamedChoice(
-            index, reader, self._content_tokens(), self.with_ids, known, first if self.positions is None else []
-        )
+        return _StreamedChoice(index, reader, tokens, self.with_ids, known, first if self.positions is None else [])
 
 
 @dataclass

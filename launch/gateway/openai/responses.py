@@ -18,7 +18,6 @@ from ..answer import AnswerReader, Parts
 from ..errors import ApiError, error_map, json_response, required, unsupported
 from ..forms.calls import ToolUse, tool_use
 from ..forms.structure import structured_options
-from ..reasoning.content import ContentTokens
 from ..reasoning.handling import Reasoning, with_reasoning
 from ..reasoning.thoughts import Thought
 from ..requests.chat_messages import text_of, wire_messages
@@ -176,7 +175,7 @@ class ResponseReply:
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         """With the same items as a stream would have."""
         [completion] = completions
-        reader, tokens = AnswerReader(self.reasoning, self.tools), self._content_tokens()
+        reader, tokens = AnswerReader(self.reasoning, self.tools), self.reasoning.content_tokens(self.gateway.words)
         logprobs = content_logprobs(self.gateway.words, tokens, completion) + tokens.flush()
         for _ in self._write(reader, reader.read(completion.text), logprobs, completion):
             pass  # only the resulting items are used
@@ -234,11 +233,9 @@ class ResponseReply:
     def _num_thoughts(self, token_ids: list[int]) -> int:
         return self.reasoning.num_tokens(self.gateway, [token_ids])
 
-    def _content_tokens(self) -> ContentTokens:
-        return ContentTokens(self.gateway.words, self.reasoning.reader())
-
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        writer, reader, tokens = self._writer, AnswerReader(self.reasoning, self.tools), self._content_tokens()
+        writer, reader = self._writer, AnswerReader(self.reasoning, self.tools)
+        tokens = self.reasoning.content_tokens(self.gateway.words)
         encode = self._encoder.encode
         logprobs: list[Any] = []  # of tokens whose text has not been sent yet
         for name in ("created", "in_progress"):

@@ -20,6 +20,7 @@ from ..schemas.responses import ResponseRequest
 from ..state import Gateway
 from ..tools.hermes import HermesParser
 from ..tools.parser import parser_within_thoughts
+from .content import ContentTokens
 from .harmony import HarmonyReader, thoughts_in
 from .thoughts import ThoughtReader, calls_behind
 
@@ -47,6 +48,9 @@ class Reasoning:
         if not self.is_split:
             return None
         return ThoughtReader(is_open=self.is_open, is_begun=self.is_begun, calls=self.calls)
+
+    def content_tokens(self, words: Words) -> ContentTokens:
+        return ContentTokens(words, self.reader())
 
     def before(self, tool_parser: str) -> Reasoning:
         """The same, for an answer that may call tools in the format of this parser."""
