@@ -46,6 +46,11 @@ class Loaded(NamedTuple):
     card: ModelCard
     load_s: float
 
+    @property
+    def depth(self) -> int:
+        """Steps that are planned while another one runs, as in a server."""
+        return int(self.runner.overlaps)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -68,7 +73,7 @@ def main() -> None:
 
 def measure(loaded: Loaded, model: str, form: str, *, workloads: list[str], repeats: int) -> dict[str, object]:
     """Medians of one model in one format, with machine limits measured before each workload."""
-    case: dict[str, object] = {"load_s": round(loaded.load_s, 2)}
+    case: dict[str, object] = {"load_s": round(loaded.load_s, 2), "depth": loaded.depth}
     layers, head = num_weights(SHAPES[model])
     run_workload("W2", 0, loaded)  # warm-up
     for name in workloads:
@@ -147,7 +152,7 @@ def random_sequence(index: int, num_prompt_tokens: int, max_tokens: int, rng: ra
 
 def run_all(sequences: list[Sequence], loaded: Loaded) -> float:
     """Seconds until all sequences are finished."""
-    engine = make_engine(loaded.runner, loaded.card, loaded.config, depth=int(loaded.runner.overlaps))
+    engine = make_engine(loaded.runner, loaded.card, loaded.config, depth=loaded.depth)
     start = time.perf_counter()
     for sequence in sequences:
         engine.add(sequence)

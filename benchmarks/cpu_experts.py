@@ -53,6 +53,7 @@ def main() -> None:
     }
     report = {
         "what": "cpu_experts", **environment("torch", "transformers"), "seed": 0, "repeats": arguments.repeats,
+        "depth": {form: model.depth for form, model in loaded.items()},
         "config": {"model": arguments.model, **shape},
         "read_gb_per_s": round(read_rate / 1e9, 1),
     }  # fmt: skip
