@@ -172,13 +172,16 @@ class PackedWeights(Packing):
             return Screen()
         matrix = new_matrix(self._arena, Format.INT8, spec.hidden_size, spec.vocab_size, has_bias=False)
         limits = self._arena.floats(padded(spec.vocab_size))  # instead of biases
+        screen = Screen(matrix, limits.ctypes.data)
+        if self._arena.is_filled:
+            return screen
         limits[spec.vocab_size :] = np.inf  # no tokens
         stored = self._checkpoint[spec.head]
         weights = readable(stored.bfloat16() if format_ is Format.BFLOAT16 else stored)  # as the head has them
         place, is_bf16 = Placement(matrix, spec.vocab_size), weights.dtype == torch.bfloat16
         self._packer.pack(weights.data_ptr(), place, is_bf16=is_bf16)
         self._packer.limits(weights.data_ptr(), place, limits, is_bf16=is_bf16)
-        return Screen(matrix, limits.ctypes.data)
+        return screen
 
     def _xielu(self, module: str) -> Xielu:
         values = {name: self._checkpoint[f"{module}.{name}"].float() for name in XIELU_SHAPES}

@@ -28,6 +28,7 @@ from triptych.protocol.arrays import Float32, Int32
 from triptych.workers.execute.kernels import memory
 from triptych.workers.execute.kernels.matrix import Packer
 from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.model.native import sizes
 from triptych.workers.execute.model.native.decoder import NativeDecoder
 from triptych.workers.execute.model.native.weights import PackedWeights
 from triptych.workers.execute.model.spec.ropes import find_ropes
@@ -39,6 +40,12 @@ CASES = [
     ("gpt_oss", Format.MXFP4),
 ]
 IDS: Int32 = np.random.default_rng(0).integers(3, tiny.VOCAB_SIZE, 24).astype(np.int32)
+
+
+@pytest.fixture(autouse=True)
+def fixture_small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even these have a copy for greedy steps."""
+    monkeypatch.setattr(sizes, "SCREENED_WEIGHTS", 0)
 
 
 @pytest.fixture
