@@ -99,6 +99,7 @@ class Answers(dict[int, Answer]):
                 del self[answer.view.slot]
             self._delivery.drop(answer)
         self.requests.drop(choices)
+        choices.part()
 
     def is_open(self, key: Key) -> bool:
         """Whether this answer is known and has not ended."""

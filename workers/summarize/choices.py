@@ -55,6 +55,15 @@ class Choices:
         if not self._is_ranked:
             self._choices[index] = answer
 
+    def part(self) -> None:
+        """Let go of the answers, which refer to these choices and to each other: with all their text, they would stay
+        until a search for garbage finds them, and it looks that far only once in thousands of requests.
+        """
+        for answer in self.answers.values():
+            answer.candidates = ()
+        self.answers.clear()
+        self._choices.clear()
+
     def index_of(self, wire_id: str) -> int | None:
         """The choice that has this id; None if there is none."""
         return self._indices.get(wire_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +53,27 @@ def test_written_end_stays_even_if_its_text_cannot_be_made(world: World) -> None
     assert read_end_code(world.journal, *KEY) == ""
     assert answer.error is not None
     assert answer.error[0] == "poisoned"
+
+
+@pytest.mark.parametrize("best_of", [1, 2], ids=["plain", "ranked"])
+def test_answer_that_was_read_is_freed_at_once(world: World, best_of: int) -> None:
+    """A search for garbage is so rare that thousands of them would wait for it, with all their text."""
+    ReleaseWriter(world.journal).forget(*KEY)
+    records = [replace(make_record(f"b {i}", best_of=best_of, logprobs=0), index=i) for i in range(best_of)]
+    for key in RequestWriter(world.journal).accept_all(records[:best_of], TIMES):
+        publish_tokens(world, TIMES.accepted_ns, slot=key[0])
+    body = begin(world)
+    for answer in list(body._answers.values()):
+        body._ends.end(answer, "length")
+    answers = [weakref.ref(answer) for answer in body._answers.values()]
+    del answer
+    gc.disable()
+    try:
+        body._on_frame_safely(b"client", encode(m.Acknowledge(["b"])))
+        body.turn()
+        assert [answer() for answer in answers] == [None] * best_of
+    finally:
+        gc.enable()
 
 
 def test_damaged_record_is_logged_once_and_used_once_it_is_valid(
