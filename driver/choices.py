@@ -64,6 +64,7 @@ class Whole:
         self._error = self._error or error
         if len(self._completions) == len(self.choices):
             whole = combine(self._request_id, [self._completions[i] for i in range(len(self.choices))])
+            self.choices = []  # which refer to this: only a search for garbage would find them all, with their texts
             if (error := copy(self._error)) is not None:  # the choice's own error keeps the partial answer of that
                 error.partial = whole
             self._listener.on_end(whole, error)

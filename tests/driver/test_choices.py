@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from tests.driver.fake_service import FakeService, failed, finished, packed, row
@@ -41,6 +44,22 @@ def test_each_choice_of_a_submit_is_followed(service: FakeService, session: Sess
     assert [choice.token_ids for choice in whole.choices] == [[8, 9], [7]]
     assert (whole.request_id, whole.token_ids) == ("a", [8, 9])
     assert [(delta.index, delta.token_ids) for delta in stream] == [(1, [7]), (0, [8]), (0, [9])]
+
+
+def test_choices_of_an_answered_request_are_freed_at_once(service: FakeService, session: Session) -> None:
+    """A search for garbage is so rare in a gateway that thousands would wait for it, with all their text."""
+    stream = submit(session)
+    accept(service)
+    service.send("follow", finished("a 0"))
+    service.send("follow", finished("a 1"))
+    stream.result(10)
+    gc.disable()
+    try:
+        choice = weakref.ref(stream.choices[0])
+        del stream
+        eventually(lambda: choice() is None)
+    finally:
+        gc.enable()
 
 
 def test_refusal_ends_every_choice(service: FakeService, session: Session) -> None:
