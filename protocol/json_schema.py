@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 # Keywords that say which names there may be beside those in "properties".
@@ -12,8 +12,8 @@ _EXTENDING = frozenset((
 # Keywords by which several schemas count for one object: always, or beside "properties".
 _JOINING = frozenset(("allOf", "not", "if", "dependentSchemas", "$dynamicRef"))
 _BRANCHING = frozenset(("anyOf", "oneOf", "$ref"))
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # maps of schemas
-_NESTED = ("items", "prefixItems", "anyOf", "oneOf", "additionalProperties")  # a schema or a list of them
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))  # maps of schemas
+_NESTED = frozenset(("items", "prefixItems", "anyOf", "oneOf", "additionalProperties"))  # a schema or a list of them
 
 
 def closed(schema: Any) -> Any:
@@ -25,7 +25,10 @@ def closed(schema: Any) -> Any:
     Raises:
         RecursionError: it is nested too deeply.
     """
-    return schema if any(map(_joins, _parts(schema))) else _closed(schema)
+    try:
+        return _closed(schema)
+    except _JoinsError:
+        return schema
 
 
 def extends(schema: Mapping[str, Any]) -> bool:
@@ -33,22 +36,8 @@ def extends(schema: Mapping[str, Any]) -> bool:
     return not schema.keys().isdisjoint(_EXTENDING | _JOINING | _BRANCHING)
 
 
-def _joins(schema: Mapping[str, Any]) -> bool:
-    return not schema.keys().isdisjoint(_JOINING | _BRANCHING if "properties" in schema else _JOINING)
-
-
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schema and all within it."""
-    if isinstance(schema, list):
-        for part in schema:
-            yield from _parts(part)
-    elif isinstance(schema, dict):
-        yield schema
-        for name in _NESTED:
-            yield from _parts(schema.get(name))
-        for name in _NAMED:
-            if isinstance(named := schema.get(name), dict):
-                yield from _parts([*named.values()])
+class _JoinsError(Exception):
+    """The schema joins others."""
 
 
 def _closed(schema: Any) -> Any:
@@ -56,11 +45,18 @@ def _closed(schema: Any) -> Any:
         return [_closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    new = schema | {name: _closed(schema[name]) for name in _NESTED if name in schema}
-    for name in _NAMED:
-        if isinstance(named := schema.get(name), dict):
+    names = schema.keys()
+    if not names.isdisjoint(_JOINING) or ("properties" in names and not names.isdisjoint(_BRANCHING)):
+        raise _JoinsError
+    new = schema.copy()
+    for name in names & _NESTED:
+        new[name] = _closed(schema[name])
+    for name in names & _NAMED:
+        if isinstance(named := schema[name], dict):
             new[name] = {key: _closed(part) for key, part in named.items()}
-    return {**new, "additionalProperties": False} if _declares_all(schema) else new
+    if _declares_all(schema):
+        new["additionalProperties"] = False
+    return new
 
 
 def _declares_all(schema: Mapping[str, Any]) -> bool:

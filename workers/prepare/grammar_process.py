@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.grammar import JSON_WHITESPACE, PARSER_LIMITS, tokenizer_options
+from ...protocol.json_schema import closed
 from ...protocol.lifeline import die_with
 from ...protocol.model_card import ModelCard
 from ...protocol.tokenizer_files import load_tokenizer_json
@@ -73,7 +74,8 @@ class _Compiler:
 
     def _grammar(self, kind: str, source: str) -> str:
         if kind == "json_schema":
-            return str(self._matcher.grammar_from_json_schema(source, _defaults_for(json.loads(source))))
+            schema = json.loads(source)
+            return str(self._matcher.grammar_from_json_schema(json.dumps(closed(schema)), _defaults_for(schema)))
         if kind == "regex":
             # Its default conversion lets \\d match the digits of every script, which is hardly ever intended.
             source = f"start: /{self._to_lark(source, use_ascii='d')}/"

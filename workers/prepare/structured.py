@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 from ...protocol.errors import InvalidRequest
 from ...protocol.grammar import MAX_SOURCE_BYTES
-from ...protocol.json_schema import closed
 
 MAX_CHOICES = 4096
 MAX_CHOICE_CHARS = 1024
@@ -65,7 +64,7 @@ def _json_schema(value: Any) -> Structured:
     if not isinstance(value, dict):
         raise refusal(f".json_schema must be a map, got {value!r:.80}")
     try:
-        return Structured("json_schema", json.dumps(closed(value), ensure_ascii=False, allow_nan=False))
+        return Structured("json_schema", json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise refusal(f".json_schema is not JSON: {error}") from error
 
