@@ -194,7 +194,6 @@ def test_r_hf_22_after_a_preemption_no_new_request_starts_until_a_sequence_finis
     scheduler = make_scheduler(*make_sequences(2, num_tokens=20, max_tokens=60), num_pages=24, page_size=2)
     while not scheduler.roster.num_preemptions:
         advance(scheduler)
-    scheduler.release((1, 0))
     scheduler.add(make_sequence(2, num_tokens=1))
     assert scheduler.cache.num_available > 8
     assert [set(chunks_of(advance(scheduler))) for _ in range(4)] == [{0}] * 4
