@@ -2,9 +2,9 @@
 
 W1: 32 prompts of 32..512 tokens at once, 32..128 tokens each (output tokens per second). W2: one stream, 128 in and 128
 out (decoded tokens per second). W3: one prompt of 1024 tokens (prompt tokens per second). Prints one JSON line, with
-the memory and matrix rates measured in the same run, and each workload's share of them: of memory for W2, where every
-token reads every weight, of arithmetic for W3. Arguments choose models, formats, levels of the kernels (``--kernels amx
-avx512`` compares both) and repeats.
+the memory and matrix rates measured in the same run, and each workload's share of them: of memory for W2, as if every
+token read every weight (in bfloat16 it may read less of the head, see decision 0070), of arithmetic for W3. Arguments
+choose models, formats, levels of the kernels (``--kernels amx avx512`` compares both) and repeats.
 """
 
 from __future__ import annotations

@@ -53,7 +53,10 @@ class Results:
         return median(limits[key] for limits in self.limits)
 
     def share(self, name: str, workload: str) -> float | None:
-        """Of the memory rate for W2, where a token reads every weight; of the matrix rate for W3. 1 is the limit."""
+        """Of the memory rate for W2, if a token reads every weight; of the matrix rate for W3.
+
+        1 is the limit, except for our greedy tokens, which may read the head in eight bits (decision 0070).
+        """
         rate, form = self.median(name, workload), name.split()[-1]
         if rate is None:
             return None
