@@ -45,7 +45,6 @@ IDLE_STEP_S = 0.001  # wait if there is work but no step can be planned, which t
 COMPILE_S = 30.0  # on a GPU, a step may be the first to need some kernel or graph
 PREPARE_S = 0.001  # at a time, for preparations while idle: a request that arrives meanwhile waits
 LOOK_S = 0.01  # interval at which statistics, view and heartbeat are updated between short steps
-RECEIVE_S = 0.001  # interval at which messages are received between shorter steps: asking takes two system calls
 
 
 def run(context: WorkerContext) -> None:
@@ -95,7 +94,7 @@ class Execute:
             pooling=Pooling(card.pooling, card.normalizes_embeddings),
         )
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
-        self._next_scan = self._next_look = self._next_receive = 0.0
+        self._next_scan = self._next_look = 0.0
         self._num_steps = 0
         self._num_tokens = 0
         self._num_prefill_tokens = 0
@@ -139,12 +138,9 @@ class Execute:
             self._grammars.bell.silence()
 
     def turn(self) -> None:
-        now = time.monotonic()
-        if not self._engine.has_work or now >= min(self._next_receive, self._next_scan):
-            self._next_receive = now + RECEIVE_S
-            self._receive()
-            if not self._engine.has_work:
-                return
+        self._receive()
+        if not self._engine.has_work:
+            return
         self._launch()
         if self._engine.num_in_flight == 0:
             self._tell()

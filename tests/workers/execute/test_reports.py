@@ -214,17 +214,3 @@ def test_no_report_is_held_back_while_a_prompt_is_computed(world: World, monkeyp
             add(execute, world, num_tokens=2)
     assert num_prompts >= 6
     assert len(sent.messages) < 31
-
-
-def test_messages_are_received_once_a_millisecond_between_shorter_steps(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asking for them takes system calls, which are a part of a step of a tenth of a millisecond."""
-    world.plan.step_ns = (100_000, 100_001)
-    execute, asked = make_execute(world), list[int]()
-    add(execute, world, num_tokens=100)
-    execute.turn()
-    monkeypatch.setattr(execute, "_receive", lambda: asked.append(world.clock.now_ns))
-    while len(asked) < 4:
-        execute.turn()
-    assert all(1_000_000 <= gap < 1_200_000 for gap in np.diff(asked))
