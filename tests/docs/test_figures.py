@@ -200,6 +200,13 @@ def test_chaos() -> None:
     assert_stated("recovery.md", r"all of (\d+) planted poisonous requests", requests["poison_named"])
 
 
+def test_pause_after_a_kill() -> None:
+    results = measured("kill_pause-weights")["results"]
+    seconds = [results[kept]["all_s"] for kept in ("pages and weights", "pages", "nothing")]
+    sentence = r"all go on (\S+) s after `kill -9`, (\S+) s if the weights .*? and (\S+) s if keys and values"
+    assert_stated("decisions/0070-packed-weights-outlive-execute.md", sentence, *seconds)
+
+
 def assert_stated(page: str, sentence: str, *values: float) -> None:
     """The page has the sentence once, however it is wrapped, and its groups are these values."""
     [found] = re.finditer(sentence, re.sub(r"\s+", " ", read(page)))
