@@ -67,7 +67,7 @@ FOUND_BY = {  # any seed will do; the one that found the bug last is tried first
     "grammar_is_forgotten_after_a_crash": 16,
     "released_requests_begin_when_their_grammar_is_compiled": 38,
     "penalties_count_placeholders": 12,
-    "text_goes_on_where_an_earlier_reader_was": 31,
+    "text_goes_on_where_an_earlier_reader_was": 769,
     "accepted_requests_are_not_on_the_disk": 0,
     "ends_count_without_their_tokens": 0,
     "evicted_pages_are_not_forgotten": 21,

@@ -122,7 +122,8 @@ class Prepare:
             self._links.close()
 
     def wait(self) -> None:
-        self._poller.wait(self._stats.publish_if_due())
+        due_s = max(0.0, self._next_scan - time.monotonic())
+        self._poller.wait(min(self._stats.publish_if_due(), due_s))
 
     def turn(self) -> None:
         self._bell.silence()

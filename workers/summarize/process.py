@@ -95,9 +95,10 @@ class Summarize:
             self._links.close()
 
     def wait(self) -> None:
-        patience = self._deadlines.wait_s(self._journal.now_ns(), self._stats.publish_if_due())
-        due_s = self._delivery.wait_s
-        self._poller.wait(patience if due_s is None else min(patience, due_s))
+        due_s = max(0.0, self._next_tick - time.monotonic())
+        patience = self._deadlines.wait_s(self._journal.now_ns(), min(self._stats.publish_if_due(), due_s))
+        retry_s = self._delivery.wait_s
+        self._poller.wait(patience if retry_s is None else min(patience, retry_s))
 
     def turn(self) -> None:
         for message in self._links.inbox.recv_all():
