@@ -204,7 +204,7 @@ def test_pause_after_a_kill() -> None:
     results = measured("kill_pause-weights")["results"]
     seconds = [results[kept]["all_s"] for kept in ("pages and weights", "pages", "nothing")]
     sentence = r"all go on (\S+) s after `kill -9`, (\S+) s if the weights .*? and (\S+) s if keys and values"
-    assert_stated("decisions/0070-packed-weights-outlive-execute.md", sentence, *seconds)
+    assert_stated("decisions/0071-packed-weights-outlive-execute.md", sentence, *seconds)
 
 
 def assert_stated(page: str, sentence: str, *values: float) -> None:
