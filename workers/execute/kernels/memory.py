@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -16,6 +18,7 @@ HUGE_PAGE = 2 << 20
 _CACHE_LINE = 64
 _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25  # since Linux 5.14 and 6.1; the mmap module does not have them
 _MAP_FIXED = 0x10
+_MOST_THREADS = 8  # that provide huge pages at once, of which each writes 2 MiB of zeros
 
 
 class Arena:
@@ -81,9 +84,13 @@ class HugeArena(Arena):
 
     def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
         taken = super().take(num_bytes)
-        while self._provided < self._end:
-            _make_huge(self._bytes[self._provided :].ctypes.data)  # where it fails, there will be small pages
-            self._provided += HUGE_PAGE
+        pages = range(self._provided, self._end, HUGE_PAGE)
+        if pages:
+            self._provided = pages[-1] + HUGE_PAGE
+            memory = self._bytes.ctypes.data
+            num_threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+            with ThreadPoolExecutor(num_threads) as pool:  # where it fails, there will be small pages
+                deque(pool.map(lambda page: _make_huge(memory + page), pages), maxlen=0)
         return taken
 
 

@@ -222,22 +222,24 @@ inline double length(int count, const At& at) {
 
 // By how much the logits of outputs begin..end may differ from those of a matrix in eight bits, as multiples of the
 // size of x (see Screen): |w x - v y| <= |w - v| |x| + |v| |x - y|, where v are the packed weights and y is x in bytes
-// twice, and what sums in float lose. `source` are the weights w.
+// twice, and what sums in float lose. `source` are the weights w. Lengths are those of transformed weights, which are
+// longer by a factor, before and after they become bytes.
 template <class Source>
 void find_limits(const Matrix& matrix, const Source* source, int begin, int end, float* limits) {
   const int num_inputs = matrix.num_inputs;
   // What is left of a channel is half a unit of the second bytes, whose greatest stands for half a unit of the first.
   const double of_rows = std::sqrt(double(num_inputs)) / (4 * 127 * 127), of_sums = num_inputs * 0x1p-23;
-  std::vector<float> packed(size_t(kLanes) * num_inputs);
+  const double factor = std::sqrt(double(hadamard_block(num_inputs)));
   for (int n = begin; n < end; n += kLanes) {
     const int count = std::min(kLanes, end - n);
-    unpack(matrix, {n, 64}, 0, count, packed.data());
+    const std::vector<float> rows = transformed(source + size_t(n) * num_inputs, matrix, count);
     for (int r = 0; r < count; ++r) {
-      const Source* const w = source + size_t(n + r) * num_inputs;
-      const float* const v = packed.data() + size_t(r) * num_inputs;
-      const double error = length(num_inputs, [&](int i) { return widen(w[i]) - v[i]; });
-      const double size = length(num_inputs, [&](int i) { return v[i]; });
-      limits[n + r] = float(1.01 * (error + (of_rows + of_sums) * size));
+      const float* const row = rows.data() + size_t(r) * num_inputs;
+      const float unit = greatest_magnitude(row, num_inputs) / 127.0f, inverse = 1.0f / unit;
+      const auto byte = [&](int i) { return (row[i] * inverse + kRounder) - kRounder; };
+      const double error = length(num_inputs, [&](int i) { return row[i] * inverse - byte(i); });
+      const double size = length(num_inputs, byte);
+      limits[n + r] = float(1.01 * unit / factor * (error + (of_rows + of_sums) * size));
     }
   }
 }
