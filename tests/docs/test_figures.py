@@ -201,10 +201,15 @@ def test_chaos() -> None:
 
 
 def test_pause_after_a_kill() -> None:
-    results = measured("kill_pause-weights")["results"]
+    results = measured("kill_pause")["results"]
     seconds = [results[kept]["all_s"] for kept in ("pages and weights", "pages", "nothing")]
     sentence = r"all go on (\S+) s after `kill -9`, (\S+) s if the weights .*? and (\S+) s if keys and values"
     assert_stated("decisions/0071-packed-weights-outlive-execute.md", sentence, *seconds)
+    kept, _, again = seconds
+    assert_stated(
+        "recovery.md", r"tokens after (\S+) s, of which the last would otherwise go on after (\S+) s", kept, again
+    )
+    assert_stated("../README.md", r"prompts of 1,000 tokens go on after (\S+) s instead of (\d+)", kept, again)
 
 
 def assert_stated(page: str, sentence: str, *values: float) -> None:
