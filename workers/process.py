@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..protocol.board import KEEP, STOP, Board, WorkerPage
-from ..protocol.channels import Links, Router, Transport
+from ..protocol.channels import Inbox, Links, Router, Transport
 from ..protocol.config import PipelineConfig
 from ..protocol.curve import CurveServer
 from ..protocol.intent import Intent
@@ -144,6 +144,31 @@ class StatsPublisher:
         self._next = now + self.INTERVAL_S
         self._page.publish({**self._collect(), "startup_s": self._page.phase_s})
         return TICK_S
+
+
+class Ticks:
+    """When a worker reads the journal again: every TICK_S, and at once if messages were lost, whose content it has."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._next = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        return max(0.0, self._next - time.monotonic())
+
+    def begin_if_due(self) -> bool:
+        """Whether it is time; the next time is then TICK_S later."""
+        now = time.monotonic()
+        if now < self._next and not self._inbox.missed:
+            return False
+        self._inbox.missed = False
+        self._next = now + TICK_S
+        return True
+
+    def hasten(self) -> None:
+        """It is time."""
+        self._next = 0.0
 
 
 def main(role: str, body: Callable[[WorkerContext], None]) -> None:

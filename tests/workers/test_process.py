@@ -10,9 +10,12 @@ import pytest
 
 from tests.cards import CARD
 from tests.protocol.factories import make_journal
-from triptych.protocol.board import Board
+from tests.simulation.clock import installed
+from tests.simulation.processes import Worker
+from tests.simulation.world import World
+from triptych.protocol.board import ROLES, Board
 from triptych.protocol.config import PipelineConfig
-from triptych.workers.process import WorkerContext, wait_for_model
+from triptych.workers.process import TICK_S, WorkerContext, wait_for_model
 
 
 def make_context(folder: Path) -> WorkerContext:
@@ -44,3 +47,17 @@ def test_objects_that_exist_when_a_worker_is_ready_are_excluded_from_collections
     before = gc.get_freeze_count()
     context.set_phase("ready")
     assert gc.get_freeze_count() >= before + len(loaded)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_journal_is_read_every_tick_whatever_else_arrives(role: str) -> None:
+    """By each worker: what a lost message would have told is there."""
+    world = World(0)
+    with installed(world.clock):
+        worker = Worker(world, role)
+        body = worker._build()
+        body.turn()
+        world.clock.advance_to(world.clock.now_ns + int(0.9e9 * TICK_S))
+        body.turn()
+        body.wait()
+        assert worker.next_ns - world.clock.now_ns <= 0.11e9 * TICK_S

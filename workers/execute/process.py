@@ -20,7 +20,7 @@ from ...protocol.model_card import ModelCard
 from ...protocol.reasoning import Tags, from_wire
 from ...protocol.record import RequestRecord
 from ...protocol.record_key import keys_in
-from ..process import TICK_S, StatsPublisher, WorkerContext
+from ..process import StatsPublisher, Ticks, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, StepOutputs
 from .grammar.intake import GrammarIntake
@@ -94,7 +94,7 @@ class Execute:
             pooling=Pooling(card.pooling, card.normalizes_embeddings),
         )
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
-        self._next_scan = self._next_look = 0.0
+        self._next_look = 0.0
         self._num_steps = 0
         self._num_tokens = 0
         self._num_prefill_tokens = 0
@@ -104,6 +104,7 @@ class Execute:
         self._patience = Patience(context.page, full_step_s=step_s, num_parts=num_parts, least_s=least_s)
         self._showing = Showing(context.board.view, self._engine)
         self._links = context.links("summarize")
+        self._ticks = Ticks(self._links.inbox)
         self._reports = Reports(self._links, interval_ms=settle_interval_ms(context.config, card))
         self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card), self._links.bell())
         self._poller = self._links.poller(self._grammars.bell.file, *context.stop_files)
@@ -130,7 +131,7 @@ class Execute:
         self._adapters.change_if_told(may_change=not (self._quarantine.is_on or self._is_degraded))
         if not self._engine.has_work:
             self._tell()
-            due_s = 0.0 if self._quarantine.has_next else max(0.0, self._next_scan - time.monotonic())
+            due_s = 0.0 if self._quarantine.has_next else self._ticks.wait_s
             if self._has_preparations:
                 self._has_preparations = self._runner.prepare(PREPARE_S)
                 due_s = 0.0 if self._has_preparations else due_s
@@ -199,10 +200,7 @@ class Execute:
         for slot in prepared:
             self._adopt(slot)
         self._take_compiled()
-        now = time.monotonic()
-        if self._links.inbox.missed or now >= self._next_scan:
-            self._links.inbox.missed = False
-            self._next_scan = now + TICK_S
+        if self._ticks.begin_if_due():
             self._scan()
         while unit := self._quarantine.next_unit():
             for slot, _ in unit:
@@ -321,7 +319,7 @@ class Execute:
             self._books.drop(key)
             self._stats.changed = True
             if self._quarantine.forget(key) or self._is_degraded:
-                self._next_scan = 0.0  # another request may be waiting for its place
+                self._ticks.hasten()  # another request may be waiting for its place
 
     def _put_back(self, keys: list[Key]) -> None:
         """Put cleared suspects back: they wait with the other requests until all suspects are cleared."""
@@ -331,7 +329,7 @@ class Execute:
             self._engine.release(key)
             self._books.put_back(key)
         if not self._quarantine.is_on:
-            self._next_scan = 0.0
+            self._ticks.hasten()
 
     def _count(self, outputs: StepOutputs) -> None:
         elapsed_s = (outputs.collected_at - outputs.began_at) / 1e9

@@ -31,7 +31,7 @@ from ...protocol.record_key import Key, keys_in
 from ...protocol.request_ids import check_request_id, request_of
 from ...protocol.run_dir import submit_endpoint
 from ...protocol.service import service_info
-from ..process import TICK_S, StatsPublisher, WorkerContext, received_frames, wait_for_model
+from ..process import StatsPublisher, Ticks, WorkerContext, received_frames, wait_for_model
 from .admission import Admission
 from .confirmations import Confirmations
 from .intake import Intake, check_member_ids, digest_of, num_waiting_bytes
@@ -87,7 +87,6 @@ class Prepare:
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
         self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, without a credit
         self._ended_at = time.monotonic()  # when a request last did
-        self._next_scan = 0.0
         context.intent.begin()
         self._num_accepted = 0  # requests, since the start, as are the next two
         self._num_prompt_tokens = 0
@@ -101,6 +100,7 @@ class Prepare:
         self._owners = Owners(context.run_dir, service)
         self._adopt_journal()
         self._links = context.links("execute")
+        self._ticks = Ticks(self._links.inbox)
         self._bell = self._links.bell()
         self._tokenizing = Tokenizing(context, card, encoder, self._quotas, ring=self._bell.ring, done=self._finish)
         self._router = self._links.router(
@@ -122,8 +122,7 @@ class Prepare:
             self._links.close()
 
     def wait(self) -> None:
-        due_s = max(0.0, self._next_scan - time.monotonic())
-        self._poller.wait(min(self._stats.publish_if_due(), due_s))
+        self._poller.wait(min(self._stats.publish_if_due(), self._ticks.wait_s))
 
     def turn(self) -> None:
         self._bell.silence()
@@ -168,10 +167,7 @@ class Prepare:
                 case m.Forgotten():
                     for slot, generation in keys_in(message):
                         self._forget(slot, generation)
-        now = time.monotonic()
-        if self._links.inbox.missed or now >= self._next_scan:
-            self._links.inbox.missed = False
-            self._next_scan = now + TICK_S
+        if self._ticks.begin_if_due():
             self._scan()
             self._router.limit_unfinished()
 

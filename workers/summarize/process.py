@@ -20,7 +20,7 @@ from ...protocol.model_card import ModelCard
 from ...protocol.owners import Owners
 from ...protocol.run_dir import follow_endpoint
 from ...protocol.starvation import OwnTime
-from ..process import TICK_S, StatsPublisher, WorkerContext, received_frames, wait_for_model
+from ..process import StatsPublisher, Ticks, WorkerContext, received_frames, wait_for_model
 from .answer import Answer
 from .answers import Answers
 from .choices import Choices, unknown
@@ -65,9 +65,9 @@ class Summarize:
         self._deadlines = Deadlines(context.journal, context.board)
         self._flushes = service.flushes_steps
         self._has_looked = False  # for new requests in the journal, since the current frame arrived
-        self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = context.links("prepare", "execute")
+        self._ticks = Ticks(self._links.inbox)
         self._notices = Notices(self._links)
         self._router = self._links.router(
             follow_endpoint(context.run_dir, service),
@@ -95,8 +95,8 @@ class Summarize:
             self._links.close()
 
     def wait(self) -> None:
-        due_s = max(0.0, self._next_tick - time.monotonic())
-        patience = self._deadlines.wait_s(self._journal.now_ns(), min(self._stats.publish_if_due(), due_s))
+        patience = min(self._stats.publish_if_due(), self._ticks.wait_s)
+        patience = self._deadlines.wait_s(self._journal.now_ns(), patience)
         retry_s = self._delivery.wait_s
         self._poller.wait(patience if retry_s is None else min(patience, retry_s))
 
@@ -108,11 +108,8 @@ class Summarize:
                 self._context.page.progress()  # several may have arrived while a slow one was processed
         for received in received_frames(self._router, max_frames=MAX_FRAMES_A_TURN):
             self._on_frame_safely(*received)
-        now = time.monotonic()
-        if self._links.inbox.missed or now >= self._next_tick:
-            self._links.inbox.missed = False
-            self._next_tick = now + TICK_S
-            self._tick(now)
+        if self._ticks.begin_if_due():
+            self._tick(time.monotonic())
             self._router.limit_unfinished()
         self._end_overdue()
         self._notices.send()

@@ -58,7 +58,7 @@ def make_execute(world: World) -> Execute:
 
 def run(execute: Execute, *, num_turns: int) -> None:
     for _ in range(num_turns):
-        execute._next_scan = 0.0
+        execute._ticks.hasten()
         execute.turn()
 
 

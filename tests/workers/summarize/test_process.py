@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from tests.protocol.factories import TIMES, make_record
-from tests.simulation.processes import Worker
 from tests.simulation.world import World
 from tests.workers.summarize.conftest import KEY, TURN_NS, begin, follow, publish_tokens, turn_after
 from tests.workers.summarize.test_columns import step_of
 from triptych.protocol import messages as m
-from triptych.protocol.board import ROLES
 from triptych.protocol.codec import encode
 from triptych.protocol.journal.deaths import DeathWriter, held_against
 from triptych.protocol.journal.layout import Journal
@@ -29,7 +27,6 @@ from triptych.protocol.journal.releases import (
 from triptych.protocol.journal.requests import RequestView, RequestWriter
 from triptych.protocol.journal.tokens import TokenWriter, read_tokens
 from triptych.protocol.record_key import number_of
-from triptych.workers.process import TICK_S
 from triptych.workers.summarize import answers
 from triptych.workers.summarize.ends import MAX_COUNTED_ADAPTERS
 from triptych.workers.summarize.process import Summarize
@@ -90,18 +87,6 @@ def test_damaged_record_is_logged_once_and_used_once_it_is_valid(
     world.journal.records["crc"][0] ^= 1
     turn_after(world, body, TURN_NS)
     assert list(body._answers) == [0]
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_journal_is_read_every_tick_whatever_else_arrives(role: str, world: World) -> None:
-    """By each worker: what a lost message would have told is there."""
-    worker = Worker(world, role)
-    body = worker._build()
-    body.turn()
-    world.clock.advance_to(world.clock.now_ns + int(0.9e9 * TICK_S))
-    body.turn()
-    body.wait()
-    assert worker.next_ns - world.clock.now_ns <= 0.11e9 * TICK_S
 
 
 def test_stop_waits_for_the_reader_of_an_answer_that_is_only_chosen_at_the_stop(
