@@ -34,7 +34,7 @@ _FUNCTIONS = {
     "triptych_pack_int4": (None, [POINTER(Matrix), c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_pack_mxfp4": (None, [POINTER(Matrix), c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_unpack": (None, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32]),
-    "triptych_limits": (c_int32, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_void_p]),
+    "triptych_pack_screen": (c_int32, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_void_p]),
     "triptych_multiply": (c_int32, [POINTER(Matrix), c_void_p, c_int32, c_void_p]),
     "triptych_delta_rule": (c_int32, [POINTER(DeltaShape), POINTER(DeltaLayer), *_RECURRENT]),
     "triptych_state_space": (c_int32, [POINTER(StateSpaceShape), POINTER(StateSpaceLayer), *_RECURRENT]),

@@ -17,7 +17,7 @@ from .structures import Format, Matrix
 
 COLUMNS = 64  # in a block
 _PIECES_PER_THREAD = 4  # so that all threads finish at about the same time
-_STRIP = 16  # rows packed at once, see src/pack.h
+_NO_MEMORY = "no memory for 16 rows of {} weights in float32 while packing them"  # a strip, see src/pack.h
 _FEW_WEIGHTS = 1 << 18  # packed by one thread before another has started
 
 
@@ -102,7 +102,7 @@ class Packer:
         def pack_piece(begin: int, end: int) -> None:
             piece = place.first, place.run, begin, end
             if self._library.triptych_pack(place.matrix, source, is_bf16, address, *piece):
-                raise MemoryError(f"no memory for {_STRIP} rows of {num_inputs} weights in float32 while packing them")
+                raise MemoryError(_NO_MEMORY.format(num_inputs))
 
         self._in_pieces(place, pack_piece)
 
@@ -129,18 +129,18 @@ class Packer:
 
         self._in_pieces(place, pack_piece)
 
-    def limits(self, source: int, place: Placement, limits: npt.NDArray[np.float32], *, is_bf16: bool) -> None:
-        """Finds ``Screen.limits`` of a matrix in eight bits, packed from the weights at address ``source``.
+    def pack_screen(self, source: int, place: Placement, limits: npt.NDArray[np.float32], *, is_bf16: bool) -> None:
+        """Packs the head at address ``source`` in eight bits, and finds ``Screen.limits``.
 
         Raises:
-            MemoryError: there is not enough memory to unpack rows.
+            MemoryError: there is not enough memory to transform rows.
         """
 
-        def find(begin: int, end: int) -> None:
-            if self._library.triptych_limits(place.matrix, source, is_bf16, begin, end, limits.ctypes.data):
-                raise MemoryError(f"no memory for {_STRIP} rows of {place.matrix.num_inputs} unpacked weights")
+        def pack_piece(begin: int, end: int) -> None:
+            if self._library.triptych_pack_screen(place.matrix, source, is_bf16, begin, end, limits.ctypes.data):
+                raise MemoryError(_NO_MEMORY.format(place.matrix.num_inputs))
 
-        self._in_pieces(place, find)
+        self._in_pieces(place, pack_piece)
 
     def unpack(self, place: Placement) -> npt.NDArray[np.float32]:
         """Dequantises weights, to [num_outputs, num_inputs]."""

@@ -68,14 +68,14 @@ void triptych_unpack(const Matrix* matrix, float* to, int32_t first, int32_t run
   unpack(*matrix, {first, run}, begin, end, to);
 }
 
-// Finds Screen.limits of outputs begin..end, whose weights are packed in `matrix`. 0, or 1 if out of memory.
-int32_t triptych_limits(const Matrix* matrix, const void* source, int32_t source_is_bf16, int32_t begin, int32_t end,
-                        float* limits) {
+// Packs outputs begin..end of a Screen, and finds their limits. 0, or 1 if out of memory.
+int32_t triptych_pack_screen(const Matrix* matrix, const void* source, int32_t source_is_bf16, int32_t begin,
+                             int32_t end, float* limits) {
   return status_of([&] {
     if (source_is_bf16)
-      find_limits(*matrix, static_cast<const uint16_t*>(source), begin, end, limits);
+      pack_screen(*matrix, static_cast<const uint16_t*>(source), begin, end, limits);
     else
-      find_limits(*matrix, static_cast<const float*>(source), begin, end, limits);
+      pack_screen(*matrix, static_cast<const float*>(source), begin, end, limits);
   });
 }
 

@@ -220,26 +220,26 @@ inline double length(int count, const At& at) {
   return std::sqrt(std::accumulate(squares, squares + kLanes, 0.0));
 }
 
-// By how much the logits of outputs begin..end may differ from those of a matrix in eight bits, as multiples of the
-// size of x (see Screen): |w x - v y| <= |w - v| |x| + |v| |x - y|, where v are the packed weights and y is x in bytes
-// twice, and what sums in float lose. `source` are the weights w. Lengths are those of transformed weights, which are
-// longer by a factor, before and after they become bytes.
+// Packs outputs begin..end of the copy of the head in eight bits, and finds by how much its logits may differ from those
+// of the weights w in `source`, as multiples of the size of x (see Screen): |w x - v y| <= |w - v| |x| + |v| |x - y|,
+// where v are the packed weights and y is x in bytes twice, and what sums in float lose. Lengths are those of
+// transformed weights, which are longer by a factor, before and after they become bytes.
 template <class Source>
-void find_limits(const Matrix& matrix, const Source* source, int begin, int end, float* limits) {
-  const int num_inputs = matrix.num_inputs;
+void pack_screen(const Matrix& matrix, const Source* source, int begin, int end, float* limits) {
+  const int num_inputs = matrix.num_inputs, block = hadamard_block(num_inputs);
   // What is left of a channel is half a unit of the second bytes, whose greatest stands for half a unit of the first.
   const double of_rows = std::sqrt(double(num_inputs)) / (4 * 127 * 127), of_sums = num_inputs * 0x1p-23;
-  const double factor = std::sqrt(double(hadamard_block(num_inputs)));
   for (int n = begin; n < end; n += kLanes) {
     const int count = std::min(kLanes, end - n);
     const std::vector<float> rows = transformed(source + size_t(n) * num_inputs, matrix, count);
+    pack_strip<Int8>(matrix, rows.data(), n, count);
     for (int r = 0; r < count; ++r) {
       const float* const row = rows.data() + size_t(r) * num_inputs;
-      const float unit = greatest_magnitude(row, num_inputs) / 127.0f, inverse = 1.0f / unit;
+      const float scale = matrix.scales[n + r], inverse = 1.0f / (scale * float(block));
       const auto byte = [&](int i) { return (row[i] * inverse + kRounder) - kRounder; };
       const double error = length(num_inputs, [&](int i) { return row[i] * inverse - byte(i); });
       const double size = length(num_inputs, byte);
-      limits[n + r] = float(1.01 * unit / factor * (error + (of_rows + of_sums) * size));
+      limits[n + r] = float(1.01 * scale * std::sqrt(double(block)) * (error + (of_rows + of_sums) * size));
     }
   }
 }

@@ -179,8 +179,7 @@ class PackedWeights(Packing):
         stored = self._checkpoint[spec.head]
         weights = readable(stored.bfloat16() if format_ is Format.BFLOAT16 else stored)  # as the head has them
         place, is_bf16 = Placement(matrix, spec.vocab_size), weights.dtype == torch.bfloat16
-        self._packer.pack(weights.data_ptr(), place, is_bf16=is_bf16)
-        self._packer.limits(weights.data_ptr(), place, limits, is_bf16=is_bf16)
+        self._packer.pack_screen(weights.data_ptr(), place, limits, is_bf16=is_bf16)
         return screen
 
     def _xielu(self, module: str) -> Xielu:
